@@ -1,0 +1,121 @@
+"""The main job: compiles densenet121 and a BERT with eager, TorchInductor and Fusee side by side.
+
+Each first call is a new process with empty caches; the steady state takes turns in one process.
+Results are checked against eager. Writes out/demo.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from bench import report
+from bench.child import Failed, measure
+from bench.columns import TITLES, missing
+from bench.results_file import machine
+
+COLUMNS = ("eager", "inductor", "fusee")
+PLOT = Path("out") / "demo.png"
+
+Row = dict[str, Any]
+
+
+def show(models: list[str], data: Row, doing: str) -> Group:
+    """The table so far, and what is being measured."""
+    table = Table(title="first call with empty caches, steady state, agreement with eager")
+    table.add_column("model")
+    table.add_column("how")
+    for heading in ("first call", "of it backend", "steady state", "agrees with eager"):
+        table.add_column(heading, justify="right")
+    for model in models:
+        rows = data["models"].get(model, {})
+        for column in COLUMNS:
+            cold, steady = (rows.get(kind, {}).get(column, {}) for kind in ("cold", "steady"))
+            table.add_row(
+                model if column == COLUMNS[0] else "",
+                TITLES[column],
+                cold.get("error") or _number(cold.get("first_call_s"), "s"),
+                "" if column == "eager" else _number(cold.get("backend_s"), "s"),
+                _number(steady.get("median_ms"), "ms"),
+                "" if column == "eager" else cold.get("agrees", ""),
+            )
+        table.add_section()
+    return Group(table, Spinner("dots", text=doing) if doing else "")
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:.2f} {unit}"
+
+
+def run(models: list[str], size: str, console: Console) -> Row:
+    """Measure all rows, showing each as it comes."""
+    data: Row = {"machine": machine(), "overhead": {}, "models": {}}
+    usable = [column for column in COLUMNS if missing(column) is None]
+    with Live(show(models, data, "starting"), console=console) as live:
+        for model in models:
+            rows: Row = data["models"].setdefault(model, {"cold": {}, "steady": {}})
+            for column in COLUMNS:
+                live.update(show(models, data, f"{model}: first call, {TITLES[column]}"))
+                reason = missing(column)
+                arguments = ["cold", model, column, "--size", size]
+                rows["cold"][column] = {"error": reason} if reason else _measure(arguments)
+            live.update(show(models, data, f"{model}: steady state"))
+            found = _measure(["steady", model, ",".join(usable), "--size", size, "--seconds", "3"])
+            if "error" in found:
+                console.print(f"{model}: {found['error']}", style="yellow", markup=False)
+            else:
+                eager_ms = found["eager"]["median_ms"]
+                rows["steady"] = {c: {**row, "eager_ms": eager_ms} for c, row in found.items()}
+        live.update(show(models, data, ""))
+    return data
+
+
+def _measure(arguments: list[str]) -> Row:
+    with tempfile.TemporaryDirectory(prefix="fusee-demo-") as caches:
+        try:
+            return measure(arguments, Path(caches))
+        except Failed as error:
+            return {"error": str(error)}
+
+
+def conclude(data: Row) -> list[str]:
+    """One sentence per model on what the figures say."""
+    lines = []
+    for model, rows in data["models"].items():
+        parts = []
+        waits = [report.cold(rows, column, "first_call_s") for column in ("inductor", "fusee")]
+        if (times := report.ratio(*waits)) is not None:
+            parts.append(f"first call {times:.1f}x shorter than TorchInductor's")
+        for column in ("eager", "inductor"):
+            speed = report.ratio(report.steady(rows, "fusee"), report.steady(rows, column))
+            if speed is not None:
+                parts.append(f"then {speed:.2f}x as fast as {TITLES[column]}")
+        lines.append(f"{model}: " + (", ".join(parts) or "no figures"))
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default="densenet121,bert")
+    parser.add_argument("--size", choices=("test", "bench"), default="bench")
+    given = parser.parse_args()
+    console = Console()
+    data = run(given.models.split(","), given.size, console)
+    for line in conclude(data):
+        console.print(line)
+    PLOT.parent.mkdir(exist_ok=True)
+    report.plot(data, PLOT)
+    console.print(f"plot: {PLOT}")
+    ours = [rows["cold"]["fusee"] for rows in data["models"].values()]
+    return int(any(row.get("agrees") != "yes" for row in ours))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

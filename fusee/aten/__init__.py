@@ -1,0 +1,1 @@
+"""The graph of torch calls, traced to a functional graph of ATen operators. Start at trace.py."""

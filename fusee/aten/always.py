@@ -1,0 +1,368 @@
+"""Operators that give a view or not, depending on what they get: decided while tracing.
+
+Views are recorded in few forms, with arguments made absolute: view and expand with their whole
+shape, slice with bounds inside the axis, permute for every transpose. Operators that split a
+tensor become slices. What gives all of its operand back leaves no node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusee.aten.torch_api import OpOverload, same_ints, storage_id
+from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+
+__all__ = ["ALWAYS"]
+
+aten = torch.ops.aten
+
+ALWAYS: dict[OpOverload, Rule] = {}
+
+_END = 2**63 - 1  # how Python's x[a:] spells its end
+
+
+def _rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        ALWAYS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+# ------------------------------------------------------------------------------ aliases
+
+
+@_rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
+def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.same(args[0])
+
+
+@_rule(aten.lift_fresh.default)
+def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.literal(args[0])
+
+
+@_rule(aten.detach_.default, aten.requires_grad_.default)
+@_rule(aten.resolve_conj.default, aten.resolve_neg.default, aten._conj.default, aten.real.default)
+def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return args[0]
+
+
+@_rule(aten.scalar_tensor.default)
+def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.call(aten.full.default, [], args[0], **kwargs)
+
+
+_QUERIES = (
+    "size.default sym_size.default sym_size.int stride.default sym_stride.default sym_stride.int"
+    " storage_offset.default sym_storage_offset.default numel.default sym_numel.default"
+    " dim.default is_contiguous.default is_contiguous.memory_format is_strides_like_format.default"
+    " sym_is_contiguous.default is_non_overlapping_and_dense.default"
+).split()
+
+
+def _queries() -> list[OpOverload]:
+    """Operators that ask a tensor with symbolic sizes for its geometry."""
+    found = [torch.ops.prim.device.default, torch.ops.prim.layout.default]
+    for name in _QUERIES:
+        packet, _, overload = name.partition(".")
+        found.append(getattr(getattr(aten, packet), overload))
+    return found
+
+
+@_rule(*_queries())
+def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return op(t.value(args[0]).tensor, *args[1:], **kwargs)
+
+
+# ------------------------------------------------------------------------------ shapes
+
+
+@_rule(aten.view.default, aten._unsafe_view.default)
+def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    shape = list(aten.view.default(x, args[1]).shape) if -1 in _ints(args[1]) else list(args[1])
+    return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
+
+
+@_rule(aten.reshape.default, aten._reshape_copy.default)
+def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    if op is aten.reshape.default and same_ints(args[1], x.shape):
+        return t.same(x)
+    out = aten.reshape.default(x, args[1])
+    if storage_id(out) != storage_id(x) or op is not aten.reshape.default:
+        x = t.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+    return t.view(aten.view.default, x, list(out.shape))
+
+
+@_rule(aten.flatten.using_ints)
+def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    rank = x.dim()
+    if rank == 0:
+        return t.call(aten.reshape.default, x, [1])
+    given: Args = (*args[1:], *(0, -1)[len(args) - 1 :])
+    first, last = given[0] % rank, given[1] % rank
+    if first >= last:
+        return args[0]
+    merged = _product(x.shape[first : last + 1])
+    return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
+
+
+@_rule(aten.expand.default)
+def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    shape = list(op(x, args[1]).shape)
+    return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
+
+
+@_rule(aten.unsqueeze.default)
+def _unsqueeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    return t.view(op, x, args[1] % (x.dim() + 1))
+
+
+@_rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    asked: Sequence[int] = range(x.dim())
+    if op is not aten.squeeze.default:
+        asked = [args[1]] if isinstance(args[1], int) else args[1]
+    axes = sorted(axis % x.dim() for axis in asked) if x.dim() else []
+    axes = [axis for axis in axes if x.shape[axis] == 1]
+    return t.view(aten.squeeze.dims, x, axes) if axes else t.same(x)
+
+
+@_rule(aten.permute.default)
+def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axes = [axis % x.dim() for axis in args[1]]
+    if axes == list(range(x.dim())):
+        return t.same(x)
+    return t.view(aten.permute.default, x, axes)
+
+
+@_rule(aten.transpose.int, aten.t.default)
+def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axes = list(range(x.dim()))
+    if axes:
+        i, j = args[1:] if op is aten.transpose.int else (0, -1)
+        axes[i], axes[j] = axes[j], axes[i]
+    return t.call(aten.permute.default, x, axes)
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+@_rule(aten.slice.Tensor)
+def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    given: Args = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    axis, start, end, step = given
+    axis %= x.dim()
+    n = x.shape[axis]
+    start, end = _bound(start, n, 0), _bound(end, n, n)
+    if step == 1 and same_ints((start, end), (0, n)):
+        return t.same(x)
+    if type(start) is int and type(end) is int:
+        end = max(start, end)
+    return t.view(op, x, axis, start, end, step)
+
+
+def _bound(at: Any, n: Any, default: Any) -> Any:
+    """A bound of a slice, counted from the start of an axis of n and inside it."""
+    if at is None or (type(at) is int and at == _END):
+        return default
+    if at < 0:
+        at = at + n
+        return at if at >= 0 else 0
+    return at if at <= n else n
+
+
+@_rule(aten.select.int)
+def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axis, index = args[1] % x.dim(), args[2]
+    if index < 0:
+        index = index + x.shape[axis]
+    return t.view(op, x, axis, index)
+
+
+@_rule(aten.unbind.int)
+def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    x = t.value(args[0]).tensor
+    axis = (args[1] if len(args) > 1 else 0) % x.dim()
+    count = operator.index(x.shape[axis])
+    return [t.view(aten.select.int, x, axis, i) for i in range(count)]
+
+
+@_rule(aten.split.Tensor, aten.unsafe_split.Tensor)
+@_rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    x = t.value(args[0]).tensor
+    axis = (args[2] if len(args) > 2 else 0) % x.dim()
+    parts = []
+    start: Any = 0
+    for part in op(x, *args[1:]):
+        end = start + part.shape[axis]
+        parts.append(t.view(aten.slice.Tensor, x, axis, start, end, 1))
+        start = end
+    return parts
+
+
+@_rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
+@_rule(aten.view_as_real.default, aten.view_as_complex.default)
+def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if op is aten.view.dtype and args[0].dtype == args[1]:
+        return t.same(args[0])
+    return t.view(op, *args, **kwargs)
+
+
+@_rule(aten.as_strided.default)
+def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # The offset counts from the start of the storage, so only the base gives the right elements.
+    x = t.value(args[0])
+    base = x.store.base
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    if offset is None:
+        offset = x.tensor.storage_offset()
+    _within(t, base.tensor, x.tensor.dtype, args[1], args[2], offset)
+    return t.view(op, base.tensor, list(args[1]), list(args[2]), offset)
+
+
+@_rule(aten.as_strided_scatter.default)
+def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    _within(t, x, x.dtype, args[2], args[3], 0 if offset is None else offset)
+    return t.record(op, args, kwargs)
+
+
+def _within(
+    t: Tracer, base: torch.Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any
+) -> None:
+    """raises  TraceError unless these elements are among those of `base`, a whole storage"""
+    if base.dtype != dtype or base.storage_offset() != 0:
+        raise t.b.unsupported("as_strided of a tensor that starts inside a larger storage")
+    known = all(type(n) is int for n in (*size, *stride, offset, *base.shape, *base.stride()))
+    if known and 0 not in size:
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+        there = sum((n - 1) * step for n, step in zip(base.shape, base.stride()))
+        if last > there or base.numel() == 0:
+            raise t.b.unsupported("as_strided reaches beyond the elements of its tensor")
+
+
+# ------------------------------------------------------------------------------ copies
+
+
+@_rule(aten.contiguous.default)
+def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    layout = kwargs.get("memory_format", torch.contiguous_format)
+    if x.is_contiguous(memory_format=layout):
+        return args[0]
+    return t.call(aten.clone.default, x, memory_format=layout)
+
+
+@_rule(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
+def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args)), **kwargs}
+    if "other" in given:
+        other = t.value(given["other"])
+        given["dtype"], given["device"] = other.tensor.dtype, other.store.device
+    return convert(
+        t,
+        args[0],
+        given.get("dtype"),
+        given.get("device"),
+        given.get("memory_format"),
+        bool(given.get("copy")),
+    )
+
+
+@_rule(aten.type_as.default)
+def _type_as(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    other = t.value(args[1])
+    return convert(t, args[0], other.tensor.dtype, other.store.device)
+
+
+@_rule(aten._to_copy.default)
+def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    layout = kwargs.get("memory_format")
+    return convert(t, args[0], kwargs.get("dtype"), kwargs.get("device"), layout, True)
+
+
+def convert(
+    t: Tracer,
+    tensor: torch.Tensor,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    layout: torch.memory_format | None = None,
+    always: bool = False,
+) -> Any:
+    """`tensor` in that dtype, on that device; itself if it is so already, unless `always`."""
+    value = t.value(tensor)
+    x = value.tensor
+    kwargs: dict[str, Any] = {}
+    if dtype is not None and dtype != x.dtype:
+        kwargs["dtype"] = dtype
+    if device is not None and not _is_there(torch.device(device), value.store.device):
+        kwargs["device"] = torch.device(device)
+    if layout is not None and layout is not torch.preserve_format:
+        if always or not x.is_contiguous(memory_format=layout):
+            kwargs["memory_format"] = layout
+    if not kwargs and not always:
+        return tensor
+    if "dtype" not in kwargs and "device" not in kwargs:
+        return t.call(aten.clone.default, x, **kwargs)
+    return t.record(aten._to_copy.default, (x,), kwargs)
+
+
+@_rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, probability, is_training = args
+    return t.composite(op, args, kwargs) if is_training and probability != 0 else x
+
+
+@_rule(aten.convolution.default)
+def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    rank = args[0].dim() - 2
+    whole = [list(x) * rank if isinstance(x, (list, tuple)) and len(x) == 1 else x for x in args]
+    return t.record(op, tuple(whole), {})
+
+
+# ------------------------------------------------------------------------------ indexing
+
+
+@_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
+        raise t.b.unsupported(
+            "indexing with a mask gives as many elements as the mask has ones",
+            remedy="torch.where, or masked_fill, keeps the shape",
+        )
+    return t.record(aten.index.Tensor, args, kwargs)
+
+
+def _is_there(asked: torch.device, present: torch.device) -> bool:
+    if asked.type == "meta":  # code that asked a meta twin for its device
+        return True
+    return asked.type == present.type and asked.index in (None, present.index)
+
+
+def _ints(sizes: Sequence[Any]) -> list[int]:
+    return [n for n in sizes if type(n) is int]
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    total: Any = 1
+    for n in sizes:
+        total = total * n
+    return total

@@ -1,0 +1,113 @@
+"""Runs an AtenGraph with eager ATen: what every later form of the graph is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusee.aten.graph import (
+    AtenGraph,
+    Constant,
+    Fresh,
+    InputItself,
+    OutputItself,
+    OutputSpec,
+    Sym,
+    ViewOfInput,
+    ViewOfOutput,
+)
+from fusee.aten.source import function_source
+from fusee.aten.torch_api import without_autocast
+from fusee.sym.expr import Size, Symbol
+from fusee.sym.parts import substitute, symbols
+
+__all__ = ["executable", "read_symbols", "run"]
+
+Values = Mapping[str, int]
+
+
+def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
+    """What the traced program returns for these inputs, which it may write to.
+
+    inputs   one per InputSpec: the caller's arguments, then `graph.attributes(module)`
+    """
+    return executable(graph)(*inputs)
+
+
+def executable(graph: AtenGraph) -> Callable[..., Any]:
+    """`run` with the graph compiled to Python once, for many calls."""
+    namespace: dict[str, Any] = {"torch": torch, **graph.constants}
+    code = compile(function_source(graph), "<aten graph>", "exec")
+    exec(code, namespace)
+    body = namespace["graph"]
+
+    def call(*inputs: Any) -> Any:
+        guard = without_autocast() if graph.no_autocast else contextlib.nullcontext()
+        with torch.no_grad(), guard:
+            results = body(*inputs)
+            for mutation in graph.mutations:
+                inputs[mutation.index].copy_(results[mutation.position])
+            values = read_symbols(graph, inputs)
+            returned: list[Any] = []
+            for spec in graph.outputs:
+                returned.append(_output(spec, inputs, results, returned, values))
+        return graph.structure(returned)
+
+    return call
+
+
+def read_symbols(graph: AtenGraph, inputs: Sequence[Any]) -> dict[str, int]:
+    """The value of each symbol in this call."""
+    return {
+        name: inputs[source.index]
+        if source.axis is None
+        else inputs[source.index].size(source.axis)
+        for name, source in graph.symbols.items()
+    }
+
+
+def _output(
+    spec: OutputSpec,
+    inputs: Sequence[Any],
+    results: Sequence[torch.Tensor],
+    returned: Sequence[Any],
+    values: Values,
+) -> Any:
+    if isinstance(spec, Fresh):
+        return results[spec.position]
+    if isinstance(spec, InputItself):
+        return inputs[spec.index]
+    if isinstance(spec, OutputItself):
+        return returned[spec.index]
+    if isinstance(spec, ViewOfInput):
+        return _view(inputs[spec.index], spec, values)
+    if isinstance(spec, ViewOfOutput):
+        return _view(results[spec.position], spec, values)
+    return _number(spec.expr, values) if isinstance(spec, Sym) else _constant(spec)
+
+
+def _constant(spec: Constant) -> object:
+    return spec.value
+
+
+def _view(base: torch.Tensor, spec: ViewOfInput | ViewOfOutput, values: Values) -> torch.Tensor:
+    size = [_number(n, values) for n in spec.size]
+    stride = [_number(n, values) for n in spec.stride]
+    start = base.storage_offset()
+    if spec.dtype == base.dtype:
+        return base.as_strided(size, stride, start + _number(spec.offset, values))
+    start = start * base.dtype.itemsize // spec.dtype.itemsize + _number(spec.offset, values)
+    view = torch.empty(0, dtype=spec.dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start, size, stride)
+
+
+def _number(size: Size, values: Values) -> int:
+    if isinstance(size, int):
+        return size
+    known: dict[Symbol, Size] = {s: values[s.name] for s in symbols(size)}
+    found = substitute(size, known)
+    assert isinstance(found, int)
+    return found

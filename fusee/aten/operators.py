@@ -1,0 +1,47 @@
+"""Facts about ATen operators, read from their schemas. Adapter of torch's schema objects.
+
+Tested with torch 2.13. The names used, `OpOverload._schema` with `alias_info` of its arguments and
+results, and `OpOverload.tags`, exist from 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["is_creation", "is_pure", "is_view"]
+
+_IMPURE_TAGS = (
+    torch.Tag.nondeterministic_seeded,  # takes from the generator's stream
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+)
+
+
+@functools.cache
+def is_pure(op: Any) -> bool:
+    """Whether equal arguments give an equal result of a known shape, and nothing else happens."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return not op._schema.is_mutable and not any(tag in op.tags for tag in _IMPURE_TAGS)
+
+
+@functools.cache
+def is_view(op: Any) -> bool:
+    """Whether the result shares memory with the first argument (or may, as `reshape` may)."""
+    if op is torch.ops.aten._unsafe_view.default or op is torch.ops.aten.reshape.default:
+        return True
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return False
+    returns = op._schema.returns
+    return bool(returns) and returns[0].alias_info is not None
+
+
+@functools.cache
+def is_creation(op: Any) -> bool:
+    """Whether the result comes from no tensor: `full`, `arange`, `zeros`."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return not any("Tensor" in str(argument.type) for argument in op._schema.arguments)

@@ -1,0 +1,256 @@
+"""The private API of torch that tracing stands on, in one place. Tested with torch 2.13.
+
+Everything here exists from 2.11 to 2.15; the names used are
+    torch.utils._python_dispatch   the stack of dispatch modes
+    torch._C                       guards that hide dispatch keys, registrations per dispatch key
+    torch._ops                     the classes of operators and their composite kernels
+    torch._decomp                  torch's tables of decompositions
+    torch._subclasses              FakeTensor, which stock torch.compile shows symbolic sizes by
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "active",
+    "autocast_restored",
+    "below_autograd",
+    "composite",
+    "composite_in_python",
+    "decomposition_tables",
+    "explicit",
+    "expression",
+    "is_composite",
+    "is_explicit",
+    "is_missing_fake",
+    "is_skipped",
+    "is_twin",
+    "mutated_arguments",
+    "op_name",
+    "ops_with_kernel",
+    "python_dispatcher",
+    "same_ints",
+    "storage_id",
+    "symbolic_mode",
+    "without_autocast",
+]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
+_ABOVE_US = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Inside, a dispatch mode sees each operator whole, those composed of others too."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE_US):
+        yield
+
+
+class active:
+    """`mode` sees the operators called inside. Cheaper than `with mode`, which keeps more state."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        _push_mode(self.mode)
+
+    def __exit__(self, *_: object) -> None:
+        _pop_mode()
+
+
+def storage_id(x: torch.Tensor) -> int:
+    """Equal for tensors that share memory; unique among the living storages."""
+    found: int = x.untyped_storage()._cdata
+    return found
+
+
+def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two rows of sizes are equal as written. Unlike `==`, leaves no guard behind."""
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b):
+        if type(x) is int and type(y) is int:
+            if x != y:
+                return False
+        elif x is not y and expression(x) != expression(y):
+            return False
+    return True
+
+
+def expression(x: Any) -> Any:
+    """The sympy expression of a SymInt; anything else as it is."""
+    return x.node.expr if isinstance(x, torch.SymInt) else x
+
+
+def op_name(op: OpOverload) -> str:
+    """`aten::mm`, `aten::add.Tensor`."""
+    found: str = op._name
+    return found
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether `op` has a kernel that calls other operators, which autograd sees instead of it."""
+    return _COMPOSITE in op.py_kernels or bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op_name(op), _COMPOSITE)
+    )
+
+
+def composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the composite kernel of `op`: torch's in C++, which is eager's."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op_name(op), _COMPOSITE):
+        return op._op_dk(_COMPOSITE, *args, **kwargs)
+    return op.decompose(*args, **kwargs)
+
+
+def composite_in_python(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the composite kernel of `op`: the one in Python, if any, for symbolic sizes."""
+    return op.decompose(*args, **kwargs)
+
+
+def mutated_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that `op` writes to."""
+    return tuple(
+        (i, argument.name)
+        for i, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def ops_with_kernel(key: str) -> frozenset[str]:
+    """Names, such as `aten::mm` or `aten::add.Tensor`, with a kernel of their own for this key."""
+    return frozenset(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Inside, no operator casts its arguments."""
+    guard: contextlib.AbstractContextManager[None] = torch._C._DisableAutocast()
+    return guard
+
+
+@functools.cache
+def decomposition_tables() -> Mapping[OpOverload, Callable[..., Any]]:
+    """torch's decompositions down to core ATen, composite operators not among them.
+
+    The public core_aten_decompositions has the same and takes a second to list the composite ones.
+    """
+    table: Any = torch._decomp._core_aten_decompositions_post_autograd()
+    return cast(Mapping[OpOverload, Callable[..., Any]], table)
+
+
+def is_explicit(op: OpOverload) -> bool:
+    """Whether `op` has one kernel for all devices, made of other operators."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op_name(op), _EXPLICIT))
+
+
+def explicit(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run the one kernel of `op`, for the operators that it calls."""
+    return op._op_dk(_EXPLICIT, *args, **kwargs)
+
+
+_SKIPPED = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch._C._functorch.set_single_level_autograd_function_allowed,
+        torch._C._autograd._saved_tensors_hooks_disable,
+        torch._C._autograd._saved_tensors_hooks_enable,
+        torch.autograd.grad_mode._enter_inference_mode,
+        torch.autograd.grad_mode._exit_inference_mode,
+    }
+)
+
+
+def is_skipped(target: Any) -> bool:
+    """Whether a call has no effect on values: switches of autograd and records of profilers."""
+    if isinstance(target, OpOverload):
+        return target.namespace == "profiler"
+    return target in _SKIPPED
+
+
+@contextlib.contextmanager
+def autocast_restored() -> Iterator[None]:
+    """What is inside may leave autocast on for the CPU; afterwards all is as it was."""
+    state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    nesting = torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", state[0])
+        torch.set_autocast_dtype("cpu", state[1])
+        while torch.autocast_decrement_nesting() >= nesting:
+            pass
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_plain(x: torch.Tensor) -> str | None:
+    """None for a dense real tensor; otherwise in words what `x` is."""
+    if type(x) not in _PLAIN and not isinstance(x, FakeTensor):
+        return f"a {type(x).__name__}, a subclass of torch.Tensor"
+    if x.is_nested:
+        return "a nested tensor"
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}"
+    if x.is_quantized:
+        return "a quantized tensor"
+    if x.dtype.is_complex:
+        return f"a {x.dtype} tensor"
+    if x.is_neg():
+        return "a lazily negated tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return "wrapped by a torch.func transform"
+    return None
+
+
+def is_static(x: torch.Tensor) -> bool:
+    """Whether `x` is a parameter or a buffer: stock torch.compile marks those of modules."""
+    if isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)):
+        return True
+    return getattr(x, "_dynamo_static_input_type", None) is not None
+
+
+def is_missing_fake(error: Exception) -> bool:
+    """Whether an operator failed on meta tensors for want of a meta or fake kernel."""
+    if isinstance(error, NotImplementedError):
+        return True
+    return "no fake impl registered" in str(error)
+
+
+def symbolic_mode(examples: Iterable[Any]) -> FakeTensorMode | None:
+    """The fake mode of the first tensor among these with a symbolic size; None if there is none."""
+    for x in examples:
+        if isinstance(x, FakeTensor) and any(
+            isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), x.storage_offset())
+        ):
+            return x.fake_mode
+    return None
+
+
+def is_twin(x: torch.Tensor) -> bool:
+    """Whether `x` has no data."""
+    return isinstance(x, FakeTensor) or x.device.type == "meta"
+
+
+def python_dispatcher() -> contextlib.AbstractContextManager[None]:
+    """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
+    guard: contextlib.AbstractContextManager[None] = torch._C._EnablePythonDispatcher()
+    return guard

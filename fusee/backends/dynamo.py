@@ -1,0 +1,61 @@
+"""Adapter to TorchDynamo's private API. Tested with torch 2.13; names exist in 2.11 to 2.15.
+
+    torch._dynamo.backends.registry.lookup_backend   name -> function
+    torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
+    Tensor._dynamo_static_input_type                 marks module buffers and parameters
+
+torch._dynamo takes a second to import and is imported here only when a stock backend is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fusee.errors import OptionError, nearest
+
+
+def list_backends() -> list[str]:
+    """All names that stock torch knows."""
+    registry = importlib.import_module("torch._dynamo.backends.registry")
+    names: list[str] = registry.list_backends(exclude_tags=None)
+    return names
+
+
+def lookup_backend(name: str) -> Callable[..., Any] | None:
+    """Stock torch's backend of that name, or None if it has none."""
+    if name not in list_backends():
+        return None
+    registry = importlib.import_module("torch._dynamo.backends.registry")
+    found: Callable[..., Any] = registry.lookup_backend(name)
+    return found
+
+
+def inductor(options: Mapping[str, object]) -> Callable[..., Any]:
+    """TorchInductor with these options, without compiling anything.
+
+    raises   OptionError
+    """
+    make: Callable[..., Any] = torch._TorchCompileInductorWrapper
+    try:
+        bound: Callable[..., Any] = make(None, dict(options), None)
+    except RuntimeError as error:
+        known = importlib.import_module("torch._inductor.config").get_config_copy()
+        wrong = next((name for name in options if name.replace("-", "_") not in known), None)
+        close = nearest(wrong, known) if wrong is not None else None
+        raise OptionError(
+            str(error).partition(", known options")[0],
+            did="stopped before compiling",
+            remedy=repr(close) if close else "torch._inductor.list_options() lists them",
+        ) from error
+    return bound
+
+
+def is_module_state(tensor: torch.Tensor) -> bool:
+    """True for parameters and module buffers: tensors whose values rarely change."""
+    return isinstance(tensor, torch.nn.Parameter) or (
+        getattr(tensor, "_dynamo_static_input_type", None) is not None
+    )

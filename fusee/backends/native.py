@@ -1,0 +1,312 @@
+"""The backend "fusee": our compiler. The pipeline is the list PIPELINE; read this file first.
+
+A graph goes down as a Compilation, each step adding its result:
+
+    trace    fx graph of torch calls   -> functional fx graph of ATen ops     fusee.aten
+    weights  what depends on parameters alone is split off, packed, folded    fusee.aten.passes
+    lower    ATen ops                  -> loops and calls to ATen             fusee.loops.lower
+    fuse     loops                     -> kernels                             fusee.loops.fuse
+    memory   intermediates             -> places in one arena                 fusee.loops.memory
+    emit     kernels                   -> LLVM IR -> machine code             fusee.codegen.llvm
+    host     all of it                 -> one Python function                 fusee.codegen.host
+
+Graphs for which this is not made (training, other devices, data-dependent shapes) run eagerly:
+decided here, before anything runs, with the reason in the report and one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fusee import log
+from fusee.aten.externs import WHOLE, extern_of
+from fusee.aten.graph import AtenGraph
+from fusee.aten.passes import Derived, run_passes
+from fusee.aten.trace import trace
+from fusee.backends.call import bind_call
+from fusee.backends.registry import Backend, register
+from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
+from fusee.backends.source import captured_source
+from fusee.codegen.host import Arguments, HostCode, emit_host
+from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
+from fusee.codegen.llvm.types import Machine
+from fusee.config import Options
+from fusee.errors import FuseeWarning, MissingFake, TraceError, layout
+from fusee.loops.fuse import Schedule, fuse
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, show_kernel, show_step
+from fusee.loops.lower.graph import InputLayout, lower, supported
+from fusee.loops.lower.strides import contiguous
+from fusee.loops.memory import Plan, plan_memory, reuse_operands, show_plan
+from fusee.loops.same import form
+from fusee.runtime import cpu
+from fusee.runtime.jit import Build, Function, prepare
+from fusee.runtime.weights import why_not_derivable
+
+_numbers = itertools.count()
+
+
+class Compilation:
+    """One graph on its way down. Each step of the pipeline sets the fields it is named for."""
+
+    aten: AtenGraph
+    derived: Derived | None
+    loops: LoopGraph
+    schedule: Schedule
+    plan: Plan
+    codes: dict[Kernel, KernelCode]
+    functions: dict[str, Function]
+    host: HostCode
+
+    def __init__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, report: Report
+    ) -> None:
+        self.gm, self.example_inputs = gm, example_inputs
+        self.options, self.report = options, report
+
+
+def _trace(c: Compilation) -> None:
+    c.aten = trace(c.gm, c.example_inputs, keep=(supported() | WHOLE).__contains__)
+    log.publish("aten", "", lambda: str(c.aten))
+
+
+def _weights(c: Compilation) -> None:
+    specs = []
+    for spec in c.aten.inputs:
+        tensor = c.example_inputs[spec.index] if spec.attribute is None else None
+        reason = None
+        if spec.is_static and isinstance(tensor, Tensor):
+            reason = why_not_derivable(tensor)
+        if reason is not None:
+            c.report.notes.append(f"nothing is derived from {spec.name}: {reason}")
+            spec = dataclasses.replace(spec, is_static=False)
+        specs.append(spec)
+    c.aten.inputs = tuple(specs)
+    c.derived, notes = run_passes(c.aten, c.options)
+    c.report.passes += notes
+    log.publish("passes", "", lambda: "\n".join([*notes, "", str(c.aten)]))
+    log.publish("weights", "", lambda: str(c.derived))
+
+
+def _lower(c: Compilation) -> None:
+    targets = c.derived.targets if c.derived is not None else ()
+    inputs = [
+        InputLayout(
+            spec.name,
+            spec.dtype,
+            spec.size,
+            # packed weights have no strides; the calls that they go to take them whole
+            spec.stride or contiguous(spec.size),
+            "derived" if spec.index in targets else "input",
+        )
+        for spec in c.aten.inputs
+        if spec.dtype is not None
+    ]
+    writes = {mutation.position: mutation.index for mutation in c.aten.mutations}
+    c.loops = lower(
+        c.aten.graph,
+        inputs,
+        constants=c.aten.constants,
+        size_of=c.aten.to_size,
+        extern_of=extern_of,
+        writes=writes,
+    )
+    c.report.notes += c.loops.notes
+    log.publish("loops", "", lambda: "\n\n".join(map(show_step, c.loops.steps)))
+
+
+def _fuse(c: Compilation) -> None:
+    c.schedule = fuse(c.loops, merge=c.options.fuse)
+    log.publish("fusion", "", lambda: _show_schedule(c.schedule))
+
+
+def _memory(c: Compilation) -> None:
+    reuse_operands(c.loops, c.schedule)
+    c.plan = plan_memory(c.schedule)
+    log.publish("memory", "", lambda: show_plan(c.plan))
+
+
+def _emit(c: Compilation) -> None:
+    machine = Machine(cpu.target().features, c.options.vector_bits)
+    build = Build(use_disk=c.options.cache, check=c.options.check)
+    codes: dict[str, KernelCode] = {}
+    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
+    c.codes = {}
+    for item in c.schedule.items:
+        if not isinstance(item, Kernel):
+            continue
+        key, buffers = form(item)
+        if key not in forms:
+            forms[key] = emit_kernel(item, machine), buffers
+        twin, theirs = forms[key]
+        ours = dict(zip(theirs, buffers, strict=True))
+        code = dataclasses.replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
+        c.codes[item] = code
+        if codes.setdefault(code.name, code) is code:
+            build.add(code.module)
+    c.functions = dict(zip(codes, build.finish(), strict=True))
+
+
+def _host(c: Compilation) -> None:
+    targets = c.derived.targets if c.derived is not None else ()
+    named = {b.name: b for b in c.loops.inputs if isinstance(b, Buffer) and b.role == "input"}
+    arguments = Arguments(
+        [named.get(spec.name) for spec in c.aten.inputs if spec.index not in targets],
+        {name: (source.index, source.axis) for name, source in c.aten.symbols.items()},
+    )
+    c.host = emit_host(c.loops, c.schedule, c.plan, c.codes, arguments)
+    log.publish("host", "", c.host.source)
+
+
+class Step(NamedTuple):
+    """One step of the pipeline: its name in reports, and the function that takes it."""
+
+    name: str
+    take: Callable[[Compilation], None]
+
+
+PIPELINE = (
+    Step("trace", _trace),
+    Step("weights", _weights),
+    Step("lower", _lower),
+    Step("fuse", _fuse),
+    Step("memory", _memory),
+    Step("emit", _emit),
+    Step("host", _host),
+)
+
+
+def compile_native(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> CompiledGraph:
+    """Compile a captured graph for the CPU.
+
+    raises   OptionError; MissingPackage without llvmlite; MissingFake for an operator without meta
+    """
+    parsed = Options.parse(options)
+    prepare()
+    report = Report(parsed.name or f"graph_{next(_numbers)}", first_line(gm))
+    with log.graph(report.name):
+        log.publish("graph", "", lambda: captured_source(gm))
+        reason = _why_eager(example_inputs)
+        if reason is None:
+            try:
+                return _compile(Compilation(gm, example_inputs, parsed, report))
+            except MissingFake:
+                raise
+            except TraceError as error:
+                reason = error.what
+                report.where = error.where or report.where
+        return _run_eagerly(gm, report, reason)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No cyclic collection meanwhile: one pass over a program's objects takes as long as a step."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _compile(c: Compilation) -> CompiledGraph:
+    with _without_collection():
+        for step in PIPELINE:
+            begin = time.perf_counter()
+            step.take(c)
+            c.report.stages_ms[step.name] = (time.perf_counter() - begin) * 1e3
+    _fill_report(c)
+    log.publish("time", "", str(c.report.stages_ms))
+    log.publish("kernels", "", lambda: str(c.report))
+    remember(c.report)
+    functions = [c.functions[code.name] for code in c.host.functions]
+    call = bind_call(c.gm, c.aten, c.derived, c.loops, c.host, functions, c.options.threads)
+    return CompiledGraph(call, c.report)
+
+
+class CompiledGraph:
+    """What the backend returns: call it with the graph's inputs."""
+
+    __slots__ = ("__weakref__", "_report", "call")
+
+    def __init__(self, call: Callable[..., Any], report: Report) -> None:
+        self.call = call
+        self._report = report
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.call(*inputs)
+
+    def report(self) -> Report:
+        """What it is made of: kernels, calls to ATen, what was left out and why, time per stage."""
+        return self._report
+
+
+def _why_eager(example_inputs: Sequence[Any]) -> str | None:
+    tensors = [x for x in example_inputs if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "an input requires grad, and training is not compiled yet; use torch.no_grad()"
+    for x in tensors:
+        if x.device.type != "cpu":
+            return f"an input is on {x.device}, and code is generated for the CPU only"
+    return None
+
+
+def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGraph:
+    report.eager = reason
+    remember(report)
+    warnings.warn(
+        layout(
+            FuseeWarning,
+            f"{report.name} runs eagerly: {reason}",
+            where=report.where,
+            did="nothing was compiled",
+        ),
+        FuseeWarning,
+        stacklevel=3,
+    )
+    return CompiledGraph(gm.forward, report)
+
+
+def _fill_report(c: Compilation) -> None:
+    shown: dict[str, str] = {}  # one loop nest per function: printing all costs as much as a stage
+    for item in c.schedule.items:
+        if isinstance(item, Extern):
+            c.report.externs.append(ExternRow(item.name, item.reason, item.origin))
+        else:
+            code = c.codes[item]
+            if code.name not in shown:
+                shown[code.name] = show_kernel(item)
+            c.report.kernels.append(KernelRow(code.name, item.origin, shown[code.name]))
+    total = c.plan.total_bytes
+    c.report.arena_bytes = total if isinstance(total, int) else None
+
+
+def _show_schedule(schedule: Schedule) -> str:
+    items = [
+        f"{item.name}(...)" if isinstance(item, Extern) else show_kernel(item)
+        for item in schedule.items
+    ]
+    return "\n\n".join([*items, "# stayed apart", *(f"# {row}" for row in schedule.refusals)])
+
+
+register(
+    Backend(
+        "fusee",
+        compile_native,
+        "our compiler: loops, LLVM, no C++ compiler",
+        needs=("llvmlite",),
+        validate=Options.parse,
+    )
+)

@@ -1,0 +1,150 @@
+"""The table of backends: register, look up, list.
+
+A backend is named by one of our own names, by a name that stock torch.compile knows ("inductor",
+any entry point of the group `torch_dynamo_backends`), or is itself a function
+`(gm, example_inputs) -> callable`. Ours take their options as a third argument, validated by the
+backend before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Union
+
+import torch
+from torch import fx
+
+from fusee.backends import dynamo
+from fusee.errors import MissingPackage, OptionError, UnknownBackend, nearest
+
+CompiledFn = Callable[..., Any]
+Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, object]], CompiledFn]
+ENTRY_POINTS = "torch_dynamo_backends"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One backend.
+
+    needs     packages that it imports
+    validate  refuses wrong options, before anything is compiled
+    """
+
+    name: str
+    compile: Compile
+    help: str
+    needs: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    validate: Callable[[Mapping[str, object]], object] | None = None
+
+    def missing(self) -> tuple[str, ...]:
+        """The packages it needs that can't be found."""
+        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
+
+
+_backends: dict[str, Backend] = {}
+
+BackendLike = Union[str, Callable[..., Any], Backend]
+
+
+def register(backend: Backend) -> Backend:
+    """Make a backend known by its name.
+
+    raises   ValueError if another backend has that name
+    """
+    if _backends.get(backend.name, backend) is not backend:
+        raise ValueError(f"a backend named {backend.name!r} is registered already")
+    _backends[backend.name] = backend
+    return backend
+
+
+def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:
+    """Names that `lookup` knows: ours, those of all entry points, and "inductor".
+
+    Stock torch's other names can be looked up as well; to list them takes importing torch._dynamo.
+
+    source   torch.compiler.list_backends
+    """
+    excluded = set(exclude_tags or ())
+    ours = [b.name for b in _backends.values() if not excluded.intersection(b.tags)]
+    return sorted({*ours, *entry_points(group=ENTRY_POINTS).names, "inductor"})
+
+
+def lookup(backend: BackendLike, options: Mapping[str, object] | None = None) -> CompiledFn:
+    """The function `(gm, example_inputs) -> callable` for a backend, its options bound.
+
+    raises   UnknownBackend, naming the nearest name and all; MissingPackage; OptionError
+    source   torch/_dynamo/backends/registry.py
+    """
+    given = dict(options or {})
+    if isinstance(backend, str):
+        if backend in _backends:
+            return _bind(_backends[backend], given)
+        if backend == "inductor" and given:
+            return dynamo.inductor(given)
+        return _bind_options(_foreign(backend), backend, given)
+    if isinstance(backend, Backend):
+        return _bind(backend, given)
+    if callable(backend):
+        return _bind_options(backend, getattr(backend, "__name__", repr(backend)), given)
+    raise UnknownBackend(
+        f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
+        remedy=f"known names: {', '.join(list_backends(None))}",
+    )
+
+
+def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
+    missing = backend.missing()
+    if missing:
+        raise MissingPackage(
+            f"backend {backend.name!r} needs {', '.join(missing)}, which is not installed",
+            did="stopped before compiling",
+            remedy=f"pip install {' '.join(missing)}",
+        )
+    if backend.validate is not None:
+        backend.validate(options)
+    elif options:
+        raise OptionError(
+            f"backend {backend.name!r} takes no options, but got {', '.join(sorted(options))}",
+            did="stopped before compiling",
+            remedy="leave options out",
+        )
+
+    def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
+        return backend.compile(gm, example_inputs, options)
+
+    bound.__name__ = backend.name
+    return bound
+
+
+def _foreign(name: str) -> CompiledFn:
+    """A backend of stock torch or of another package."""
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        loaded: CompiledFn = point.load()
+        return loaded
+    found = dynamo.lookup_backend(name)
+    if found is None:
+        known = sorted({*list_backends(None), *dynamo.list_backends()})
+        close = nearest(name, known)
+        raise UnknownBackend(
+            f"there is no backend named {name!r}",
+            did="stopped before compiling",
+            remedy=(f"{close!r}; " if close else "") + f"known names: {', '.join(known)}",
+        )
+    return found
+
+
+def _bind_options(function: CompiledFn, name: str, options: dict[str, object]) -> CompiledFn:
+    """Stock backends take options as a keyword, and only if there are any."""
+    if not options:
+        return function
+
+    def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
+        compiled: CompiledFn = function(gm, example_inputs, options=options)
+        return compiled
+
+    bound.__name__ = name
+    return bound

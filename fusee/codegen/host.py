@@ -1,0 +1,398 @@
+"""The host function: Python that allocates, launches and calls ATen, in program order.
+
+It looks like this, one line per run of kernels or Extern:
+
+    def call(inputs):
+        a0, a1, = inputs
+        frame = checkout(())
+        try:
+            n = threads()
+            views = frame.views
+            version, (d2,) = kept(inputs)
+            r0 = empty_strided((8, 128), (128, 1), float32)
+            if status := run(frame.state, 0, 3, n, 0, a0.data_ptr(), 7, r0.data_ptr()):
+                fail(status, frame)
+            e1 = linear_pointwise(views[0], d2, None, 'none', (), '')
+            return (r0, e1)
+        finally:
+            checkin(frame)
+
+Names: a input, d derived from parameters, c constant, r result, e returned by an Extern, s a size.
+All that depends on sizes only (kernel parameters, arena offsets, strided views for Externs) is in
+the frame, built once per sizes; every buffer has one slot in the frame's table of pointers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusee.codegen.llvm.kernel import KernelCode
+from fusee.loops.deps import reads, views, writes
+from fusee.loops.fuse import Schedule
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, View
+from fusee.loops.memory import Plan
+from fusee.runtime.allocate import empty_strided
+from fusee.runtime.program import FrameSpec, LaunchSpec, ViewSpec
+from fusee.sym.expr import Expr, Size
+
+# A thread gets at least this much work, in elements times the cost of one; less is not worth
+# waking it.
+GRAIN_WORK = 1 << 15
+
+
+@dataclass(eq=False)
+class HostCode:
+    """The host function's source, the names it needs, and how frames are laid out for sizes.
+
+    codes    the kernels of its launches, in order; LaunchSpec.function indexes `functions`
+    pinned   (slot, buffer) of derived tensors and constants: pointers that stay for many calls
+    layout   from sizes to the frame's spec
+    """
+
+    source: str
+    names: dict[str, Any]
+    codes: list[KernelCode]
+    functions: list[KernelCode]
+    pinned: list[tuple[int, Buffer]]
+    layout: Callable[[tuple[int, ...]], FrameSpec]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the host function is called with.
+
+    buffers  per input: its buffer, or None for numbers and for tensors that no step reads
+    sizes    symbol -> (input, axis) that it is read from; axis None: the input is the number
+    """
+
+    buffers: Sequence[Buffer | None]
+    sizes: Mapping[str, tuple[int, int | None]]
+
+
+def emit_host(
+    graph: LoopGraph,
+    schedule: Schedule,
+    plan: Plan,
+    codes: Mapping[Kernel, KernelCode],
+    arguments: Arguments,
+) -> HostCode:
+    """Write the host function of a schedule."""
+    return _Writer(graph, schedule, plan, codes, arguments).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        graph: LoopGraph,
+        schedule: Schedule,
+        plan: Plan,
+        codes: Mapping[Kernel, KernelCode],
+        arguments: Arguments,
+    ) -> None:
+        self.graph, self.schedule, self.plan, self.codes = graph, schedule, plan, codes
+        self.arguments = arguments
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "empty_strided": empty_strided,
+            "as_strided": torch.as_strided,
+        }
+        self.variables: dict[Buffer, str] = {}  # buffers that are tensors of the host
+        self.slots: dict[Buffer, int] = {}
+        self.bound: set[Buffer] = set()  # slots filled in this call
+        self.launches: list[KernelCode] = []
+        self.views: list[View] = []
+        self.view_keys: dict[tuple[object, ...], int] = {}
+        self.last_use = _last_uses(graph, schedule)
+        self.released: set[str] = set()
+
+    def write(self) -> HostCode:
+        head = ["def call(inputs):", *self._unpack()]
+        items = self.schedule.items
+        position = 0
+        while position < len(items):
+            item = items[position]
+            if isinstance(item, Extern):
+                self._extern(item)
+                position += 1
+            else:
+                end = position
+                while end < len(items) and isinstance(items[end], Kernel):
+                    end += 1
+                self._run([k for k in items[position:end] if isinstance(k, Kernel)])
+                position = end
+            self._release(position)
+        results = ", ".join(self._result(output) for output in self.graph.outputs)
+        sizes = "".join(f"{name}, " for name in self.arguments.sizes)
+        head += [f"    frame = checkout(({sizes}))", "    try:"]
+        pinned = [(slot, b) for b, slot in self.slots.items() if b.role in ("derived", "constant")]
+        body = ["n = threads()"] if self.launches else []
+        body += ["views = frame.views"] if self.views else []
+        body += [*self._pinned_lines(pinned), *self.lines]
+        body.append(f"return ({results}{',' if results else ''})")
+        tail = ["    finally:", "        checkin(frame)", ""]
+        source = "\n".join([*head, *("        " + line for line in body), *tail])
+        functions = list({code.name: code for code in self.launches}.values())
+        layout = self._layout([code.name for code in functions])
+        return HostCode(source, self.names, self.launches, functions, pinned, layout)
+
+    # -------------------------------------------------------------------- names
+
+    def _unpack(self) -> list[str]:
+        """Names for the inputs and sizes."""
+        for k, item in enumerate(self.arguments.buffers):
+            if item is not None:
+                self.variables[item] = f"a{k}"
+        for k, kept in enumerate(b for b in self.graph.inputs if isinstance(b, Buffer)):
+            if kept.role in ("derived", "constant"):
+                self.variables[kept] = f"{kept.role[0]}{k}"
+        names = [f"a{k}" for k in range(len(self.arguments.buffers))]
+        lines = [f"    {', '.join(names)}, = inputs"] if names else []
+        for name, (k, axis) in self.arguments.sizes.items():
+            lines.append(f"    {name} = a{k}" + ("" if axis is None else f".size({axis})"))
+        return lines
+
+    def _pinned_lines(self, pinned: list[tuple[int, Buffer]]) -> list[str]:
+        """Fetch derived tensors and constants; their pointers are bound only when they changed."""
+        names = [
+            self.variables[b]
+            for b in self.graph.inputs
+            if isinstance(b, Buffer) and b.role in ("derived", "constant")
+        ]
+        if not names:
+            return []
+        lines = [f"version, ({', '.join(names)},) = kept(inputs)"]
+        if pinned:
+            pairs = ", ".join(f"({slot}, {self.variables[b]}.data_ptr())" for slot, b in pinned)
+            lines.append(f"if frame.version != version: frame.bind(version, ({pairs},))")
+        return lines
+
+    def _constant(self, value: object) -> str:
+        """Python source for a value; what has no exact literal becomes a name."""
+        if value is None or isinstance(value, (bool, int, str, Expr)):
+            return str(value) if isinstance(value, Expr) else repr(value)
+        if isinstance(value, float) and value == value and abs(value) != float("inf"):
+            return repr(value)
+        if isinstance(value, tuple):
+            return "(" + "".join(self._constant(v) + ", " for v in value) + ")"
+        if isinstance(value, list):
+            if value and all(type(v) is int for v in value):
+                return self._constant(tuple(value))  # which is made once, and calls take it as well
+            return "[" + ", ".join(map(self._constant, value)) + "]"
+        if isinstance(value, View):
+            return self._view(value)
+        name = str(value).replace("torch.", "") if isinstance(value, torch.dtype) else ""
+        if not name.isidentifier():
+            name = f"k{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _view(self, view: View) -> str:
+        """A tensor for a View: the whole tensor, a view made ahead, or one made now."""
+        buffer = view.buffer
+        whole = (
+            view.shape == buffer.shape
+            and view.offset == buffer.offset
+            and _same_strides(view.shape, view.strides, buffer.strides)
+        )
+        if buffer.role == "scratch":
+            key = (buffer, view.shape, view.strides, view.offset)
+            if key not in self.view_keys:
+                self.view_keys[key] = len(self.views)
+                self.views.append(view)
+            return f"views[{self.view_keys[key]}]"
+        self._allocate(buffer)
+        name = self.variables[buffer]
+        if whole:
+            return name
+        offset = view.offset - buffer.offset
+        turned = (view.shape[::-1], view.strides[::-1]) == (buffer.shape, buffer.strides)
+        if turned and len(view.shape) == 2 and offset == 0:
+            return f"{name}.t()"
+        shape, strides = self._constant(view.shape), self._constant(view.strides)
+        base = (
+            ""
+            if buffer.role not in ("input", "derived", "constant")
+            else f"{name}.storage_offset() + "
+        )
+        return f"as_strided({name}, {shape}, {strides}, {base}{self._constant(offset)})"
+
+    # -------------------------------------------------------------------- steps
+
+    def _allocate(self, buffer: Buffer) -> None:
+        """Results are allocated by the first step that writes them."""
+        if buffer in self.variables:
+            return
+        name = f"{'r' if buffer.role == 'result' else 'e'}{len(self.variables)}"
+        self.variables[buffer] = name
+        if buffer.role == "result":
+            shape, strides = self._constant(buffer.shape), self._constant(buffer.strides)
+            dtype = self._constant(buffer.dtype)
+            self.lines.append(f"{name} = empty_strided({shape}, {strides}, {dtype})")
+
+    def _run(self, kernels: Sequence[Kernel]) -> None:
+        first = len(self.launches)
+        pointers: list[str] = []
+        for kernel in kernels:
+            code = self.codes[kernel]
+            self.launches.append(code)
+            for buffer in code.buffers:
+                slot = self.slots.setdefault(buffer, len(self.slots))
+                if buffer.role in ("scratch", "derived", "constant") or buffer in self.bound:
+                    continue
+                self._allocate(buffer)
+                self.bound.add(buffer)
+                pointers.append(f"{slot}, {self.variables[buffer]}.data_ptr()")
+        arguments = ", ".join(["frame.state", str(first), str(len(self.launches)), "n", *pointers])
+        self.lines.append(f"if status := run({arguments}):")
+        self.lines.append("    fail(status, frame)")
+
+    def _extern(self, step: Extern) -> None:
+        call = self._callable(step)
+        arguments = [self._constant(argument) for argument in step.args]
+        arguments += [f"{key}={self._constant(value)}" for key, value in step.kwargs.items()]
+        if step.out:
+            outs = [self._view(_whole(b)) for b in step.results if b is not None]
+            out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
+            arguments.append(f"out={out}")
+            self.lines.append(f"{call}({', '.join(arguments)})")
+            return
+        targets = []
+        for buffer in step.results:
+            if buffer is None:
+                targets.append("_")
+                continue
+            name = self.variables.setdefault(buffer, f"e{len(self.variables)}")
+            targets.append(name)
+        call_text = f"{call}({', '.join(arguments)})"
+        if not targets:
+            self.lines.append(call_text)
+        elif len(targets) == 1 and not step.many:
+            self.lines.append(f"{targets[0]} = {call_text}")
+        else:
+            self.lines.append(f"{', '.join(targets)}, = {call_text}")
+        for buffer in step.results:
+            if buffer is not None:
+                self._restride(buffer)
+
+    def _restride(self, buffer: Buffer) -> None:
+        """What an Extern returned must lie as its readers were compiled for."""
+        name = self.variables[buffer]
+        self.names["laid_out"] = laid_out
+        strides = self._constant(buffer.strides)
+        self.lines.append(f"if {name}.stride() != {strides}: {name} = laid_out({name}, {strides})")
+
+    def _callable(self, step: Extern) -> str:
+        base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"
+        name, number = base, 1
+        while self.names.get(name, step.call) is not step.call:
+            number += 1
+            name = f"{base}_{number}"
+        self.names[name] = step.call
+        return name
+
+    def _release(self, position: int) -> None:
+        """Tensors that nothing reads any more give their memory back."""
+        dead = [
+            name
+            for buffer, name in self.variables.items()
+            if buffer.role == "extern" and self.last_use.get(buffer, -1) < position
+        ]
+        gone = [name for name in dead if name not in self.released]
+        self.released.update(gone)
+        if gone:
+            self.lines.append(f"del {', '.join(gone)}")
+
+    def _result(self, output: object) -> str:
+        return self._constant(output)
+
+    # -------------------------------------------------------------------- sizes
+
+    def _layout(self, functions: list[str]) -> Callable[[tuple[int, ...]], FrameSpec]:
+        """A function of the sizes that returns all that a frame is made of."""
+        launches = tuple(
+            (
+                functions.index(code.name),
+                tuple(self.slots[b] for b in code.buffers),
+                code.params,
+                code.total,
+                _grain(code),
+            )
+            for code in self.launches
+        )
+        offsets = tuple(
+            (self.slots[b], offset) for b, offset in self.plan.offsets.items() if b in self.slots
+        )
+        frame_views = tuple(
+            (
+                self.plan.offsets[v.buffer] + v.offset * v.buffer.dtype.itemsize,
+                v.buffer.dtype,
+                v.shape,
+                v.strides,
+            )
+            for v in self.views
+        )
+        parts = (launches, len(self.slots), self.plan.total_bytes, offsets, frame_views)
+        symbols = list(self.arguments.sizes)
+        names: dict[str, Any] = {}
+        at: Callable[..., Any] = lambda: parts  # noqa: E731
+        if symbols:
+            at = eval(f"lambda {', '.join(symbols)}: {_python(parts, names)}", names)
+
+        def layout(sizes: tuple[int, ...]) -> FrameSpec:
+            launches, slots, arena_bytes, scratch, found = at(*sizes)
+            return FrameSpec(
+                tuple(LaunchSpec(*launch) for launch in launches),
+                slots,
+                arena_bytes,
+                scratch,
+                tuple(ViewSpec(*view) for view in found),
+            )
+
+        return layout
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A copy of `tensor` with these strides, unless they differ only where its size is 1 or 0."""
+    if tensor.numel() == 0 or _same_strides(tuple(tensor.shape), tensor.stride(), strides):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+def _same_strides(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
+
+
+def _whole(buffer: Buffer) -> View:
+    return View(buffer, buffer.shape, buffer.strides, buffer.offset)
+
+
+def _grain(code: KernelCode) -> Size:
+    """Parallel iterations that one thread gets at least."""
+    work = code.work
+    if isinstance(work, int):
+        return max(1, -(-GRAIN_WORK // max(work, 1)))
+    return (GRAIN_WORK - 1) // work + 1
+
+
+def _last_uses(graph: LoopGraph, schedule: Schedule) -> dict[Buffer, int]:
+    uses: dict[Buffer, int] = {}
+    for position, item in enumerate(schedule.items):
+        for buffer in (*reads(item), *writes(item)):
+            uses[buffer] = position
+    for view in views(graph.outputs):
+        uses[view.buffer] = len(schedule.items)
+    return uses
+
+
+def _python(value: object, names: dict[str, Any]) -> str:
+    if isinstance(value, tuple):
+        return "(" + "".join(_python(v, names) + "," for v in value) + ")"
+    if isinstance(value, torch.dtype):
+        name = str(value).replace("torch.", "")
+        names[name] = value
+        return name
+    return str(value)

@@ -1,0 +1,1 @@
+"""Kernels as LLVM IR with explicit vectors, and machine code from it."""

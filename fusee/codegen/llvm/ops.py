@@ -1,0 +1,453 @@
+"""The scalar vocabulary as LLVM instructions on one vector (or one scalar: a vector of one lane).
+
+No fast-math flags: results are those of ATen's own kernels, NaN, infinities and signed zeros
+included. Nothing traps, whatever the lanes hold that a mask excludes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import torch
+
+from fusee.codegen.llvm.math import math_function
+from fusee.codegen.llvm.text import Level
+from fusee.codegen.llvm.types import (
+    BITS,
+    HELD,
+    SIGNED,
+    Machine,
+    is_float,
+    literal,
+    mangled,
+    memory_type,
+    splat,
+    vector,
+)
+
+
+class Target:
+    """Where instructions go: a level, for a machine, `lanes` at a time."""
+
+    __slots__ = ("level", "machine", "lanes")
+
+    def __init__(self, level: Level, machine: Machine, lanes: int) -> None:
+        self.level, self.machine, self.lanes = level, machine, lanes
+
+    def kind(self, dtype: torch.dtype) -> str:
+        return vector(HELD[dtype], self.lanes)
+
+    def intrinsic(self, name: str, kind: str, *operands: str, flag: str = "") -> str:
+        """Call llvm.<name> on operands of scalar type `kind`; `flag` is a last i1 operand."""
+        full = vector(kind, self.lanes)
+        given = [(full, operand) for operand in operands]
+        if flag:
+            given.append(("i1", flag))
+        return self.level.call(full, f"llvm.{name}.{mangled(kind, self.lanes)}", *given)
+
+    def convert(self, op: str, x: str, source: str, result: str) -> str:
+        """A conversion instruction between scalar types `source` and `result`."""
+        return self.level.op(
+            f"{op} {vector(source, self.lanes)} {x} to {vector(result, self.lanes)}"
+        )
+
+    def select(self, condition: str, kind: str, x: str, y: str) -> str:
+        full = vector(kind, self.lanes)
+        mask = vector("i1", self.lanes)
+        return self.level.op(f"select {mask} {condition}, {full} {x}, {full} {y}")
+
+
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_INSTRUCTIONS = frozenset({"sqrt", "floor", "ceil", "trunc", "round", "copysign", "fma"})
+
+
+def emit(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
+    """Op `op` of the vocabulary on operands of `dtype`."""
+    rule = _RULES.get(op)
+    if rule is not None:
+        return rule(t, dtype, *args)
+    kind = t.kind(dtype)
+    if is_float(dtype) and op in _FLOAT:
+        return t.level.op(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
+    if op in _PLAIN and not is_float(dtype):
+        return t.level.op(f"{_PLAIN[op]} {kind} {args[0]}, {args[1]}")
+    if op in _FLOAT_COMPARE:
+        return compare(t, op, dtype, *args)
+    return _function(t, op, dtype, args)
+
+
+def _function(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
+    found = math_function(op, dtype, t.lanes, t.machine)
+    writer = t.level.writer
+    for line in found.declares:
+        writer.declares[line[line.index("@") + 1 : line.index("(")]] = line.strip()
+    kind = t.kind(dtype)
+    if found.define is not None:
+        body = _body(found.define)
+        if body is not None:
+            return _inlined(t, body, args)
+        writer.declares[found.symbol] = found.define
+    return t.level.op(f"call {kind} @{found.symbol}({', '.join(f'{kind} {x}' for x in args)})")
+
+
+_NAMES = re.compile(r"%[\w.]+")
+
+
+@functools.cache
+def _body(define: str) -> list[str] | None:
+    """The instructions of a function of one block, its return last; None if it has more blocks."""
+    lines = [line.strip() for line in define.splitlines()[1:] if line.strip() not in ("", "}")]
+    return None if any(line.endswith(":") or line.startswith("br ") for line in lines) else lines
+
+
+def _inlined(t: Target, body: list[str], args: list[str]) -> str:
+    """The body with fresh names, since no inliner runs after us."""
+    names = {f"%x{i}": arg for i, arg in enumerate(args)}
+
+    def renamed(text: str) -> str:
+        return _NAMES.sub(lambda found: names[found.group()], text)
+
+    for line in body[:-1]:
+        name, _, instruction = line.partition(" = ")
+        names[name] = t.level.op(renamed(instruction))
+    return names[body[-1].rpartition(" ")[2]]
+
+
+def compare(t: Target, op: str, dtype: torch.dtype, x: str, y: str) -> str:
+    kind = t.kind(dtype)
+    if is_float(dtype):
+        return t.level.op(f"fcmp {_FLOAT_COMPARE[op]} {kind} {x}, {y}")
+    if op in ("lt", "le", "gt", "ge"):
+        op = ("s" if dtype in SIGNED else "u") + op
+    return t.level.op(f"icmp {op} {kind} {x}, {y}")
+
+
+# ------------------------------------------------------------------------------ rules
+
+
+def _maximum(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    return _extreme(t, dtype, x, y, "gt", "smax", "umax")
+
+
+def _minimum(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    return _extreme(t, dtype, x, y, "lt", "smin", "umin")
+
+
+def _extreme(
+    t: Target, dtype: torch.dtype, x: str, y: str, better: str, signed: str, unsigned: str
+) -> str:
+    """x if it is better or NaN, else y: which is y as well where only y is NaN.
+
+    Put what is known first in `x`: the test for NaN then stays off an accumulator's chain.
+    """
+    kind = HELD[dtype]
+    if not is_float(dtype):
+        if kind == "i1":
+            return t.level.op(f"{'or' if better == 'gt' else 'and'} {t.kind(dtype)} {x}, {y}")
+        return t.intrinsic(signed if dtype in SIGNED else unsigned, kind, x, y)
+    winner = t.select(compare(t, better, dtype, x, y), kind, x, y)
+    return t.select(_isnan(t, dtype, x), kind, x, winner)
+
+
+def _neg(t: Target, dtype: torch.dtype, x: str) -> str:
+    if is_float(dtype):
+        return t.level.op(f"fneg {t.kind(dtype)} {x}")
+    return t.level.op(f"sub {t.kind(dtype)} {literal(0, dtype, t.lanes)}, {x}")
+
+
+def _abs(t: Target, dtype: torch.dtype, x: str) -> str:
+    if is_float(dtype):
+        return t.intrinsic("fabs", HELD[dtype], x)
+    if dtype not in SIGNED:
+        return x
+    return t.intrinsic("abs", HELD[dtype], x, flag="false")
+
+
+def _not(t: Target, dtype: torch.dtype, x: str) -> str:
+    ones = "true" if dtype is torch.bool else "-1"
+    return t.level.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
+
+
+def _safe_divisor(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    """y, or 1 where dividing would trap: by 0, and the least x by -1, whose quotient is x."""
+    if y.lstrip("-").isdigit() or y.startswith("splat"):
+        value = int(y.split()[-1].rstrip(")"))
+        if value not in (0, -1):
+            return y
+    trap = compare(t, "eq", dtype, y, literal(0, dtype, t.lanes))
+    if dtype in SIGNED:
+        least = literal(torch.iinfo(dtype).min, dtype, t.lanes)
+        mask = vector("i1", t.lanes)
+        first = compare(t, "eq", dtype, x, least)
+        second = compare(t, "eq", dtype, y, literal(-1, dtype, t.lanes))
+        both = t.level.op(f"and {mask} {first}, {second}")
+        trap = t.level.op(f"or {mask} {trap}, {both}")
+    return t.select(trap, HELD[dtype], literal(1, dtype, t.lanes), y)
+
+
+def _divide(t: Target, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, str]:
+    """Quotient and remainder to zero, and the divisor used."""
+    y = _safe_divisor(t, dtype, x, y)
+    kind = t.kind(dtype)
+    sign = "s" if dtype in SIGNED else "u"
+    quotient = t.level.op(f"{sign}div {kind} {x}, {y}")
+    product = t.level.op(f"mul {kind} {quotient}, {y}")
+    return quotient, t.level.op(f"sub {kind} {x}, {product}"), y
+
+
+def _truncdiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    return _divide(t, dtype, x, y)[0]
+
+
+def _crosses(t: Target, dtype: torch.dtype, rest: str, y: str) -> str:
+    """True where the remainder to zero has another sign than the divisor."""
+    mask = vector("i1", t.lanes)
+    zero = literal(0, dtype, t.lanes)
+    nonzero = compare(t, "ne", dtype, rest, zero)
+    signs = t.level.op(f"xor {t.kind(dtype)} {rest}, {y}")
+    return t.level.op(f"and {mask} {nonzero}, {compare(t, 'lt', dtype, signs, zero)}")
+
+
+def _floordiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    quotient, rest, y = _divide(t, dtype, x, y)
+    if dtype not in SIGNED:
+        return quotient
+    kind = t.kind(dtype)
+    down = t.convert("sext", _crosses(t, dtype, rest, y), "i1", HELD[dtype])
+    return t.level.op(f"add {kind} {quotient}, {down}")
+
+
+def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    _, rest, y = _divide(t, dtype, x, y)
+    if dtype not in SIGNED:
+        return rest
+    moved = t.level.op(f"add {t.kind(dtype)} {rest}, {y}")
+    return t.select(_crosses(t, dtype, rest, y), HELD[dtype], moved, rest)
+
+
+def _fmod(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    if is_float(dtype):
+        return _function(t, "fmod", dtype, [x, y])
+    return _divide(t, dtype, x, y)[1]
+
+
+def _shl(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    """Shifting out everything, or by less than nothing, leaves 0."""
+    bits = BITS[HELD[dtype]]
+    inside = t.level.op(f"icmp ult {t.kind(dtype)} {y}, {literal(bits, dtype, t.lanes)}")
+    shifted = t.level.op(f"shl {t.kind(dtype)} {x}, {y}")
+    return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
+
+
+def _shr(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    """Shifting out everything, or by less than nothing, leaves the sign."""
+    bits = BITS[HELD[dtype]]
+    inside = t.level.op(f"icmp ult {t.kind(dtype)} {y}, {literal(bits, dtype, t.lanes)}")
+    if dtype not in SIGNED:
+        shifted = t.level.op(f"lshr {t.kind(dtype)} {x}, {y}")
+        return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
+    by = t.select(inside, HELD[dtype], y, literal(bits - 1, dtype, t.lanes))
+    return t.level.op(f"ashr {t.kind(dtype)} {x}, {by}")
+
+
+def _isnan(t: Target, dtype: torch.dtype, x: str) -> str:
+    return t.level.op(f"fcmp uno {t.kind(dtype)} {x}, {x}")
+
+
+def _isinf(t: Target, dtype: torch.dtype, x: str) -> str:
+    size = t.intrinsic("fabs", HELD[dtype], x)
+    return compare(t, "eq", dtype, size, literal(float("inf"), dtype, t.lanes))
+
+
+def _signbit(t: Target, dtype: torch.dtype, x: str) -> str:
+    kind = "i64" if dtype is torch.float64 else "i32"
+    bits = t.convert("bitcast", x, HELD[dtype], kind)
+    return t.level.op(f"icmp slt {vector(kind, t.lanes)} {bits}, {splat(kind, '0', t.lanes)}")
+
+
+_RULES: dict[str, Callable[..., str]] = {
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "neg": _neg,
+    "abs": _abs,
+    "not": _not,
+    "truncdiv": _truncdiv,
+    "floordiv": _floordiv,
+    "remainder": _remainder,
+    "fmod": _fmod,
+    "shl": _shl,
+    "shr": _shr,
+    "isnan": _isnan,
+    "isinf": _isinf,
+    "signbit": _signbit,
+}
+
+
+# ------------------------------------------------------------------------------ conversions
+
+
+def emit_cast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
+    """Convert as torch does on this processor; see scalar.py."""
+    if source is result:
+        return x
+    held, kind = HELD[source], HELD[result]
+    if result is torch.bool:
+        return compare(t, "ne", source, x, literal(0, source, t.lanes))
+    if is_float(source):
+        if kind == "double":
+            return x if held == "double" else t.convert("fpext", x, "float", "double")
+        if kind == "float":
+            if held == "double":
+                x = t.convert("fptrunc", x, "double", "float")
+            return round_to(t, result, x)
+        return _float_to_integer(t, source, result, x)
+    if is_float(result):
+        signed = source in SIGNED
+        x = t.convert("sitofp" if signed else "uitofp", x, held, kind)
+        return x if source is torch.bool else round_to(t, result, x)
+    return resize(t, x, held, kind, signed=source in SIGNED)
+
+
+def resize(t: Target, x: str, held: str, kind: str, signed: bool) -> str:
+    """An integer in another width."""
+    if BITS[held] == BITS[kind]:
+        return x
+    if BITS[held] > BITS[kind]:
+        return t.convert("trunc", x, held, kind)
+    return t.convert("sext" if signed else "zext", x, held, kind)
+
+
+def _float_to_integer(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
+    """By way of int32 for narrow integers and int64 for the rest, like the compiled C++ of ATen."""
+    kind = HELD[result]
+    through = "i64" if kind == "i64" or result is torch.uint32 else "i32"
+    x = t.convert("fptosi", x, HELD[source], through)
+    # out of range LLVM promises nothing; frozen, it is what the instruction gives
+    x = t.level.op(f"freeze {vector(through, t.lanes)} {x}")
+    return resize(t, x, through, kind, signed=True)
+
+
+def round_to(t: Target, dtype: torch.dtype, x: str) -> str:
+    """A float32 rounded to what `dtype` can hold, to nearest even; still held as float32."""
+    if dtype is torch.bfloat16:
+        bits = _bfloat16_bits(t, x)
+        return t.convert("bitcast", bits, "i32", "float")
+    if dtype is torch.float16:
+        if t.machine.has_half:
+            return t.convert("fpext", t.convert("fptrunc", x, "float", "half"), "half", "float")
+        return _decode_half(t, _encode_half(t, x))
+    return x
+
+
+def _bfloat16_bits(t: Target, x: str) -> str:
+    """Float32 bits with the lower half rounded away; NaN stays NaN."""
+    kind = vector("i32", t.lanes)
+    op = t.level.op
+
+    def word(value: int) -> str:
+        return splat("i32", str(value), t.lanes)
+
+    bits = t.convert("bitcast", x, "float", "i32")
+    odd = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(1)}")
+    up = op(f"add {kind} {odd}, {word(0x7FFF)}")
+    rounded = op(f"and {kind} {op(f'add {kind} {bits}, {up}')}, {word(-65536)}")
+    return t.select(_isnan(t, torch.float32, x), "i32", word(0x7FC00000), rounded)
+
+
+def _encode_half(t: Target, x: str) -> str:
+    """float16 bits of a float32 in 32 bits, without conversion instructions.
+
+    Adding a power of two just above the value makes the adder round at float16's last bit.
+    """
+    kind, real = vector("i32", t.lanes), vector("float", t.lanes)
+    op = t.level.op
+
+    def word(value: int) -> str:
+        return splat("i32", str(value), t.lanes)
+
+    def scale(power: int) -> str:
+        return literal(2.0**power, torch.float32, t.lanes)
+
+    size = t.intrinsic("fabs", "float", x)
+    grown = op(f"fmul {real} {op(f'fmul {real} {size}, {scale(112)}')}, {scale(-110)}")
+    bits = t.convert("bitcast", x, "float", "i32")
+    double = op(f"shl {kind} {bits}, {word(1)}")
+    exponent = op(f"and {kind} {double}, {word(-(1 << 24))}")
+    exponent = t.intrinsic("umax", "i32", exponent, word(0x71000000))
+    bias = op(f"add {kind} {op(f'lshr {kind} {exponent}, {word(1)}')}, {word(0x07800000)}")
+    summed = op(f"fadd {real} {t.convert('bitcast', bias, 'i32', 'float')}, {grown}")
+    raw = t.convert("bitcast", summed, "float", "i32")
+    high = op(f"and {kind} {op(f'lshr {kind} {raw}, {word(13)}')}, {word(0x7C00)}")
+    low = op(f"and {kind} {raw}, {word(0xFFF)}")
+    positive = op(f"add {kind} {high}, {low}")
+    positive = t.select(_isnan(t, torch.float32, x), "i32", word(0x7E00), positive)
+    sign = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(0x8000)}")
+    return op(f"or {kind} {sign}, {positive}")
+
+
+def _decode_half(t: Target, bits: str) -> str:
+    """The float32 of float16 bits in 32 bits, without conversion instructions."""
+    kind, real = vector("i32", t.lanes), vector("float", t.lanes)
+    op = t.level.op
+
+    def word(value: int) -> str:
+        return splat("i32", str(value), t.lanes)
+
+    word32 = op(f"shl {kind} {bits}, {word(16)}")
+    sign = op(f"and {kind} {word32}, {word(-(1 << 31))}")
+    double = op(f"shl {kind} {word32}, {word(1)}")
+    shifted = op(f"add {kind} {op(f'lshr {kind} {double}, {word(4)}')}, {word(0xE0 << 23)}")
+    tiny = literal(2.0**-112, torch.float32, t.lanes)
+    normal = op(f"fmul {real} {t.convert('bitcast', shifted, 'i32', 'float')}, {tiny}")
+    magic = op(f"or {kind} {op(f'lshr {kind} {double}, {word(17)}')}, {word(126 << 23)}")
+    half = literal(0.5, torch.float32, t.lanes)
+    small = op(f"fsub {real} {t.convert('bitcast', magic, 'i32', 'float')}, {half}")
+    is_small = op(f"icmp ult {kind} {double}, {word(1 << 27)}")
+    chosen = t.convert("bitcast", t.select(is_small, "float", small, normal), "float", "i32")
+    return t.convert("bitcast", op(f"or {kind} {chosen}, {sign}"), "i32", "float")
+
+
+def to_memory(t: Target, dtype: torch.dtype, x: str) -> str:
+    """A held value as the type that memory has."""
+    kind = memory_type(dtype, t.machine)
+    if dtype is torch.bool:
+        return t.convert("zext", x, "i1", "i8")
+    if dtype is torch.bfloat16:
+        bits = t.convert("bitcast", x, "float", "i32")
+        high = t.level.op(f"lshr {vector('i32', t.lanes)} {bits}, {splat('i32', '16', t.lanes)}")
+        return t.convert("trunc", high, "i32", "i16")
+    if dtype is torch.float16:
+        if kind == "half":
+            return t.convert("fptrunc", x, "float", "half")
+        return t.convert("trunc", _encode_half(t, x), "i32", "i16")
+    return x
+
+
+def from_memory(t: Target, dtype: torch.dtype, x: str) -> str:
+    """What memory has as a held value."""
+    kind = memory_type(dtype, t.machine)
+    if dtype is torch.bool:
+        zero = splat("i8", "0", t.lanes)
+        return t.level.op(f"icmp ne {vector('i8', t.lanes)} {x}, {zero}")
+    if dtype is torch.bfloat16:
+        wide = t.convert("zext", x, "i16", "i32")
+        high = t.level.op(f"shl {vector('i32', t.lanes)} {wide}, {splat('i32', '16', t.lanes)}")
+        return t.convert("bitcast", high, "i32", "float")
+    if dtype is torch.float16:
+        if kind == "half":
+            return t.convert("fpext", x, "half", "float")
+        return _decode_half(t, t.convert("zext", x, "i16", "i32"))
+    return x
+
+
+def emit_bitcast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
+    """The bits of memory reinterpreted; dtypes of equal width."""
+    raw = to_memory(t, source, x)
+    kind, wanted = memory_type(source, t.machine), memory_type(result, t.machine)
+    if kind != wanted:
+        raw = t.convert("bitcast", raw, kind, wanted)
+    return from_memory(t, result, raw)

@@ -1,0 +1,189 @@
+"""Every error that Fusee raises on purpose.
+
+    FuseeError
+    ├── OptionError          an option of one compiled function is unknown or has a wrong value
+    ├── SettingError         a FUSEE_* environment variable is unknown or has a wrong value
+    ├── BackendError         a backend cannot be had or failed
+    │   ├── UnknownBackend   no backend has that name
+    │   └── MissingPackage   the backend needs a package that is not installed
+    ├── TraceError           the captured graph has no form in ATen ops
+    │   └── MissingFake      an operator does not say what shape its results have
+    ├── UnsupportedDevice    a tensor lives where this backend generates no code
+    ├── InputError           a call does not fit what was compiled
+    ├── CompileError         the code generator or LLVM refused what it was given
+    └── CheckError           one of Fusee's own stages left a faulty result: a bug, please report it
+
+    FuseeWarning
+    └── CacheWarning         the cache on disk cannot be used; the call goes on without it
+
+Each message has one layout; lines that have nothing to say are left out:
+
+    an option named 'treads' does not exist
+      train.py:41 in step:   step = torch.compile(step, backend="fusee", options=...)
+      did    stopped before compiling
+      try    'threads'; known options: ...
+      more   docs/errors.md#option-error
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+__all__ = [
+    "BackendError",
+    "CacheWarning",
+    "CheckError",
+    "CompileError",
+    "FuseeError",
+    "FuseeWarning",
+    "InputError",
+    "MissingFake",
+    "MissingPackage",
+    "OptionError",
+    "SettingError",
+    "TraceError",
+    "UnknownBackend",
+    "UnsupportedDevice",
+    "anchor",
+    "layout",
+    "nearest",
+    "user_frame",
+    "user_line",
+]
+
+_DOCS = "docs/errors.md"
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>.*)'
+)
+
+
+class FuseeError(Exception):
+    """Base of all errors of Fusee.
+
+    what     one sentence: what is wrong, and why
+    where    the user's line, as `user_line` writes it
+    did      what Fusee did about it before raising
+    remedy   what the user can try
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        did: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.did = did
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return layout(type(self), self.what, where=self.where, did=self.did, remedy=self.remedy)
+
+
+class OptionError(FuseeError, ValueError):
+    """An option of one compiled function is unknown or has a wrong value."""
+
+
+class SettingError(FuseeError, ValueError):
+    """A FUSEE_* environment variable is unknown or has a wrong value."""
+
+
+class BackendError(FuseeError):
+    """A backend cannot be had, or failed with the text it carries."""
+
+
+class UnknownBackend(BackendError, LookupError):
+    """No backend of ours, of torch or of an entry point has that name."""
+
+
+class MissingPackage(BackendError, ImportError):
+    """The backend needs a package that is not installed."""
+
+
+class TraceError(FuseeError):
+    """The captured graph has no form in ATen ops."""
+
+
+class MissingFake(TraceError):
+    """An operator does not say what shape and dtype its results have (no meta or fake kernel)."""
+
+
+class UnsupportedDevice(FuseeError):
+    """A tensor lives on a device for which this backend generates no code."""
+
+
+class InputError(FuseeError):
+    """A call's inputs do not fit what was compiled."""
+
+
+class CompileError(FuseeError):
+    """The code generator or LLVM refused what it was given."""
+
+
+class CheckError(FuseeError):
+    """One of Fusee's own stages left a faulty result. Always a bug of Fusee."""
+
+
+class FuseeWarning(UserWarning):
+    """Base of all warnings of Fusee."""
+
+
+class CacheWarning(FuseeWarning):
+    """The cache on disk cannot be used; the call goes on without it."""
+
+
+def layout(
+    kind: type[BaseException],
+    what: str,
+    *,
+    where: str | None = None,
+    did: str | None = None,
+    remedy: str | None = None,
+) -> str:
+    """The text of an error or warning of class `kind`, in the layout shown above."""
+    rows = [what]
+    if where:
+        rows.append(f"  {where}")
+    if did:
+        rows.append(f"  did    {did}")
+    if remedy:
+        rows.append(f"  try    {remedy}")
+    rows.append(f"  more   {_DOCS}#{anchor(kind)}")
+    return "\n".join(rows)
+
+
+def anchor(kind: type[BaseException]) -> str:
+    """The section of docs/errors.md about `kind`: OptionError -> option-error."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that looks most like `name`, or None if none looks like it."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def user_line(stack_trace: str | None) -> str | None:
+    """`file.py:41 in step:   code` from the stack trace that an fx node carries, or None.
+
+    The innermost frame outside torch is the user's, since a module's `forward` calls into torch.nn.
+    """
+    frame = user_frame(stack_trace)
+    if frame is None:
+        return None
+    return f"{frame['file']}:{frame['line']} in {frame['function']}:   {frame['code'].strip()}"
+
+
+def user_frame(stack_trace: str | None) -> re.Match[str] | None:
+    """The user's frame of a stack trace, with groups `file`, `line`, `function` and `code`."""
+    frames = list(_FRAME.finditer(stack_trace or ""))
+    if not frames:
+        return None
+    own = [frame for frame in frames if "/torch/" not in frame["file"].replace("\\", "/")]
+    return (own or frames)[-1]

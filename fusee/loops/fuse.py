@@ -1,0 +1,409 @@
+"""Fusion: the steps of a LoopGraph become Kernels, each doing the work of one or more Loops.
+
+Invariants
+  - A kernel's outer axes are free of dependences: for one outer point, everything that a member
+    reads of another member's result was computed at the same outer point, in an earlier phase or
+    earlier in the same phase.
+  - A kernel runs at one place in the program: whatever its members read from others was computed
+    before it, and nothing that they overwrite is read after it.
+
+A loop that shares data with an existing kernel is tried against it: `legality` answers with a
+Placement or a reason, the bytes saved are the score, the best placement wins. What a consumer loads
+from a fused producer is forwarded in registers; stores that nobody reads any more are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusee.loops.deps import reads, writes
+from fusee.loops.group import Group, Member, build
+from fusee.loops.ir import (
+    Buffer,
+    Extern,
+    Kernel,
+    Loop,
+    LoopGraph,
+    Value,
+    View,
+    payloads,
+    rewrite,
+    rewrite_index,
+    walk,
+)
+from fusee.sym.expr import Size, Symbol
+from fusee.sym.parts import coefficient, hint, product, symbols
+
+# A kernel keeps at least this many outer points, or is small, so that threads have work.
+MIN_PARALLEL = 16
+SMALL_WORK = 1 << 15
+MAX_MEMBERS = 48
+
+
+@dataclass
+class Placement:
+    """How a loop joins a group."""
+
+    group: Group
+    member: Member
+    outer: tuple[Symbol, ...]
+    inner: tuple[Symbol, ...]
+    saved_bytes: int
+
+
+@dataclass
+class Schedule:
+    """What runs, in order, and why loops stayed apart."""
+
+    items: list[Kernel | Extern]
+    refusals: list[str]
+
+
+def fuse(graph: LoopGraph, merge: bool = True) -> Schedule:
+    """Merge loops into kernels and order their axes. Without `merge`: one kernel a loop."""
+    return _Fuser(graph, merge).run()
+
+
+class _Fuser:
+    def __init__(self, graph: LoopGraph, merge: bool) -> None:
+        self.graph, self.merge = graph, merge
+        self.items: list[Group | Extern] = []
+        self.written: dict[Buffer, list[int]] = {}  # positions of writers
+        self.read: dict[Buffer, list[int]] = {}  # positions of readers
+        self.sharing: dict[Buffer, list[Group]] = {}  # groups that read or write a buffer
+        self.refusals: list[str] = []
+        self.last_extern = -1
+        self.writers: dict[Buffer, int] = {}
+        for step in graph.steps:
+            for buffer in writes(step):
+                self.writers[buffer] = self.writers.get(buffer, 0) + 1
+
+    def run(self) -> Schedule:
+        for step in self.graph.steps:
+            if isinstance(step, Extern):
+                self.last_extern = len(self.items)
+                self.items.append(step)
+                self._note(step, len(self.items) - 1)
+            else:
+                self._place(step)
+        live = self._read_outside()
+        items: list[Kernel | Extern] = []
+        for item in self.items:
+            built = item if isinstance(item, Extern) else build(item, live.get(item, set()))
+            if built is not None:
+                items.append(built)
+        return Schedule(items, self.refusals)
+
+    def _note(self, step: Loop | Extern, position: int) -> None:
+        for buffer in writes(step):
+            self.written.setdefault(buffer, []).append(position)
+        for buffer in reads(step):
+            self.read.setdefault(buffer, []).append(position)
+
+    def _earliest(self, loop: Loop) -> int:
+        """The first position at which the loop may run."""
+        first = 0
+        for buffer in reads(loop):
+            first = max([first, *self.written.get(buffer, ())])
+        for buffer in writes(loop):
+            first = max([first, *self.read.get(buffer, ()), *self.written.get(buffer, ())])
+        return first
+
+    def _place(self, loop: Loop) -> None:
+        earliest = self._earliest(loop)
+        best: Placement | None = None
+        if self.merge and not _stands_alone(loop):
+            for group in self._candidates(loop, earliest):
+                answer = self._try(loop, group)
+                if isinstance(answer, str):
+                    with_whom = group.members[0].loop
+                    self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
+                elif best is None or answer.saved_bytes > best.saved_bytes:
+                    best = answer
+        if best is None:
+            group = Group(len(self.items), loop.axes, sealed=_stands_alone(loop))
+            member = Member(
+                loop, loop.axes, loop.reduce_axes, loop.index, loop.value, loop.result, loop.which
+            )
+            self.items.append(group)
+            _join(Placement(group, member, loop.axes, loop.reduce_axes, 0))
+        else:
+            group = best.group
+            _join(best)
+        self._note(loop, group.position)
+        for buffer in (*reads(loop), *writes(loop)):
+            shared = self.sharing.setdefault(buffer, [])
+            if group not in shared:
+                shared.append(group)
+
+    def _candidates(self, loop: Loop, earliest: int) -> list[Group]:
+        found: dict[int, Group] = {}
+        for buffer in (*reads(loop), *writes(loop)):
+            for group in self.sharing.get(buffer, ())[-4:]:
+                if group.position >= earliest and not group.sealed:
+                    found[group.position] = group
+        return [found[position] for position in sorted(found, reverse=True)[:6]]
+
+    def _try(self, loop: Loop, group: Group) -> Placement | str:
+        if len(group.members) >= MAX_MEMBERS:
+            return "the kernel is full"
+        produced = {m.loop.buffer: m for m in group.members}
+        for buffer in reads(loop):
+            if buffer in produced and self.writers[buffer] > 1:
+                return f"{buffer} is written in pieces"
+        if loop.buffer in produced:
+            return f"{loop.buffer} is written in pieces"
+        if group.position < self.last_extern and not any(b in produced for b in reads(loop)):
+            return "its result would lie in memory long before it is read"
+        return _legality(loop, group, produced)
+
+    def _read_outside(self) -> dict[Group, set[Buffer]]:
+        """Per group, the buffers that must really be stored."""
+        outputs = {view.buffer for view in self.graph.outputs if isinstance(view, View)}
+        live: dict[Group, set[Buffer]] = {}
+        for item in self.items:
+            if not isinstance(item, Group):
+                continue
+            for member in item.members:
+                buffer = member.loop.buffer
+                others = any(p != item.position for p in self.read.get(buffer, ()))
+                kept = buffer in outputs or buffer.role not in ("scratch",)
+                if others or kept or self.writers[buffer] > 1:
+                    live.setdefault(item, set()).add(buffer)
+        return live
+
+
+def _label(loop: Loop) -> str:
+    return f"{loop.buffer} ({loop.origin})" if loop.origin else str(loop.buffer)
+
+
+def _stands_alone(loop: Loop) -> bool:
+    """Loops whose stores may collide, accumulate in memory or change the caller's tensors."""
+    return bool(loop.ordered) or loop.mode != "set" or loop.buffer.role == "input"
+
+
+# ------------------------------------------------------------------------------ legality
+
+
+def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Placement | str:
+    """Match the loop's axes to the group's through the data they share."""
+    links = list(_links(loop, group, produced))
+    if not links:
+        return "they read the same data at different places"
+    pairing = _Pairing(loop, group)
+    bytes_saved = 0
+    depends = False
+    points = hint(product(_sizes((*loop.axes, *loop.reduce_axes))))
+    for theirs, ours, buffer, must in links:
+        elements = hint(product(buffer.shape))
+        if not must and 2 * elements < points:
+            continue  # a small table read by both is in the cache anyway
+        matched = pairing.match(theirs, ours)
+        if not matched and must:
+            return f"{buffer} is read elsewhere than where it is written"
+        if matched:
+            bytes_saved += buffer.dtype.itemsize * elements
+            depends |= must
+    if not bytes_saved:
+        return "they read the same data at different places"
+    if not depends and len(pairing.pairs) != len(loop.axes) + len(loop.reduce_axes):
+        return "they share data but not their axes"
+    return _fit(loop, group, pairing, bytes_saved)
+
+
+def _sizes(axes: Iterable[Symbol]) -> list[Size]:
+    return [axis.hi for axis in axes if axis.hi is not None]
+
+
+def _links(
+    loop: Loop, group: Group, produced: dict[Buffer, Member]
+) -> Iterable[tuple[Size, Size, Buffer, bool]]:
+    """(group's index, loop's index, buffer, must be equal) for each buffer both touch."""
+    values = [v for v in (loop.value, loop.result) if v is not None]
+    loads = [v for v in walk(values) if v.op == "load"]
+    shared: list[tuple[Size, Size, Buffer, bool]] = []
+    for load in loads:
+        buffer, index = load.attr
+        if buffer in produced:
+            yield produced[buffer].index, index, buffer, True
+        else:
+            for other in _group_loads(group, buffer):
+                shared.append((other, index, buffer, False))
+    yield from shared
+
+
+def _group_loads(group: Group, buffer: Buffer) -> list[Size]:
+    found: dict[Size, None] = {}
+    for member in group.members:
+        if buffer in reads(member.loop):
+            for value in walk([member.value]):
+                if value.op == "load" and value.attr[0] is buffer:
+                    found[value.attr[1]] = None
+    return list(found)
+
+
+class _Pairing:
+    """Which axis of the loop is which axis of the group; axes are split where sizes ask for it."""
+
+    def __init__(self, loop: Loop, group: Group) -> None:
+        self.group = group
+        self.pairs: dict[Symbol, Symbol] = {}  # loop's axis -> group's axis
+        self.own = {*loop.axes, *loop.reduce_axes}
+        self.theirs = set(group.outer)
+        for inner in group.phases:
+            self.theirs.update(inner)
+
+    def match(self, theirs: Size, ours: Size) -> bool:
+        """Pair axes so that both indices are equal; False (and nothing changed) if impossible."""
+        a, b = self._terms(theirs, self.theirs), self._terms(ours, self.own)
+        if a is None or b is None or a[1] != b[1]:
+            return False
+        left, right = a[0], b[0]
+        pairs = dict(self.pairs)
+        while left and right:
+            (step, x), (step2, y) = left.pop(), right.pop()
+            if step != step2 or x.hi != y.hi:
+                return False
+            if pairs.get(y, x) != x or (y not in pairs and x in pairs.values()):
+                return False
+            pairs[y] = x
+        if left or right:
+            return False
+        self.pairs = pairs
+        return True
+
+    @staticmethod
+    def _terms(index: Size, axes: set[Symbol]) -> tuple[list[tuple[Size, Symbol]], Size] | None:
+        """([(stride, axis)] by falling stride, the rest); None if not linear in its axes."""
+        terms: list[tuple[Size, Symbol]] = []
+        for axis in symbols(index):
+            if axis not in axes:
+                if axis.payload is not None:
+                    return None
+                continue
+            parts = coefficient(index, axis)
+            if parts is None:
+                return None
+            if parts[0] != 0:
+                terms.append((parts[0], axis))
+                index = parts[1]
+        terms.sort(key=lambda term: -abs(hint(term[0])))
+        return terms, index
+
+
+def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement | str:
+    """Outer axes, inner axes and phase for the loop, or why it can't run inside this kernel."""
+    space = [pairing.pairs.get(axis) for axis in loop.axes]
+    outer = tuple(axis for axis in group.outer if axis in space)
+    if outer != group.outer:
+        if group.frozen:
+            return "a reduction fixes the kernel's outer axes"
+        if any(phase for phase in group.phases):
+            return "the kernel has inner loops already"
+    if loop.acc is not None and not loop.scan and len(outer) != len(loop.axes):
+        return "the reduction would leave the kernel's outer axes"
+    if not outer and group.outer:
+        return "no common outer axis is left"
+    work = max(hint(product(_sizes((*loop.axes, *loop.reduce_axes)))), _work(group))
+    points = hint(product(_sizes(outer)))
+    if outer != group.outer and points < MIN_PARALLEL and work > SMALL_WORK:
+        return "too few outer points would be left for the threads"
+    names = _rename(loop, group, pairing)
+    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
+    member = _renamed(loop, axes, names)
+    inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
+    if loop.scan and outer != tuple(names[a] for a in loop.axes):
+        return "a scan keeps its own axes outside"
+    if loop.acc is None and not _inside(member.index, inner, outer):
+        return "its further axes are not the innermost of what it stores"
+    return Placement(group, member, outer, inner, saved)
+
+
+def _work(group: Group) -> int:
+    points = hint(product(_sizes(group.outer)))
+    return points * max(hint(product(_sizes(inner))) for inner in group.phases)
+
+
+def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -> bool:
+    """True if every inner axis moves the index by less than every outer axis."""
+
+    def stride(axis: Symbol) -> int:
+        parts = coefficient(index, axis)
+        return 0 if parts is None else abs(hint(parts[0]))
+
+    widest = max(map(stride, inner), default=0)
+    return all(stride(axis) >= widest for axis in outer)
+
+
+def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:
+    """The group's symbol for each of the loop's axes; unpaired axes take equal-sized inner ones."""
+    names = dict(pairing.pairs)
+    taken = set(names.values())
+    used = {axis.name for axis in pairing.theirs}
+    spare = [axis for inner in group.phases for axis in inner]
+    if len(names) < len(loop.axes):  # the group's outer axes may become inner ones
+        spare += [axis for axis in group.outer if axis not in taken]
+    for axis in (*loop.axes, *loop.reduce_axes):
+        if axis in names:
+            continue
+        twin = next((s for s in spare if s not in taken and s.hi == axis.hi), None)
+        if twin is None:
+            name = axis.name
+            while name in used:
+                name += "_"
+            twin = axis if name == axis.name else Symbol(name, axis.lo, axis.hi, axis.hint)
+        names[axis] = twin
+        taken.add(twin)
+        used.add(twin.name)
+    return names
+
+
+def _renamed(loop: Loop, axes: dict[Symbol, Size], names: dict[Symbol, Symbol]) -> Member:
+    space = tuple(names[a] for a in loop.axes)
+    reduce = tuple(names[a] for a in loop.reduce_axes)
+    if not axes:
+        return Member(loop, space, reduce, loop.index, loop.value, loop.result, loop.which)
+    values = [v for v in (loop.value, loop.result, loop.which) if v is not None]
+    order = walk(values + payloads(loop.index))
+    new = dict(zip(map(id, order), rewrite(order, axes), strict=True))
+
+    def of(value: Value | None) -> Value | None:
+        return None if value is None else new[id(value)]
+
+    index = rewrite_index(loop.index, axes, new)
+    return Member(loop, space, reduce, index, new[id(loop.value)], of(loop.result), of(loop.which))
+
+
+# ------------------------------------------------------------------------------ joining
+
+
+def _join(placement: Placement) -> None:
+    """Put the member into its group: outer axes shrink, the member takes its phase."""
+    group, member = placement.group, placement.member
+    if placement.outer != group.outer:
+        gone = tuple(axis for axis in group.outer if axis not in placement.outer)
+        group.outer = placement.outer
+        group.phases = [gone + inner for inner in group.phases]
+    member.phase = _choose_phase(group, member, placement.inner)
+    if member.phase == len(group.phases):
+        group.phases.append(placement.inner)
+    if member.loop.acc is not None:
+        group.frozen = True
+    group.members.append(member)
+
+
+def _choose_phase(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
+    """The first phase with the member's inner axes after everything it needs is complete."""
+    first = 0
+    needed = set(reads(member.loop))
+    for other in group.members:
+        if other.loop.buffer in needed:
+            complete = other.loop.acc is not None
+            first = max(first, other.phase + int(complete))
+    for phase in range(first, len(group.phases)):
+        same = set(group.phases[phase]) == set(inner)
+        scans = any(m.phase == phase and m.loop.scan for m in group.members) or member.loop.scan
+        if same and not scans:
+            return phase
+    return len(group.phases)

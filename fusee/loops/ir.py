@@ -1,0 +1,488 @@
+"""The loop IR.
+
+    LoopGraph ::= inputs, steps, outputs          what lowering makes of one ATen graph
+    Step      ::= Loop | Extern
+    Loop      ::= for axes: for reduce_axes: buffer[index] op= value
+    Extern    ::= results = op(arguments)         an ATen call on whole tensors
+
+    Kernel    ::= for outer: Phase...             what fusion makes of one or more Loops
+    Phase     ::= for inner: Statement...
+    Statement ::= Store(buffer, index, value, mode) | Accumulate(acc, value)
+
+    Value     ::= op(Value...) of the vocabulary in scalar.py, hash-consed in one Values table
+
+A Kernel's outer axes are free of dependences and may run in parallel, in any order. For one point
+of them its phases run one after another; accumulators start at their identity when their phase
+starts and hold their result afterwards: a later phase reads it as Value `acc`. A phase that reads
+an accumulator of its own body is a scan: its innermost axis runs in order, and `acc` is the running
+value including the present element. All indices are flat element offsets into a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+
+import torch
+
+from fusee.loops.scalar import SCALAR_OPS
+from fusee.sym.expr import Size, Symbol
+from fusee.sym.parts import substitute, symbols
+
+# ------------------------------------------------------------------------------ buffers
+
+# input: the caller's. derived: computed from parameters and kept. constant: the graph's.
+# scratch: lives in the arena. result: freshly allocated, returned to the caller.
+# extern: allocated by the Extern step that returns it.
+Role = Literal["input", "derived", "constant", "scratch", "result", "extern"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory with a strided layout. `size` counts elements from the first to past the last."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    role: Role
+    offset: Size = 0  # of element (0, .., 0); nonzero only for inputs that are views
+
+    def index(self, at: Sequence[Size]) -> Size:
+        """The flat offset of the element at `at`."""
+        total: Size = self.offset
+        for i, stride in zip(at, self.strides, strict=True):
+            total = total + i * stride
+        return total
+
+    @property
+    def size(self) -> Size:
+        if 0 in self.shape:
+            return 0  # whatever the strides are
+        total: Size = 1
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            total = total + (n - 1) * stride
+        return total
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+# ------------------------------------------------------------------------------ values
+
+
+class Value:
+    """One scalar per point of the axes. Made only by a Values table: equal means identical."""
+
+    __slots__ = ("args", "attr", "cost", "dtype", "op", "operands", "table")
+    table: Values
+    op: str
+    args: tuple[Value, ...]
+    dtype: torch.dtype
+    attr: Any
+    cost: int  # additions that computing it takes, shared parts counted each time
+    operands: tuple[Value, ...]  # args, and the values inside its index expressions
+
+    def __repr__(self) -> str:
+        return show_value(self)
+
+
+# A load at an address that is itself data, in additions: it is made lane by lane.
+GATHER_COST = 12
+
+
+class Values:
+    """The table that makes equal values identical. One per LoopGraph."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Value] = {}
+
+    def make(
+        self, op: str, args: tuple[Value, ...], dtype: torch.dtype, attr: object = None
+    ) -> Value:
+        # repr tells -0.0 from 0.0 and makes NaN equal to itself
+        mark = (repr(attr), type(attr)) if op == "const" else attr
+        key = (op, dtype, mark, *map(id, args))
+        found = self._known.get(key)
+        if found is None:
+            found = Value()
+            found.table, found.op, found.args = self, op, args
+            found.dtype, found.attr = dtype, attr
+            row = SCALAR_OPS.get(op)
+            own = row.heavy if row else int(op not in ("const", "index", "acc"))
+            found.cost = own + sum(arg.cost for arg in args)
+            found.operands = args
+            if op in ("load", "index"):
+                hidden = payloads(index_of(found))
+                found.operands += tuple(hidden)
+                found.cost += GATHER_COST * len(hidden)
+            self._known[key] = found
+        return found
+
+    def const(self, number: complex | float | int | bool, dtype: torch.dtype) -> Value:
+        """A literal. Of bfloat16 or float16: rounded to it."""
+        if dtype is torch.bool:
+            number = bool(number)
+        elif dtype.is_floating_point:
+            number = float(number)  # type: ignore[arg-type]
+        else:
+            number = int(number)  # type: ignore[arg-type]
+        return self.make("const", (), dtype, number)
+
+    def index(self, size: Size, dtype: torch.dtype = torch.int64) -> Value:
+        """An index expression as a number."""
+        if isinstance(size, int):
+            return self.const(size, dtype)
+        value = self.make("index", (), torch.int64, size)
+        return value if dtype is torch.int64 else cast(value, dtype)
+
+    def load(
+        self, buffer: Buffer, index: Size, mask: Value | None = None, other: Value | None = None
+    ) -> Value:
+        """buffer[index]; where `mask` is false nothing is read and the value is `other`."""
+        args = () if mask is None or other is None else (mask, other)
+        return self.make("load", args, buffer.dtype, (buffer, index))
+
+    def acc(self, acc: Acc) -> Value:
+        return self.make("acc", (), acc.dtype, acc)
+
+    def indirect(self, value: Value, size: Size) -> Size:
+        """An int64 value used as an index: known to be in [0, size)."""
+        if value.op == "const":
+            return int(value.attr)
+        if value.op == "index":
+            found: Size = value.attr
+            return found
+        # the value's id is unique in the table, which keeps it alive
+        return Symbol(f"v{id(value)}", 0, size, payload=value).expr
+
+
+def op(name: str, *args: Value) -> Value:
+    """Apply an op of the vocabulary to operands of one dtype."""
+    row = SCALAR_OPS[name]
+    dtype = torch.bool if row.result == "bool" else args[0].dtype
+    return args[0].table.make(name, args, dtype)
+
+
+def where(condition: Value, x: Value, y: Value) -> Value:
+    if condition.op == "const":
+        return x if condition.attr else y
+    if x is y:
+        return x
+    return x.table.make("where", (condition, x, y), x.dtype)
+
+
+def cast(x: Value, dtype: torch.dtype) -> Value:
+    """Convert; literals are converted here, exactly as torch would."""
+    if x.dtype is dtype:
+        return x
+    if x.op == "const":
+        return x.table.const(torch.tensor(x.attr, dtype=x.dtype).to(dtype).item(), dtype)
+    exact = x.op == "cast" and _widens(x.args[0].dtype, x.dtype)
+    if exact and x.args[0].dtype is dtype:
+        return x.args[0]
+    return x.table.make("cast", (x,), dtype)
+
+
+def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """True if every value of `narrow` survives in `wide`, so that casting back is exact."""
+    return torch.promote_types(narrow, wide) is wide and (
+        narrow.is_floating_point == wide.is_floating_point or narrow is torch.bool
+    )
+
+
+def check(x: Value, size: Size, message: int) -> Value:
+    """`x` (int64) as an index into `size` elements: negatives wrap, outside is reported."""
+    return x.table.make("check", (x,), torch.int64, (size, message))
+
+
+def payloads(index: Size) -> list[Value]:
+    """The values that stand inside an index expression: its data-dependent parts."""
+    return [s.payload for s in symbols(index) if isinstance(s.payload, Value)]
+
+
+def index_of(value: Value) -> Size:
+    """The index expression that a load, index or check holds; 0 for all else."""
+    if value.op == "load":
+        index: Size = value.attr[1]
+        return index
+    if value.op == "index":
+        size: Size = value.attr
+        return size
+    return 0
+
+
+def walk(roots: Iterable[Value]) -> list[Value]:
+    """Every value below `roots`, operands before users, each once."""
+    done: dict[int, None] = {}
+    order: list[Value] = []
+    stack: list[tuple[Value, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        value, ready = stack.pop()
+        if id(value) in done:
+            continue
+        if ready:
+            done[id(value)] = None
+            order.append(value)
+        else:
+            stack.append((value, True))
+            stack.extend([(arg, False) for arg in value.operands if id(arg) not in done])
+    return order
+
+
+def rewrite(
+    roots: Sequence[Value],
+    axes: dict[Symbol, Size] | None = None,
+    replace: Callable[[Value], Value | None] | None = None,
+) -> list[Value]:
+    """Rebuild values with axis variables substituted and single values replaced.
+
+    `replace` sees each value after its operands were rewritten; None keeps it.
+    """
+    done: dict[int, Value] = {}
+    for value in walk(roots):
+        args = tuple(done[id(arg)] for arg in value.args)
+        new = value.table.make(value.op, args, value.dtype, _rewrite_attr(value, axes, done))
+        if replace is not None:
+            new = replace(new) or new
+        done[id(value)] = new
+    return [done[id(root)] for root in roots]
+
+
+def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[int, Value]) -> Size:
+    """`index` with axes substituted and its data-dependent parts replaced by rewritten ones."""
+    if isinstance(index, int):
+        return index
+    values: dict[Symbol, Size] = dict(axes or {})
+    for symbol in symbols(index):
+        payload = symbol.payload
+        if isinstance(payload, Value) and done[id(payload)] is not payload:
+            assert symbol.hi is not None
+            new = done[id(payload)]
+            values[symbol] = new.table.indirect(new, symbol.hi)
+    return substitute(index, values) if values else index
+
+
+def _rewrite_attr(value: Value, axes: dict[Symbol, Size] | None, done: dict[int, Value]) -> object:
+    if value.op == "load":
+        buffer, index = value.attr
+        return buffer, rewrite_index(index, axes, done)
+    if value.op == "index":
+        return rewrite_index(value.attr, axes, done)
+    return value.attr
+
+
+# ------------------------------------------------------------------------------ loops and externs
+
+
+@dataclass(eq=False)
+class Acc:
+    """An accumulator: one scalar per point of the outer axes."""
+
+    name: str
+    op: str  # a key of scalar.REDUCTIONS
+    dtype: torch.dtype  # of the result: int64 for argmax and argmin
+
+
+# set: plain store. The others combine with what is there; axes that may collide run in order.
+Mode = Literal["set", "add", "mul", "min", "max"]
+
+
+@dataclass(eq=False)
+class Loop:
+    """One realised computation: for axes (and reduce_axes): buffer[index] = value.
+
+    With `acc`, `value` is what is accumulated over reduce_axes, `index` mentions `axes` only, and
+    `result` (default: the accumulator cast to the buffer's dtype) is what is stored: a value over
+    `axes` that reads the accumulator. With `scan`, reduce_axes is the one scanned axis and `index`
+    and `result` mention it too: the running accumulator is stored at each of its points.
+    Several loops may write disjoint parts of one buffer (cat), or the same part in order (scatter).
+    """
+
+    buffer: Buffer
+    axes: tuple[Symbol, ...]
+    index: Size
+    value: Value
+    reduce_axes: tuple[Symbol, ...] = ()
+    acc: Acc | None = None
+    result: Value | None = None
+    which: Value | None = None  # argmax, argmin: the int64 index of the element
+    scan: bool = False
+    mode: Mode = "set"
+    ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
+    origin: str = ""  # aten ops and user line it comes from, for people
+    reads_memo: list[Buffer] | None = None  # what fuse.reads found
+
+
+@dataclass(eq=False)
+class View:
+    """A strided window on a buffer, as an Extern argument or a graph output."""
+
+    buffer: Buffer
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+
+
+@dataclass(eq=False)
+class Extern:
+    """A call on whole tensors. `args` and `kwargs` may hold View and Size anywhere inside.
+
+    `results` are the buffers for the tensors it returns, in order (None: ignored). With `out`, the
+    callable is an out= variant that fills them; otherwise it returns them (role "extern").
+    """
+
+    name: str
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Buffer | None, ...]
+    out: bool = False
+    many: bool = False  # it returns a tuple or list, even if only of one tensor
+    mutates: tuple[Buffer, ...] = ()  # buffers that the call writes in place
+    # the same call writing over argument number `operand`, which it takes first and nobody needs
+    in_place: Callable[..., Any] | None = None
+    operand: int = 0
+    owns: bool = False  # what it returns shares memory with nothing
+    reason: str = ""  # why it is not a loop
+    origin: str = ""
+
+
+Step = Union[Loop, Extern]
+
+
+@dataclass(eq=False)
+class LoopGraph:
+    """One lowered graph: steps in program order; outputs are Views, Sizes or plain constants."""
+
+    values: Values
+    inputs: list[Buffer | Symbol]
+    steps: list[Step] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)  # what `check` reports, by message index
+    notes: list[str] = field(default_factory=list)  # what was not lowered, and why
+
+
+# ------------------------------------------------------------------------------ kernels
+
+
+@dataclass(eq=False)
+class Store:
+    buffer: Buffer
+    index: Size
+    value: Value
+    mode: Mode = "set"
+
+
+@dataclass(eq=False)
+class Accumulate:
+    acc: Acc
+    value: Value
+    which: Value | None = None
+
+
+Statement = Union[Store, Accumulate]
+
+
+@dataclass(eq=False)
+class Phase:
+    inner: tuple[Symbol, ...]
+    body: list[Statement]
+
+
+@dataclass(eq=False)
+class Kernel:
+    """See the grammar above. `lanes` is the axis along which vectors run.
+
+    It is the last outer axis (all phases then work on whole vectors of it), or None: then each
+    phase runs its vectors along its own last inner axis, and phases without inner axes are scalar.
+    `ordered` axes must run sequentially, in one thread and without vectors.
+    """
+
+    outer: tuple[Symbol, ...]
+    phases: list[Phase]
+    lanes: Symbol | None = None
+    ordered: tuple[Symbol, ...] = ()
+    origin: str = ""
+    reads_memo: list[Buffer] | None = None  # what fuse.reads found
+
+    def statements(self) -> Iterator[Statement]:
+        for phase in self.phases:
+            yield from phase.body
+
+
+# ------------------------------------------------------------------------------ printing
+
+
+def show_value(value: Value) -> str:
+    args = [show_value(arg) for arg in value.args]
+    kind = str(value.dtype).removeprefix("torch.")
+    if value.op == "const":
+        return repr(value.attr)
+    if value.op == "index":
+        return f"({value.attr})"
+    if value.op == "load":
+        buffer, index = value.attr
+        masked = f" if {args[0]} else {args[1]}" if args else ""
+        return f"{buffer}[{index}]{masked}"
+    if value.op == "acc":
+        return str(value.attr.name)
+    if value.op == "cast":
+        return f"{kind}({args[0]})"
+    if value.op == "check":
+        return f"check({args[0]}, {value.attr[0]})"
+    return f"{value.op}({', '.join(args)})"
+
+
+def show_step(step: Step) -> str:
+    """One step of a LoopGraph: its loop nest, or its call."""
+    if isinstance(step, Extern):
+        results = ", ".join("_" if b is None else b.name for b in step.results)
+        arguments = [show_argument(a) for a in step.args]
+        arguments += [f"{k}={show_argument(a)}" for k, a in step.kwargs.items()]
+        return f"{results} = {step.name}({', '.join(arguments)})"
+    if step.acc is None:
+        body: list[Statement] = [Store(step.buffer, step.index, step.value, step.mode)]
+        return show_kernel(Kernel(step.axes, [Phase((), body)], origin=step.origin))
+    gathered = Accumulate(step.acc, step.value, step.which)
+    result = step.result or cast(step.value.table.acc(step.acc), step.buffer.dtype)
+    store = Store(step.buffer, step.index, result, step.mode)
+    phases = [Phase(step.reduce_axes, [gathered, store])]
+    if not step.scan:
+        phases = [Phase(step.reduce_axes, [gathered]), Phase((), [store])]
+    return show_kernel(Kernel(step.axes, phases, origin=step.origin))
+
+
+def show_argument(argument: object) -> str:
+    if isinstance(argument, View):
+        return f"{argument.buffer}{list(argument.shape)}"
+    if isinstance(argument, (list, tuple)):
+        return "[" + ", ".join(map(show_argument, argument)) + "]"
+    return repr(argument)
+
+
+def show_kernel(kernel: Kernel) -> str:
+    """The kernel as a loop nest."""
+    lines = [f"# {kernel.origin}"] if kernel.origin else []
+    depth = 0
+    for axis in kernel.outer:
+        mark = "  # lanes" if axis is kernel.lanes else ""
+        lines.append(f"{'  ' * depth}for {axis.name} in range({axis.hi}):{mark}")
+        depth += 1
+    for phase in kernel.phases:
+        inside = depth
+        for axis in phase.inner:
+            lines.append(f"{'  ' * inside}for {axis.name} in range({axis.hi}):")
+            inside += 1
+        for statement in phase.body:
+            lines.append("  " * inside + show_statement(statement))
+    return "\n".join(lines)
+
+
+def show_statement(statement: Statement) -> str:
+    if isinstance(statement, Store):
+        equals = "=" if statement.mode == "set" else f"{statement.mode}="
+        return f"{statement.buffer}[{statement.index}] {equals} {show_value(statement.value)}"
+    which = "" if statement.which is None else f" at {show_value(statement.which)}"
+    return f"{statement.acc.name} {statement.acc.op}= {show_value(statement.value)}{which}"

@@ -1,0 +1,1 @@
+"""A functional ATen graph becomes a LoopGraph."""

@@ -1,0 +1,361 @@
+"""Softmax and normalisation: reductions whose results scale the elements they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fusee.loops.ir import Value, op
+from fusee.loops.lower.aggregate import mean_and_squares
+from fusee.loops.lower.formulas import const
+from fusee.loops.lower.pointwise import pointwise
+from fusee.loops.lower.reduce import Map, normal_dims, prepared, reduce
+from fusee.loops.lower.shape import converted, expand, reshape
+from fusee.loops.lower.strides import Shape
+from fusee.loops.lower.table import Call, lowers, named
+from fusee.loops.lower.tensor import Tensor, opmath
+from fusee.sym.expr import Size, floordiv
+from fusee.sym.parts import product
+
+# ------------------------------------------------------------------------------ softmax
+
+
+def _exponentials(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """x in opmath, its maximum, and exp(x - maximum), along one dimension."""
+    lowering = call.lowering
+    x = converted(x, opmath(call.meta.dtype))
+    prepared(x, 3)
+    dims = normal_dims(dim, len(x.shape))
+    top = reduce(x, dims, "max", x.dtype, x.dtype)
+    powers = pointwise(
+        lowering, [x, top], lambda v, m: op("exp", op("sub", v, m)), x.shape, x.dtype
+    )
+    return x, top, powers, dims
+
+
+def softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+    _, _, powers, dims = _exponentials(call, x, dim)
+    total = reduce(powers, dims, "sum", powers.dtype, powers.dtype)
+    meta = call.meta
+    return pointwise(
+        call.lowering,
+        [powers, total],
+        lambda a, b: op("div", a, b),
+        meta.shape,
+        meta.dtype,
+        powers.dtype,
+        meta.strides,
+    )
+
+
+def log_softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+    x, top, powers, dims = _exponentials(call, x, dim)
+    total = reduce(powers, dims, "sum", x.dtype, x.dtype, None, lambda v: op("log", v))
+    meta = call.meta
+    return pointwise(
+        call.lowering,
+        [x, top, total],
+        lambda v, m, t: op("sub", op("sub", v, m), t),
+        meta.shape,
+        meta.dtype,
+        x.dtype,
+        meta.strides,
+    )
+
+
+@lowers(*named("_softmax"))
+def _softmax(call: Call, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    return softmax(call, x, dim)
+
+
+@lowers(*named("_log_softmax"))
+def _log_softmax(call: Call, x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    return log_softmax(call, x, dim)
+
+
+@lowers(*named("_safe_softmax"))
+def _safe_softmax(call: Call, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows of nothing but -inf give 0."""
+    x = x if dtype is None else converted(x, dtype)
+    _, top, powers, dims = _exponentials(call, x, dim)
+    total = reduce(powers, dims, "sum", powers.dtype, powers.dtype)
+
+    def fn(a: Value, b: Value, m: Value) -> Value:
+        empty = op("eq", m, const(m, float("-inf")))
+        table = a.table
+        return table.make("where", (empty, const(a, 0), op("div", a, b)), a.dtype)
+
+    meta = call.meta
+    return pointwise(
+        call.lowering, [powers, total, top], fn, meta.shape, meta.dtype, powers.dtype, meta.strides
+    )
+
+
+# ------------------------------------------------------------------------------ norms
+
+
+def _rsqrt_of(eps: float) -> Map:
+    return lambda v: op("rsqrt", op("add", v, const(v, eps)))
+
+
+def normalised(
+    call: Call,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """(x - mean) * rstd * weight + bias, in opmath, rounded once."""
+    affine = [t for t in (weight, bias) if t is not None]
+
+    def fn(v: Value, m: Value, r: Value, *rest: Value) -> Value:
+        y = op("mul", op("sub", v, m), r)
+        if weight is not None:
+            y = op("mul", y, rest[0])
+        return y if bias is None else op("add", y, rest[-1])
+
+    meta = call.meta
+    operands = [x, mean, rstd, *affine]
+    compute = opmath(x.dtype)
+    return pointwise(call.lowering, operands, fn, x.shape, meta.dtype, compute, meta.strides)
+
+
+@lowers(*named("native_layer_norm"))
+def _layer_norm(
+    call: Call,
+    x: Tensor,
+    shape: Sequence[Size],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rank = len(x.shape)
+    dims = list(range(rank - len(shape), rank))
+    prepared(x, 3)
+    mean, rstd = mean_and_squares(x, dims, 0, _rsqrt_of(eps))
+    result = normalised(call, x, mean, rstd, weight, bias)
+    return result, *_statistics(call, mean, rstd)  # type: ignore[return-value]
+
+
+def _statistics(call: Call, *found: Tensor) -> tuple[Tensor, ...]:
+    """The second and third result, in the shape and dtype that eager gives them."""
+    results = []
+    for meta, tensor in zip(call.metas[1:], found, strict=False):
+        results.append(reshape(converted(tensor, meta.dtype), meta.shape))
+    return tuple(results)
+
+
+def _group_norm_result(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, channels = x.shape[0], x.shape[1]
+    rest = x.shape[2:]
+    each = floordiv(channels, groups)
+    split: Shape = (batch, groups, each, *rest)
+    prepared(x, 3)
+    grouped = reshape(x, split)
+    dims = list(range(2, len(split)))
+    mean, rstd = mean_and_squares(grouped, dims, 0, _rsqrt_of(eps))
+
+    def per_channel(t: Tensor) -> Tensor:
+        wide = expand(t, (batch, groups, each, *([1] * len(rest))))
+        return reshape(wide, (batch, channels, *([1] * len(rest))))
+
+    def affine(t: Tensor | None) -> Tensor | None:
+        return None if t is None else reshape(t, (1, channels, *([1] * len(rest))))
+
+    result = normalised(call, x, per_channel(mean), per_channel(rstd), affine(weight), affine(bias))
+    return result, mean, rstd
+
+
+@lowers(*named("native_group_norm"))
+def _group_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    result, mean, rstd = _group_norm_result(call, x, weight, bias, group, eps)
+    return result, *_statistics(call, mean, rstd)  # type: ignore[return-value]
+
+
+def _rms(
+    call: Call, x: Tensor, rank: int, weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    dims = list(range(len(x.shape) - rank, len(x.shape)))
+    compute = opmath(x.dtype)
+    prepared(x, 2)
+    eps = torch.finfo(compute).eps if eps is None else eps
+    count = product(x.shape[k] for k in dims)
+
+    def finish(v: Value) -> Value:
+        mean = op("div", v, v.table.index(count, v.dtype))
+        return op("rsqrt", op("add", mean, const(v, eps)))
+
+    rstd = reduce(x, dims, "sum", compute, compute, lambda v: _square(v, compute), finish)
+
+    def fn(v: Value, r: Value, *w: Value) -> Value:
+        y = op("mul", v, r)
+        return op("mul", y, w[0]) if w else y
+
+    operands = [x, rstd] if weight is None else [x, rstd, weight]
+    meta = call.meta
+    result = pointwise(call.lowering, operands, fn, x.shape, meta.dtype, compute, meta.strides)
+    return result, rstd
+
+
+def _square(v: Value, compute: torch.dtype) -> Value:
+    wide = v if v.dtype is compute else v.table.make("cast", (v,), compute)
+    return op("mul", wide, wide)
+
+
+@lowers(*named("rms_norm"))
+def _rms_norm(
+    call: Call,
+    x: Tensor,
+    shape: Sequence[Size],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    return _rms(call, x, len(shape), weight, eps)[0]
+
+
+@lowers(*named("_fused_rms_norm"))
+def _fused_rms_norm(
+    call: Call, x: Tensor, shape: Sequence[Size], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    result, rstd = _rms(call, x, len(shape), weight, eps)
+    return result, *_statistics(call, rstd)  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------ batch norm
+
+
+def _channels(x: Tensor, t: Tensor) -> Tensor:
+    return reshape(t, (1, t.shape[0], *([1] * (len(x.shape) - 2))))
+
+
+def _batch_norm_inference(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+) -> Tensor:
+    """ATen folds the statistics into one factor and one summand per channel first; so do we."""
+    affine = [t for t in (weight, bias) if t is not None]
+
+    def fn(v: Value, m: Value, s: Value, *rest: Value) -> Value:
+        alpha = op("rsqrt", op("add", s, const(s, eps)))
+        if weight is not None:
+            alpha = op("mul", alpha, rest[0])
+        beta = op("neg", op("mul", m, alpha))
+        if bias is not None:
+            beta = op("sub", rest[-1], op("mul", m, alpha))
+        return op("add", op("mul", v, alpha), beta)
+
+    operands = [x, *(_channels(x, t) for t in (mean, var, *affine))]
+    meta = call.meta
+    compute = opmath(x.dtype)
+    return pointwise(call.lowering, operands, fn, x.shape, meta.dtype, compute, meta.strides)
+
+
+def _empty(call: Call, position: int) -> Tensor:
+    meta = call.metas[position]
+    zero = call.lowering.values.const(0, meta.dtype)
+    return call.lowering.computed(meta.shape, meta.dtype, lambda ix: zero)
+
+
+@lowers(*named("_native_batch_norm_legit_no_training"))
+def _batch_norm(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    result = _batch_norm_inference(call, x, weight, bias, running_mean, running_var, eps)
+    return result, _empty(call, 1), _empty(call, 2)
+
+
+def _running(call: Call, old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    """The running statistic after this batch."""
+
+    def fn(v: Value, n: Value) -> Value:
+        return op("add", op("mul", n, const(n, momentum)), op("mul", v, const(v, 1 - momentum)))
+
+    return pointwise(call.lowering, [old, new], fn, old.shape, old.dtype)
+
+
+def _batch_norm_training(
+    call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result; then per channel the mean, the reciprocal deviation and the unbiased variance."""
+    dims = [k for k in range(len(x.shape)) if k != 1]
+    prepared(x, 3)
+    mean, var = mean_and_squares(x, dims, 0, None)
+    rstd = pointwise(call.lowering, [var], _rsqrt_of(eps), var.shape, var.dtype)
+    call.lowering.realise(rstd)
+    affine = [None if t is None else _channels(x, t) for t in (weight, bias)]
+    result = normalised(call, x, mean, rstd, affine[0], affine[1])
+    count = product(x.shape[k] for k in dims)
+
+    def unbiased(v: Value) -> Value:
+        whole, free = v.table.index(count, v.dtype), v.table.index(count - 1, v.dtype)
+        return op("mul", v, op("div", whole, free))
+
+    spread = pointwise(call.lowering, [var], unbiased, var.shape, var.dtype)
+    flat = [reshape(t, (x.shape[1],)) for t in (mean, rstd, spread)]
+    return result, flat[0], flat[1], flat[2]
+
+
+@lowers(*named("_native_batch_norm_legit", "no_stats"))
+def _batch_norm_no_stats(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    result, mean, rstd, _ = _batch_norm_training(call, x, weight, bias, eps)
+    return result, *_statistics(call, mean, rstd)  # type: ignore[return-value]
+
+
+@lowers(*named("_native_batch_norm_legit_functional"))
+def _batch_norm_functional(
+    call: Call,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    if not training:
+        result = _batch_norm_inference(call, x, weight, bias, running_mean, running_var, eps)
+        return result, _empty(call, 1), _empty(call, 2), running_mean, running_var
+    result, mean, rstd, spread = _batch_norm_training(call, x, weight, bias, eps)
+    new_mean = _running(call, running_mean, mean, momentum)
+    new_var = _running(call, running_var, spread, momentum)
+    return (result, *_statistics(call, mean, rstd), new_mean, new_var)

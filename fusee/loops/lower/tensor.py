@@ -1,0 +1,497 @@
+"""Lazy tensors, and how they become buffers written by loops.
+
+    stored    a strided window on a buffer
+    view      another tensor behind an index map; stored once its base is, if strides can say it
+    computed  a closure from an index to a scalar Value
+    pieces    several tensors side by side along one dimension (cat, roll, slice_scatter)
+
+Nothing is written before `Lowering.realise` is asked to. An index is one Size per dimension; in
+dimensions of size 1 it is 0 and there is no axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import c_float
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from fusee.loops.ir import (
+    Acc,
+    Buffer,
+    Loop,
+    LoopGraph,
+    Role,
+    Value,
+    Values,
+    View,
+    cast,
+)
+from fusee.loops.lower.strides import (
+    Shape,
+    axis_strides,
+    contiguous,
+    dense,
+    dense_like,
+    same_strides,
+    stride_order,
+)
+from fusee.loops.origin import behind
+from fusee.sym.expr import Expr, Size, Symbol
+from fusee.sym.parts import hint, product
+
+Index = tuple[Size, ...]
+
+# A value used again and again is computed once if it takes more additions than this.
+HEAVY = 10
+# A loop that reads more buffers than this is split; pointers and streams are finite.
+MAX_READS = 8
+# Closures call each other; deeper chains are cut by realising.
+MAX_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Where a tensor's elements lie: offset + sum(index * strides), in elements."""
+
+    buffer: Buffer
+    strides: tuple[Size, ...]
+    offset: Size
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What eager would return: the truth about shape, dtype and strides."""
+
+    shape: Shape
+    dtype: torch.dtype
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Tensors side by side along `dim`; piece k begins at starts[k]."""
+
+    dim: int
+    starts: tuple[Size, ...]
+    tensors: tuple[Tensor, ...]
+
+
+class Tensor:
+    """A tensor that may not exist in memory. Made by Lowering's methods only."""
+
+    __slots__ = (
+        "_at",
+        "_index",
+        "_reads",
+        "_storage",
+        "_value",
+        "base",
+        "copies",
+        "depth",
+        "dtype",
+        "index_map",
+        "lowering",
+        "operands",
+        "origin",
+        "pieces",
+        "recipe",
+        "shape",
+        "strides",
+    )
+
+    def __init__(self, lowering: Lowering, shape: Shape, dtype: torch.dtype) -> None:
+        self.lowering = lowering
+        self.shape = shape
+        self.dtype = dtype
+        self.strides: tuple[Size, ...] | None = None  # eager's; None: contiguous
+        self._storage: Strided | None = None
+        self._at: Callable[[Index], Value] | None = None
+        self.base: Tensor | None = None
+        self.index_map: Callable[[Index], Index] | None = None
+        self.recipe: Callable[[Strided], Strided | None] | None = None
+        self.pieces: Pieces | None = None
+        self.operands: tuple[Tensor, ...] = ()
+        self.origin = ""
+        self.depth = 0
+        self.copies: dict[tuple[Size, ...], Strided] | None = None
+        self._reads: frozenset[Buffer] | None = None
+        self._index: Index | None = None
+        self._value: Value | None = None
+
+    @property
+    def storage(self) -> Strided | None:
+        """Where it lies in memory, if it does."""
+        if self._storage is None and self.base is not None and self.recipe is not None:
+            below = self.base.storage
+            if below is not None:
+                self._storage = self.recipe(below)
+                if self._storage is None:
+                    self.recipe = None
+        return self._storage
+
+    def at(self, index: Index) -> Value:
+        """The element at `index`, of this tensor's dtype."""
+        if self._value is not None and self._index == index:
+            return self._value
+        value = self._read(index)
+        self._index, self._value = index, value
+        return value
+
+    def _read(self, index: Index) -> Value:
+        storage = self.storage
+        if storage is not None:
+            return self.lowering.load(storage, index)
+        if self.base is not None:
+            assert self.index_map is not None
+            return self.base.at(self.index_map(index))
+        if self._at is not None:
+            return self._at(index)
+        return self.lowering.load(self.lowering.realise(self), index)
+
+    def store(self, storage: Strided) -> None:
+        """From now on the elements are read from `storage`."""
+        self._storage = storage
+        self._at = self.base = self.index_map = self.recipe = self.pieces = None
+        self.operands = ()
+        self.depth = 0
+        self._index = self._value = None
+
+    def reads(self) -> frozenset[Buffer]:
+        """The buffers that computing an element reads, at most."""
+        storage = self.storage
+        if storage is not None:
+            return frozenset((storage.buffer,))
+        if self.base is not None:
+            return self.base.reads()
+        if self._reads is None:
+            self._reads = frozenset().union(*(tensor.reads() for tensor in self.operands))
+        return self._reads
+
+    @property
+    def eager_strides(self) -> tuple[Size, ...]:
+        return contiguous(self.shape) if self.strides is None else self.strides
+
+
+# What handlers get for an argument of the graph.
+Number = Union[int, float, bool, Expr, Value]
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which ATen computes on `dtype`."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+class Lowering:
+    """The LoopGraph in the making and the tables that make equal things identical."""
+
+    def __init__(self) -> None:
+        self.values = Values()
+        self.graph = LoopGraph(self.values, [])
+        self.origin = ""
+        self._axes: dict[Shape, Index] = {}
+        self._symbols: dict[tuple[str, Size], Symbol] = {}
+        self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
+        self._loads: dict[int, frozenset[Value]] = {}
+        self._messages: dict[str, int] = {}
+        self._count = 0
+
+    # -------------------------------------------------------------------------- making tensors
+
+    def stored(self, storage: Strided, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = Tensor(self, shape, dtype or storage.buffer.dtype)
+        tensor._storage = storage
+        return tensor
+
+    def whole(self, buffer: Buffer) -> Tensor:
+        return self.stored(Strided(buffer, buffer.strides, buffer.offset), buffer.shape)
+
+    def computed(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        at: Callable[[Index], Value],
+        operands: Sequence[Tensor] = (),
+        strides: tuple[Size, ...] | None = None,
+    ) -> Tensor:
+        """`operands` are the tensors that `at` reads."""
+        tensor = Tensor(self, shape, dtype)
+        tensor._at, tensor.operands, tensor.strides = at, tuple(operands), strides
+        tensor.depth = 1 + max((t.depth for t in operands), default=0)
+        if tensor.depth > MAX_DEPTH:
+            self.realise(tensor)
+        return tensor
+
+    def view(
+        self,
+        base: Tensor,
+        shape: Shape,
+        index_map: Callable[[Index], Index],
+        recipe: Callable[[Strided], Strided | None] | None,
+    ) -> Tensor:
+        """`recipe` gives the view's place from the base's, or None where strides can't say it."""
+        tensor = Tensor(self, shape, base.dtype)
+        storage = base.storage
+        if storage is not None and recipe is not None:
+            tensor._storage = recipe(storage)
+            if tensor._storage is not None:
+                return tensor
+            recipe = None
+        tensor.base, tensor.index_map, tensor.recipe = base, index_map, recipe
+        tensor.depth = base.depth + 1
+        return tensor
+
+    def beside(self, shape: Shape, dtype: torch.dtype, pieces: Pieces) -> Tensor:
+        tensor = Tensor(self, shape, dtype)
+        tensor.pieces, tensor.operands = pieces, pieces.tensors
+        tensor.depth = 1 + max(t.depth for t in pieces.tensors)
+        return tensor
+
+    # -------------------------------------------------------------------------- indices
+
+    def axis(self, name: str, size: Size) -> Symbol:
+        """The axis variable of that name and size; always the same object."""
+        found = self._symbols.get((name, size))
+        if found is None:
+            expected = None if isinstance(size, int) else hint(size)
+            found = self._symbols[name, size] = Symbol(name, 0, size, expected)
+        return found
+
+    def axes(self, shape: Shape) -> Index:
+        """The index of the general element: axis variables i0, i1, ..."""
+        found = self._axes.get(shape)
+        if found is None:
+            found = self._axes[shape] = tuple(
+                0 if size == 1 else self.axis(f"i{k}", size).expr for k, size in enumerate(shape)
+            )
+        return found
+
+    def axis_symbols(self, shape: Shape) -> tuple[Symbol, ...]:
+        return tuple(self.axis(f"i{k}", size) for k, size in enumerate(shape) if size != 1)
+
+    def load(self, storage: Strided, index: Index) -> Value:
+        return self.values.load(storage.buffer, self.offset(storage, index))
+
+    def offset(self, storage: Strided, index: Index) -> Size:
+        """The flat position of an element."""
+        key = (index, storage.strides, storage.offset)
+        total = self._offsets.get(key)
+        if total is None:
+            total = storage.offset
+            for i, stride in zip(index, storage.strides, strict=True):
+                total = total + i * stride
+            self._offsets[key] = total
+        return total
+
+    def message(self, text: str) -> int:
+        """The number under which `check` reports `text`."""
+        if text not in self._messages:
+            self._messages[text] = len(self.graph.messages)
+            self.graph.messages.append(text)
+        return self._messages[text]
+
+    # -------------------------------------------------------------------------- numbers
+
+    def number(self, x: Number, dtype: torch.dtype) -> Value:
+        """A scalar argument as a value."""
+        if isinstance(x, Value):
+            return cast(x, dtype)
+        if isinstance(x, Expr):
+            return self.values.index(x, dtype)
+        return self.values.const(literal(x, dtype), dtype)
+
+    # -------------------------------------------------------------------------- realising
+
+    def buffer(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        strides: tuple[Size, ...] | None = None,
+        role: Role = "scratch",
+    ) -> Buffer:
+        self._count += 1
+        strides = contiguous(shape) if strides is None else strides
+        return Buffer(f"b{self._count}", dtype, shape, strides, role)
+
+    def emit(self, loop: Loop, origin: str = "") -> None:
+        """Append a loop, unless a static size says that it has no points."""
+        if all(axis.hi != 0 for axis in loop.axes):
+            loop.origin = origin or self.origin
+            self.graph.steps.append(loop)
+
+    def realise(self, tensor: Tensor, want: tuple[Size, ...] | None = None) -> Strided:
+        """Make `tensor` exist in memory: with the strides `want`, if given."""
+        storage = tensor.storage
+        if storage is None:
+            storage = self._write(tensor, want)
+        if want is None or same_strides(tensor.shape, storage.strides, want):
+            return storage
+        if tensor.copies is None:
+            tensor.copies = {}
+        if want not in tensor.copies:
+            tensor.copies[want] = self.copy(tensor, want)
+        return tensor.copies[want]
+
+    def copy(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
+        """A new buffer with the elements of `tensor`."""
+        buffer = self.buffer(tensor.shape, tensor.dtype, strides)
+        self.write_into(tensor, Strided(buffer, strides, 0))
+        return Strided(buffer, strides, 0)
+
+    def _write(self, tensor: Tensor, want: tuple[Size, ...] | None) -> Strided:
+        base = tensor.base
+        if base is not None and base.storage is None and tensor.recipe is not None:
+            # a mere rearrangement: the base in memory serves both
+            if product(base.shape) == product(tensor.shape):
+                if want is None:
+                    self.realise(base)
+                elif _rearranged(tensor, base, want):
+                    self.realise(base, base.eager_strides)
+                if tensor.storage is not None:
+                    return tensor.storage
+        strides = self.choose_strides(tensor) if want is None else want
+        buffer = self.buffer(tensor.shape, tensor.dtype, strides)
+        storage = Strided(buffer, strides, 0)
+        self.write_into(tensor, storage)
+        tensor.store(storage)
+        return storage
+
+    def write_into(self, tensor: Tensor, target: Strided) -> None:
+        """Store every element of `tensor` at its place in `target`."""
+        pieces = tensor.pieces
+        if pieces is None or tensor.storage is not None:
+            index = self.axes(tensor.shape)
+            value = tensor.at(index)
+            self.emit(
+                Loop(
+                    target.buffer,
+                    self.axis_symbols(tensor.shape),
+                    self.offset(target, index),
+                    value,
+                ),
+                behind(tensor),
+            )
+            return
+        for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
+            offset = target.offset + start * target.strides[pieces.dim]
+            self.write_into(piece, Strided(target.buffer, target.strides, offset))
+
+    # -------------------------------------------------------------------------- layout and cost
+
+    def choose_strides(self, tensor: Tensor) -> tuple[Size, ...]:
+        """The order of dimensions in which most of what is read lies; else eager's."""
+        shape = tensor.shape
+        eager = tensor.eager_strides
+        if sum(size != 1 for size in shape) < 2:
+            return dense_like(shape, eager)
+        part = tensor
+        while part.storage is None and part.pieces is not None:
+            part = part.pieces.tensors[0]
+        value = part.at(self.axes(part.shape))
+        found = self._loaded_order(value, part.shape, eager)
+        return dense_like(shape, eager) if found is None else dense(shape, found)
+
+    def like_loads(self, value: Value, shape: Shape, eager: tuple[Size, ...]) -> tuple[Size, ...]:
+        """Strides in the order of what `value` loads; else in eager's."""
+        found = self._loaded_order(value, shape, eager)
+        return dense_like(shape, eager) if found is None else dense(shape, found)
+
+    def _loaded_order(
+        self, value: Value, shape: Shape, eager: tuple[Size, ...]
+    ) -> list[int] | None:
+        votes: dict[tuple[int, ...], int] = {}
+        axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(shape) if n != 1}
+        for load in self.loads(value):
+            strides = axis_strides(load.attr[1], axes)
+            if strides is not None:
+                order = tuple(sorted(strides, key=lambda k: -strides[k]))
+                votes[order] = votes.get(order, 0) + load.dtype.itemsize
+        if not votes:
+            return None
+        best = max(votes, key=lambda order: votes[order])
+        by_eager = stride_order(shape, eager)
+        if [k for k in by_eager if k in axes] == list(best):
+            return None
+        rest = iter(best)
+        return [next(rest) if k in axes else k for k in by_eager]
+
+    def loads(self, value: Value) -> frozenset[Value]:
+        """Every load below `value`."""
+        found = self._loads.get(id(value))
+        if found is None:
+            below = [self.loads(arg) for arg in value.operands]
+            own = frozenset((value,)) if value.op == "load" else frozenset()
+            found = own.union(*below) if below else own
+            self._loads[id(value)] = found
+        return found
+
+    def is_costly(self, tensor: Tensor) -> bool:
+        """True if an element takes many additions to compute."""
+        if tensor.storage is not None or any(size == 0 for size in tensor.shape):
+            return False
+        if tensor.pieces is not None:
+            return any(self.is_costly(piece) for piece in tensor.pieces.tensors)
+        return tensor.at(self.axes(tensor.shape)).cost > HEAVY
+
+    def is_heavy(self, tensor: Tensor) -> bool:
+        """True if computing an element twice costs more than storing and loading it."""
+        if tensor.storage is not None or any(size == 0 for size in tensor.shape):
+            return False
+        if tensor.pieces is not None:
+            return any(self.is_heavy(piece) for piece in tensor.pieces.tensors)
+        value = tensor.at(self.axes(tensor.shape))
+        if value.cost > HEAVY:
+            return True
+        axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(tensor.shape) if n != 1}
+        full = [v for v in self.loads(value) if axis_strides(v.attr[1], axes) is not None]
+        return len(full) > 1 and bool(axes)
+
+    def settle(self, tensor: Tensor, uses: int) -> None:
+        """Realise a tensor that is costly to compute as often as it will be used."""
+        if tensor.storage is not None or tensor.base is not None:
+            return
+        pieces = tensor.pieces
+        if pieces is not None:
+            if uses > 1 and self.is_heavy(tensor):
+                self.realise(tensor)
+            return
+        if (len(tensor.operands) > 1 and len(tensor.reads()) > MAX_READS) or (
+            uses > 1 and self.is_heavy(tensor)
+        ):
+            self.realise(tensor)
+
+    # -------------------------------------------------------------------------- whole tensors
+
+    def window(self, tensor: Tensor, want: tuple[Size, ...] | None = None) -> View:
+        """The tensor as an argument of an Extern."""
+        storage = self.realise(tensor, want)
+        return View(storage.buffer, tensor.shape, storage.strides, storage.offset)
+
+    def accumulator(self, op: str, dtype: torch.dtype) -> Acc:
+        self._count += 1
+        return Acc(f"a{self._count}", op, dtype)
+
+
+def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool:
+    """True if the view `tensor` has these strides once its base is written with eager's."""
+    assert tensor.recipe is not None
+    model = Buffer("", base.dtype, base.shape, base.eager_strides, "scratch")
+    found = tensor.recipe(Strided(model, base.eager_strides, 0))
+    return found is not None and same_strides(tensor.shape, found.strides, strides)
+
+
+def literal(x: float | int | bool, dtype: torch.dtype) -> float | int | bool:
+    """A number as `dtype` holds it."""
+    if dtype is torch.float64:
+        return float(x)
+    if dtype is torch.float32:
+        return c_float(x).value
+    if dtype is torch.bool:
+        return bool(x)
+    if dtype.is_floating_point:
+        return torch.tensor(x, dtype=torch.float64).to(dtype).item()
+    bits = dtype.itemsize * 8
+    whole = int(x) & ((1 << bits) - 1)
+    return whole - (1 << bits) if dtype.is_signed and whole >> (bits - 1) else whole

@@ -1,0 +1,1 @@
+"""All that compiled code needs when it runs."""

@@ -1,0 +1,190 @@
+"""Object code on disk, by content.
+
+One file per entry, named after the key: a header with a checksum, then the object code. A file is
+written under a temporary name and renamed, so that concurrent processes see whole entries or none.
+Whatever is wrong with the folder costs one warning and the cache, never the call. A folder that
+other users may write to is refused, since its files are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+from fusee.errors import CacheWarning, layout
+from fusee.log import publish
+
+__all__ = ["ObjectCache", "content_key"]
+
+_MAGIC = b"fusee-object-1\n\0"
+_DIGEST_BYTES = 16
+_HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
+_SUFFIX = ".o"
+# An entry counts as used again only after this long, so that hits rarely write.
+_TOUCH_SECONDS = 600.0
+# A temporary file this old was left by a process that died.
+_STALE_SECONDS = 3600.0
+# Eviction leaves this share of the limit, so that it does not run at each write.
+_KEEP = 0.8
+_SCAN_EVERY = 64
+
+
+def content_key(*parts: str) -> str:
+    """A name for all that decides what an entry holds."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(b"%d:" % len(part))
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
+class ObjectCache:
+    """A folder of object code with a limit in bytes; the entries used longest ago go first.
+
+    `get` and `put` may be called from any thread. They remember what went wrong instead of warning:
+    `report` warns, in the thread of the user's call.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.readable = self.writable = limit_bytes > 0
+        self._problem: str | None = None
+        self._puts = 0
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._opened = False
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, or None if it is not there or damaged."""
+        if not self._open():
+            return None
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._stop(f"cannot read {path}: {error.strerror or error}", reading=True)
+            return None
+        code = data[_HEADER_BYTES:]
+        if data[:_HEADER_BYTES] != _MAGIC + _checksum(code):
+            publish("cache", key, "damaged entry, built again")
+            return None
+        self._touch(path)
+        return code
+
+    def put(self, key: str, code: bytes) -> None:
+        """Keep an entry."""
+        if not self._open() or not self.writable:
+            return
+        temporary = ""
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(_MAGIC + _checksum(code) + code)
+            os.replace(temporary, self._path(key))
+        except OSError as error:
+            if temporary:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            self._stop(f"cannot write to {self.folder}: {error.strerror or error}")
+            return
+        with self._lock:
+            due = self._puts % _SCAN_EVERY == 0
+            self._puts += 1
+        if due:
+            self.evict()
+
+    def evict(self) -> None:
+        """Delete the entries used longest ago until the folder fits its limit."""
+        entries: list[tuple[float, int, str]] = []
+        now = time.time()
+        try:
+            with os.scandir(self.folder) as found:
+                for entry in found:
+                    # another process may delete it at the same time
+                    with contextlib.suppress(FileNotFoundError):
+                        facts = entry.stat()
+                        if entry.name.endswith(_SUFFIX):
+                            entries.append((facts.st_mtime, facts.st_size, entry.path))
+                        elif now - facts.st_mtime > _STALE_SECONDS:
+                            os.unlink(entry.path)
+            total = sum(size for _, size, _ in entries)
+            if total <= self.limit_bytes:
+                return
+            for _, size, path in sorted(entries):
+                if total <= self.limit_bytes * _KEEP:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                total -= size
+                publish("cache", Path(path).stem, f"evicted, {size} bytes")
+        except OSError as error:
+            self._stop(f"cannot make room in {self.folder}: {error.strerror or error}")
+
+    def report(self) -> None:
+        """Warn about what went wrong, once."""
+        with self._lock:
+            problem, self._problem = self._problem, None
+        if problem is not None:
+            without = "" if self.readable else "reading or "
+            warnings.warn(
+                layout(
+                    CacheWarning,
+                    f"the object code cache {problem}",
+                    did=f"went on without {without}writing it",
+                    remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
+                ),
+                CacheWarning,
+                stacklevel=2,
+            )
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (key + _SUFFIX)
+
+    def _open(self) -> bool:
+        """Make the folder at the first use. Whether the cache can be read."""
+        if not self._opened:
+            with self._opening:
+                if not self._opened:
+                    self._prepare()
+                self._opened = True
+        return self.readable
+
+    def _prepare(self) -> None:
+        if not self.readable:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = self.folder.stat()
+        except OSError as error:
+            self._stop(f"cannot use {self.folder}: {error.strerror or error}", reading=True)
+            return
+        ours = not hasattr(os, "getuid") or facts.st_uid in (os.getuid(), 0)
+        if not ours or (os.name == "posix" and facts.st_mode & stat.S_IWOTH):
+            self._stop(f"cannot trust {self.folder}: other users may write to it", reading=True)
+
+    def _stop(self, problem: str, reading: bool = False) -> None:
+        with self._lock:
+            if self.writable or (reading and self.readable):
+                self._problem = problem
+            self.writable = False
+            self.readable = self.readable and not reading
+
+    def _touch(self, path: Path) -> None:
+        # in a folder that we may only read, entries keep their age
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
+                os.utime(path)
+
+
+def _checksum(code: bytes) -> bytes:
+    return hashlib.blake2b(code, digest_size=_DIGEST_BYTES).digest()

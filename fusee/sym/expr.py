@@ -1,0 +1,445 @@
+"""Exact integer expressions over named symbols.
+
+    Size    ::= int | Expr
+    Expr    ::= sum of int * Monomial           never a constant: those are plain ints
+    Monomial::= product of Atom
+    Atom    ::= Symbol | FloorDiv(Size, Size) | Mod(Size, Size) | Min(Size, Size) | Max(Size, Size)
+
+A Symbol is an axis variable (0 <= i < size), a size that only the call knows (lo <= s), or an
+index that is itself data. Results are canonical where the rules below reach, so that equality of
+expressions is structural equality. Divisors are positive and division floors, as in Python.
+
+Nothing here is interned: an expression lives as long as the graph that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+from typing import ClassVar, Union
+
+Size = Union[int, "Expr"]
+
+
+class Atom:
+    """What a monomial is a product of. Ordered by `key`, which also prints it as Python."""
+
+    __slots__ = ("key", "_hash")
+    key: str
+    _hash: int
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+class Symbol(Atom):
+    """A named integer with `lo <= value`, and `value < hi` if `hi` is given.
+
+    `hint` is a value it may have (the first call's), for decisions of speed only. `payload` is
+    the owner's: loops keep there the value that a data-dependent index is loaded from.
+    """
+
+    __slots__ = ("name", "lo", "hi", "hint", "payload")
+
+    def __init__(
+        self,
+        name: str,
+        lo: int = 0,
+        hi: Size | None = None,
+        hint: int | None = None,
+        payload: object = None,
+    ) -> None:
+        self.name = self.key = name
+        self.lo, self.hi, self.hint, self.payload = lo, hi, hint, payload
+        self._hash = hash((name, lo, hi))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Symbol)
+            and self.name == other.name
+            and self.lo == other.lo
+            and self.hi == other.hi
+            and self.payload is other.payload
+        )
+
+    __hash__ = Atom.__hash__
+
+    @property
+    def expr(self) -> Expr:
+        return Expr({(self,): 1})
+
+
+class Call(Atom):
+    """FloorDiv, Mod, Min or Max of two sizes that no rule could resolve."""
+
+    __slots__ = ("op", "a", "b")
+    FORMS: ClassVar[dict[str, str]] = {
+        "//": "({a})//({b})",
+        "%": "({a})%({b})",
+        "min": "min({a}, {b})",
+        "max": "max({a}, {b})",
+    }
+
+    def __init__(self, op: str, a: Size, b: Size) -> None:
+        self.op, self.a, self.b = op, a, b
+        self.key = "(" + self.FORMS[op].format(a=a, b=b) + ")"
+        self._hash = hash((op, a, b))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Call)
+            and self._hash == other._hash
+            and self.op == other.op
+            and self.a == other.a
+            and self.b == other.b
+        )
+
+    __hash__ = Atom.__hash__
+
+
+Monomial = tuple[Atom, ...]
+
+
+class Expr:
+    """A polynomial with integer coefficients; `terms` maps each monomial to a nonzero int."""
+
+    __slots__ = ("_hash", "_symbols", "terms")
+
+    def __init__(self, terms: dict[Monomial, int]) -> None:
+        self.terms = terms
+        self._hash = hash(frozenset(terms.items()))
+        self._symbols: dict[Symbol, None] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms
+        )
+
+    def __add__(self, other: Size) -> Size:
+        terms = dict(self.terms)
+        for mono, coef in _terms(other):
+            terms[mono] = terms.get(mono, 0) + coef
+        return _collect(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return Expr({mono: -coef for mono, coef in self.terms.items()})
+
+    def __sub__(self, other: Size) -> Size:
+        return self + (-other)
+
+    def __rsub__(self, other: Size) -> Size:
+        return -self + other
+
+    def __mul__(self, other: Size) -> Size:
+        if isinstance(other, int):
+            if other == 0:
+                return 0
+            return Expr({mono: coef * other for mono, coef in self.terms.items()})
+        terms: dict[Monomial, int] = {}
+        for left, x in self.terms.items():
+            for right, y in other.terms.items():
+                mono = _product(left, right)
+                terms[mono] = terms.get(mono, 0) + x * y
+        return _collect(terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Size) -> Size:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return mod(self, other)
+
+    def __rmod__(self, other: Size) -> Size:
+        return mod(other, self)
+
+    def __repr__(self) -> str:
+        parts = []
+        for mono, coef in sorted(self.terms.items(), key=lambda item: _order(item[0])):
+            factors = [atom.key for atom in mono]
+            if coef != 1 or not factors:
+                factors.insert(0, str(coef))
+            parts.append("*".join(factors))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of {self} is unknown at compile time; ask known_eq or known_lt")
+
+
+def _order(mono: Monomial) -> tuple[int, list[str]]:
+    return (-len(mono), [atom.key for atom in mono])
+
+
+def _terms(x: Size) -> Iterable[tuple[Monomial, int]]:
+    if isinstance(x, Expr):
+        return x.terms.items()
+    return (((), x),)
+
+
+def _collect(terms: dict[Monomial, int]) -> Size:
+    terms = {mono: coef for mono, coef in terms.items() if coef}
+    if not terms:
+        return 0
+    if len(terms) == 1 and () in terms:
+        return terms[()]
+    return Expr(terms)
+
+
+def _product(left: Monomial, right: Monomial) -> Monomial:
+    if not left:
+        return right
+    if not right:
+        return left
+    return tuple(sorted(left + right, key=lambda atom: atom.key))
+
+
+def _atom(atom: Atom) -> Expr:
+    return Expr({(atom,): 1})
+
+
+# ------------------------------------------------------------------------------ division
+
+
+def _divide_term(mono: Monomial, coef: int, divisor: Size) -> tuple[Monomial, int] | None:
+    """The exact quotient of one term, or None. Divisors of several terms divide nothing here."""
+    if isinstance(divisor, int):
+        return None if coef % divisor else (mono, coef // divisor)
+    if len(divisor.terms) != 1:
+        return None
+    ((factors, scale),) = divisor.terms.items()
+    rest = list(mono)
+    for factor in factors:
+        if factor not in rest:
+            return None
+        rest.remove(factor)
+    return None if coef % scale else (tuple(rest), coef // scale)
+
+
+def _split(a: Size, b: Size) -> tuple[Size, Size]:
+    """(q, r) with a == q*b + r, where q takes every term that b divides exactly."""
+    if isinstance(b, Expr) and a == b:
+        return 1, 0
+    quotient: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for mono, coef in _terms(a):
+        exact = _divide_term(mono, coef, b)
+        if exact is None:
+            rest[mono] = coef
+        else:
+            quotient[exact[0]] = quotient.get(exact[0], 0) + exact[1]
+    if isinstance(b, int) and () in rest:
+        whole, rest[()] = divmod(rest[()], b)
+        quotient[()] = quotient.get((), 0) + whole
+    return _collect(quotient), _collect(rest)
+
+
+def _split_low(a: Size, b: int) -> tuple[int, Size, Size] | None:
+    """(g, high, low) with a == g*high + low, 0 <= low < g and g dividing b: low can't carry."""
+    steps = {gcd(coef, b) for mono, coef in _terms(a) if mono}
+    for g in sorted(steps, reverse=True):
+        if g <= 1:
+            continue
+        high, low = _split(a, g)
+        if high != 0 and known_ge(low, 0) and known_lt(low, g):
+            return g, high, low
+    return None
+
+
+def floordiv(a: Size, b: Size) -> Size:
+    """a // b for b > 0."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1:
+        return a
+    quotient, rest = _split(a, b)
+    if rest == 0 or (known_ge(rest, 0) and known_lt(rest, b)):
+        return quotient
+    if isinstance(b, int):
+        low = _split_low(rest, b)
+        if low is not None:
+            return quotient + floordiv(low[1], b // low[0])
+        inner = _only_atom(rest)
+        if isinstance(inner, Call) and inner.op == "//" and isinstance(inner.b, int):
+            return quotient + floordiv(inner.a, inner.b * b)
+    return quotient + _atom(Call("//", rest, b))
+
+
+def mod(a: Size, b: Size) -> Size:
+    """a % b for b > 0; the result is in [0, b)."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b == 1:
+        return 0
+    _, rest = _split(a, b)
+    if rest == 0 or (known_ge(rest, 0) and known_lt(rest, b)):
+        return rest
+    if isinstance(b, int):
+        low = _split_low(rest, b)
+        if low is not None:
+            g, high, tail = low
+            return g * mod(high, b // g) + tail
+    return _atom(Call("%", rest, b))
+
+
+def _only_atom(a: Size) -> Atom | None:
+    if isinstance(a, Expr) and len(a.terms) == 1:
+        ((mono, coef),) = a.terms.items()
+        if coef == 1 and len(mono) == 1:
+            return mono[0]
+    return None
+
+
+def minimum(a: Size, b: Size) -> Size:
+    if known_ge(b, a):
+        return a
+    if known_ge(a, b):
+        return b
+    return _atom(Call("min", a, b))
+
+
+def maximum(a: Size, b: Size) -> Size:
+    if known_ge(b, a):
+        return b
+    if known_ge(a, b):
+        return a
+    return _atom(Call("max", a, b))
+
+
+# ------------------------------------------------------------------------------ facts
+
+
+def lower_bound(a: Size) -> int | None:
+    """An integer that `a` is never below, or None if this can't tell."""
+    if isinstance(a, int):
+        return a
+    return _lower(a, 0)
+
+
+def _lower(a: Size, depth: int) -> int | None:
+    if isinstance(a, int):
+        return a
+    if depth > 12:
+        return None
+    for symbol in _eliminable(a):
+        coef, rest = linear_in(a, symbol)
+        if coef is None:
+            continue
+        if isinstance(coef, int):
+            rising, falling = coef >= 0, coef <= 0
+        else:
+            least, most = _lower(coef, depth + 1), _lower(-coef, depth + 1)
+            rising, falling = least is not None and least >= 0, most is not None and most >= 0
+        if rising:
+            return _lower(coef * symbol.lo + rest, depth + 1)
+        if falling and symbol.hi is not None:
+            return _lower(coef * (symbol.hi - 1) + rest, depth + 1)
+        if falling:
+            return None
+    return _interval(a)
+
+
+def _eliminable(a: Expr) -> list[Symbol]:
+    """Symbols of `a`, those with a symbolic range first: their ends mention the others."""
+    found = {atom: None for mono in a.terms for atom in mono if isinstance(atom, Symbol)}
+    return sorted(found, key=lambda s: (not isinstance(s.hi, Expr), s.hi is None))
+
+
+def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:
+    coef: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for mono, c in a.terms.items():
+        if len(mono) == 1:
+            if mono[0] == symbol:
+                coef[()] = c
+            else:
+                rest[mono] = c
+            continue
+        count = mono.count(symbol)
+        if count > 1:
+            return None, 0
+        if count:
+            mono = tuple(atom for atom in mono if atom != symbol)
+            coef[mono] = c
+        else:
+            rest[mono] = c
+    return _collect(coef), _collect(rest)
+
+
+def _interval(a: Expr) -> int | None:
+    total = 0
+    for mono, coef in a.terms.items():
+        lo, hi = 1, 1 if not mono else None
+        for position, atom in enumerate(mono):
+            low, high = _atom_range(atom)
+            if low is None or low < 0:
+                return None
+            lo *= low
+            first = position == 0
+            hi = high if first else (None if hi is None or high is None else hi * high)
+        end = lo if coef > 0 else hi
+        if end is None:
+            return None
+        total += coef * end
+    return total
+
+
+def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        return atom.lo, (atom.hi - 1 if isinstance(atom.hi, int) else None)
+    assert isinstance(atom, Call)
+    a, b = atom.a, atom.b
+    if atom.op == "%":
+        return 0, (b - 1 if isinstance(b, int) else None)
+    lo_a, hi_a = lower_bound(a), upper_bound(a)
+    if atom.op == "//":
+        if not isinstance(b, int):
+            return (0, hi_a) if lo_a is not None and lo_a >= 0 else (None, None)
+        return (None if lo_a is None else lo_a // b), (None if hi_a is None else hi_a // b)
+    lo_b, hi_b = lower_bound(b), upper_bound(b)
+    lows = [x for x in (lo_a, lo_b) if x is not None]
+    highs = [x for x in (hi_a, hi_b) if x is not None]
+    if atom.op == "min":
+        return (min(lows) if len(lows) == 2 else None), (min(highs) if highs else None)
+    return (max(lows) if lows else None), (max(highs) if len(highs) == 2 else None)
+
+
+def upper_bound(a: Size) -> int | None:
+    """An integer that `a` is never above (inclusive), or None if this can't tell."""
+    if isinstance(a, int):
+        return a
+    negated = lower_bound(-a)
+    return None if negated is None else -negated
+
+
+def known_eq(a: Size, b: Size) -> bool:
+    """True only if a == b for all values of the symbols."""
+    return a == b
+
+
+def known_ge(a: Size, b: Size) -> bool:
+    """True only if a >= b for all values of the symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a >= b
+    least = lower_bound(a - b)
+    return least is not None and least >= 0
+
+
+def known_lt(a: Size, b: Size) -> bool:
+    """True only if a < b for all values of the symbols."""
+    return known_ge(b, a + 1)
+
+
+def divides(k: Size, a: Size) -> bool:
+    """True only if k divides a for all values of the symbols."""
+    return _split(a, k)[1] == 0

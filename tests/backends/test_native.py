@@ -1,0 +1,259 @@
+"""Whole programs through the backend "fusee" against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from fusee.backends import lookup
+from fusee.backends.native import CompiledGraph, compile_native
+from tests.check import check
+
+
+def compile_fx(fn: Callable[..., Any], *args: Tensor, **options: object) -> CompiledGraph:
+    with torch.no_grad():
+        return compile_native(fx.symbolic_trace(fn), list(args), options)
+
+
+def softmax_of_sum(x: Tensor, y: Tensor) -> Tensor:
+    return torch.softmax(x + y, -1)
+
+
+def normalised(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias)) + x
+
+
+def column_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x.mean(0), x.var(0), x.amax(0)
+
+
+def both_ways(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.tanh(x)
+    return y.sum(0), y.sum(1), y.t().contiguous()
+
+
+def running(x: Tensor) -> Tensor:
+    return torch.cumsum(x * 2, 1) - x
+
+
+def permuted(x: Tensor) -> Tensor:
+    y = x.reshape(-1, 4, 3).permute(2, 0, 1)
+    return (y * 2 + 1).reshape(3, -1) - y.flatten(1).flip(1)
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(torch.cat([x, y, x * y], 1)) * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (softmax_of_sum, [(5, 33), (5, 33)]),
+        (softmax_of_sum, [(2, 3, 257), (257,)]),
+        (softmax_of_sum, [(0, 4), (0, 4)]),
+        (softmax_of_sum, [(1, 1), (1, 1)]),
+        (normalised, [(4, 7, 96), (96,), (96,)]),
+        (column_statistics, [(77, 13)]),
+        (column_statistics, [(2000, 3)]),
+        (both_ways, [(40, 50)]),
+        (running, [(6, 70)]),
+        (permuted, [(10, 12)]),
+        (joined, [(3, 9), (3, 9)]),
+    ],
+)
+def test_programs_equal_eager(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    check(fn, *(torch.randn(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes_equal_eager(dtype: torch.dtype) -> None:
+    check(softmax_of_sum, torch.randn(7, 50).to(dtype), torch.randn(50).to(dtype))
+    check(normalised, *(torch.randn(s).to(dtype) for s in [(3, 40), (40,), (40,)]))
+
+
+def test_softmax_is_one_kernel() -> None:
+    compiled = compile_fx(softmax_of_sum, torch.randn(64, 128), torch.randn(64, 128))
+    assert len(compiled.report().kernels) == 1
+    assert not compiled.report().externs
+
+
+def test_equal_kernels_of_other_sizes_are_one_function() -> None:
+    def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.softmax(x, -1), torch.softmax(y, -1)
+
+    report = compile_fx(two, torch.randn(64, 128), torch.randn(50, 77)).report()
+    assert len(report.kernels) == 2
+    assert len({row.function for row in report.kernels}) == 1
+
+
+def test_dynamic_sizes_compile_once() -> None:
+    def other(n: int, m: int) -> tuple[Tensor, ...]:
+        return torch.randn(n, m), torch.randn(n, m)
+
+    check(softmax_of_sum, *other(8, 40), dynamic=True, again=[other(3, 57), other(128, 16)])
+
+
+def test_fusion_can_be_turned_off() -> None:
+    args = torch.randn(4, 9), torch.randn(4, 9)
+    check(softmax_of_sum, *args, options={"fuse": False})
+    assert len(compile_fx(softmax_of_sum, *args, fuse=False).report().kernels) > 1
+
+
+def test_an_index_out_of_range_is_eagers_error() -> None:
+    table = torch.randn(10, 3)
+    compiled = compile_fx(lambda i, t: t[i] * 2, torch.tensor([1, 2]), table)
+    assert torch.equal(compiled(torch.tensor([-1, 9]), table), table[[-1, 9]] * 2)
+    with pytest.raises(IndexError, match="out of"):
+        compiled(torch.tensor([1, 10]), table)
+
+
+class Counter(nn.Module):
+    """Writes to its input and to a buffer, and returns views of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = nn.Buffer(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.add_(x.sum(0))
+        x.mul_(2)
+        x[1] = 7
+        return x[:, 1:3], self.seen + 1
+
+
+def test_mutations_and_views_are_replayed() -> None:
+    check(Counter(), torch.randn(3, 4))
+
+
+def test_training_runs_eagerly_and_says_so() -> None:
+    layer = nn.Linear(3, 3)
+    gm = fx.symbolic_trace(layer)
+    with pytest.warns(UserWarning, match="requires grad"):
+        compiled = compile_native(gm, [torch.randn(2, 3, requires_grad=True)], {})
+    x = torch.randn(2, 3, requires_grad=True)
+    compiled(x).sum().backward()
+    assert x.grad is not None
+    assert compiled.report().eager is not None
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.conv.weight.mul_(2),
+        lambda m: m.norm.running_mean.add_(1),
+        lambda m: m.head.load_state_dict({k: v + 1 for k, v in m.head.state_dict().items()}),
+        lambda m: m.head.weight.data.mul_(3),
+        lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(5, 8))),
+    ],
+)
+def test_derived_weights_follow_their_parameters(change: Callable[[Small], object]) -> None:
+    torch._dynamo.reset()
+    model = Small().eval()
+    seen: list[fx.GraphModule] = []
+    backend = lookup("fusee")
+
+    def counting(gm: fx.GraphModule, inputs: list[Tensor]) -> Any:
+        seen.append(gm)
+        return backend(gm, inputs)
+
+    compiled = torch.compile(model, backend=counting)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        change(model)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(seen) == 1
+
+
+UNARY: list[Callable[..., Tensor]] = [
+    torch.exp,
+    torch.tanh,
+    torch.neg,
+    torch.abs,
+    torch.sigmoid,
+    torch.relu,
+    torch.square,
+]
+BINARY: list[Callable[..., Tensor]] = [torch.add, torch.mul, torch.sub, torch.maximum]
+REDUCE: list[Callable[..., Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> tuple[Callable[[Tensor, Tensor], Any], tuple[int, int]]:
+    """A straight-line program of pointwise ops, reductions and views on two matrices."""
+    shape = draw(st.sampled_from([(1, 1), (3, 5), (8, 16), (17, 33), (64, 9), (2, 300)]))
+    steps = draw(
+        st.lists(
+            st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 9)),
+            min_size=1,
+            max_size=9,
+        )
+    )
+
+    def program(x: Tensor, y: Tensor) -> Any:
+        live = [x, y]
+        for kind, a, b in steps:
+            p, q = live[a % len(live)], live[b % len(live)]
+            if kind == 0:
+                live.append(UNARY[b % len(UNARY)](p * 0.1))
+            elif kind == 1:
+                live.append(BINARY[(a + b) % len(BINARY)](p, q))
+            elif kind == 2:
+                live.append(p - REDUCE[b % len(REDUCE)](p, dim=b % 2, keepdim=True))
+            elif kind == 3:
+                live.append(p.t().reshape(p.shape) * 0.5)
+            elif kind == 4:
+                live.append(torch.where(p > q, p.flip(0), q))
+            else:
+                live.append(torch.cat([p[:, : p.shape[1] // 2], q[:, p.shape[1] // 2 :]], 1))
+        return tuple(live[2:])
+
+    return program, shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs(), st.integers(0, 1000))
+def test_random_programs_equal_eager(
+    made: tuple[Callable[[Tensor, Tensor], Any], tuple[int, int]], seed: int
+) -> None:
+    program, shape = made
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(shape, generator=generator) for _ in range(2))
+    check(program, x, y, capture="fx")
+
+
+class Residual(nn.Module):
+    """Sums that may be written over a convolution's result, and one that may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        z = torch.relu(self.second(y) + y)
+        kept = self.first(z)
+        return torch.relu(self.second(kept) + kept), kept
+
+
+def test_sums_are_written_over_operands_that_nobody_reads_again() -> None:
+    check(Residual().eval(), torch.randn(2, 4, 8, 8))

@@ -1,0 +1,190 @@
+"""The table of backends, their options, and the entry point of stock torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fusee.backends import Backend, list_backends, lookup, register, registry
+from fusee.backends.native import CompiledGraph
+from fusee.errors import MissingPackage, OptionError, UnknownBackend
+
+
+def program(x: Tensor) -> Tensor:
+    return torch.softmax(x * 2, -1) + x.sum()
+
+
+def run(backend: Callable[..., Any]) -> Any:
+    """What a backend's callable gives for `program`, which must be eager's result."""
+    x = torch.randn(3, 5)
+    with torch.no_grad():
+        compiled = backend(fx.symbolic_trace(program), [x])
+        got = compiled(x)
+    torch.testing.assert_close(got[0] if isinstance(got, (tuple, list)) else got, program(x))
+    return compiled
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Backends that a test registers are gone after it."""
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+    yield
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager", "fusee"])
+def test_our_backends(name: str) -> None:
+    run(lookup(name))
+    assert name in list_backends(None)
+    assert (name in list_backends()) == (name == "fusee")
+
+
+@pytest.mark.parametrize("name", ["eager_noexcept", "pre_dispatch_eager"])
+def test_stock_backends(name: str) -> None:
+    run(lookup(name))
+
+
+def test_inductor_is_found_and_its_options_are_checked_without_compiling() -> None:
+    assert "inductor" in list_backends()
+    assert callable(lookup("inductor"))
+    bound: Any = lookup("inductor", {"max_autotune": True})
+    assert bound.config == {"max_autotune": True}
+    with pytest.raises(OptionError, match="'max_autotune'"):
+        lookup("inductor", {"max_autotun": True})
+    with pytest.raises(OptionError, match="should be bool"):
+        lookup("inductor", {"max_autotune": "yes"})
+
+
+def test_a_users_function_is_a_backend() -> None:
+    given: list[Mapping[str, object] | None] = []
+
+    def mine(
+        gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, object] | None = None
+    ) -> Callable[..., Any]:
+        given.append(options)
+        return gm.forward
+
+    run(lookup(mine))
+    run(lookup(mine, {"speed": 3}))
+    assert given == [None, {"speed": 3}]
+
+
+def test_registered_backends_are_found_by_name(table: None) -> None:
+    seen: list[Mapping[str, object]] = []
+
+    def compile_it(
+        gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, object]
+    ) -> Callable[..., Any]:
+        seen.append(options)
+        return gm.forward
+
+    def validate(options: Mapping[str, object]) -> None:
+        if options.keys() - {"level"}:
+            raise OptionError("only level")
+
+    mine = register(Backend("mine", compile_it, "a test's", tags=("debug",), validate=validate))
+    assert register(mine) is mine
+    assert "mine" in list_backends(None) and "mine" not in list_backends()
+    run(lookup("mine", {"level": 1}))
+    run(lookup(mine))
+    assert seen == [{"level": 1}, {}]
+    with pytest.raises(OptionError, match="only level"):
+        lookup("mine", {"height": 1})
+    with pytest.raises(ValueError, match="'mine' is registered already"):
+        register(Backend("mine", compile_it, "another"))
+
+
+def test_a_missing_package_is_named_before_compiling(table: None) -> None:
+    needy = Backend("needy", lookup("eager"), "never runs", needs=("no_such_package_here",))
+    with pytest.raises(MissingPackage, match="pip install no_such_package_here"):
+        lookup(register(needy).name)
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("fuse", "fusee"), ("inducter", "inductor")])
+def test_an_unknown_name_names_the_nearest_and_all(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownBackend) as caught:
+        lookup(wrong)
+    text = str(caught.value)
+    assert f"{near!r}; known names:" in text
+    assert "aot_eager" in text and "cudagraphs" in text
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    with pytest.raises(UnknownBackend, match="not int"):
+        lookup(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"treads": 2}, "'threads'; known options: derive_weights"),
+        ({"zzz": 2}, "known options: derive_weights"),
+        ({"fuse": 1}, "takes bool, not 1 \\(int\\)"),
+        ({"threads": -1}, "takes int >= 0, not -1"),
+        ({"threads": True}, "not True \\(bool\\)"),
+        ({"vector_bits": 100}, "one of 0, 128, 256, 512"),
+        ({"name": None}, "takes str, not None"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        lookup("fusee", options)
+    with pytest.raises(OptionError, match="takes no options"):
+        lookup("eager", options)
+
+
+def stock(**given: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(program, backend="fusee", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"options": {"treads": 2}}, "'threads'; known options"),
+        ({"options": {"fuse": "no"}}, "takes bool, not 'no'"),
+        ({"mode": "max-autotune"}, "has no modes"),
+    ],
+)
+def test_stock_torch_compile_passes_on_our_errors(given: dict[str, Any], message: str) -> None:
+    x = torch.randn(2, 3)
+    compiled = stock(**given)
+    with torch.no_grad(), pytest.raises(Exception, match=message) as caught:
+        compiled(x)
+    inner = caught.value.inner_exception  # type: ignore[attr-defined]
+    assert isinstance(inner, OptionError)
+    with torch.no_grad():
+        torch.testing.assert_close(stock()(x), program(x))
+
+
+def test_each_compiled_function_has_its_own_options() -> None:
+    torch._dynamo.reset()
+    made: list[CompiledGraph] = []
+
+    def counting(gm: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
+        made.append(lookup("fusee", given["options"])(gm, inputs))
+        return made[-1]
+
+    def twin(x: Tensor) -> Tensor:
+        return torch.softmax(x * 2, -1) + x.sum()
+
+    x = torch.randn(4, 6)
+    one = torch.compile(program, backend=counting, options={"name": "fused"})
+    two = torch.compile(twin, backend=counting, options={"name": "apart", "fuse": False})
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(one(x), program(x))
+            torch.testing.assert_close(two(x), program(x))
+    fused, apart = (graph.report() for graph in made)
+    assert (fused.name, apart.name) == ("fused", "apart")
+    assert len(fused.kernels) < len(apart.kernels)
+
+
+def test_stock_torch_compile_takes_our_options() -> None:
+    x = torch.randn(2, 3)
+    for options in (None, {"fuse": False, "threads": 1}):
+        with torch.no_grad():
+            torch.testing.assert_close(stock(options=options)(x), program(x))

@@ -1,0 +1,130 @@
+"""Small programs that once went wrong, each for a cause of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fusee.errors import FuseeWarning
+from tests.check import check
+
+
+def test_kernel_of_which_nothing_is_used() -> None:
+    check(lambda x: torch.diff(x, 6), torch.randn(3, 3, 3), capture="fx")
+
+
+def test_integer_range_truncates_before_it_steps() -> None:
+    def ranges(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(2.1, -2.9, -1.0, dtype=torch.int64)
+
+    check(ranges, torch.ones(4, dtype=torch.int64), capture="fx")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_linspace_rounds_as_eager_does(dtype: torch.dtype) -> None:
+    def spaces(x: torch.Tensor) -> list[torch.Tensor]:
+        ends = torch.tensor(4.3), torch.tensor(-3)
+        return [torch.linspace(4.3, -3, 50, dtype=dtype), torch.linspace(*ends, 50, dtype=dtype)]
+
+    check(spaces, torch.ones(1), capture="fx", oracle=False)
+
+
+def test_operators_without_a_meta_kernel_run_eagerly() -> None:
+    with pytest.warns(FuseeWarning, match="no meta kernel"):
+        check(torch.geqrf, torch.randn(3, 3), capture="fx")
+
+
+def test_geometry_changed_in_place_after_a_write() -> None:
+    def squeezed(x: torch.Tensor) -> torch.Tensor:
+        y = x.gather(0, torch.zeros(1, dtype=torch.int64))
+        y.mul_(2)
+        return y.squeeze_(0) + y
+
+    check(squeezed, torch.randn(3), capture="fx")
+    check(torch.quantile, torch.tensor(-4.3), 0.5, capture="fx")
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_statistics(dtype: torch.dtype, training: bool) -> None:
+    def norm(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.native_batch_norm(x, None, None, mean, var, training, 0.1, 1e-5)
+
+    mean, var = torch.rand(3, dtype=dtype), torch.rand(3, dtype=dtype)
+    check(norm, torch.randn(4, 3).to(dtype), mean, var, capture="fx")
+
+
+def test_every_spelling_of_a_view_shares_memory() -> None:
+    def views(x: torch.Tensor) -> list[torch.Tensor]:
+        split = [*x.hsplit(2), *x.tensor_split(3), *x.split([1, 3])]
+        return [x.T, x.ravel(), x.view_as(x), x.narrow(0, 1, 2), x.unflatten(0, (2, 2)), *split]
+
+    check(views, torch.randn(4, 4), capture="fx")
+
+
+def test_calls_get_the_layout_that_the_program_made_for_them() -> None:
+    def bags(table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        offsets = torch.tensor([0, 3])
+        return torch.nn.functional.embedding_bag(
+            index, table, offsets, mode="sum", per_sample_weights=weights
+        )
+
+    index = torch.randint(10, (10,))[1::2]
+    check(bags, torch.randn(10, 5), index, torch.randn(5), capture="fx")
+
+
+def test_singular_values_by_the_same_algorithm_and_layout() -> None:
+    check(torch.linalg.svdvals, torch.randn(5, 5), capture="fx")
+    check(lambda x: torch.linalg.svd(x, full_matrices=False), torch.randn(3, 2), capture="fx")
+
+
+def test_empty_tensors_with_strides() -> None:
+    x = torch.empty(7).as_strided((0, 0), (2, 2), 1)
+    check(lambda x: (x + 1, torch.linalg.cholesky(x)), x, capture="fx")
+
+
+def test_random_numbers_into_memory_with_gaps() -> None:
+    with pytest.warns(FuseeWarning, match="lie apart"):
+        check(lambda x: x.normal_(), torch.randn(8, 8)[:, 1::2], capture="fx", oracle=False)
+    check(lambda x: x.normal_(), torch.randn(8, 8).t(), capture="fx", oracle=False)
+
+
+def test_as_strided_outside_of_the_elements_seen() -> None:
+    def scatter(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter(x, y, (2,), (1,), 0)
+
+    with pytest.warns(FuseeWarning, match="larger storage"):
+        check(scatter, torch.randn(8)[3::2], torch.randn(2), capture="fx")
+    with pytest.warns(FuseeWarning, match="beyond"):
+        check(lambda x: x.as_strided((5,), (1,), 0) + 1, torch.randn(8)[:3], capture="fx")
+    check(scatter, torch.randn(4), torch.randn(2), capture="fx")
+
+
+def test_running_statistics_that_the_program_computed() -> None:
+    def norm(x: torch.Tensor, mean: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        running, var = mean * 2, torch.ones(3)
+        y = torch.nn.functional.batch_norm(x, running, var, training=True)
+        return y, running, var
+
+    check(norm, torch.randn(4, 3), torch.randn(6)[::2], capture="fx")
+    state = torch.randn(6)[1::2], torch.rand(6)[1::2]
+    check(
+        lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, training=True),
+        torch.randn(4, 3),
+        *state,
+        capture="fx",
+    )
+
+
+def test_gather_of_nothing_takes_an_index_of_another_rank() -> None:
+    check(torch.gather, torch.randn(5), 0, torch.empty(2, 0, dtype=torch.int64), capture="fx")
+
+
+def test_unpooling_keeps_channels_last() -> None:
+    x = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    pooled, index = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+    check(lambda x, i: torch.nn.functional.max_unpool2d(x, i, 2), pooled, index, capture="fx")  # type: ignore[arg-type]
+
+
+def test_places_of_a_fixed_number_are_row_major() -> None:
+    check(lambda x: torch.nonzero_static(x, size=3), torch.randn(5, 5), capture="fx")

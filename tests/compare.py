@@ -1,0 +1,166 @@
+"""Whether a compiled result is as good as eager's: float64 arbitrates where bits differ.
+
+A result passes if it equals eager's bit for bit, or if its distance from the same computation in
+float64 is at most twice eager's own distance, in the worst element and in the root mean square,
+plus a few units in the last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+# Room beside twice eager's error, in units in the last place of the result's dtype.
+WORST_ULP = 4.0
+MEAN_ULP = 1.0
+
+# Where eager is further than this from float64, in units of the largest result, float64 computes
+# something else (another random stream, a flipped comparison) and cannot arbitrate.
+ORACLE_LIMIT = 0.05
+
+
+class Mismatch(AssertionError):
+    """A compiled result differs from eager's."""
+
+
+def assert_same(got: Any, want: Any, oracle: Callable[[], Any] | None = None) -> None:
+    """Compare two trees of results: structure, types, dtype, shape, stride, values.
+
+    `oracle` computes the float64 tree of the same structure; it runs only where bits differ.
+    raises   Mismatch naming the leaf and what differs
+    """
+    got_leaves, got_spec = pytree.tree_flatten(got)
+    want_leaves, want_spec = pytree.tree_flatten(want)
+    if got_spec != want_spec:
+        raise Mismatch(f"structure: got {got_spec}, eager gives {want_spec}")
+    exact: list[Any] | None = None
+    for position, (one, other) in enumerate(zip(got_leaves, want_leaves)):
+        where = f"output {position}"
+        assert_same_kind(one, other, where)
+        if not isinstance(other, Tensor) or _equal_bits(one, other):
+            continue
+        if exact is None and oracle is not None:
+            exact = pytree.tree_flatten(oracle())[0]
+        _assert_close(one, other, None if exact is None else exact[position], where)
+
+
+def assert_same_kind(got: Any, want: Any, where: str) -> None:
+    """Everything but a tensor's values; for what is not a tensor, the value too."""
+    if type(got) is not type(want):
+        raise Mismatch(f"{where}: got a {type(got).__name__}, eager gives {type(want).__name__}")
+    if not isinstance(want, Tensor):
+        if got is not want and got != want and not (got != got and want != want):
+            raise Mismatch(f"{where}: got {got!r}, eager gives {want!r}")
+        return
+    for name in ("dtype", "shape", "device", "layout", "requires_grad"):
+        if getattr(got, name) != getattr(want, name):
+            raise Mismatch(
+                f"{where}: {name} {getattr(got, name)}, eager gives {getattr(want, name)}"
+            )
+    if want.layout == torch.strided and _strides(got) != _strides(want):
+        raise Mismatch(f"{where}: strides {got.stride()}, eager gives {want.stride()}")
+    if got.is_conj() != want.is_conj() or got.is_neg() != want.is_neg():
+        raise Mismatch(f"{where}: conjugate or negative bit differs")
+
+
+def _strides(tensor: Tensor) -> tuple[int | None, ...]:
+    """Strides of axes that have one: none are told apart for size 1, or in an empty tensor."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(s if n > 1 else None for n, s in zip(tensor.shape, tensor.stride()))
+
+
+def _equal_bits(got: Tensor, want: Tensor) -> bool:
+    if want.layout != torch.strided:
+        got, want = got.to_dense(), want.to_dense()
+    if want.dtype == torch.complex32:  # torch.equal does not take it
+        got, want = torch.view_as_real(got), torch.view_as_real(want)
+    if want.is_quantized:
+        got, want = got.int_repr(), want.int_repr()
+    return bool(torch.equal(got, want)) or bool(_same(got, want).all())
+
+
+def _same(got: Tensor, want: Tensor) -> Tensor:
+    """Where two tensors agree, NaN with NaN."""
+    if not want.is_floating_point() and not want.is_complex():
+        return got == want
+    return (got == want) | (got.isnan() & want.isnan())
+
+
+def _assert_close(got: Tensor, want: Tensor, exact: Tensor | None, where: str) -> None:
+    if want.is_complex():
+        halves = None if exact is None else torch.view_as_real(exact.resolve_conj())
+        got = torch.view_as_real(got.resolve_conj())
+        want = torch.view_as_real(want.resolve_conj())
+        return _assert_close(got, want, halves, where)
+    if not want.is_floating_point():
+        raise Mismatch(f"{where}: {_first_difference(got, want)}")
+    if want.dtype == torch.float64 or not _is_oracle(exact, want):
+        if _is_nearly(got, exact):
+            return None
+        try:
+            torch.testing.assert_close(got, want, equal_nan=True)
+        except AssertionError as error:
+            raise Mismatch(f"{where}: without an oracle: {error}") from error
+        return None
+    assert exact is not None
+    _assert_as_near(got.double(), want.double(), exact.double(), torch.finfo(want.dtype), where)
+    return None
+
+
+def _is_oracle(exact: Tensor | None, want: Tensor) -> bool:
+    # Of the same dtype: the program computes from integers, or names the dtype itself.
+    if exact is None or exact.shape != want.shape or exact.dtype == want.dtype:
+        return False
+    finite = want.isfinite() & exact.isfinite()
+    if not finite.any():
+        return True
+    distance = (want.double() - exact.double())[finite].abs().max()
+    return bool(distance <= ORACLE_LIMIT * exact[finite].abs().max().double() + 1e-30)
+
+
+def _is_nearly(got: Tensor, exact: Tensor | None) -> bool:
+    """Whether a result is right to the last places, however far off eager is."""
+    if exact is None or exact.shape != got.shape or exact.dtype == got.dtype:
+        return False
+    rtol = WORST_ULP * torch.finfo(got.dtype).eps
+    return bool(torch.isclose(got.double(), exact.double(), rtol, 0.0, equal_nan=True).all())
+
+
+def _assert_as_near(
+    got: Tensor, want: Tensor, exact: Tensor, info: torch.finfo, where: str
+) -> None:
+    finite = want.isfinite()
+    if not bool(_same(got, want)[~finite].all()) or not bool(got[finite].isfinite().all()):
+        raise Mismatch(f"{where}: infinities or NaN: {_first_difference(got, want)}")
+    finite &= exact.isfinite()
+    got, want, exact = got[finite], want[finite], exact[finite]
+    if not exact.numel():
+        return
+    ours, eagers = (got - exact).abs(), (want - exact).abs()
+    floor = WORST_ULP * info.eps * exact.abs() + info.smallest_normal * info.eps
+    worst = int((ours - floor).argmax())
+    if bool(ours[worst] > 2 * eagers.max() + floor[worst]):
+        raise Mismatch(
+            f"{where}: got {got[worst]:.9g}, eager {want[worst]:.9g}, float64 {exact[worst]:.17g}; "
+            f"eager is off by at most {eagers.max():.3g}, we are off by {ours[worst]:.3g} here"
+        )
+    mean, eager_mean = ours.square().mean().sqrt(), eagers.square().mean().sqrt()
+    scale = exact.square().mean().sqrt()
+    ulps = max(MEAN_ULP, WORST_ULP / exact.numel() ** 0.5)  # few elements have no average
+    if bool(mean > 2 * eager_mean + ulps * info.eps * scale + info.tiny):
+        raise Mismatch(f"{where}: root mean square error {mean:.3g}, eager's is {eager_mean:.3g}")
+
+
+def _first_difference(got: Tensor, want: Tensor) -> str:
+    differs = ~_same(got, want)
+    index = tuple(differs.nonzero()[0].tolist())
+    count = int(differs.sum())
+    return (
+        f"{count} of {want.numel()} elements differ, first at {index}: "
+        f"got {got[index].item()!r}, eager gives {want[index].item()!r}"
+    )

@@ -1,0 +1,49 @@
+"""What every test starts from: two threads, a fixed seed, an empty cache of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for _name in [name for name in os.environ if name.startswith("FUSEE_")]:
+    del os.environ[_name]
+
+import torch  # noqa: E402  the environment must be clean before fusee is imported
+
+from fusee import config  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests share one cache on disk, which starts empty and is not the user's."""
+    os.environ["FUSEE_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    config.settings.cache_clear()
+    torch.set_num_threads(2)
+    yield
+    del os.environ["FUSEE_CACHE_DIR"]
+    config.settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _same_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Sets FUSEE_* variables for one test; settings are read anew."""
+    config.settings.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    config.settings.cache_clear()
+
+
+@pytest.fixture
+def cache_dir(environment: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache folder for one test."""
+    environment.setenv("FUSEE_CACHE_DIR", str(tmp_path / "cache"))
+    config.settings.cache_clear()
+    return tmp_path / "cache"

@@ -1,0 +1,85 @@
+"""Pooling and upsampling against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusee.loops.ir import Loop, walk
+from tests.loops.lower.against_eager import check, check_op
+
+aten = torch.ops.aten
+
+POOLS: dict[str, Callable[[Tensor], object]] = {
+    "max": lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, (2, 3), 1, 0, (1, 2))),
+    "max with indices": lambda x: F.max_pool2d(x, (5, 4), 2, 2, return_indices=True),
+    "max, ceil": lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True, return_indices=True),
+    "avg": lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 5, 1, 2)),
+    "avg without pad": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "avg, ceil": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5),
+    "adaptive": lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (2, 3))),
+    "adaptive, uneven": lambda x: F.adaptive_avg_pool2d(x, (4, 7)),
+    "of computed": lambda x: F.max_pool2d(F.relu(x * 2 + 1), 3, 2, 1) * 2,
+}
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", POOLS)
+def test_window(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    x = torch.randn(2, 3, 6, 9).to(dtype).to(memory_format=layout)
+    if "adaptive" not in name:
+        check(POOLS[name], x)
+    for size in ([1, 1], [2, 3], [4, 7]):
+        check_op(aten._adaptive_avg_pool2d.default, x, size)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(12, 18), (7, 5), (18, 27), (6, 9), (1, 1)], ids=str)
+def test_upsampling(size: tuple[int, int], dtype: torch.dtype, layout: torch.memory_format) -> None:
+    x = torch.randn(2, 3, 6, 9).to(dtype).to(memory_format=layout)
+    check_op(aten.upsample_nearest2d.vec, x, list(size), None)
+    check_op(aten._upsample_nearest_exact2d.vec, x, list(size), None)
+    for aligned in (False, True):
+        check_op(aten.upsample_bilinear2d.vec, x, list(size), aligned, None)
+        check_op(aten.upsample_bicubic2d.vec, x, list(size), aligned, None)
+
+
+def test_upsampling_by_factors() -> None:
+    x = torch.randn(2, 3, 6, 9)
+    for factors in ([2.0, 3.0], [1.7, 0.6], [2.3, 2.3]):
+        check_op(aten.upsample_nearest2d.vec, x, None, factors)
+        check_op(aten.upsample_bilinear2d.vec, x, None, False, factors)
+        check_op(aten.upsample_bicubic2d.vec, x, None, False, factors)
+    check_op(aten.upsample_nearest2d.default, x, [12, 20])
+    check_op(aten.upsample_bilinear2d.default, x, [12, 20], False, 2.1, 2.3)
+    check_op(aten.upsample_linear1d.vec, x[0], None, False, [2.0])
+    check_op(aten.upsample_trilinear3d.vec, x[None], [4, 5, 6], True, None)
+
+
+def test_other_ranks() -> None:
+    check(lambda x: (F.max_pool1d(x, 3, 2, 1), F.avg_pool1d(x, 2)), torch.randn(2, 3, 9))
+    check(lambda x: (F.max_pool3d(x, 2), F.avg_pool3d(x, 2)), torch.randn(2, 3, 4, 5, 6))
+    check(lambda x: F.adaptive_avg_pool1d(x, 4), torch.randn(2, 3, 9))
+
+
+def test_special_values() -> None:
+    x = torch.randn(1, 1, 6, 6)
+    x[0, 0, 2, 2], x[0, 0, 5] = float("nan"), -float("inf")
+    check(lambda x: F.max_pool2d(x, 2), x)
+    lowest = torch.full((1, 1, 3, 3), -float("inf"))
+    check(lambda x: F.max_pool2d(x, 2, 1, 1, return_indices=True), lowest)
+
+
+def test_whole_factors_need_no_data_dependent_index() -> None:
+    graph = check_op(aten.upsample_nearest2d.vec, torch.randn(1, 2, 4, 4), None, [2.0, 2.0])
+    (loop,) = graph.steps
+    assert isinstance(loop, Loop)
+    assert not any(value.op == "cast" for value in walk([loop.value]))

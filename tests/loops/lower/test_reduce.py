@@ -1,0 +1,140 @@
+"""Reductions, scans, softmax and norms against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusee.loops.ir import Loop
+from tests.loops.lower.against_eager import check, check_op, lowered
+
+aten = torch.ops.aten
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+REDUCTIONS: dict[str, Callable[[Tensor], object]] = {
+    "sum": lambda x: (
+        x.sum(),
+        x.sum(1),
+        x.sum((0, 2), keepdim=True),
+        x.sum(1, dtype=torch.float32),
+    ),
+    "prod": lambda x: (x.prod(), x.prod(1)),
+    "amax": lambda x: (x.amax(1), x.amin((0, 1)), x.max(), x.min()),
+    "max": lambda x: (x.max(1), x.min(-1, keepdim=True)),
+    "argmax": lambda x: (x.argmax(), x.argmax(1), x.argmin(-1, keepdim=True)),
+    "any": lambda x: (x.any(), x.all(1), (x > 0).any(-1), (x > 0).all((0, 1))),
+    "count": lambda x: (torch.count_nonzero(x), torch.count_nonzero(x, 1)),
+    "cumsum": lambda x: (x.cumsum(0), x.cumsum(-1), x.cumprod(1)),
+    "cummax": lambda x: (x.cummax(1), x.cummin(-1)),
+    "aminmax": lambda x: torch.aminmax(x, dim=1),
+}
+MOMENTS: dict[str, Callable[[Tensor], object]] = {
+    "mean": lambda x: (x.mean(), x.mean(1), x.mean((0, 2), keepdim=True)),
+    "var": lambda x: (x.var(), x.var(1, correction=0), x.std((0, 2)), torch.var_mean(x, 1)),
+    "logsumexp": lambda x: (x.logsumexp(1), x.logsumexp((0, 1))),
+    "norm": lambda x: (
+        x.norm(), x.norm(1, 1), x.norm(float("inf"), 1), torch.linalg.vector_norm(x, 3.5, -1),
+        torch.linalg.vector_norm(x, 0),
+    ),
+    "softmax": lambda x: (x.softmax(-1), x.softmax(0), x.log_softmax(1)),
+    "layer_norm": lambda x: F.layer_norm(x, (6, 8)[1:]),
+    "group_norm": lambda x: F.group_norm(x, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool], ids=str
+)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reduction(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6, 8) * 3
+    fn = REDUCTIONS[name]
+    x = x.abs().to(dtype) if dtype in (torch.uint8, torch.bool) else x.to(dtype)
+    try:
+        fn(x)
+    except (RuntimeError, NotImplementedError):
+        pytest.skip("eager refuses")
+    check(fn, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", MOMENTS)
+def test_moments(name: str, dtype: torch.dtype) -> None:
+    check(MOMENTS[name], torch.randn(4, 6, 8).to(dtype))
+
+
+@pytest.mark.parametrize("name", [*REDUCTIONS, *MOMENTS])
+def test_reduction_of_a_computed_permuted_tensor(name: str) -> None:
+    fn = {**REDUCTIONS, **MOMENTS}[name]
+    check(lambda x: fn(x.permute(2, 0, 1) * 2 + 1), torch.randn(6, 8, 4))
+
+
+def test_special_values() -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[1.0, nan, 2.0], [inf, -inf, 3.0], [-inf, -inf, -inf], [inf, inf, 1.0]])
+    check(
+        lambda x: (x.amax(1), x.argmax(1), x.logsumexp(1), x.softmax(1), x.cummax(1), x.sum(1)), x
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 0), (2, 1, 1)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    check(lambda x: (x.sum(), x.mean(), x.prod(), x.any()), x)
+    if shape:
+        check(lambda x: (x.sum(0), x.cumsum(0), x.softmax(0), x.all(-1)), x)
+
+
+def test_affine_norms() -> None:
+    x, w, b = torch.randn(2, 4, 5, 6), torch.randn(4), torch.randn(4)
+    for dtype in FLOATS:
+        inference = aten._native_batch_norm_legit_no_training.default
+        kind = torch.float32 if dtype.itemsize == 2 else dtype
+        rows = [t.to(kind) for t in (w, b, b, w.abs())]
+        check_op(inference, x.to(dtype), *rows, 0.1, 1e-5)
+    check(lambda x, w, b: F.group_norm(x, 2, w, b), x, w, b)
+    y = torch.randn(3, 4)
+    check(lambda y, w, b: F.layer_norm(y, (4,), w, b), y, w, b)
+    for dtype in FLOATS:
+        check_op(aten.rms_norm.default, y.to(dtype), [4], w.to(dtype), 1e-5)
+        check_op(aten.rms_norm.default, y.to(dtype), [4])
+        check_op(aten._fused_rms_norm.default, y.to(dtype), [4], w.to(dtype), None)
+
+
+def test_batch_norm_in_training() -> None:
+    x, w = torch.randn(3, 4, 5), torch.randn(4)
+    op = aten._native_batch_norm_legit_functional.default
+    check_op(op, x, w, w, w, w.abs(), True, 0.1, 1e-5)
+    check_op(aten._native_batch_norm_legit.no_stats, x, w, None, True, 0.1, 1e-5)
+
+
+def test_safe_softmax() -> None:
+    x = torch.randn(3, 4)
+    x[1] = -float("inf")
+    check_op(aten._safe_softmax.default, x, 1)
+
+
+def test_softmax_is_three_loops() -> None:
+    graph = lowered(lambda x: x.softmax(-1), torch.randn(4, 8))
+    assert [bool(s.reduce_axes) for s in graph.steps if isinstance(s, Loop)] == [True, True, False]
+
+
+@pytest.mark.parametrize("shape", [(70000,), (70, 40, 32), (4096, 20), (17, 4001)])
+def test_large_reductions_are_done_in_chunks(shape: tuple[int, ...]) -> None:
+    graph = check(lambda x: (x.sum(), x.amax()), torch.randn(shape, dtype=torch.float64))
+    assert len(graph.steps) >= 4
+    assert max(len(s.axes) for s in graph.steps if isinstance(s, Loop)) >= 1
+
+
+def test_results_follow_the_layout_of_what_is_read() -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    graph = lowered(lambda x: (x.sum(0) * 2).sum(1), x)
+    first = graph.steps[0]
+    assert isinstance(first, Loop)
+    strides = first.buffer.strides
+    assert strides[-3:] == (1, 15, 3), strides

@@ -1,0 +1,57 @@
+"""The summary of a full sweep as Markdown: tests/opinfo/RESULTS.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tests.opinfo.exclusions import EXCLUDED
+from tests.opinfo.sweep import DTYPES
+
+Row = dict[str, Any]
+
+
+def markdown(rows: Iterable[Row], backend: str) -> str:
+    """Counts per dtype, what failed, what was left to eager and why, what is excluded and why."""
+    found = sorted(rows, key=lambda row: (row["op"], row["dtype"]))
+    lines = [
+        f"# Torch's op database through the backend {backend!r}",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}, CPU, one thread. Written by",
+        "`scripts/opinfo --write tests/opinfo/RESULTS.md`.",
+        "",
+        "An op passes with a dtype if every sample that eager accepts does, in-place variants"
+        " included: values",
+        "(float64 arbitrates), dtype, shape, strides, changed inputs, which tensors share memory.",
+        "",
+        "| dtype | ops | ops passed | samples passed | samples failed | compiled | left to eager |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_counts(dtype, [row for row in found if row["dtype"] == dtype]) for dtype in DTYPES]
+    lines += ["", "## Failures", ""]
+    failed = [row for row in found if row["failures"]]
+    lines += [f"- {r['op']} {r['dtype']}: {_short(r['failures'][0])}" for r in failed] or ["None."]
+    lines += ["", "## Left to eager, by reason", "", "| samples | reason |", "|---|---|"]
+    reasons: Counter[str] = Counter()
+    for row in found:
+        reasons.update(row.get("eager", {}))
+    lines += [f"| {count} | {reason} |" for reason, count in reasons.most_common()]
+    lines += ["", "## Excluded", "", "| op | reason |", "|---|---|"]
+    lines += [f"| {op} | {reason} |" for op, reason in EXCLUDED.items()]
+    return "\n".join([*lines, ""])
+
+
+def _counts(dtype: str, rows: list[Row]) -> str:
+    passed = sum(row["passed"] for row in rows)
+    eager = sum(sum(row.get("eager", {}).values()) for row in rows)
+    good = sum(not row["failures"] for row in rows)
+    failed = sum(len(row["failures"]) for row in rows)
+    return f"| {dtype} | {len(rows)} | {good} | {passed} | {failed} | {passed - eager} | {eager} |"
+
+
+def _short(text: str) -> str:
+    return re.sub(r"\s+", " ", text)[:200]

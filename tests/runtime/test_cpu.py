@@ -1,0 +1,56 @@
+"""Processors by feature, and the override for tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusee.config import settings
+from fusee.runtime import cpu, jit, llvm
+from tests.runtime.kernels import SCALED_ADD
+
+VECTOR_ADD = """
+define void @kernel(ptr %p) {{
+  %x = load <{lanes} x float>, ptr %p
+  %y = fadd <{lanes} x float> %x, %x
+  store <{lanes} x float> %y, ptr %p
+  ret void
+}}
+"""
+
+
+def test_host_is_what_llvm_says() -> None:
+    host = cpu.target()
+    assert host.name
+    assert host.vector_bits in (128, 256, 512)
+    assert ("avx512f" in host.features) == (host.vector_bits == 512)
+    assert ("neon" in host.features) != ("sse2" in host.features)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "has", "has_not", "register"),
+    [
+        ("sse", 128, "sse4.1", "avx", "xmm"),
+        ("avx2", 256, "fma", "avx512f", "ymm"),
+        ("avx512", 512, "avx512bw", "neon", "zmm"),
+        ("neon", 128, "neon", "sse2", "v0.4s"),
+    ],
+)
+def test_named_processors(
+    environment: pytest.MonkeyPatch, name: str, bits: int, has: str, has_not: str, register: str
+) -> None:
+    environment.setenv("FUSEE_CPU", name)
+    settings.cache_clear()
+    target = cpu.target()
+    assert target.vector_bits == bits
+    assert has in target.features
+    assert has_not not in target.features
+    text = VECTOR_ADD.format(lanes=bits // 32)
+    assert register in llvm.assembly(text, target.triple, target.name, target.flags)
+    assert llvm.Emitter(target.triple, target.name, target.flags).emit(text)
+
+
+def test_each_processor_has_its_own_entries(environment: pytest.MonkeyPatch) -> None:
+    own = jit.Build().add(SCALED_ADD)
+    environment.setenv("FUSEE_CPU", "sse")
+    settings.cache_clear()
+    assert jit.Build().add(SCALED_ADD) != own

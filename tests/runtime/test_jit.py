@@ -1,0 +1,187 @@
+"""IR text to functions: sharing, caches, threads, errors."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusee import log
+from fusee.config import settings
+from fusee.errors import CompileError, MissingPackage
+from fusee.runtime import cpu, jit, llvm
+from tests.runtime.kernels import DO_NOTHING, EXP8, INLINED, SCALED_ADD, WHO, numbered
+
+KERNEL = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
+)
+
+
+def call(function: jit.Function, *buffers: Any) -> None:
+    pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
+    KERNEL(function.address)(ctypes.addressof(pointers), None, 0, 1, 0)
+
+
+def test_equal_units_are_one_function() -> None:
+    build = jit.Build()
+    keys = [build.add(text) for text in (SCALED_ADD, WHO, SCALED_ADD)]
+    first, second, third = build.finish()
+    assert keys[0] == keys[2] != keys[1]
+    assert first is third is not second
+    again = jit.Build()
+    again.add(WHO)
+    assert again.finish() == [second]
+    assert again.compiled == again.loaded == 0
+
+
+def test_units_may_share_a_name() -> None:
+    build = jit.Build()
+    for number in range(5):
+        build.add(numbered(DO_NOTHING.replace("@kernel", "@pointwise"), number), "pointwise")
+    assert len({function.address for function in build.finish()}) == 5
+
+
+def test_warm_start_compiles_nothing(cache_dir: Path) -> None:
+    texts = [numbered(WHO, 100), numbered(SCALED_ADD, 100)]
+    for compiled, loaded in ((2, 0), (0, 2)):
+        build = jit.Build()
+        for text in texts:
+            build.add(text)
+        functions = build.finish()
+        assert (build.compiled, build.loaded) == (compiled, loaded)
+        del functions, build
+        gc.collect()
+    assert len(list(cache_dir.glob("*.o"))) == 2
+
+
+def test_without_disk(cache_dir: Path) -> None:
+    build = jit.Build(use_disk=False)
+    build.add(numbered(WHO, 101))
+    assert build.finish()
+    assert not cache_dir.exists()
+
+
+def test_code_is_unloaded_with_its_last_function() -> None:
+    function = jit.compile_one(numbered(DO_NOTHING, 102))
+    key = function.key
+    assert jit._functions[key] is function
+    del function
+    gc.collect()
+    assert key not in jit._functions
+
+
+def test_marked_functions_are_inlined_and_constants_found() -> None:
+    x, y = (ctypes.c_float * 1)(14.0), (ctypes.c_float * 1)()
+    call(jit.compile_one(INLINED), x, y)
+    assert y[0] == 42.0
+
+
+@pytest.mark.skipif("avx2" not in cpu.target().features, reason="SLEEF's eight lanes need AVX2")
+def test_sleef_is_found_in_torch() -> None:
+    x, y = (ctypes.c_float * 8)(*range(8)), (ctypes.c_float * 8)()
+    call(jit.compile_one(EXP8), x, y)
+    assert y[1] == pytest.approx(2.718281828)
+    assert llvm.symbol("Sleef_expf8_u10")
+    assert llvm.symbol("Sleef_of_no_such_name") is None
+
+
+def test_unresolved_symbol_is_named() -> None:
+    text = "define void @kernel() {\n call void @nobody()\n ret void\n}\ndeclare void @nobody()\n"
+    with pytest.raises(CompileError, match="this process has no nobody"):
+        jit.compile_one(text)
+
+
+def test_imports_resolve_what_has_no_name() -> None:
+    seen: list[int] = []
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)(seen.append)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    text = (
+        "define void @kernel() {\n call void @tell(i64 7)\n ret void\n}\ndeclare void @tell(i64)\n"
+    )
+    function = jit.compile_one(text, {"tell": address})
+    ctypes.CFUNCTYPE(None)(function.address)()
+    assert seen == [7]
+
+
+def test_text_that_llvm_refuses() -> None:
+    with pytest.raises(CompileError, match="expected type"):
+        jit.compile_one("define nonsense @kernel() {}")
+    unsound = "define i64 @kernel() {\n %x = add i64 %y, 1\n %y = add i64 %x, 1\n ret i64 %y\n}\n"
+    with pytest.raises(CompileError, match="does not dominate"):
+        jit.Build(check=True).add(unsound)
+
+
+def test_artefacts() -> None:
+    heard: list[log.Record] = []
+    undo = log.subscribe(heard.append, "llvm", "asm")
+    jit.compile_one(numbered(DO_NOTHING, 103))
+    undo()
+    assert [record.artefact for record in heard] == ["llvm", "asm"]
+    assert "define void @kernel" in heard[0].text
+    assert "ret" in heard[1].text
+
+
+def test_missing_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("llvmlite"):
+            raise ModuleNotFoundError("No module named 'llvmlite'")
+        return real(name, *args, **kwargs)
+
+    llvm.binding.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingPackage, match="pip install llvmlite"):
+        llvm.binding()
+    monkeypatch.undo()
+    assert llvm.binding()
+
+
+CONCURRENT = """
+import sys
+from fusee.runtime import jit
+from tests.runtime.kernels import SCALED_ADD, numbered
+build = jit.Build()
+for number in range(12):
+    build.add(numbered(SCALED_ADD, number))
+assert len({function.address for function in build.finish()}) == 12
+"""
+
+
+def test_processes_share_one_cache(cache_dir: Path) -> None:
+    environment = {**os.environ, "FUSEE_CACHE_DIR": str(cache_dir)}
+    command = [sys.executable, "-W", "error", "-c", CONCURRENT]
+    running = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    names = sorted(path.name for path in cache_dir.iterdir())
+    assert len(names) == 12
+    assert not any(name.startswith(".new-") for name in names)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fork in a process with threads
+def test_a_forked_child_compiles() -> None:
+    jit.compile_one(numbered(DO_NOTHING, 104))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            jit.compile_one(numbered(DO_NOTHING, 105))
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_prepare_may_be_repeated() -> None:
+    for _ in range(3):
+        jit.prepare()
+    assert settings().cpu == ""

@@ -1,0 +1,140 @@
+"""Size expressions against Python's own integers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusee.sym.expr import (
+    Size,
+    Symbol,
+    divides,
+    floordiv,
+    known_ge,
+    known_lt,
+    lower_bound,
+    maximum,
+    minimum,
+    mod,
+    upper_bound,
+)
+from fusee.sym.parts import coefficient, hint, product, substitute
+
+ROW = Symbol("i", 0, 12)
+J = Symbol("j", 0, 8)
+S = Symbol("s", 2, None, hint=17)
+K = Symbol("k", 0, S.expr)
+SYMBOLS = (ROW, J, S, K)
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 3) -> tuple[Size, str]:
+    """An expression built by our operators and the same as Python source."""
+    if depth == 0 or draw(st.booleans()):
+        if draw(st.booleans()):
+            n = draw(st.integers(-40, 40))
+            return n, f"({n})"
+        symbol = draw(st.sampled_from(SYMBOLS))
+        return symbol.expr, symbol.name
+    left, left_text = draw(expressions(depth - 1))
+    op = draw(st.sampled_from(["+", "-", "*", "//", "%", "min", "max"]))
+    if op in ("//", "%"):
+        n = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
+        divide = floordiv if op == "//" else mod
+        return divide(left, n), f"(({left_text}) {op} {n})"
+    right, right_text = draw(expressions(depth - 1))
+    if op in ("min", "max"):
+        pick = minimum if op == "min" else maximum
+        return pick(left, right), f"{op}({left_text}, {right_text})"
+    made = {"+": left + right, "-": left - right, "*": left * right}[op]
+    return made, f"(({left_text}) {op} ({right_text}))"
+
+
+@st.composite
+def points(draw: st.DrawFn) -> dict[Symbol, Size]:
+    s = draw(st.integers(2, 40))
+    k = draw(st.integers(0, s - 1))
+    return {ROW: draw(st.integers(0, 11)), J: draw(st.integers(0, 7)), S: s, K: k}
+
+
+@given(expressions(), points())
+def test_operators_and_printing_agree_with_python(
+    made: tuple[Size, str], at: dict[Symbol, Size]
+) -> None:
+    expression, text = made
+    names = {symbol.name: value for symbol, value in at.items()}
+    expected = eval(text, {}, names)
+    assert substitute(expression, at) == expected
+    assert eval(str(expression), {}, names) == expected
+
+
+@given(expressions(), points())
+def test_bounds_hold(made: tuple[Size, str], at: dict[Symbol, Size]) -> None:
+    expression, _ = made
+    value = substitute(expression, at)
+    assert isinstance(value, int)
+    low, high = lower_bound(expression), upper_bound(expression)
+    assert low is None or low <= value
+    assert high is None or value <= high
+
+
+@given(expressions(2), points(), st.integers(1, 30))
+def test_facts_are_never_wrong(made: tuple[Size, str], at: dict[Symbol, Size], n: int) -> None:
+    expression, _ = made
+    value = substitute(expression, at)
+    assert isinstance(value, int)
+    assert not known_lt(expression, n) or value < n
+    assert not known_ge(expression, n) or value >= n
+    assert not divides(n, expression) or value % n == 0
+
+
+@given(expressions(2), points())
+def test_division_by_a_size(made: tuple[Size, str], at: dict[Symbol, Size]) -> None:
+    expression, _ = made
+    value, s = substitute(expression, at), at[S]
+    assert isinstance(value, int) and isinstance(s, int)
+    assert substitute(floordiv(expression, S.expr), at) == value // s
+    assert substitute(mod(expression, S.expr), at) == value % s
+
+
+i, j, s, k = ROW.expr, J.expr, S.expr, K.expr
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ((8 * i + j) // 8, i),
+        ((8 * i + j) % 8, j),
+        ((8 * i + j) // 96, 0),
+        ((8 * i + j) % 96, 8 * i + j),
+        ((k + s * i) // s, i),
+        ((k + s * i) % s, k),
+        ((s * 64) // 64, s),
+        ((s * 128) // s, 128),
+        ((i // 2) // 3, i // 6),
+        ((2 * i + 96 * s) // 8, 12 * s + i // 4),
+        (minimum(k, s), k),
+        (i - i, 0),
+        (product([s, 0, 3]), 0),
+    ],
+)
+def test_simplifies(made: Size, expected: Size) -> None:
+    assert made == expected
+
+
+def test_coefficient_takes_linear_parts_apart() -> None:
+    assert coefficient(3 * i + s * i + j, ROW) == (s + 3, j)
+    assert coefficient(i * i, ROW) is None
+    assert coefficient(i // 5 + i, ROW) is None
+    assert coefficient(7, ROW) == (0, 7)
+
+
+def test_truth_is_refused() -> None:
+    with pytest.raises(TypeError, match="unknown at compile time"):
+        bool(s)
+
+
+def test_hint_is_the_first_calls_value() -> None:
+    assert hint(s * 2 + 1) == 35
+    assert hint(5) == 5

@@ -1,0 +1,136 @@
+"""The project's shape: who may import whom, how long files and functions are, their names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "fusee"
+
+# Everything may import these; they import nothing of ours but one another, from right to left.
+BASE = ("errors", "config", "log")
+
+# folder or module -> the folders it may import, itself and BASE apart.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "__init__": ("api", "backends", "capture", "runtime"),
+    "__main__": ("api", "backends", "capture", "debug", "runtime"),
+    "api": ("capture", "backends", "runtime"),
+    "backends": ("autodiff", "aten", "loops", "codegen", "runtime"),
+    "autodiff": ("aten",),
+    "codegen": ("loops", "sym", "runtime"),
+    "loops": ("sym",),
+    "capture": ("sym", "runtime"),
+    "aten": ("sym",),
+    "debug": ("autodiff", "aten", "backends", "capture", "codegen", "loops", "runtime", "sym"),
+    "runtime": (),
+    "sym": (),
+}
+
+LINES_OF_FILE = 500
+LINES_OF_FUNCTION = 60
+# Files that are tables: their length is the number of rows.
+TABLES: dict[str, str] = {}
+VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(module: str) -> str:
+    """The folder or top module that the import table speaks of."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def own_imports(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, module) of each import of ours; `from fusee.a import b` may name fusee.a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [submodule(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "fusee")
+
+
+def submodule(module: str, name: str) -> str:
+    base = ROOT.joinpath(*module.split("."))
+    if (base / f"{name}.py").exists() or (base / name / "__init__.py").exists():
+        return f"{module}.{name}"
+    return module
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: module_of(path))
+def test_file(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    where = str(path.relative_to(ROOT))
+    assert path.stem not in VAGUE_NAMES, "say what is in the file"
+    problems = [*import_faults(path, tree), *function_faults(tree)]
+    if where not in TABLES and (length := len(text.splitlines())) > LINES_OF_FILE:
+        problems.append((length, "split the file, or list it as a table"))
+    assert not problems, "\n".join(f"{where}:{line}: {what}" for line, what in problems)
+
+
+def import_faults(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    part = part_of(module_of(path))
+    top_level = {node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
+    if part == "__init__":  # the package's public names are imported when first used
+        top_level |= {line for line, _ in own_imports(path, tree)}
+    for line, module in own_imports(path, tree):
+        target = part_of(module)
+        if line not in top_level:
+            yield line, f"import of {module} inside a function or condition"
+        if part in BASE:
+            if target not in BASE[: BASE.index(part)]:
+                yield line, f"{part} must not import {module}"
+        elif part not in MAY_IMPORT:
+            yield line, f"{part} is not in the import table"
+        elif target != part and target not in (*BASE, "__init__", *MAY_IMPORT[part]):
+            yield line, f"{part} must not import {module}"
+        elif target == "__init__" and part not in ("__main__", "api"):
+            yield line, "import the module that defines it, not the package"
+
+
+def function_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > LINES_OF_FUNCTION:
+                yield node.lineno, f"{node.name} has {length} lines"
+
+
+def test_no_import_circles() -> None:
+    edges: dict[str, set[str]] = {}
+    for path in sources():
+        module = module_of(path)
+        found = {name for _, name in own_imports(path, ast.parse(path.read_text()))}
+        edges[module] = found - {module}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join([*above[above.index(module) :], module])
+        if module not in done:
+            for other in sorted(edges.get(module, ())):
+                visit(other, (*above, module))
+            done.add(module)
+
+    for module in edges:
+        visit(module, ())
+
+
+def test_tables_exist_and_are_long() -> None:
+    for where, reason in TABLES.items():
+        assert reason
+        assert len((ROOT / where).read_text().splitlines()) > LINES_OF_FILE, "no exception needed"

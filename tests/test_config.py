@@ -1,0 +1,130 @@
+"""Options, settings, artefacts and the layout of errors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusee import config, errors, log
+from fusee.config import Options
+from fusee.errors import OptionError, SettingError
+
+
+def test_defaults_and_given_options() -> None:
+    assert Options.parse(None) == Options()
+    assert Options.parse({"threads": 2, "fuse": False}) == Options(threads=2, fuse=False)
+    assert Options.parse(Options(cache=False)).cache is False
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"treads": 1}, ["'treads'", "'threads'; known options: derive_weights", "name"]),
+        ({"threads": True}, ["takes int >= 0", "not True (bool)"]),
+        ({"threads": -1}, ["takes int >= 0", "not -1 (int)"]),
+        ({"vector_bits": 64}, ["takes one of 0, 128, 256, 512"]),
+        ({"fuse": 1}, ["takes bool", "not 1 (int)"]),
+        ({3: 1}, ["an option named 3 does not exist"]),
+    ],
+)
+def test_wrong_options_are_refused(given: Any, parts: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options.parse(given)
+    for part in [*parts, "docs/errors.md#option-error"]:
+        assert part in str(caught.value)
+
+
+def test_environment(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("FUSEE_CACHE_SIZE", "64M")
+    environment.setenv("FUSEE_CHECK", "yes")
+    environment.setenv("FUSEE_DUMP", "somewhere")
+    assert config.settings().cache_size == 64 * 2**20
+    assert config.settings().dump == Path("somewhere")
+    assert Options.parse({}).check is True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("FUSEE_CACHE_DIRR", "x", "FUSEE_CACHE_DIR; known variables"),
+        ("FUSEE_CACHE_SIZE", "much", "FUSEE_CACHE_SIZE='much' is not of type int >= 0"),
+        ("FUSEE_CACHE_SIZE", "-1", "is not of type int >= 0"),
+    ],
+)
+def test_wrong_variables_are_refused(
+    environment: pytest.MonkeyPatch, name: str, value: str, part: str
+) -> None:
+    environment.setenv(name, value)
+    with pytest.raises(SettingError, match=part):
+        config.settings()
+
+
+def test_artefacts_reach_who_asked() -> None:
+    records: list[log.Record] = []
+    undo = log.subscribe(records.append, "loops", "host")
+    with log.graph("net"):
+        log.publish("loops", "k0", lambda: "for i")
+        log.publish("graph", "", lambda: pytest.fail("nobody wants the graph"))
+    log.publish("host", "", "def call")
+    undo()
+    log.publish("host", "", lambda: pytest.fail("nobody listens any more"))
+    assert records == [
+        log.Record("loops", "k0", "net", "for i"),
+        log.Record("host", "", "", "def call"),
+    ]
+    assert not log.wants("loops")
+
+
+def test_unknown_artefacts_are_refused() -> None:
+    with pytest.raises(SettingError, match="'loops'; known artefacts: all, graph"):
+        log.subscribe(print, "loop")
+
+
+def test_dump_numbers_files_per_graph(tmp_path: Path) -> None:
+    undo = log.subscribe(log.dump_to(tmp_path))
+    for _ in range(2):
+        with log.graph("net"):
+            log.publish("graph", "", "g")
+            log.publish("llvm", "kernel 1", "ir")
+    undo()
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    names = ["00_graph.py", "01_llvm_kernel_1.ll"]
+    assert found == [f"{folder}/{name}" for folder in ("000_net", "001_net") for name in names]
+
+
+def test_errors_have_one_layout_and_survive_pickling() -> None:
+    error = errors.MissingFake("w", where="a.py:1 in f:   x", did="d", remedy="t")
+    rows = ["w", "  a.py:1 in f:   x", "  did    d", "  try    t"]
+    assert str(error) == "\n".join([*rows, "  more   docs/errors.md#missing-fake"])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_user_line_is_the_innermost_outside_torch() -> None:
+    trace = (
+        '  File "/home/me/train.py", line 4, in forward\n    return self.fc(x)\n'
+        '  File "/lib/torch/nn/linear.py", line 9, in forward\n    return F.linear(x)\n'
+    )
+    assert errors.user_line(trace) == "/home/me/train.py:4 in forward:   return self.fc(x)"
+    assert errors.user_line(None) is None
+
+
+def test_each_error_has_a_section_and_each_knob_a_line() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    sections = (docs / "errors.md").read_text()
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type):
+            assert f'<a id="{errors.anchor(kind)}"></a>' in sections, name
+    options = (docs / "options.md").read_text()
+    for row in (*config.knobs(Options), *config.knobs(config.Settings)):
+        assert f"`{row.env or row.name}`" in options, row.name
+
+
+def test_each_option_has_a_reader() -> None:
+    package = Path(config.__file__).parent
+    sources = [p.read_text() for p in package.rglob("*.py") if p.name != "config.py"]
+    for row in (*config.knobs(Options), *config.knobs(config.Settings)):
+        assert any(f".{row.name}" in source for source in sources), row.name

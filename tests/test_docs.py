@@ -1,0 +1,40 @@
+"""Every fenced python block of the README and docs runs; every file that they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """(line, source) of each fenced python block."""
+    text = page.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [(text[: m.start(1)].count("\n"), m.group(1)) for m in found]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.name)
+def test_snippets_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    # Blocks of a page build on one another. Lines keep their numbers, for tracebacks.
+    names: dict[str, Any] = {"__name__": "snippet"}
+    for line, source in blocks(page):
+        exec(compile("\n" * line + source, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    text = page.read_text()
+    paths = re.findall(r"`((?:fusee|tests|bench|docs|scripts)/[\w./]+)`", text)
+    links = re.findall(r"\]\(([\w./-]+\.md)", text)
+    missing = [name for name in paths if not (ROOT / name).exists()]
+    missing += [name for name in links if not (page.parent / name).exists()]
+    assert not missing
