@@ -32,6 +32,7 @@ from fusee.loops.lower import (
 )
 from fusee.loops.lower.extern import ExternSpec, Laid, extern
 from fusee.loops.lower.grow import growing
+from fusee.loops.lower.shape import narrow
 from fusee.loops.lower.store import Outputs
 from fusee.loops.lower.table import DTYPES, HANDLERS, Call, refusal, supported, unlowered
 from fusee.loops.lower.tensor import Lowering, Meta, Tensor
@@ -203,9 +204,10 @@ class _Lowerer:
         if not op._schema.returns:
             metas = []
         results = self._lower(node, op, metas, args, kwargs)
-        for result, meta in zip(results, metas, strict=True):
+        for k, meta in enumerate(metas):
+            result = results[k]
             if result is not None and meta is not None:
-                self._finish(result, meta, self.uses[node])
+                results[k] = self._finish(result, meta, self.uses[node])
         self.env[node] = tuple(results) if many else results[0] if results else None
 
     def _grow(self, node: fx.Node) -> Tensor:
@@ -256,11 +258,16 @@ class _Lowerer:
         zero = self.lowering.values.const(0, meta.dtype)
         return self.lowering.computed(meta.shape, meta.dtype, lambda ix: zero)
 
-    def _finish(self, result: Tensor, meta: Meta, uses: int) -> None:
+    def _finish(self, result: Tensor, meta: Meta, uses: int) -> Tensor:
+        # a size that had a formula in the operands may have been found to be a number since
+        for dim, (formula, size) in enumerate(zip(result.shape, meta.shape, strict=True)):
+            if isinstance(size, int) and not isinstance(formula, int):
+                result = narrow(result, dim, 0, size)
         result.origin = result.origin or self.lowering.origin
         if result.strides is None and result.storage is None and result.shape == meta.shape:
             result.strides = meta.strides
         self.lowering.settle(result, uses)
+        return result
 
     def _used(self, node: fx.Node, count: int) -> tuple[bool, ...]:
         if count == 1:
