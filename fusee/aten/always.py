@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusee.aten.geometry import is_row_major
 from fusee.aten.torch_api import OpOverload, same_ints, storage_id
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 
@@ -85,19 +86,49 @@ def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_rule(aten.view.default, aten._unsafe_view.default)
 def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
-    shape = list(aten.view.default(x, args[1]).shape) if -1 in _ints(args[1]) else list(args[1])
+    shape = _whole(x, args[1])
     return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
 
 
 @_rule(aten.reshape.default, aten._reshape_copy.default)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
-    if op is aten.reshape.default and same_ints(args[1], x.shape):
+    shape = _whole(x, args[1])
+    if op is aten.reshape.default and same_ints(shape, x.shape):
         return t.same(x)
-    out = aten.reshape.default(x, args[1])
-    if storage_id(out) != storage_id(x) or op is not aten.reshape.default:
+    if op is not aten.reshape.default or not _can_view(x, shape):
         x = t.call(aten.clone.default, x, memory_format=torch.contiguous_format)
-    return t.view(aten.view.default, x, list(out.shape))
+    return t.view(aten.view.default, x, shape)
+
+
+def _can_view(x: torch.Tensor, shape: list[Any]) -> bool:
+    return is_row_major(x) or storage_id(aten.reshape.default(x, shape)) == storage_id(x)
+
+
+def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
+    """`shape` for the elements of `x`, with the size that -1 stands for.
+
+    Sizes on both sides cancel before anything is divided: symbolic products stay small.
+    """
+    numbers = _ints(shape)
+    if -1 not in numbers:
+        return list(shape)
+    if 0 in numbers:
+        return list(x.new_empty(x.shape).view(shape).shape)
+    left = list(x.shape)
+    rest: list[Any] = []
+    for n in shape:
+        twin = next((k for k, size in enumerate(left) if same_ints((size,), (n,))), None)
+        if twin is not None:
+            del left[twin]
+        elif not _is_open(n):
+            rest.append(n)
+    size = _product(left) // _product(rest) if rest else _product(left)
+    return [size if _is_open(n) else n for n in shape]
+
+
+def _is_open(n: Any) -> bool:
+    return type(n) is int and n == -1
 
 
 @_rule(aten.flatten.using_ints)

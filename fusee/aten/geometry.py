@@ -15,7 +15,7 @@ import torch
 from fusee.aten.metas import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY, overload
 from fusee.aten.torch_api import OpOverload, same_ints
 
-__all__ = ["GEOMETRY", "Geometry"]
+__all__ = ["GEOMETRY", "VIEWS", "Geometry", "is_row_major"]
 
 aten = torch.ops.aten
 
@@ -29,13 +29,23 @@ class Geometry(NamedTuple):
 
 
 Formula = Callable[..., Sequence[Geometry] | None]
+View = Callable[..., Geometry | None]
 
 GEOMETRY: dict[OpOverload, Formula] = {}
+VIEWS: dict[OpOverload, View] = {}  # views that begin where their operand begins
 
 
 def _formula(*ops: OpOverload) -> Callable[[Formula], Formula]:
     def register(function: Formula) -> Formula:
         GEOMETRY.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def _view(op: OpOverload) -> Callable[[View], View]:
+    def register(function: View) -> View:
+        VIEWS[op] = function
         return function
 
     return register
@@ -50,7 +60,8 @@ def _row_major(size: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(reversed(strides))
 
 
-def _is_row_major(x: torch.Tensor) -> bool:
+def is_row_major(x: torch.Tensor) -> bool:
+    """Whether the strides are written as those of a contiguous tensor. Leaves no guard behind."""
     return same_ints(x.stride(), _row_major(x.shape))
 
 
@@ -65,7 +76,7 @@ def _pointwise(is_unary: bool, to_bool: bool, is_float: bool) -> Formula:
         ):
             return None
         dtype = first.dtype if is_unary else torch.result_type(args[0], args[1])
-        if (is_float and not dtype.is_floating_point) or not _is_row_major(first):
+        if (is_float and not dtype.is_floating_point) or not is_row_major(first):
             return None
         return [Geometry(first.shape, first.stride(), torch.bool if to_bool else dtype)]
 
@@ -92,12 +103,12 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> Sequence
 
 @_formula(aten._softmax.default, aten._log_softmax.default)
 def _softmax(x: torch.Tensor, *_: Any) -> Sequence[Geometry] | None:
-    return [Geometry(x.shape, x.stride(), x.dtype)] if _is_row_major(x) else None
+    return [Geometry(x.shape, x.stride(), x.dtype)] if is_row_major(x) else None
 
 
 @_formula(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm(x: torch.Tensor, *_: Any) -> Sequence[Geometry] | None:
-    if not _is_row_major(x):
+    if not is_row_major(x):
         return None
     nothing = Geometry((0,), (1,), x.dtype)
     return [Geometry(x.shape, x.stride(), x.dtype), nothing, nothing]
@@ -106,7 +117,7 @@ def _batch_norm(x: torch.Tensor, *_: Any) -> Sequence[Geometry] | None:
 @_formula(aten.native_layer_norm.default)
 def _layer_norm(x: torch.Tensor, shape: Any, *rest: Any) -> Sequence[Geometry] | None:
     parameters = [p for p in rest if isinstance(p, torch.Tensor)]
-    if not _is_row_major(x) or any(p.dtype != x.dtype for p in parameters):
+    if not is_row_major(x) or any(p.dtype != x.dtype for p in parameters):
         return None
     outer = x.dim() - len(shape)
     rows = (*x.shape[:outer], *[1] * len(shape))
@@ -119,3 +130,26 @@ def _clone(x: torch.Tensor, **kwargs: Any) -> Sequence[Geometry] | None:
     if kwargs.get("memory_format") is not torch.contiguous_format:
         return None
     return [Geometry(x.shape, _row_major(x.shape), x.dtype)]
+
+
+# ------------------------------------------------------------------------------ views
+
+
+@_view(aten.view.default)
+def _reshaped(x: torch.Tensor, size: Sequence[Any]) -> Geometry | None:
+    return Geometry(size, _row_major(size), x.dtype) if is_row_major(x) else None
+
+
+@_view(aten.permute.default)
+def _permuted(x: torch.Tensor, axes: Sequence[int]) -> Geometry | None:
+    size, stride = x.shape, x.stride()
+    return Geometry([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
+
+
+@_view(aten.slice.Tensor)
+def _narrowed(x: torch.Tensor, axis: int, start: Any, end: Any, step: int) -> Geometry | None:
+    if type(start) is not int or start != 0 or step != 1:
+        return None
+    size = list(x.shape)
+    size[axis] = end
+    return Geometry(size, x.stride(), x.dtype)

@@ -184,7 +184,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def view(self, op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The result of a view operator: another tensor on the storage of `x`."""
         parent = self.value(x)
-        out: torch.Tensor = op(parent.tensor, *args, **kwargs)
+        out = self.b.twins.view(op, parent.tensor, *args, **kwargs)
         if out.dtype.is_complex:
             raise self.b.unsupported(f"{op} gives a complex tensor")
         self.b.alias(out, parent, (op, args, kwargs))

@@ -12,9 +12,15 @@ from typing import Any, Protocol
 
 import torch
 
-from fusee.aten.geometry import GEOMETRY
+from fusee.aten.geometry import GEOMETRY, VIEWS
 from fusee.aten.metas import METAS
-from fusee.aten.torch_api import FakeTensor, FakeTensorMode, OpOverload, python_dispatcher
+from fusee.aten.torch_api import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    python_dispatcher,
+    same_ints,
+)
 
 __all__ = ["FakeTwins", "MetaTwins", "Twins"]
 
@@ -30,6 +36,10 @@ class Twins(Protocol):
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
+    def view(self, op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
+        ...
+
 
 class MetaTwins:
     """For sizes that are all known."""
@@ -43,6 +53,10 @@ class MetaTwins:
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
         return (METAS.get(op) or op)(*args, **kwargs)
+
+    def view(self, op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = op(x, *args, **kwargs)
+        return out
 
 
 class FakeTwins:
@@ -67,3 +81,12 @@ class FakeTwins:
             return made[0] if len(made) == 1 else tuple(made)
         with python_dispatcher(), self.mode:
             return op(*args, **kwargs)
+
+    def view(self, op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        formula = VIEWS.get(op)
+        if formula is not None and same_ints((x.storage_offset(),), (0,)):
+            found = formula(x, *args, **kwargs)
+            if found is not None:
+                return self.empty(*found, x.device)
+        out: torch.Tensor = op(x, *args, **kwargs)
+        return out
