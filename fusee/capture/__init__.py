@@ -1,0 +1,1 @@
+"""Python bytecode to fx graphs of torch calls, the facts they rely on, what runs between them."""

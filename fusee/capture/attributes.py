@@ -1,0 +1,300 @@
+"""Attributes as Python finds them, each step guarded.
+
+source   https://docs.python.org/3/howto/descriptor.html#technical-tutorial
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.facts import ABSENT
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
+
+__all__ = ["class_lookup", "delete", "lookup", "python_method", "store"]
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
+
+
+def class_lookup(m: Capturing, cls: type, name: str) -> Any:
+    """The first class in the order of resolution that has `name`, and what it holds; or ABSENT."""
+    for base in cls.__mro__:
+        found = m.world.class_item(base, name)
+        if found is not ABSENT:
+            return found
+    return ABSENT
+
+
+def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
+    """The method of a class if it is written in Python."""
+    cls = type(obj)
+    if cls.__flags__ & (1 << 8) or isinstance(obj, (FakeTensor, type, types.ModuleType)):
+        return None
+    if cls.__module__.startswith("fusee.capture"):
+        return None  # ours, such as a generator on the machine
+    found = class_lookup(m, cls, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def lookup(m: Capturing, obj: Any, name: str) -> Any:
+    """`obj.name`."""
+    if isinstance(obj, FakeTensor):
+        return _of_tensor(m, obj, name)
+    if isinstance(obj, types.ModuleType):
+        return _of_module(m, obj, name)
+    if isinstance(obj, type):
+        return _of_class(m, obj, name)
+    if type(obj) is super:
+        return _of_super(m, obj, name)
+    if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
+        return lookup(m, obj.__func__, name)
+    if is_scalar(obj) or type(obj) in _PLAIN:
+        return _of_plain(m, obj, name)
+    custom = python_method(m, obj, "__getattribute__")
+    if custom is not None:
+        return m.call(custom, (obj, name), {})
+    try:
+        return _of_instance(m, obj, name)
+    except AttributeError:
+        fallback = python_method(m, obj, "__getattr__")
+        if fallback is None:
+            raise
+        if fallback is torch.nn.Module.__getattr__:
+            return _in_module_tables(m, obj, name)
+        return m.call(fallback, (obj, name), {})
+
+
+# ------------------------------------------------------------------------------ kinds of objects
+
+
+def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
+    if name == "__class__":
+        return torch.nn.Parameter if getattr(obj, "_is_param", False) else torch.Tensor
+    if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
+        raise AttributeError(name)
+    if name == "grad":
+        known = m.world.inputs.get(id(obj))
+        if known is not None and known[0].grad is None:
+            return m.world.slot_of_tensor(obj, name)
+    return getattr(obj, name)
+
+
+def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
+    if is_trusted(obj.__name__) or name == "__dict__":
+        return m.world.hold_from_trusted(getattr(obj, name), f"{obj.__name__}.{name}")
+    found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
+    if found is ABSENT or found is DELETED:
+        if "__getattr__" in obj.__dict__:
+            return getattr(obj, name)
+        raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
+    return found
+
+
+def _of_class(m: Capturing, cls: type, name: str) -> Any:
+    meta = type(cls)
+    if name in ("__name__", "__qualname__", "__module__", "__mro__", "__dict__", "__bases__"):
+        return getattr(cls, name)
+    found = class_lookup(m, cls, name)
+    if found is ABSENT or isinstance(found, types.DynamicClassAttribute):
+        in_meta = ABSENT if meta is type else class_lookup(m, meta, name)
+        if isinstance(in_meta, types.FunctionType):
+            return types.MethodType(in_meta, cls)
+        return getattr(cls, name)  # enum members, abc's slots, or the AttributeError
+    if isinstance(found, classmethod):
+        return types.MethodType(found.__func__, cls)
+    if isinstance(found, staticmethod):
+        return m.world.hold(found.__func__, f"{cls.__qualname__}.{name}")
+    if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
+        return found
+    return getattr(cls, name)
+
+
+def _of_super(m: Capturing, obj: super, name: str) -> Any:
+    shown: Any = obj
+    start, owner = shown.__thisclass__, shown.__self__
+    kind = owner if isinstance(owner, type) else type(owner)
+    mro = kind.__mro__
+    for base in mro[mro.index(start) + 1 :]:
+        found = m.world.class_item(base, name)
+        if found is ABSENT:
+            continue
+        if isinstance(owner, type) and isinstance(found, types.FunctionType):
+            return found
+        return _bound(m, found, owner, kind, name)
+    raise AttributeError(f"'super' object has no attribute {name!r}")
+
+
+def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
+    if isinstance(obj, types.FunctionType) and name not in _FUNCTION_SLOTS:
+        mirror = m.world.attributes(obj)
+        if mirror is not None:
+            found = m.world.get(mirror, name)
+            if found is not ABSENT:
+                return found
+    return getattr(obj, name)
+
+
+_FUNCTION_SLOTS = {
+    "__name__", "__qualname__", "__module__", "__doc__", "__code__", "__defaults__", "__get__",
+    "__kwdefaults__", "__closure__", "__globals__", "__annotations__", "__call__", "__class__",
+}  # fmt: skip
+
+
+def _of_instance(m: Capturing, obj: Any, name: str) -> Any:
+    cls = type(obj)
+    if name == "__class__":
+        return cls
+    if name == "__dict__":
+        mirror = m.world.attributes(obj)
+        return obj.__dict__ if mirror is None else m.world.know_dict(mirror)
+    found = class_lookup(m, cls, name)
+    if found is not ABSENT and _is_data_descriptor(found):
+        return _through(m, found, obj, cls, name)
+    mirror = m.world.attributes(obj)
+    if mirror is not None:
+        value = m.world.get(mirror, name)
+    else:
+        value = getattr(obj, "__dict__", {}).get(name, ABSENT)
+    if value is not ABSENT:
+        return value
+    if found is not ABSENT:
+        return _bound(m, found, obj, cls, name)
+    raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
+
+def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
+    """torch.nn.Module.__getattr__, without interpreting it for each parameter and child."""
+    mirror = m.world.attributes(obj)
+    for table_name in _MODULE_TABLES:
+        if mirror is None:
+            table = obj.__dict__.get(table_name, {})
+            if name in table:
+                return table[name]
+            continue
+        table = m.world.get(mirror, table_name)
+        if table is ABSENT:
+            continue
+        inner = m.world.mirror(table) if m.world.origin(table) is not None else None
+        found = table.get(name, ABSENT) if inner is None else m.world.get(inner, name)
+        if found is not ABSENT:
+            return found
+    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+
+
+# ------------------------------------------------------------------------------ descriptors
+
+
+def _is_data_descriptor(found: Any) -> bool:
+    kind = type(found)
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
+def _through(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
+    """What a data descriptor gives for an instance."""
+    if isinstance(found, property):
+        if found.fget is None:
+            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
+        return m.call(m.world.hold(found.fget, f"{cls.__qualname__}.{name}"), (obj,), {})
+    if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+        return m.world.slot(obj, name)
+    return _custom(m, found, obj, cls)
+
+
+def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
+    """What a method or another non-data descriptor gives for an instance."""
+    if isinstance(found, types.FunctionType):
+        return types.MethodType(found, obj)
+    if isinstance(found, classmethod):
+        return types.MethodType(found.__func__, cls)
+    if isinstance(found, staticmethod):
+        return m.world.hold(found.__func__, f"{cls.__qualname__}.{name}")
+    if isinstance(found, functools.cached_property):
+        value = m.call(m.world.hold(found.func, f"{cls.__qualname__}.{name}"), (obj,), {})
+        m.set_in_dict(obj, name, value)
+        return value
+    if isinstance(found, property):
+        return _through(m, found, obj, cls, name)
+    if not hasattr(type(found), "__get__"):
+        return found
+    if inspect.ismethoddescriptor(found):
+        return found.__get__(obj, cls)
+    return _custom(m, found, obj, cls)
+
+
+def _custom(m: Capturing, found: Any, obj: Any, cls: type) -> Any:
+    getter = python_method(m, found, "__get__")
+    if getter is None:
+        if type(found).__flags__ & (1 << 9) or not isinstance(obj, tuple):
+            raise GraphBreak(f"a descriptor of class {type(found).__qualname__} is not known")
+        return found.__get__(obj, cls)  # a field of a named tuple
+    return m.call(getter, (found, obj, cls), {})
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
+    """`obj.name = value`, or `del obj.name` for DELETED."""
+    if isinstance(obj, FakeTensor):
+        raise GraphBreak(f"setting the attribute {name} of a tensor")
+    if isinstance(obj, types.ModuleType):
+        m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)
+        return
+    if isinstance(obj, type):
+        if m.world.origin(obj) is None and obj in m.made_classes:
+            _natively(obj, name, value)
+            return
+        raise GraphBreak(f"setting the attribute {name} of a class")
+    which = "__delattr__" if value is DELETED else "__setattr__"
+    custom = python_method(m, obj, which)
+    if custom is not None:
+        m.call(custom, (obj, name) if value is DELETED else (obj, name, value), {})
+        return
+    store_plainly(m, obj, name, value)
+
+
+def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
+    """What object.__setattr__ and object.__delattr__ do."""
+    found = class_lookup(m, type(obj), name)
+    if found is not ABSENT and _is_data_descriptor(found):
+        if isinstance(found, property):
+            function = found.fdel if value is DELETED else found.fset
+            if function is None:
+                what = "deleter" if value is DELETED else "setter"
+                kind = type(obj).__name__
+                raise AttributeError(f"property {name!r} of {kind!r} object has no {what}")
+            m.world.hold(function, name)
+            m.call(function, (obj,) if value is DELETED else (obj, value), {})
+            return
+        if m.world.origin(obj) is None:
+            _natively(obj, name, value)
+        elif isinstance(found, types.MemberDescriptorType):
+            m.world.set_slot(obj, name, value)
+        else:
+            raise GraphBreak(f"setting {name} through {type(found).__qualname__}")
+        return
+    if value is DELETED:
+        lookup(m, obj, name)
+    m.set_in_dict(obj, name, value)
+
+
+def delete(m: Capturing, obj: Any, name: str) -> None:
+    """`del obj.name`."""
+    store(m, obj, name, DELETED)
+
+
+def _natively(obj: Any, name: str, value: Any) -> None:
+    if value is DELETED:
+        object.__delattr__(obj, name) if not isinstance(obj, type) else delattr(obj, name)
+    elif isinstance(obj, type):
+        setattr(obj, name, value)
+    else:
+        object.__setattr__(obj, name, value)

@@ -1,0 +1,252 @@
+"""What a call becomes: inlined, recorded in the graph, run natively, or a graph break.
+
+a Python function            its bytecode runs on the machine
+a function of torch          natively, under the recorder, which writes it into the graph
+a class                      __new__ natively, __init__ on the machine
+a C function that is known   natively, on copies of what came from outside (natives.py)
+any other                    a graph break
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from fusee.capture import attributes, natives
+from fusee.capture.binding import bind
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.facts import ABSENT
+from fusee.capture.frame import Frame, Suspended
+from fusee.capture.opcodes import table
+from fusee.capture.origin import Attr, Item
+from fusee.capture.torch_api import FakeTensor, OpOverload, OpOverloadPacket, is_graph_function
+from fusee.capture.world import CONTAINERS, is_scalar
+
+__all__ = ["call", "frame_of"]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+# Python frames of ours per frame of the user's; CPython allows 1000.
+_DEEPEST = 60
+
+# torch functions in Python that run natively, under the recorder.
+_NATIVE_MODULES = {
+    "torch.nn.functional", "torch.functional", "torch._tensor", "torch._jit_internal", "torch.jit",
+    "torch._VF", "torch.fft", "torch.linalg", "torch.special", "torch.overrides", "torch._utils",
+    "torch._ops", "torch.jit._trace", "torch.jit._script", "torch.library", "torch.utils._pytree",
+    "torch._library.custom_ops",
+}  # fmt: skip
+
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+_C_CALLABLES = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType,
+)  # fmt: skip
+
+
+def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`function(*args, **kwargs)`."""
+    if type(function) is types.MethodType:
+        return call(m, function.__func__, (function.__self__, *args), kwargs)
+    if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
+        args, function = (
+            (function.__self__, *args),
+            getattr(function.__objclass__, function.__name__),
+        )
+    replaced = m.policy.replacement(function)
+    if replaced is not None:
+        return replaced(m, args, kwargs)
+    special = natives.special(function)
+    if special is not None:
+        return special(m, args, kwargs)
+    if type(function) is types.FunctionType:
+        return _call_function(m, function, args, kwargs)
+    if isinstance(function, type):
+        return _call_class(m, function, args, kwargs)
+    if isinstance(function, functools.partial):
+        return _call_partial(m, function, args, kwargs)
+    if isinstance(function, (OpOverload, OpOverloadPacket)) or is_graph_function(function):
+        return _recorded(m, function, args, kwargs)
+    if isinstance(function, _C_CALLABLES):
+        return natives.call(m, function, args, kwargs)
+    if isinstance(function, functools._lru_cache_wrapper):
+        wrapped = m.world.hold(function.__wrapped__, function.__wrapped__.__qualname__)
+        return call(m, wrapped, args, kwargs)
+    if isinstance(function, torch.nn.Module):
+        return _call_module(m, function, args, kwargs)
+    if isinstance(function, FakeTensor):
+        raise TypeError("'Tensor' object is not callable")
+    method = attributes.python_method(m, function, "__call__")
+    if method is not None:
+        return call(m, method, (function, *args), kwargs)
+    return natives.call(m, function, args, kwargs)
+
+
+# ------------------------------------------------------------------------------ functions
+
+
+def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    if function.__module__ in _NATIVE_MODULES:
+        return _recorded(m, function, args, kwargs)
+    reason = m.policy.refusal(function)
+    if reason is not None:
+        raise GraphBreak(*reason)
+    f = frame_of(m, function, args, kwargs)
+    flags = f.code.co_flags
+    if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
+        raise GraphBreak(f"{function.__qualname__} is asynchronous")
+    if flags & inspect.CO_GENERATOR:
+        while f.instruction.name != "RETURN_GENERATOR":
+            f.opcodes[f.instruction.name](f, f.instruction)
+            f.at += 1
+        f.at += 1
+        return Suspended(f)
+    if len(m.frames) > _DEEPEST:
+        raise GraphBreak("calls are nested too deeply to be inlined")
+    return f.run()
+
+
+def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:
+    """A frame of `function`, its parameters bound, its closure known."""
+    code = function.__code__
+    defaults, keyword_defaults = _defaults(m, function)
+    f = Frame(m, code, function.__globals__, table())
+    f.function = function
+    f.locals = bind(code, function.__qualname__, defaults, keyword_defaults, args, kwargs)
+    if function.__closure__:
+        from_outside = m.world.origin(function) is not None
+        for name, cell in zip(code.co_freevars, function.__closure__):
+            f.cells[name] = cell
+            if from_outside:
+                m.world.hold(cell, name)
+    return f
+
+
+def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]:
+    """The default values, those of a function from outside loaded under guards."""
+    defaults = function.__defaults__ or ()
+    keyword_defaults = function.__kwdefaults__ or {}
+    origin = m.world.origin(function)
+    if origin is None or not (defaults or keyword_defaults):
+        return defaults, keyword_defaults
+    if not all(is_scalar(x) or isinstance(x, (type, types.FunctionType)) for x in defaults):
+        place = Attr(origin, "__defaults__")
+        defaults = tuple(m.world.load(x, Item(place, k)) for k, x in enumerate(defaults))
+    if not all(is_scalar(x) for x in keyword_defaults.values()):
+        place = Attr(origin, "__kwdefaults__")
+        items = keyword_defaults.items()
+        keyword_defaults = {key: m.world.load(x, Item(place, key)) for key, x in items}
+    return defaults, keyword_defaults
+
+
+def _call_partial(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    target = m.world.slot(function, "func")
+    before = m.world.slot(function, "args")
+    named = m.world.slot(function, "keywords")
+    return call(m, target, (*before, *args), {**m.plain(named), **kwargs})
+
+
+def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function of torch, run as torch runs it: the recorder sees what it does."""
+    args = tuple(m.deep(x) for x in args)
+    kwargs = {key: m.deep(x) for key, x in kwargs.items()}
+    with m.world.mode:
+        return function(*args, **kwargs)
+
+
+# ------------------------------------------------------------------------------ modules
+
+
+def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    """A module without hooks is its `forward`; one with hooks runs torch's own __call__."""
+    call_method = attributes.class_lookup(m, type(module), "__call__")
+    if call_method is not torch.nn.Module.__call__:
+        return call(m, call_method, (module, *args), kwargs)
+    mirror = m.world.attributes(module)
+    names = module.__dict__ if mirror is None else mirror.obj
+    is_clean = mirror is None or not any(name in mirror.writes for name in _HOOKS)
+    if not is_clean or any(names.get(name) for name in _HOOKS):
+        return call(m, torch.nn.Module._call_impl, (module, *args), kwargs)
+    if mirror is not None:
+        for name in _HOOKS:
+            if name in names:
+                m.world.fact("empty", m.world.part(mirror, name), names[name])
+    return call(m, m.attribute(module, "forward"), args, kwargs)
+
+
+# ------------------------------------------------------------------------------ classes
+
+
+def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    meta = type(cls)
+    if isinstance(cls, enum.EnumMeta) or cls.__flags__ & (1 << 8):
+        return natives.call_class(m, cls, args, kwargs)
+    if issubclass(cls, torch.Tensor):
+        raise GraphBreak(f"making a tensor of class {cls.__qualname__}")
+    if meta is not type:
+        custom = attributes.class_lookup(m, meta, "__call__")
+        if isinstance(custom, types.FunctionType):
+            return call(m, custom, (cls, *args), kwargs)
+    return make_instance(m, cls, args, kwargs)
+
+
+def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """What type.__call__ does."""
+    new = attributes.class_lookup(m, cls, "__new__")
+    new = new.__func__ if isinstance(new, staticmethod) else new
+    init = attributes.class_lookup(m, cls, "__init__")
+    if isinstance(new, types.FunctionType):
+        obj = call(m, new, (cls, *args), kwargs)
+    elif new is object.__new__:
+        if getattr(cls, "__abstractmethods__", None):
+            return cls()  # the TypeError
+        obj = object.__new__(cls)
+        if init is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+    elif issubclass(cls, (*CONTAINERS, tuple, str, int, float, BaseException)):
+        obj = new(cls, *(m.plain(x) for x in args), **kwargs)
+    else:
+        return natives.call_class(m, cls, args, kwargs)
+    if not isinstance(obj, cls):
+        return obj
+    if isinstance(init, types.FunctionType):
+        result = call(m, init, (obj, *args), kwargs)
+        if result is not None:
+            raise TypeError(f"__init__() should return None, not {type(result).__name__!r}")
+    elif init is not object.__init__ and init is not ABSENT:
+        init(obj, *(m.plain(x) for x in args), **kwargs)
+    return obj
+
+
+def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
+    """What the statement `class` does.
+
+    source   https://docs.python.org/3/reference/datamodel.html#customizing-class-creation
+    """
+    body, name, *bases = args
+    resolved = types.resolve_bases(bases)
+    meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
+    if type(meta).__call__ is not type.__call__:
+        raise GraphBreak(f"the class {name} has a metaclass of its own")
+    f = frame_of(m, body, (), {})
+    f.names = namespace
+    cell = f.run()
+    if resolved != tuple(bases) and "__orig_bases__" not in namespace:
+        namespace["__orig_bases__"] = tuple(bases)
+    made: type = meta(name, resolved, namespace, **keywords)
+    if isinstance(cell, types.CellType):
+        assert cell.cell_contents is made
+    m.made_classes.add(made)
+    return made
+
+
+natives.SPECIAL[builtins.__build_class__] = build_class

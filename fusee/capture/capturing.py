@@ -1,0 +1,88 @@
+"""What everything that takes part in a capture knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fusee.capture.policy import Policy
+from fusee.capture.semantics import Semantics
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import CONTAINERS, DELETED, World, is_trusted
+
+__all__ = ["Capturing"]
+
+
+class Capturing(Semantics):
+    """The state of one capture.
+
+    policy         what users have said about functions
+    world          what lies outside
+    made_classes   classes that the program itself made
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.world = World(self.where)
+        self.made_classes: set[type] = set()
+
+    def where(self) -> str:
+        """The innermost line of the user's code."""
+        for frame in reversed(self.frames):
+            if not is_trusted(frame.globals.get("__name__")):
+                return frame.where
+        return self.frames[-1].where if self.frames else ""
+
+    def length(self, x: Any) -> int:
+        """len() of a list, dict, set or deque; of one from outside it becomes a fact."""
+        if not self.is_outside(x):
+            return len(x)
+        mirror = self.world.mirror(x)
+        if mirror.copy is not None or mirror.writes:
+            return len(self.world.whole(x))
+        self.world.fact("length", mirror.origin, len(x))
+        return len(x)
+
+    def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """An operator with a tensor among its operands, in the graph as the operator."""
+        operands = tuple(self.plain(x) for x in operands)
+        return self.world.recorder.call(function, operands, {})
+
+    def set_in_dict(self, obj: Any, name: str, value: Any) -> None:
+        """Write to the instance's own attributes."""
+        mirror = self.world.attributes(obj)
+        if mirror is not None:
+            self.world.set(mirror, name, value)
+        elif value is DELETED:
+            del obj.__dict__[name]
+        else:
+            object.__setattr__(obj, name, value)
+
+    # ---------------------------------------------------------------------- for C code
+
+    def is_outside(self, x: Any) -> bool:
+        """Whether an object came from outside and is not a fixed one."""
+        return self.world.origin(x) is not None and not isinstance(x, FakeTensor)
+
+    def plain(self, x: Any) -> Any:
+        """What C code may see of `x`: a container from outside as its copy."""
+        if isinstance(x, CONTAINERS) and self.is_outside(x):
+            return self.world.whole(x)
+        if type(x) is tuple and any(isinstance(item, CONTAINERS) for item in x):
+            return tuple(self.plain(item) for item in x)
+        return x
+
+    def deep(self, x: Any) -> Any:
+        """What C code that looks into containers within containers may see of `x`."""
+        if not isinstance(x, (*CONTAINERS, tuple)):
+            return x
+        shown = self.plain(x)
+        if isinstance(shown, dict):
+            if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
+                return type(shown)((key, self.deep(item)) for key, item in dict.items(shown))
+        elif type(shown) in (list, tuple) and any(
+            isinstance(item, (*CONTAINERS, tuple)) for item in shown
+        ):
+            return type(shown)(self.deep(item) for item in shown)
+        return shown

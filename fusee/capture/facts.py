@@ -1,0 +1,343 @@
+"""Facts: what a capture relied on, and the function that checks them at the next call.
+
+Each fact is a condition on the object at an origin. All facts of an entry become one Python
+function, origins in common evaluated once, in the order in which the capture met them: a fact about
+an object comes after the fact that there is such an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fusee.capture.origin import Held, Item, Origin
+
+__all__ = ["ABSENT", "At", "Fact", "Facts", "Source", "TensorFact", "describe"]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT = _Absent()
+
+# What cannot be looked up any more fails the check rather than the call.
+_GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class At:
+    """Stands for the object at another origin, as the value of an "is" or "not" fact."""
+
+    origin: Origin
+
+    def __repr__(self) -> str:
+        return str(self.origin)
+
+
+class TensorFact(NamedTuple):
+    """What a capture knows of a tensor from outside. Sizes and strides in elements."""
+
+    kind: type
+    dtype: torch.dtype
+    device: torch.device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> TensorFact:
+        return cls(type(x), x.dtype, x.device, tuple(x.size()), x.stride(), x.requires_grad)
+
+    def __str__(self) -> str:
+        grad = ", requires_grad" if self.requires_grad else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.size)} of strides {list(self.stride)} on {self.device}{grad}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One condition.
+
+    kind     "is", "not", "equals", "type", "length", "absent", "keys", "empty", "tensor"
+    value    what the object is, equals, ...; for "absent" the key that is not there
+    where    the user's line that relied on it, `file.py:41 in step`
+    """
+
+    kind: str
+    origin: Origin
+    value: Any
+    where: str
+
+    def conditions(self, source: Source) -> Iterator[str]:
+        """Python expressions that all hold as long as the fact does."""
+        at = source.expression(self.origin)
+        yield from _CONDITIONS[self.kind](self, at, source)
+
+    def now(self, source: Source) -> Any:
+        """What `value` would be today. Raises one of `_GONE` if there is no such object."""
+        return _NOW[self.kind](self, source)
+
+    def __str__(self) -> str:
+        return f"{self.origin} {_WORDS[self.kind]} {_shown(self.kind, self.value)}"
+
+
+_WORDS = {
+    "is": "is",
+    "not": "is not",
+    "equals": "equals",
+    "type": "is of type",
+    "length": "has length",
+    "absent": "has no",
+    "keys": "has the keys",
+    "empty": "is empty:",
+    "tensor": "is",
+}
+
+
+def _shown(kind: str, value: Any) -> str:
+    if kind == "type":
+        return f"{value.__module__}.{value.__qualname__}"
+    if kind in ("tensor", "absent"):
+        return str(value)
+    text = repr(value).splitlines()
+    return text[0][:120] + ("..." if len(text) > 1 or len(text[0]) > 120 else "")
+
+
+# ------------------------------------------------------------------------------ conditions
+
+
+def _is(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    if isinstance(fact.value, At):
+        yield f"{at} is {source.expression(fact.value.origin)}"
+    else:
+        yield f"{at} is {source.constant(fact.value)}"
+
+
+def _not(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"{at} is not {source.expression(fact.value.origin)}"
+
+
+def _equals(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    if fact.value is None or isinstance(fact.value, bool):
+        yield f"{at} is {fact.value}"
+        return
+    at = source.once(at)
+    if fact.value != fact.value:  # nan
+        yield f"{at}.__class__ is float and {at} != {at}"
+        return
+    want = source.constant(fact.value)
+    same_kind = f"{at}.__class__ is {source.constant(type(fact.value))}"
+    same = f"{at} == {want}"
+    if isinstance(fact.value, float) and fact.value == 0:
+        same = f"str({at}) == {str(fact.value)!r}"
+    yield f"({at} is {want} or ({same_kind} and {same}))"
+
+
+def _type(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"{source.once(at)}.__class__ is {source.constant(fact.value)}"
+
+
+def _length(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"len({source.once(at)}) == {fact.value}"
+
+
+def _absent(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"{source.constant(fact.value)} not in {source.once(at)}"
+
+
+def _empty(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"not {at}"
+
+
+def _keys(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    yield f"[*{source.once(at)}] == {source.constant(list(fact.value))}"
+
+
+def _tensor(fact: Fact, at: str, source: Source) -> Iterator[str]:
+    at = source.once(at)
+    known: TensorFact = fact.value
+    yield f"{at}.__class__ is {source.constant(known.kind)}"
+    yield f"{at}.dtype is {source.constant(known.dtype)}"
+    yield f"{at}.shape == {known.size!r}"
+    yield f"{at}.stride() == {known.stride!r}"
+    yield f"{at}.requires_grad is {known.requires_grad}"
+    yield f"{at}.device == {source.constant(known.device)}"
+
+
+_CONDITIONS: dict[str, Callable[[Fact, str, Source], Iterator[str]]] = {
+    "is": _is,
+    "not": _not,
+    "equals": _equals,
+    "type": _type,
+    "length": _length,
+    "absent": _absent,
+    "keys": _keys,
+    "empty": _empty,
+    "tensor": _tensor,
+}
+
+_NOW: dict[str, Callable[[Fact, Source], Any]] = {
+    "is": lambda fact, source: source.value(fact.origin),
+    "not": lambda fact, source: source.value(fact.origin),
+    "equals": lambda fact, source: source.value(fact.origin),
+    "type": lambda fact, source: type(source.value(fact.origin)),
+    "length": lambda fact, source: len(source.value(fact.origin)),
+    "absent": lambda fact, source: (
+        "found" if fact.value in source.value(fact.origin) else fact.value
+    ),
+    "keys": lambda fact, source: tuple(source.value(fact.origin)),
+    "empty": lambda fact, source: source.value(fact.origin),
+    "tensor": lambda fact, source: TensorFact.of(source.value(fact.origin)),
+}
+
+
+# ------------------------------------------------------------------------------ source
+
+
+class Source:
+    """Python source of expressions over origins, with the constants they need.
+
+    An origin that is used more than once is a variable; those of held objects are constants.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._constants: dict[int, str] = {}
+        self._variables: dict[Origin, str] = {}
+        self._held: dict[Origin, Any] = {}
+
+    def constant(self, value: Any) -> str:
+        """A name, or a literal, for `value`."""
+        if value is None or isinstance(value, bool) or type(value) is int or type(value) is str:
+            return repr(value)
+        name = self._constants.get(id(value))
+        if name is None:
+            name = self._constants[id(value)] = f"_k{len(self._constants)}"
+            self.names[name] = value
+        return name
+
+    def expression(self, origin: Origin) -> str:
+        """Source of the object at `origin`; what it is a part of becomes a variable."""
+        found = self._variables.get(origin)
+        if found is not None:
+            return found
+        parent = ""
+        if origin.parent is not None:
+            fixed = self.fixed(origin)
+            if fixed is not None:
+                return self.constant(fixed)
+            parent = self.variable(origin.parent)
+        constant = "" if origin.constant is None else self.constant(origin.constant)
+        if isinstance(origin, Item):
+            constant = self.constant(origin.key)
+        return origin.code(parent, constant)
+
+    def fixed(self, origin: Origin) -> Any:
+        """The dict of a held object: as long as the object is this one, so is its dict."""
+        from_held = type(origin).__name__ == "Dict" and isinstance(origin.parent, Held)
+        if not from_held:
+            return None
+        if origin not in self._held:
+            self._held[origin] = origin.parent.constant.__dict__  # type: ignore[union-attr]
+        return self._held[origin]
+
+    def variable(self, origin: Origin) -> str:
+        """A name that holds the object at `origin` from here on."""
+        text = self.expression(origin)
+        if not text.isidentifier():
+            text = self.once(text)
+        self._variables[origin] = text
+        return text
+
+    def once(self, text: str) -> str:
+        """A name for the value of an expression."""
+        if text.isidentifier():
+            return text
+        name = f"_v{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def value(self, origin: Origin) -> Any:
+        """The object itself. Only where `names` has the locals too."""
+        return eval(_nested(origin, self), {**self.names})
+
+
+def _nested(origin: Origin, source: Source) -> str:
+    parent = "" if origin.parent is None else _nested(origin.parent, source)
+    constant = "" if origin.constant is None else source.constant(origin.constant)
+    if isinstance(origin, Item):
+        constant = source.constant(origin.key)
+    return f"({origin.code(parent, constant)})"
+
+
+# ------------------------------------------------------------------------------ all facts
+
+
+@dataclass
+class Facts:
+    """The facts of one entry, each once, in the order of discovery."""
+
+    rows: list[Fact] = field(default_factory=list)
+    _known: set[tuple[Any, ...]] = field(default_factory=set)
+    _keep: list[Any] = field(default_factory=list)
+
+    def add(self, kind: str, origin: Origin, value: Any, where: str) -> None:
+        by_identity = kind in ("is", "type") and not isinstance(value, At)
+        key = (kind, origin, id(value) if by_identity else _hashable(value))
+        if key not in self._known:
+            self._known.add(key)
+            self._keep.append(value)
+            self.rows.append(Fact(kind, origin, value, where))
+
+    def compile(
+        self, parameters: list[str], also: dict[str, Any], conditions: list[str]
+    ) -> tuple[Callable[..., bool], str]:
+        """The check, a function of the locals, and its source."""
+        source = Source()
+        source.lines += [f"if not ({condition}): return False" for condition in conditions]
+        for fact in self.rows:
+            for condition in fact.conditions(source):
+                source.lines.append(f"if not ({condition}): return False")
+        body = "\n".join(f"        {line}" for line in [*source.lines, "return True"])
+        text = (
+            f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
+            f"    except _gone:\n        return False\n"
+        )
+        names = {**also, **source.names, "_gone": _GONE}
+        exec(compile(text, "<fusee guards>", "exec"), names)
+        check: Callable[..., bool] = names["check"]
+        return check, text
+
+    def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
+        """The first fact that does not hold for these locals, and what is there instead."""
+        for fact in self.rows:
+            alone = Facts([fact])
+            check, _ = alone.compile(list(values), {}, [])
+            if check(**values):
+                continue
+            source = Source()
+            source.names.update(values)
+            try:
+                return fact, fact.now(source)
+            except _GONE:
+                return fact, ABSENT
+        return None
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (type(value), repr(value) if isinstance(value, float) else value)
+
+
+def describe(fact: Fact, found: Any) -> str:
+    """One sentence about a miss."""
+    return f"{fact.origin} was {_shown(fact.kind, fact.value)}, is {_shown(fact.kind, found)}"

@@ -1,0 +1,302 @@
+"""The machine that captures: Python's semantics on real objects, with tensors that hold no data.
+
+It differs from Python in three ways. Objects from outside are read under guards and written to
+mirrors (world.py). Torch calls are recorded, not run (record.py). What could show the program
+anything that the graph does not know raises GraphBreak.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+import types
+from typing import Any
+
+from fusee.capture import attributes
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.calls import call
+from fusee.capture.capturing import Capturing
+from fusee.capture.facts import ABSENT
+from fusee.capture.frame import Frame
+from fusee.capture.semantics import BINARY, COMPARE, UNARY
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
+
+__all__ = ["Machine"]
+
+_IN_PLACE = len(BINARY) // 2
+
+_NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
+
+
+class Machine(Capturing):
+    """What instructions mean while a program is captured."""
+
+    # ---------------------------------------------------------------------- names
+
+    def load_global(self, f: Frame, name: str) -> Any:
+        module = f.globals.get("__name__", "")
+        if is_trusted(module):
+            return self.world.hold_from_trusted(super().load_global(f, name), name)
+        found = self.world.get(self.world.mirror_of_globals(f.globals, module), name)
+        if found is not ABSENT and found is not DELETED:
+            return found
+        value = getattr(builtins, name, ABSENT)
+        if value is ABSENT:
+            raise NameError(f"name {name!r} is not defined")
+        return self.world.hold_from_trusted(value, name)
+
+    def store_global(self, f: Frame, name: str, value: Any) -> None:
+        names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
+        self.world.set(names, name, value)
+
+    def delete_global(self, f: Frame, name: str) -> None:
+        names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
+        if self.world.get(names, name) is ABSENT:
+            raise NameError(f"name {name!r} is not defined")
+        self.world.set(names, name, DELETED)
+
+    def load_cell(self, f: Frame, name: str) -> Any:
+        try:
+            return self.world.cell(f.cells[name], name)
+        except ValueError:
+            return super().load_cell(f, name)
+
+    def store_cell(self, f: Frame, name: str, value: Any) -> None:
+        self.world.set_cell(f.cells[name], value)
+
+    def delete_cell(self, f: Frame, name: str) -> None:
+        self.world.set_cell(f.cells[name], DELETED)
+
+    def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
+        package = f.globals.get("__package__") or ""
+        full = name
+        if level:
+            base = package.rsplit(".", level - 1)[0] if level > 1 else package
+            full = f"{base}.{name}" if name else base
+        if full not in sys.modules:
+            raise GraphBreak(f"importing {full} runs its code", "import it at the top of the file")
+        module = super().import_name(f, name, level, names)
+        return self.world.hold(module, full)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        try:
+            return self.attribute(module, name)
+        except AttributeError:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+
+    # ---------------------------------------------------------------------- operators
+
+    def binary(self, kind: int, left: Any, right: Any) -> Any:
+        in_place = kind >= _IN_PLACE
+        if in_place and not isinstance(left, FakeTensor) and isinstance(right, FakeTensor):
+            in_place, kind = False, kind - _IN_PLACE  # numbers are never changed in place
+        function = BINARY[kind]
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
+        if type(left) in _NUMBERS and type(right) in _NUMBERS:
+            return function(left, right)
+        name = function.__name__.strip("_")
+        custom = self._operator_method(left, right, name, in_place)
+        if custom is not NotImplemented:
+            return custom
+        plain_left, plain_right = self.plain(left), self.plain(right)
+        result = function(plain_left, plain_right)
+        return left if result is plain_left and in_place else result
+
+    def _operator_method(self, left: Any, right: Any, name: str, in_place: bool) -> Any:
+        """What methods in Python make of an operator; NotImplemented if there are none."""
+        plain = name[1:] if in_place else name
+        tries = [(left, f"__{name}__", right)] if in_place else []
+        tries += [(left, f"__{plain}__", right), (right, f"__r{plain}__", left)]
+        for owner, method, other in tries:
+            function = attributes.python_method(self, owner, method)
+            if function is not None:
+                result = self.call(function, (owner, other), {})
+                if result is not NotImplemented:
+                    return result
+        return NotImplemented
+
+    def unary(self, kind: str, x: Any) -> Any:
+        if isinstance(x, FakeTensor):
+            return self.tensor_operator(UNARY[kind], x)
+        method = attributes.python_method(self, x, f"__{kind}__")
+        return UNARY[kind](x) if method is None else self.call(method, (x,), {})
+
+    def compare(self, symbol: str, left: Any, right: Any) -> Any:
+        function = COMPARE[symbol]
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
+        if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
+            return function(left, right)
+        custom = self._compare_method(left, right, function.__name__)
+        if custom is not NotImplemented:
+            return custom
+        return function(self.deep(left), self.deep(right))
+
+    def _compare_method(self, left: Any, right: Any, name: str) -> Any:
+        swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
+        for owner, method, other in ((left, name, right), (right, swapped, left)):
+            function = attributes.python_method(self, owner, f"__{method}__")
+            if function is not None:
+                result = self.call(function, (owner, other), {})
+                if result is not NotImplemented:
+                    return result
+        return NotImplemented
+
+    def contains(self, container: Any, item: Any) -> bool:
+        if isinstance(container, FakeTensor):
+            return bool(container.__contains__(item))
+        method = attributes.python_method(self, container, "__contains__")
+        if method is not None:
+            return self.truth(self.call(method, (container, item), {}))
+        if attributes.python_method(self, container, "__iter__") is not None:
+            return any(
+                x is item or self.truth(self.compare("==", x, item)) for x in self.items(container)
+            )
+        if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
+            found = self.world.get(self.world.mirror(container), item)
+            return found is not ABSENT and found is not DELETED
+        if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
+            return any(x is item for x in self.plain(container)) or item in self.plain(container)
+        return item in self.plain(container)
+
+    def truth(self, x: Any) -> bool:
+        if type(x) in _NUMBERS:
+            return bool(x)
+        for name in ("__bool__", "__len__"):
+            method = attributes.python_method(self, x, name)
+            if method is not None:
+                return bool(self.call(method, (x,), {}))
+        if self.is_outside(x) and isinstance(x, CONTAINERS):
+            return self.length(x) > 0
+        return bool(x)
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        if isinstance(container, FakeTensor):
+            return self.tensor_operator(operator.getitem, container, self.plain(key))
+        method = attributes.python_method(self, container, "__getitem__")
+        if method is not None:
+            return self.call(method, (container, key), {})
+        if isinstance(container, type):
+            generic: Any = container
+            return generic[key]  # list[int]
+        if self.is_outside(container):
+            return self.outside_item(container, key)
+        return container[self.plain(key)]
+
+    def outside_item(self, container: Any, key: Any) -> Any:
+        """An element of a container from outside, guarded alone if possible."""
+        world = self.world
+        if isinstance(container, dict):
+            mirror = world.mirror(container)
+            if not is_scalar(key) and mirror.copy is None:
+                world.whole(container)
+            found = world.get(mirror, key)
+            if found is not ABSENT and found is not DELETED:
+                return found
+            missing = attributes.python_method(self, container, "__missing__")
+            if missing is not None:
+                return self.call(missing, (container, key), {})
+            return world.whole(container)[key]
+        if isinstance(container, CONTAINERS):
+            mirror = world.mirror(container)
+            is_element = type(key) is int and 0 <= key < len(container)
+            if mirror.copy is None and is_element and isinstance(container, list):
+                return world.load(container[key], world.part(mirror, key))
+            return world.whole(container)[key]
+        raise GraphBreak(f"an element of a {type(container).__qualname__}")
+
+    def store_subscript(self, container: Any, key: Any, value: Any) -> None:
+        if isinstance(container, FakeTensor):
+            self.tensor_operator(operator.setitem, container, self.plain(key), value)
+            return
+        method = attributes.python_method(self, container, "__setitem__")
+        if method is not None:
+            self.call(method, (container, key, value), {})
+        elif not self.is_outside(container):
+            container[key] = value
+        elif isinstance(container, dict) and is_scalar(key):
+            self.world.set(self.world.mirror(container), key, value)
+        else:
+            self.world.whole(container)[key] = value
+
+    def delete_subscript(self, container: Any, key: Any) -> None:
+        method = attributes.python_method(self, container, "__delitem__")
+        if method is not None:
+            self.call(method, (container, key), {})
+        elif self.is_outside(container):
+            del self.world.whole(container)[key]
+        else:
+            del container[key]
+
+    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+        if isinstance(x, FakeTensor):
+            raise GraphBreak("printing a tensor needs its values")
+        names = {"r": ("__repr__",), "a": ("__repr__",)}.get(conversion, ("__str__", "__repr__"))
+        if not conversion and spec is not None:
+            names = ("__format__", *names)
+        for name in names:
+            method = attributes.python_method(self, x, name)
+            if method is not None:
+                x = self.call(method, (x, spec) if name == "__format__" else (x,), {})
+                return x if name == "__format__" or spec is None else format(x, spec)
+        return super().format(self.deep(x), conversion, spec)
+
+    # ---------------------------------------------------------------------- attributes
+
+    def attribute(self, obj: Any, name: str) -> Any:
+        return attributes.lookup(self, obj, name)
+
+    def store_attribute(self, obj: Any, name: str, value: Any) -> None:
+        attributes.store(self, obj, name, value)
+
+    def delete_attribute(self, obj: Any, name: str) -> None:
+        attributes.delete(self, obj, name)
+
+    def special(self, obj: Any, name: str) -> Any:
+        method = attributes.python_method(self, obj, name)
+        return super().special(obj, name) if method is None else types.MethodType(method, obj)
+
+    # ---------------------------------------------------------------------- iteration, calls
+
+    def iterate(self, x: Any) -> Any:
+        method = attributes.python_method(self, x, "__iter__")
+        if method is not None:
+            return self.call(method, (x,), {})
+        if self.is_outside(x):
+            if isinstance(x, CONTAINERS):
+                return iter(self.world.whole(x))
+            raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
+        if attributes.python_method(self, x, "__getitem__") is not None:
+            raise GraphBreak("iterating by __getitem__ alone")
+        return iter(x)
+
+    def next(self, iterator: Any) -> Any:
+        method = attributes.python_method(self, iterator, "__next__")
+        if method is not None:
+            return self.call(method, (iterator,), {})
+        if self.is_outside(iterator):
+            raise GraphBreak(f"advancing a {type(iterator).__qualname__} from outside")
+        return next(iterator)
+
+    def items(self, x: Any) -> list[Any]:
+        if type(x) in (list, tuple) and not self.is_outside(x):
+            return list(x)
+        found = []
+        iterator = self.iterate(x)
+        while True:
+            try:
+                found.append(self.next(iterator))
+            except StopIteration:
+                return found
+
+    def mapping(self, x: Any) -> dict[Any, Any]:
+        if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:
+            return dict(dict.items(self.plain(x)))
+        keys = self.items(self.call(self.attribute(x, "keys"), (), {}))
+        return {key: self.subscript(x, key) for key in keys}
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return call(self, function, args, kwargs)

@@ -1,0 +1,184 @@
+"""C functions: which run natively while a program is captured.
+
+A C function may see containers from outside only as their copies, and instances from outside not at
+all, since it could read anything of them without a guard. What is neither here nor in stand_ins.py
+ends the graph.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+from typing import Any
+
+import torch
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.facts import ABSENT
+from fusee.capture.stand_ins import SPECIAL, sort_key, special
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import CONTAINERS, is_scalar
+
+__all__ = ["SPECIAL", "call", "call_class", "special"]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+_PURE: set[Any] = {
+    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
+}  # fmt: skip
+_PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "unicodedata"}
+_PURE_CLASSES = (
+    slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
+    torch.finfo, torch.iinfo,
+)  # fmt: skip
+_METHOD_OWNERS = (
+    str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
+    *CONTAINERS,
+)  # fmt: skip
+
+
+def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A C function without a stand-in."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        owner = None
+    if _is_of_tensors(function, owner, args):
+        return _on_tensors(m, function, args, kwargs)
+    if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return _unbound(m, function, args, kwargs)
+    if owner is not None and isinstance(owner, _METHOD_OWNERS):
+        return _method(m, function, owner, args, kwargs)
+    if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
+        return _getter(m, function, args, kwargs)
+    is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
+    if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
+        _refuse_instances(m, function, args)
+        return function(*(m.deep(x) for x in args), **{k: m.deep(x) for k, x in kwargs.items()})
+    raise _unknown(function)
+
+
+def _unknown(function: Any) -> GraphBreak:
+    name = getattr(function, "__qualname__", None) or repr(function)
+    module = getattr(function, "__module__", None)
+    full = f"{module}.{name}" if module and module != "builtins" else name
+    return GraphBreak(
+        f"{full} is not Python code, and not known to be free of effects",
+        "move the call out of the compiled function, or see fusee.compiler.allow_in_graph",
+    )
+
+
+def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
+    if isinstance(owner, FakeTensor):
+        return True
+    home = getattr(function, "__objclass__", None)
+    return home is not None and home.__name__ in ("TensorBase", "Tensor") and bool(args)
+
+
+def _on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = tuple(m.deep(x) for x in args)
+    named = {key: m.deep(x) for key, x in kwargs.items()}
+    with m.world.mode:
+        return function(*given, **named)
+
+
+def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A bound method of a builtin container, number or string."""
+    name = function.__name__
+    if m.is_outside(owner) and isinstance(owner, CONTAINERS):
+        # by the class in C that has it: a subclass may have another one in Python
+        home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
+        return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
+    return _with_iterables(m, function, name, args, kwargs)
+
+
+_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+_TAKE_ITERABLES = {
+    "extend", "update", "union", "intersection", "difference", "symmetric_difference", "join",
+    "issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update", "fromkeys",
+    "extendleft", "__init__", "__iadd__", "__ior__",
+}  # fmt: skip
+
+
+def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+    if name == "sort":
+        key, reverse = kwargs.get("key"), m.truth(kwargs.get("reverse", False))
+        return function(key=sort_key(m, key), reverse=reverse)
+    if name in _TAKE_ITERABLES:
+        args = tuple(
+            x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
+        )
+    elif name in ("format", "format_map", "__format__", "__repr__", "__str__", "__eq__", "count"):
+        args = tuple(m.deep(x) for x in args)
+        _refuse_instances(m, function, args)
+    return function(*args, **kwargs)
+
+
+def _shown(m: Capturing, x: Any) -> Any:
+    if isinstance(x, dict) or is_scalar(x):
+        return m.plain(x)
+    return m.items(x)
+
+
+def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`dict.__getitem__(self, key)` and the like: what super() gives for a builtin class."""
+    owner, *rest = args
+    name = function.__name__
+    if isinstance(owner, CONTAINERS):
+        is_lookup = name in ("__getitem__", "get") and isinstance(owner, dict)
+        if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
+            found = m.world.get(m.world.mirror(owner), rest[0])
+            if found is not ABSENT:
+                return found
+            if name == "get":
+                return (*rest[1:], None)[0]
+        shown = m.plain(owner)
+        bound = function.__get__(shown, type(shown))
+        return _with_iterables(m, bound, name, tuple(rest), kwargs)
+    if isinstance(owner, (*_METHOD_OWNERS, BaseException)) or is_scalar(owner):
+        return function(owner, *(m.deep(x) for x in rest), **kwargs)
+    if name in ("__init__", "__init_subclass__") and function is object.__init__:
+        return None
+    if (
+        name in ("__eq__", "__ne__", "__hash__")
+        and getattr(function, "__objclass__", None) is object
+    ):
+        return function(*args)
+    raise _unknown(function)
+
+
+def _getter(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    (obj,) = args
+    _, parts = function.__reduce__()
+    if isinstance(function, operator.methodcaller):
+        return m.call(m.attribute(obj, parts[0]), parts[1:], {})
+    found = []
+    for part in parts:
+        value = obj
+        if isinstance(function, operator.itemgetter):
+            value = m.subscript(value, part)
+        else:
+            for name in part.split("."):
+                value = m.attribute(value, name)
+        found.append(value)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _refuse_instances(m: Capturing, function: Any, args: Args) -> None:
+    for x in args:
+        if m.is_outside(x) and not isinstance(x, (*CONTAINERS, type, types.FunctionType)):
+            raise _unknown(function)
+
+
+def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """A class in C: its constructor runs natively if it only computes."""
+    if issubclass(cls, BaseException):
+        return cls(*args, **kwargs)
+    is_enum = type(cls).__name__ in ("EnumMeta", "EnumType")
+    if is_enum or issubclass(cls, _PURE_CLASSES) or cls.__module__ in _PURE_MODULES:
+        return cls(*(m.deep(x) for x in args), **{k: m.deep(x) for k, x in kwargs.items()})
+    raise _unknown(cls)

@@ -1,0 +1,170 @@
+"""Where an object came from: the expression that finds it again at the next call.
+
+    Local("x")                      x
+    Item(Dict(Local("x")), "scale") x.scale
+    Held(module)                    an object known by identity: a module, a function, a class
+
+An origin yields the guard on an object, the code that hands it to a graph or rebuilds it, and the
+words in which reports name it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Attr", "Call", "Cell", "Dict", "Held", "Item", "Local", "Namespace", "Origin", "Type"]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """An expression; each kind below is one way to get at an object. Equal only to itself."""
+
+    def code(self, parent: str, constant: str) -> str:
+        """Python source, given the source of `parent` and that of the constant it needs."""
+        raise NotImplementedError
+
+    @property
+    def parent(self) -> Origin | None:
+        return None
+
+    @property
+    def constant(self) -> Any:
+        """The object that the code needs to hold, if any."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Local(Origin):
+    """A variable of the function that is compiled: a parameter, or a value alive at a break."""
+
+    name: str
+
+    def code(self, parent: str, constant: str) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Origin):
+    """An object that the entry holds itself, since a guard has made sure that it is this one."""
+
+    value: Any
+    words: str
+
+    def code(self, parent: str, constant: str) -> str:
+        return constant
+
+    @property
+    def constant(self) -> Any:
+        return self.value
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True, eq=False)
+class _Part(Origin):
+    of: Origin
+
+    @property
+    def parent(self) -> Origin | None:
+        return self.of
+
+
+@dataclass(frozen=True, eq=False)
+class Dict(_Part):
+    """The dict that holds the attributes of an instance."""
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}.__dict__"
+
+    def __str__(self) -> str:
+        return f"{self.of}.__dict__"
+
+
+@dataclass(frozen=True, eq=False)
+class Namespace(_Part):
+    """The dict of a class. A new proxy at each access, so it is never held."""
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}.__dict__"
+
+    def __str__(self) -> str:
+        return str(self.of)
+
+
+@dataclass(frozen=True, eq=False)
+class Item(_Part):
+    """An element of a list, tuple or dict."""
+
+    key: Any
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}[{constant}]"
+
+    @property
+    def constant(self) -> Any:
+        return self.key
+
+    def __str__(self) -> str:
+        if isinstance(self.of, (Dict, Namespace)) and isinstance(self.key, str):
+            return f"{self.of.of}.{self.key}"
+        return f"{self.of}[{self.key!r}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Call(_Part):
+    """What a method without arguments gives: `tuple` of the keys of a dict, for one."""
+
+    function: Any
+    words: str
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{constant}({parent})"
+
+    @property
+    def constant(self) -> Any:
+        return self.function
+
+    def __str__(self) -> str:
+        return f"{self.words}({self.of})"
+
+
+@dataclass(frozen=True, eq=False)
+class Attr(_Part):
+    """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
+
+    name: str
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}.{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Cell(_Part):
+    """The contents of a closure's cell."""
+
+    name: str
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}.cell_contents"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Type(_Part):
+    """The class of an object."""
+
+    def code(self, parent: str, constant: str) -> str:
+        return f"{parent}.__class__"
+
+    def __str__(self) -> str:
+        return f"type({self.of})"

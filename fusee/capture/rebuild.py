@@ -1,0 +1,316 @@
+"""Source that makes, from the results of a graph, what the program would have made.
+
+A value of the capture becomes an expression: a tensor is an output of the graph, an object from
+outside is found by its origin, one that the program made is made again, each once however
+often it occurs. What cannot be made again raises Lost, and the function runs eagerly instead.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusee.capture.facts import Source
+from fusee.capture.frame import UNBOUND, Suspended
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import DELETED, Mirror, World, dict_class, is_scalar
+
+__all__ = ["Lost", "Rebuild"]
+
+
+class Lost(Exception):
+    """A value that is alive where a graph ends cannot be made again: `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+_ITERATORS: tuple[Any, ...] = (
+    type(iter([])), type(iter(())), type(iter(range(0))), type(iter({})), type(iter({}.items())),
+    type(iter({}.values())), type(iter(set())), type(reversed([])), enumerate, zip, type(iter("")),
+)  # fmt: skip
+
+
+class Rebuild:
+    """Writes one function's body.
+
+    source    its first part: objects from outside, evaluated before anything changes
+    lines     its second part, after the graph has run
+    outputs   the tensors that the graph must give
+    """
+
+    def __init__(self, world: World, source: Source, made_classes: set[type]) -> None:
+        self.world = world
+        self.made_classes = made_classes
+        self.source = source
+        self.lines: list[str] = []
+        self.outputs: list[torch.Tensor] = []
+        self._memo: dict[int, str] = {}
+        self._open: set[int] = set()
+        self._keep: list[Any] = []
+        self._count = 0
+
+    # ---------------------------------------------------------------------- values
+
+    def value(self, x: Any) -> str:
+        """An expression for `x`."""
+        if x is UNBOUND:
+            return self.source.constant(UNBOUND)
+        if is_scalar(x):
+            return self.source.constant(x)
+        found = self._memo.get(id(x))
+        if found is not None:
+            return found
+        self._keep.append(x)
+        origin = self.world.origin(x)
+        if isinstance(x, FakeTensor):
+            text = self._tensor(x) if origin is None else self.source.variable(origin)
+        elif origin is not None:
+            text = self.source.variable(origin)
+        else:
+            if id(x) in self._open:
+                raise Lost("a container that contains itself cannot be made again")
+            self._open.add(id(x))
+            text = self._made(x)
+            self._open.discard(id(x))
+        self._memo[id(x)] = text
+        return text
+
+    def _tensor(self, x: torch.Tensor) -> str:
+        self.outputs.append(x)
+        return f"_out[{len(self.outputs) - 1}]"
+
+    def _named(self, text: str) -> str:
+        name = f"_r{self._count}"
+        self._count += 1
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _made(self, x: Any) -> str:
+        kind = type(x)
+        maker = _MAKERS.get(kind)
+        if maker is not None:
+            return self._named(maker(self, x))
+        if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            return self._builtin_method(x)
+        if kind in _ITERATORS:
+            return self._iterator(x)
+        if isinstance(x, (type, types.ModuleType)):
+            if x in self.made_classes:
+                raise Lost(f"the class {x.__name__} is made anew at each call")
+            return self.source.constant(x)
+        if isinstance(x, tuple):
+            return self._tuple(x)
+        if isinstance(x, Suspended):
+            return self._generator(x)
+        return self._instance(x)
+
+    def _tuple(self, x: tuple[Any, ...]) -> str:
+        kind = self.source.constant(type(x))
+        items = ", ".join(map(self.value, x))
+        return self._named(f"{kind}({items})" if hasattr(x, "_fields") else f"{kind}(({items},))")
+
+    def _builtin_method(self, x: Any) -> str:
+        owner = x.__self__
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            return self.source.constant(x)
+        return self._named(f"{self.value(owner)}.{x.__name__}")
+
+    def _iterator(self, x: Any) -> str:
+        made, args, *state = x.__reduce__()
+        text = f"{self.source.constant(made)}({', '.join(map(self.value, args))})"
+        name = self._named(text)
+        if state and state[0]:
+            self.lines.append(f"{name}.__setstate__({self.value(state[0])})")
+        return name
+
+    def _generator(self, x: Suspended) -> str:
+        if x.started or x.frame.function is None:
+            raise Lost("a generator that has begun cannot be moved out of the graph")
+        f = x.frame
+        code = f.code
+        count = code.co_argcount
+        names = code.co_varnames
+        if code.co_kwonlyargcount or code.co_flags & 12:
+            raise Lost("a generator with starred arguments cannot be moved out of the graph")
+        args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names[:count]]
+        return self._named(f"{self.value(f.function)}({', '.join(map(self.value, args))})")
+
+    def _instance(self, x: Any) -> str:
+        cls = type(x)
+        if not cls.__flags__ & (1 << 9):  # a class in C
+            raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
+        if cls in self.made_classes:
+            raise Lost(f"the class {cls.__qualname__} is made anew at each call")
+        kind = self.source.constant(cls)
+        name = self._named(_new(self, x, kind))
+        self._memo[id(x)] = name  # its attributes may point back to it
+        if isinstance(x, dict):
+            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in dict.items(x))
+            update = self.source.constant(dict_class(x).update)
+            self.lines.append(f"{update}({name}, [{pairs}])")
+        elif isinstance(x, list):
+            self.lines.append(f"list.extend({name}, [{', '.join(map(self.value, x))}])")
+        elif isinstance(x, set):
+            self.lines.append(f"set.update({name}, [{', '.join(map(self.value, x))}])")
+        for key, item in getattr(x, "__dict__", {}).items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+        for key in _slots(cls):
+            if hasattr(x, key):
+                item = self.value(getattr(x, key))
+                self.lines.append(f"object.__setattr__({name}, {key!r}, {item})")
+        return name
+
+    # ---------------------------------------------------------------------- effects
+
+    def effects(self) -> None:
+        """Write what the program wrote to objects from outside."""
+        for mirror in list(self.world.mirrors.values()):
+            if mirror.is_changed():
+                self._replay(mirror)
+        for (_, name), (_, origin, value) in list(self.world.slots.items()):
+            self._write_slot(self.source.variable(origin), name, value)
+        for _, origin, value in list(self.world.cells.values()):
+            target = self.source.variable(origin)
+            if value is DELETED:
+                self.lines.append(f"del {target}.cell_contents")
+            else:
+                self.lines.append(f"{target}.cell_contents = {self.value(value)}")
+
+    def _write_slot(self, target: str, name: str, value: Any) -> None:
+        if value is DELETED:
+            self.lines.append(f"object.__delattr__({target}, {name!r})")
+        else:
+            self.lines.append(f"object.__setattr__({target}, {name!r}, {self.value(value)})")
+
+    def _replay(self, mirror: Mirror) -> None:
+        # by its own origin: `x.__dict__` may be written although nothing is known of `x` else
+        target = self.source.variable(mirror.origin)
+        if isinstance(mirror.obj, dict):
+            self._replay_dict(mirror, target)
+            return
+        items = ", ".join(map(self.value, mirror.copy))
+        if isinstance(mirror.obj, list):
+            self.lines.append(f"list.__setitem__({target}, slice(None), [{items}])")
+        else:
+            self.lines.append(f"{target}.clear()")
+            method = "extend" if isinstance(mirror.obj, collections.deque) else "update"
+            self.lines.append(f"{target}.{method}([{items}])")
+
+    def _replay_dict(self, mirror: Mirror, target: str) -> None:
+        if mirror.copy is None:
+            changes = mirror.writes
+        else:
+            before, after = mirror.before, mirror.copy
+            changes = {key: DELETED for key in before if key not in after}
+            kept = [key for key in before if key in after]
+            if list(after)[: len(kept)] != kept:
+                self.lines.append(f"dict.clear({target})")
+                changes = dict(dict.items(after))
+            else:
+                for key, value in dict.items(after):
+                    if key not in before or before[key] is not value:
+                        changes[key] = value
+        for key, value in changes.items():
+            name = self.value(key)
+            if value is DELETED:
+                self.lines.append(f"dict.pop({target}, {name}, None)")
+            else:
+                self.lines.append(f"dict.__setitem__({target}, {name}, {self.value(value)})")
+
+
+def _new(r: Rebuild, x: Any, kind: str) -> str:
+    if isinstance(x, BaseException):
+        return f"{kind}.__new__({kind}, {', '.join(map(r.value, x.args))})"
+    return f"{kind}.__new__({kind})"
+
+
+def _slots(cls: type) -> list[str]:
+    found: list[str] = []
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        found += [names] if isinstance(names, str) else list(names)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+# ------------------------------------------------------------------------------ makers
+
+
+def _items(r: Rebuild, x: Any) -> str:
+    return ", ".join(map(r.value, x))
+
+
+def _dict(r: Rebuild, x: dict[Any, Any]) -> str:
+    return "{" + ", ".join(f"{r.value(k)}: {r.value(v)}" for k, v in x.items()) + "}"
+
+
+def _function(r: Rebuild, x: types.FunctionType) -> str:
+    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
+    parts.append(r.value(x.__defaults__) if x.__defaults__ else "None")
+    closure = x.__closure__ or ()
+    parts.append(
+        "(" + "".join(f"{r.value(cell)}, " for cell in closure) + ")" if closure else "None"
+    )
+    text = f"{r.source.constant(types.FunctionType)}({', '.join(parts)})"
+    if not x.__kwdefaults__ and not x.__dict__ and not x.__annotations__:
+        return text
+    name = r._named(text)
+    for key in ("__kwdefaults__", "__annotations__"):
+        if getattr(x, key):
+            r.lines.append(f"{name}.{key} = {r.value(getattr(x, key))}")
+    if x.__dict__:
+        r.lines.append(f"{name}.__dict__.update({_dict(r, x.__dict__)})")
+    return name
+
+
+def _cell(r: Rebuild, x: types.CellType) -> str:
+    kind = r.source.constant(types.CellType)
+    try:
+        contents = x.cell_contents
+    except ValueError:
+        return f"{kind}()"
+    # the cell comes first: a function may close over itself
+    name = r._named(f"{kind}()")
+    r._memo[id(x)] = name
+    r.lines.append(f"{name}.cell_contents = {r.value(contents)}")
+    return name
+
+
+def _method(r: Rebuild, x: types.MethodType) -> str:
+    kind = r.source.constant(types.MethodType)
+    return f"{kind}({r.value(x.__func__)}, {r.value(x.__self__)})"
+
+
+def _deque(r: Rebuild, x: Any) -> str:
+    return f"{r.source.constant(collections.deque)}([{_items(r, x)}], {x.maxlen})"
+
+
+def _defaultdict(r: Rebuild, x: Any) -> str:
+    factory = r.value(x.default_factory)
+    return f"{r.source.constant(collections.defaultdict)}({factory}, {_dict(r, x)})"
+
+
+_MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
+    tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",
+    list: lambda r, x: f"[{_items(r, x)}]",
+    dict: _dict,
+    set: lambda r, x: f"{{{_items(r, x)}}}" if x else "set()",
+    frozenset: lambda r, x: f"frozenset([{_items(r, x)}])",
+    slice: lambda r, x: f"slice({r.value(x.start)}, {r.value(x.stop)}, {r.value(x.step)})",
+    collections.deque: _deque,
+    collections.OrderedDict: lambda r, x: (
+        f"{r.source.constant(collections.OrderedDict)}({_dict(r, x)})"
+    ),
+    collections.defaultdict: _defaultdict,
+    types.MappingProxyType: lambda r, x: (
+        f"{r.source.constant(types.MappingProxyType)}({_dict(r, dict(x))})"
+    ),
+    types.FunctionType: _function,
+    types.CellType: _cell,
+    types.MethodType: _method,
+}

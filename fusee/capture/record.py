@@ -1,0 +1,297 @@
+"""The graph that a capture writes: each torch call on FakeTensors becomes an fx node.
+
+The recorder is a torch function mode, so that it sees the calls of torch's C code and of functions
+that are not interpreted as well. A torch function in Python that offers itself to modes
+(layer_norm, multi_head_attention_forward) arrives whole, as backends of torch.compile expect.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.torch_api import NEEDS_VALUES, FakeTensor, OpOverload, OpOverloadPacket
+
+__all__ = ["Recorder"]
+
+_VALUE = "needs the value of a tensor, which is known only when the graph has run"
+_KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
+
+# Methods of tensors that leave the world of tensors.
+_VALUES = {
+    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
+    "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
+    "untyped_storage", "storage", "__repr__", "__format__", "__reduce_ex__",
+}  # fmt: skip
+
+# Methods that change what a tensor is, or what happens in a backward pass.
+_STATEFUL = {
+    "backward", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
+    "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
+}  # fmt: skip
+
+# Attributes that are tensors themselves.
+_TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
+
+# How a method of tensors is written as an operator.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in (
+            "add sub mul truediv floordiv mod pow matmul neg pos abs invert lshift rshift xor"
+            " eq ne lt le gt ge iadd isub imul itruediv ifloordiv imod ilshift irshift ixor"
+        ).split()
+    },
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__iand__": operator.iand,
+    "__ior__": operator.ior,
+}
+
+
+class Recorder(TorchFunctionMode):
+    """Writes the graph of one capture.
+
+    lift   makes a FakeTensor of a tensor that came from outside; raises GraphBreak
+    mode   the FakeTensorMode of the capture
+    """
+
+    def __init__(self, mode: Any, lift: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.mode = mode
+        self.lift = lift
+        self.graph = fx.Graph()
+        self.nodes: dict[int, fx.Node] = {}
+        self.where: Callable[[], str] = str
+        self._keep: list[Any] = []
+        self._input_names: set[str] = set()
+        self._last_input: fx.Node | None = None
+        self.calls = 0
+
+    # ---------------------------------------------------------------------- inputs
+
+    def add_input(self, fake: torch.Tensor, words: str, example: torch.Tensor) -> fx.Node:
+        """A placeholder for a tensor from outside, named after where it came from."""
+        stem = name = re.sub(r"\W+", "_", words).strip("_") or "x"
+        count = 0
+        while name in self._input_names or name[0].isdigit():
+            count += 1
+            name = f"{'x' if stem[0].isdigit() else ''}{stem}_{count}"
+        self._input_names.add(name)
+        last = self._last_input
+        place = self.graph.inserting_before() if last is None else self.graph.inserting_after(last)
+        with place:
+            node = self.graph.placeholder(name)
+        self._last_input = node
+        node.meta["example_value"] = fake
+        self.adopt(fake, node)
+        return node
+
+    def adopt(self, fake: torch.Tensor, node: fx.Node) -> None:
+        self.nodes[id(fake)] = node
+        self._keep.append(fake)
+
+    # ---------------------------------------------------------------------- calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        as_function: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Run `func` on fakes and write it down, as `as_function` if that is how it was spelt."""
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__"):
+            return self._attribute(func, name, args)
+        if isinstance(func, (OpOverload, OpOverloadPacket)):
+            name = ""
+        method = name in dir(torch.Tensor) if name.startswith("_") else True
+        if method and name in _VALUES:
+            raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
+        if name in _STATEFUL:
+            raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
+        args, kwargs = self._lifted(args), self._lifted(kwargs)
+        out = self._run(func, args, kwargs, name)
+        if not _holds_tensor(out) and name not in ("__setitem__", "setitem"):
+            return out
+        self._write(as_function or func, name, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+        try:
+            with torch._C.DisableTorchFunction(), self.mode:
+                return func(*args, **kwargs)
+        except NEEDS_VALUES as error:
+            what = getattr(error, "func", None) or name
+            raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
+
+    def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
+        name = func.__self__.__name__
+        if access != "__get__":
+            raise GraphBreak(
+                f"setting the attribute {name} of a tensor changes more than its values"
+            )
+        if name == "grad":
+            raise GraphBreak("a tensor's grad is the result of a backward pass")
+        args = self._lifted(args)
+        out = func(*args)
+        if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
+            node = self.graph.call_function(getattr, (self.node(args[0]), name))
+            self._finish(node, out)
+        elif isinstance(out, torch.Tensor) and id(out) not in self.nodes:
+            raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
+        return out
+
+    def _write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        nodes = fx.node.map_aggregate(args, self._argument)
+        named = fx.node.map_aggregate(kwargs, self._argument)
+        if isinstance(func, str) or not _is_method(func):
+            node = self.graph.call_function(func, nodes, named)
+        elif name in _OPERATORS and not kwargs:
+            node = self.graph.call_function(_OPERATORS[name], nodes)
+        elif name.startswith("__r") and hasattr(operator, f"{name[3:-2]}") and len(nodes) == 2:
+            node = self.graph.call_function(getattr(operator, name[3:-2]), nodes[::-1])
+        else:
+            node = self.graph.call_method(name, nodes, named)
+        self.calls += 1
+        self._finish(node, out)
+
+    def _finish(self, node: fx.Node, out: Any) -> None:
+        node.meta["example_value"] = out
+        where = self.where()
+        if where:
+            node.meta["stack_trace"] = where
+        self._adopt_all(node, out)
+
+    def _adopt_all(self, node: fx.Node, out: Any) -> None:
+        """Results inside tuples and lists become getitem nodes."""
+        if isinstance(out, torch.Tensor):
+            if id(out) not in self.nodes:  # an operator in place gives its operand back
+                self.adopt(out, node)
+        elif isinstance(out, (tuple, list)):
+            for k, item in enumerate(out):
+                if _holds_tensor(item):
+                    part = self.graph.call_function(operator.getitem, (node, k))
+                    part.meta = {**node.meta, "example_value": item}
+                    self._adopt_all(part, item)
+        elif isinstance(out, dict):
+            for key, item in out.items():
+                if _holds_tensor(item):
+                    part = self.graph.call_function(operator.getitem, (node, key))
+                    part.meta = {**node.meta, "example_value": item}
+                    self._adopt_all(part, item)
+
+    # ---------------------------------------------------------------------- arguments
+
+    def node(self, x: torch.Tensor) -> fx.Node:
+        found = self.nodes.get(id(x))
+        if found is None:
+            found = self.nodes[id(self.lift(x))]
+        return found
+
+    def _argument(self, x: Any) -> Any:
+        return self.node(x) if isinstance(x, torch.Tensor) else x
+
+    def _lifted(self, x: Any) -> Any:
+        """Arguments with FakeTensors in place of tensors from outside."""
+        if isinstance(x, torch.Tensor):
+            if id(x) in self.nodes:
+                return x
+            return self.lift(x)
+        if type(x) is dict:
+            return {key: self._lifted(item) for key, item in x.items()}
+        if type(x) in (tuple, list):
+            return type(x)(self._lifted(item) for item in x)
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*(self._lifted(item) for item in x))
+        return x
+
+    # ---------------------------------------------------------------------- the end
+
+    def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """The module, its outputs a tuple in this order; without what nobody needs."""
+        self.graph.output(tuple(self.node(x) for x in outputs))
+        self.graph.eliminate_dead_code(_has_effect)
+        return fx.GraphModule(torch.nn.Module(), self.graph, "CapturedGraph")
+
+    def is_needed(self, graph: fx.GraphModule) -> bool:
+        """Whether running the graph gives or changes anything."""
+        last = next(iter(reversed(graph.graph.nodes)))
+        return bool(last.args[0]) or any(
+            node.op not in ("placeholder", "output") for node in graph.graph.nodes
+        )
+
+    def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function as one node, whatever it does."""
+        args, kwargs = self._lifted(args), self._lifted(kwargs)
+        with torch._C.DisableTorchFunction():
+            out = self._run(func, args, kwargs, "")
+        self._write(func, "", args, kwargs, out)
+        return out
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if nobody uses its result."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    target: Any = node.target
+    if target in (operator.getitem, getattr):
+        return False
+    name = getattr(target, "__name__", "")
+    in_place = target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    writes = in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True
+    return writes or name.startswith("_set") or not _is_pure(target)
+
+
+_IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
+    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
+    operator.iand, operator.ior,
+}  # fmt: skip
+
+
+def _is_pure(target: Any) -> bool:
+    """Functions of the tensor namespaces; dropout and the like move the generator's state."""
+    name = getattr(target, "__name__", "")
+    if name in _RANDOM or any(word in name for word in ("rand", "drop", "bernoulli", "normal")):
+        return False
+    module = getattr(target, "__module__", None) or "torch"
+    return module == "_operator" or module.split(".")[0] == "torch"
+
+
+_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
+
+
+def _is_method(func: Any) -> bool:
+    """Methods of torch.Tensor, in C or Python."""
+    name = getattr(func, "__name__", "")
+    return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
+        "method_descriptor", "wrapper_descriptor",
+    )  # fmt: skip
+
+
+def _holds_tensor(x: Any) -> bool:
+    if isinstance(x, torch.Tensor):
+        return True
+    if isinstance(x, (tuple, list)):
+        return any(map(_holds_tensor, x))
+    return isinstance(x, dict) and any(map(_holds_tensor, x.values()))

@@ -1,0 +1,182 @@
+"""What instructions mean for values: here as Python does it, on real values.
+
+A frame run with these semantics does what CPython would do. Capture overrides them (machine.py).
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.frame import Frame
+
+__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics"]
+
+_BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
+_IN_PLACE_NAMES = (
+    "iadd iand ifloordiv ilshift imatmul imul imod ior ipow irshift isub itruediv ixor".split()
+)
+
+# By the argument of BINARY_OP. source   CPython's Include/opcode.h, NB_ADD and so on
+BINARY: list[Callable[[Any, Any], Any]] = [
+    getattr(operator, name) for name in (*_BINARY_NAMES, *_IN_PLACE_NAMES)
+]
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+}
+
+_CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+
+
+class Semantics:
+    """Python's own.
+
+    frames    the activations, innermost last
+    handled   the exception that is being handled
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.handled: BaseException | None = None
+
+    # ---------------------------------------------------------------------- names
+
+    def load_global(self, f: Frame, name: str) -> Any:
+        if name in f.globals:
+            return f.globals[name]
+        space = f.globals.get("__builtins__", builtins)
+        space = space.__dict__ if isinstance(space, types.ModuleType) else space
+        if name not in space:
+            raise NameError(f"name {name!r} is not defined")
+        return space[name]
+
+    def store_global(self, f: Frame, name: str, value: Any) -> None:
+        f.globals[name] = value
+
+    def delete_global(self, f: Frame, name: str) -> None:
+        if name not in f.globals:
+            raise NameError(f"name {name!r} is not defined")
+        del f.globals[name]
+
+    def load_cell(self, f: Frame, name: str) -> Any:
+        try:
+            return f.cells[name].cell_contents
+        except ValueError:
+            raise _unbound(f, name) from None
+
+    def store_cell(self, f: Frame, name: str, value: Any) -> None:
+        f.cells[name].cell_contents = value
+
+    def delete_cell(self, f: Frame, name: str) -> None:
+        del f.cells[name].cell_contents
+
+    def made_function(self, function: types.FunctionType) -> None:
+        """A function was made in a frame."""
+
+    def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
+        return builtins.__import__(name, f.globals, f.names or f.locals, names or (), level)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+
+    # ---------------------------------------------------------------------- operators
+
+    def binary(self, kind: int, left: Any, right: Any) -> Any:
+        return BINARY[kind](left, right)
+
+    def unary(self, kind: str, x: Any) -> Any:
+        return UNARY[kind](x)
+
+    def compare(self, symbol: str, left: Any, right: Any) -> Any:
+        return COMPARE[symbol](left, right)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        return item in container
+
+    def truth(self, x: Any) -> bool:
+        return bool(x)
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        return container[key]
+
+    def store_subscript(self, container: Any, key: Any, value: Any) -> None:
+        container[key] = value
+
+    def delete_subscript(self, container: Any, key: Any) -> None:
+        del container[key]
+
+    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+        """`spec` None: convert only, as CONVERT_VALUE does."""
+        if conversion:
+            x = _CONVERSIONS[conversion](x)
+        return x if spec is None else format(x, spec)
+
+    # ---------------------------------------------------------------------- attributes
+
+    def attribute(self, obj: Any, name: str) -> Any:
+        return getattr(obj, name)
+
+    def store_attribute(self, obj: Any, name: str, value: Any) -> None:
+        setattr(obj, name, value)
+
+    def delete_attribute(self, obj: Any, name: str) -> None:
+        delattr(obj, name)
+
+    def special(self, obj: Any, name: str) -> Any:
+        """A special method, which Python looks up on the class."""
+        found = getattr(type(obj), name, None)
+        if found is None:
+            kind = "the context manager protocol" if "e" in name else name
+            raise TypeError(f"{type(obj).__name__!r} object does not support {kind}")
+        return types.MethodType(found, obj)
+
+    # ---------------------------------------------------------------------- iteration, calls
+
+    def iterate(self, x: Any) -> Any:
+        return iter(x)
+
+    def next(self, iterator: Any) -> Any:
+        return next(iterator)
+
+    def items(self, x: Any) -> list[Any]:
+        """All elements of an iterable."""
+        return list(x)
+
+    def mapping(self, x: Any) -> dict[Any, Any]:
+        return dict(x)
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function(*args, **kwargs)
+
+    def unsupported(self, what: str) -> BaseException:
+        return GraphBreak(f"{what} is not supported")
+
+
+def _unbound(f: Frame, name: str) -> NameError:
+    if name in f.code.co_freevars:
+        return NameError(
+            f"cannot access free variable {name!r} where it is not associated with a value in"
+            " enclosing scope"
+        )
+    return UnboundLocalError(
+        f"cannot access local variable {name!r} where it is not associated with a value"
+    )

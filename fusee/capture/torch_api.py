@@ -1,0 +1,150 @@
+"""The private API of torch that capture stands on, in one place. Tested with torch 2.13.
+
+torch._subclasses          FakeTensor and its mode: tensors without data, on their real device
+torch._C                   switches of global state that programs flip through torch's classes
+torch._ops                 the classes of operators
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+__all__ = [
+    "FIXED_ANSWERS",
+    "NEEDS_VALUES",
+    "STATE_QUERIES",
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "fake_mode",
+    "fake_of",
+    "is_graph_function",
+    "set_grad_enabled",
+    "state_conditions",
+    "state_restored",
+]
+
+# What a FakeTensor raises when it would have to know its elements.
+NEEDS_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+# Modules of C functions that compute tensors from tensors.
+_GRAPH_MODULES = {
+    "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "torch._C._nested",
+    "torch._C._sparse",
+}  # fmt: skip
+# What a program that is captured learns from these.
+FIXED_ANSWERS: dict[Any, Any] = {
+    torch.compiler.is_compiling: True,
+    torch.compiler.is_dynamo_compiling: True,
+    torch.compiler.is_exporting: False,
+    torch._jit_internal.is_scripting: False,
+    torch._C._get_tracing_state: None,
+    torch._C._is_tracing: False,
+    torch._C._log_api_usage_once: None,
+    torch._C._has_torch_function: False,
+    torch._C._has_torch_function_unary: False,
+    torch._C._has_torch_function_variadic: False,
+    torch._C._is_torch_function_enabled: True,
+    torch.jit.is_scripting: False,  # type: ignore[attr-defined]
+    torch.jit.is_tracing: False,  # type: ignore[attr-defined]
+}
+
+# Asked while the graph is made. An entry is guarded by what they say: `state_conditions`.
+STATE_QUERIES: tuple[Any, ...] = (
+    torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
+    torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
+    torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
+    torch.cuda.is_available, torch.promote_types, torch.can_cast,
+    torch._C._len_torch_dispatch_stack,
+)  # fmt: skip
+
+set_grad_enabled = torch._C._set_grad_enabled
+
+_FUNCTIONS = torch._C._VariableFunctions
+
+
+def fake_mode() -> Any:
+    """A mode whose tensors are on the device they say, with static sizes."""
+    return FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
+
+
+def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
+    """A tensor without data like `x`: a leaf, whatever `x` is."""
+    meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
+    if isinstance(x, torch.nn.Parameter):
+        fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
+    return fake
+
+
+def is_graph_function(fn: Any) -> bool:
+    """Whether a C function computes tensors and does nothing else."""
+    if isinstance(fn, (OpOverload, OpOverloadPacket)):
+        return True
+    if getattr(fn, "__module__", None) in _GRAPH_MODULES:
+        return True
+    return getattr(_FUNCTIONS, getattr(fn, "__name__", ""), None) is not None and (
+        getattr(_FUNCTIONS, fn.__name__) == fn
+    )
+
+
+def state_conditions() -> tuple[list[str], dict[str, Any]]:
+    """The global state that a graph depends on: conditions, and the names that they use."""
+    names: dict[str, Any] = {
+        "_grad": torch.is_grad_enabled,
+        "_inference": torch.is_inference_mode_enabled,
+        "_autocast": torch._C._is_any_autocast_enabled,
+        "_default": torch.get_default_dtype,
+        "_dtype": torch.get_default_dtype(),
+    }
+    conditions = [
+        f"_grad() is {torch.is_grad_enabled()}",
+        f"_inference() is {torch.is_inference_mode_enabled()}",
+        "_default() is _dtype",
+    ]
+    if not names["_autocast"]():
+        conditions.append("_autocast() is False")
+        return conditions, names
+    names["_on"], names["_as"] = torch.is_autocast_enabled, torch.get_autocast_dtype
+    for device in ("cpu", "cuda"):
+        on = torch.is_autocast_enabled(device)
+        conditions.append(f"_on({device!r}) is {on}")
+        if on:
+            names[f"_as_{device}"] = torch.get_autocast_dtype(device)
+            conditions.append(f"_as({device!r}) is _as_{device}")
+    return conditions, names
+
+
+@contextlib.contextmanager
+def state_restored() -> Iterator[None]:
+    """Puts back the global state that a traced program switches."""
+    grad = torch.is_grad_enabled()
+    autocast = {
+        device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    }
+    cache = torch.is_autocast_cache_enabled()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        for device, (on, dtype) in autocast.items():
+            torch.set_autocast_enabled(device, on)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)

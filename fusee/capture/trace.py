@@ -1,0 +1,252 @@
+"""One capture: from where a function stands to its return or to what no graph can hold.
+
+If something breaks the graph in the function itself or in anything that it calls, the function is
+run on the machine again, up to the instruction of its own that led there. So a graph ends between
+two instructions of one function, and the stack that is alive there is that function's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.facts import Facts, Source
+from fusee.capture.frame import UNBOUND, Frame
+from fusee.capture.machine import Machine
+from fusee.capture.opcodes import table
+from fusee.capture.origin import Local
+from fusee.capture.policy import Policy
+from fusee.capture.rebuild import Lost, Rebuild
+from fusee.capture.torch_api import set_grad_enabled, state_conditions, state_restored
+
+__all__ = ["Captured", "Place", "capture", "parameters"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a capture starts: a function's beginning, or between two of its instructions.
+
+    at        index of the instruction; -1 for the beginning
+    depth     values on the stack
+    names     local variables that are bound
+    cells     variables of its own that inner functions share
+    handled   whether an exception is being handled
+    """
+
+    function: types.FunctionType
+    at: int = -1
+    depth: int = 0
+    names: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    handled: bool = False
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names by which check and run take what is alive here."""
+        if self.at < 0:
+            return parameters(self.function.__code__)
+        stack = [f"_s{k}" for k in range(self.depth)]
+        return [*self.names, *stack, *(f"_c_{n}" for n in self.cells), *["_h"] * self.handled]
+
+
+@dataclass
+class Captured:
+    """What a capture found.
+
+    graph      the fx graph of torch calls; None if there are none
+    examples   the real tensors that it was captured with, in the order of its placeholders
+    run        given the compiled graph, makes the function that runs this piece
+    stop       why and before which instruction it ends; None if the function returned
+    eager      why the function runs eagerly instead; "" if it doesn't
+    """
+
+    place: Place
+    facts: Facts
+    conditions: tuple[list[str], dict[str, Any]]
+    graph: fx.GraphModule | None = None
+    examples: list[torch.Tensor] = field(default_factory=list)
+    source: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
+    stop: GraphBreak | None = None
+    at: int = -1
+    keywords: tuple[str, ...] = ()
+    eager: str = ""
+    breaks: list[GraphBreak] = field(default_factory=list)
+
+    def check(self) -> tuple[Callable[..., bool], str]:
+        """The function that says whether a call may use this, and its source."""
+        conditions, names = self.conditions
+        return self.facts.compile(self.place.parameters, names, conditions)
+
+    def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The function that runs this piece with `graph` as its compiled graph."""
+        names = {**self.names, "_graph": graph}
+        exec(compile(self.source, "<fusee segment>", "exec"), names)
+        made: Callable[..., Any] = names["run"]
+        return made
+
+
+def parameters(code: types.CodeType) -> list[str]:
+    """The names of all parameters, starred ones included."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return list(code.co_varnames[:count])
+
+
+def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured:
+    """Capture what follows `place` with `values` for its parameters."""
+    limit, stop = -1, None
+    conditions = state_conditions()
+    while True:
+        attempt = _Attempt(place, values, policy, conditions)
+        try:
+            with state_restored(), attempt.machine.world.recorder:
+                try:
+                    returned = attempt.run(limit)
+                except Exception as error:  # noqa: BLE001  # whatever the program raises
+                    # run again by Python, the program raises with its own traceback
+                    attempt.captured.eager = f"it raises {type(error).__name__}: {error}"
+                    return attempt.captured
+                return attempt.finish(returned, stop)
+        except GraphBreak as found:
+            if stop is not None:
+                attempt.captured.eager = f"it broke in two places: {found.reason}"
+                return attempt.captured
+            found.where = found.where or attempt.where
+            limit, stop = attempt.count, found
+        except Lost as lost:
+            attempt.captured.eager = lost.reason
+            if stop is not None:
+                attempt.captured.breaks.append(stop)
+            return attempt.captured
+
+
+class _Attempt:
+    """One run of the machine."""
+
+    def __init__(
+        self,
+        place: Place,
+        values: Mapping[str, Any],
+        policy: Policy,
+        conditions: tuple[list[str], dict[str, Any]],
+    ) -> None:
+        self.place = place
+        self.machine = Machine(policy)
+        self.world = self.machine.world
+        self.captured = Captured(place, self.world.facts, conditions)
+        self.count = 0
+        self.where = ""
+        self.values = values
+        self.grad = torch.is_grad_enabled()
+
+    def run(self, limit: int) -> bool:
+        """Run to the return, or to the instruction number `limit`. Whether it returned."""
+        self.frame = self._start()
+        frame, machine = self.frame, self.machine
+        machine.frames.append(frame)
+        while self.count != limit:
+            try:
+                stopped = frame.step()
+            except GraphBreak:
+                self.where = machine.where() or frame.where
+                raise
+            self.count += 1
+            if stopped:
+                return True
+        return False
+
+    def _start(self) -> Frame:
+        place, world = self.place, self.world
+        function = world.hold(place.function, place.function.__qualname__)
+        f = Frame(self.machine, function.__code__, function.__globals__, table())
+        f.function = function
+        for name, cell in zip(f.code.co_freevars, function.__closure__ or ()):
+            f.cells[name] = world.hold(cell, name)
+        loaded = {n: world.load(self.values[n], Local(n)) for n in place.parameters}
+        if place.at < 0:
+            f.locals = loaded
+            return f
+        f.at = place.at
+        f.locals = {name: loaded[name] for name in place.names}
+        f.stack = [loaded[f"_s{k}"] for k in range(place.depth)]
+        f.cells.update({name: loaded[f"_c_{name}"] for name in place.cells})
+        self.machine.handled = loaded.get("_h")
+        return f
+
+    # ---------------------------------------------------------------------- the end
+
+    def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
+        """Write the source of what runs, and close the graph."""
+        found, f = self.captured, self.frame
+        source = Source()
+        rebuild = Rebuild(self.world, source, self.machine.made_classes)
+        if returned:
+            result = rebuild.value(f.result)
+        else:
+            found.stop, found.at, found.keywords = stop, f.at, f.keywords
+            result = self._state(rebuild)
+        rebuild.effects()
+        self._distinct()
+        if torch.is_grad_enabled() != self.grad:
+            switch = source.constant(set_grad_enabled)
+            rebuild.lines.append(f"{switch}({torch.is_grad_enabled()})")
+        graph = self.world.recorder.finish(rebuild.outputs)
+        inputs = self._inputs(graph, source)
+        lines = list(source.lines)
+        if self.world.recorder.is_needed(graph):
+            found.graph = graph
+            lines.append(f"_out = _graph({', '.join(inputs)})")
+        lines += [*rebuild.lines, f"return {result}"]
+        body = "\n".join(f"    {line}" for line in lines)
+        found.source = f"def run({', '.join(self.place.parameters)}):\n{body}\n"
+        found.names = source.names
+        return found
+
+    def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
+        """Sources of the graph's inputs; those that nobody uses are taken out."""
+        inputs = []
+        for node in list(graph.graph.nodes):
+            if node.op != "placeholder":
+                continue
+            if not node.users:
+                graph.graph.erase_node(node)
+                continue
+            real, origin = self.world.inputs[id(node.meta["example_value"])]
+            inputs.append(source.variable(origin))
+            self.captured.examples.append(real)
+        graph.recompile()
+        return inputs
+
+    def _state(self, rebuild: Rebuild) -> str:
+        """What is alive before the next instruction: variables, stack, cells, exception."""
+        f = self.frame
+        names = [(n, v) for n, v in f.locals.items() if v is not UNBOUND]
+        variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
+        stack = "".join(f"{_on_stack(rebuild, x)}, " for x in f.stack)
+        own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
+        cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
+        handled = rebuild.value(self.machine.handled)
+        return f"{{{variables}}}, [{stack}], {{{cells}}}, {handled}"
+
+    def _distinct(self) -> None:
+        """What was written must not be, under another name, what was read."""
+        mirrors = list(self.world.mirrors.values())
+        for mirror in mirrors:
+            if not mirror.is_changed():
+                continue
+            for other in mirrors:
+                if other is not mirror and type(other.obj) is type(mirror.obj):
+                    self.world.distinct(mirror.origin, other.origin)
+
+
+def _on_stack(rebuild: Rebuild, x: Any) -> str:
+    from_marker = type(x).__name__ == "_Marker"
+    return rebuild.source.constant(x) if from_marker else rebuild.value(x)

@@ -1,0 +1,462 @@
+"""What lies outside the program that is captured: read under guards, written only afterwards.
+
+Every object from outside is known by identity to its origin. Scalars are facts (equal to this
+value), modules, functions and classes too (this very object); instances and containers are facts of
+their type, and of each attribute, length or element once it is looked at. A tensor from outside
+becomes a FakeTensor.
+
+Nothing outside changes while a program is captured. An attribute or an element that is written goes
+into the object's Mirror, which later reads consult first, and which is replayed after the graph.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import enum
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.facts import ABSENT, At, Facts, TensorFact
+from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Origin
+from fusee.capture.record import Recorder
+from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
+
+__all__ = ["CONTAINERS", "DELETED", "Mirror", "World", "dict_class", "is_scalar", "is_trusted"]
+
+DELETED = ABSENT
+
+# Guarded by value. Their instances hold nothing else.
+_SCALARS = (
+    int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
+)  # fmt: skip
+
+# Guarded by identity.
+_FIXED = (
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
+)  # fmt: skip
+
+CONTAINERS = (list, dict, set, collections.deque)
+
+_TRUSTED = frozenset(
+    "torch numpy math cmath operator functools itertools collections contextlib typing abc enum"
+    " dataclasses copy re inspect types warnings logging os sys random builtins weakref threading"
+    " importlib string numbers time traceback _operator _functools _collections _collections_abc"
+    " typing_extensions".split()
+)
+
+
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether `x` is guarded by its value and needs no origin."""
+    return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
+
+
+def is_trusted(module: str | None) -> bool:
+    """Whether what a module holds is taken as constant: torch's own names and Python's."""
+    return module is not None and module.partition(".")[0] in _TRUSTED
+
+
+_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
+_FINITE = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
+
+
+def is_finite_iterator(x: Any) -> bool:
+    """Whether `x` is an iterator of C that can be copied and that ends."""
+    if type(x) in (enumerate, zip):
+        return all(map(is_finite_iterator, _parts_of(x)))
+    return type(x) in _FINITE
+
+
+def _parts_of(x: Any) -> tuple[Any, ...]:
+    made = x.__reduce__()
+    return (made[1][0],) if type(x) is enumerate else made[1]
+
+
+def remaining(iterator: Any) -> list[Any]:
+    """The elements that an iterator still has; it stays where it is."""
+    return list(_copied(iterator))
+
+
+def _copied(x: Any) -> Any:
+    if type(x) in _FINITE:
+        return copy.copy(x)
+    made, args, *_ = x.__reduce__()
+    return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
+
+
+class Mirror:
+    """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
+
+    writes   items of a dict that the program wrote before anybody looked at the whole
+    copy     the whole, once somebody did; `before` is what it was then
+    """
+
+    __slots__ = ("before", "copy", "obj", "origin", "writes")
+
+    def __init__(self, obj: Any, origin: Origin) -> None:
+        self.obj = obj
+        self.origin = origin
+        self.writes: dict[Any, Any] = {}
+        self.copy: Any = None
+        self.before: Any = None
+
+    def is_changed(self) -> bool:
+        if self.copy is None:
+            return bool(self.writes)
+        return not _same_items(self.copy, self.before)
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(x is y for x, y in zip(a.values(), b.values()))
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+class World:
+    """All that one capture knows of the outside. `where` gives the user's present line."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self.where = where
+        self.facts = Facts()
+        self.mode = fake_mode()
+        self.recorder = Recorder(self.mode, self._stray)
+        self.recorder.where = where
+        self.mirrors: dict[int, Mirror] = {}
+        self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
+        self.cells: dict[int, tuple[Any, Origin, Any]] = {}
+        self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
+        self._origins: dict[int, Origin] = {}
+        self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
+        self._dicts: dict[int, Origin] = {}
+        self._parts: dict[Any, Origin] = {}
+        self._keep: list[Any] = []
+
+    # ---------------------------------------------------------------------- reading
+
+    def fact(self, kind: str, origin: Origin, value: Any) -> None:
+        self.facts.add(kind, origin, value, self.where())
+
+    def origin(self, obj: Any) -> Origin | None:
+        """Where an object came from; None for one that the program made, and for scalars."""
+        return self._origins.get(id(obj))
+
+    def load(self, obj: Any, origin: Origin) -> Any:
+        """What the program sees in place of an object from outside, guarded."""
+        if is_scalar(obj):
+            self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
+            return obj
+        if isinstance(obj, torch.Tensor):
+            return self._load_tensor(obj, origin)
+        known = self._origins.get(id(obj))
+        if isinstance(obj, _FIXED):
+            # one fact per path: two paths to one object may part later
+            self.fact("is", origin, obj)
+            return obj if known is not None else self._know(obj, Held(obj, str(origin)))
+        if isinstance(obj, tuple):
+            return self._load_tuple(obj, origin)
+        if isinstance(obj, types.MethodType):
+            self.fact("type", origin, types.MethodType)
+            owner = self.load(obj.__self__, Attr(origin, "__self__"))
+            return types.MethodType(self.load(obj.__func__, Attr(origin, "__func__")), owner)
+        if known is not None:
+            self.fact("is", origin, At(known))
+            return obj
+        self.fact("type", origin, type(obj))
+        if is_finite_iterator(obj):
+            return self._load_iterator(obj, origin)
+        return self._know(obj, origin)
+
+    def _know(self, obj: Any, origin: Origin) -> Any:
+        self._origins[id(obj)] = origin
+        self._keep.append(obj)
+        return obj
+
+    def hold(self, obj: Any, words: str) -> Any:
+        """Know an object that the capture may rely on without a guard."""
+        if id(obj) not in self._origins:
+            self._know(obj, Held(obj, words))
+        return obj
+
+    def _load_iterator(self, obj: Any, origin: Origin) -> Any:
+        """What is left of an iterator that a loop was going through when a graph ended."""
+        rest = Call(origin, remaining, "the rest of ")
+        items = remaining(obj)
+        self.fact("length", rest, len(items))
+        return iter([self.load(item, Item(rest, k)) for k, item in enumerate(items)])
+
+    def hold_from_trusted(self, obj: Any, words: str) -> Any:
+        """What a module of torch or of Python holds: constant, and so without a guard."""
+        return obj if is_scalar(obj) else self.hold(obj, words)
+
+    def know_dict(self, mirror: Mirror) -> Any:
+        """The attributes of an instance, as a dict of their own."""
+        if id(mirror.obj) not in self._origins:
+            self._know(mirror.obj, mirror.origin)
+        return mirror.obj
+
+    def mirror_of_globals(self, names: dict[str, Any], module: str) -> Mirror:
+        """The Mirror of a module's variables."""
+        found = self.mirrors.get(id(names))
+        return found or self.mirror(names, Held(names, module))
+
+    def slot_of_tensor(self, fake: torch.Tensor, name: str) -> Any:
+        """An attribute of a tensor from outside that is no tensor itself: None, for one."""
+        real, origin = self.inputs[id(fake)]
+        place = self._parts.setdefault(("slot", id(fake), name), Attr(origin, name))
+        return self.load(getattr(real, name), place)
+
+    def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            return self._fake(x, origin)
+
+    def _fake(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
+        known = self._fakes.get(id(x))
+        if known is not None:
+            _, first = self.inputs[id(known)]
+            if first is not origin and not _same_path(first, origin):
+                self.fact("is", origin, At(first))
+            return known
+        if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise GraphBreak(f"tensors of class {type(x).__qualname__} are not captured yet")
+        if x.layout is not torch.strided or x.is_quantized:
+            raise GraphBreak(f"tensors of layout {x.layout} are not captured")
+        self.fact("tensor", origin, TensorFact.of(x))
+        fake = fake_of(self.mode, x)
+        self._fakes[id(x)] = fake
+        self._keep += [x, fake]
+        self.inputs[id(fake)] = (x, origin)
+        self._origins[id(fake)] = origin
+        self.recorder.add_input(fake, _words(origin), x)
+        return fake
+
+    def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
+        self.fact("type", origin, type(obj))
+        self.fact("length", origin, len(obj))
+        items = [self.load(item, Item(origin, k)) for k, item in enumerate(obj)]
+        if all(a is b for a, b in zip(items, obj)):
+            return obj
+        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+
+    def _stray(self, x: torch.Tensor) -> torch.Tensor:
+        """A real tensor among the arguments of a torch function."""
+        known = self._fakes.get(id(x))
+        if known is not None:
+            return known
+        if isinstance(x, FakeTensor):
+            raise GraphBreak("a tensor of another capture came in")
+        raise GraphBreak("a tensor came in by a way that capture did not see")
+
+    # ---------------------------------------------------------------------- attributes
+
+    def attributes(self, obj: Any) -> Mirror | None:
+        """The Mirror of an outside instance's `__dict__`; None if it has none or is not outside."""
+        origin = self._origins.get(id(obj))
+        if origin is None:
+            return None
+        try:
+            found = object.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        place = self._dicts.get(id(obj))
+        if place is None:
+            place = self._dicts[id(obj)] = Dict(origin)
+        return self.mirror(found, place)
+
+    def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
+        found = self.mirrors.get(id(obj))
+        if found is None:
+            origin = origin or self._origins[id(obj)]
+            found = self.mirrors[id(obj)] = Mirror(obj, origin)
+            self._keep.append(obj)
+        return found
+
+    def get(self, mirror: Mirror, key: Any) -> Any:
+        """An item of an outside dict, or ABSENT; either is a fact."""
+        if mirror.copy is not None:
+            return mirror.copy.get(key, ABSENT)
+        if key in mirror.writes:
+            return mirror.writes[key]
+        if dict.__contains__(mirror.obj, key):
+            return self.load(dict.__getitem__(mirror.obj, key), self.part(mirror, key))
+        self.fact("absent", mirror.origin, key)
+        return ABSENT
+
+    def part(self, mirror: Mirror, key: Any) -> Origin:
+        """The origin of an item: one object per key, so that facts about it are found again."""
+        slot = ("item", id(mirror.obj), type(key), key)
+        found = self._parts.get(slot)
+        if found is None:
+            found = self._parts[slot] = Item(mirror.origin, key)
+        return found
+
+    def set(self, mirror: Mirror, key: Any, value: Any) -> None:
+        if mirror.copy is not None:
+            if value is DELETED:
+                del mirror.copy[key]
+            else:
+                mirror.copy[key] = value
+        else:
+            mirror.writes[key] = value
+
+    def class_item(self, cls: type, name: str) -> Any:
+        """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
+        if cls.__flags__ & _IMMUTABLE:
+            return cls.__dict__.get(name, ABSENT)
+        place = self._dicts.get(id(cls))
+        if place is None:
+            place = self._dicts[id(cls)] = Held(cls.__dict__, cls.__qualname__)
+            self._keep.append(cls)
+        if name not in cls.__dict__:
+            self.fact("absent", place, name)
+            return ABSENT
+        value = cls.__dict__[name]
+        slot = (id(cls), name)
+        part = self._parts.get(slot)
+        if part is None:
+            part = self._parts[slot] = Item(place, name)
+        if isinstance(value, torch.Tensor) or type(value) in CONTAINERS or is_scalar(value):
+            return self.load(value, part)
+        self.fact("is", part, value)
+        return self.hold(value, f"{cls.__qualname__}.{name}")
+
+    # ---------------------------------------------------------------------- containers
+
+    def whole(self, obj: Any) -> Any:
+        """A copy of an outside container that stands for it: all its elements are facts now."""
+        mirror = self.mirror(obj)
+        if mirror.copy is not None:
+            return mirror.copy
+        if isinstance(obj, dict):
+            mirror.copy = self._whole_dict(mirror)
+        elif isinstance(obj, (list, collections.deque)):
+            self.fact("length", mirror.origin, len(obj))
+            items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
+            mirror.copy = items if type(obj) is list else _empty_like(obj)
+            if type(obj) is not list:
+                mirror.copy.extend(items)
+        else:
+            for item in obj:
+                if not is_scalar(item):
+                    raise GraphBreak("a set from outside holds more than numbers and strings")
+            self.fact("equals", mirror.origin, set(obj))
+            mirror.copy = _empty_like(obj)
+            mirror.copy.update(obj)
+        mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else _plain(mirror.copy)
+        for key, value in mirror.writes.items():
+            self.set(mirror, key, value)
+        return mirror.copy
+
+    def _whole_dict(self, mirror: Mirror) -> Any:
+        obj = mirror.obj
+        keys = tuple(dict.keys(obj))
+        if not all(is_scalar(key) or isinstance(key, _FIXED) for key in keys):
+            raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
+        self.fact("keys", mirror.origin, keys)
+        copy = _empty_like(obj)
+        for key in keys:
+            item = self.load(dict.__getitem__(obj, key), self.part(mirror, key))
+            dict_class(obj).__setitem__(copy, key, item)
+        return copy
+
+    def distinct(self, a: Origin, b: Origin) -> None:
+        """Two objects from outside must not become one."""
+        if not (_is_fixed(a) and _is_fixed(b)):
+            self.fact("not", a, At(b))
+
+    # ---------------------------------------------------------------------- slots and cells
+
+    def slot(self, obj: Any, name: str) -> Any:
+        """An attribute that lies outside of `__dict__`."""
+        written = self.slots.get((id(obj), name))
+        if written is not None:
+            if written[2] is DELETED:
+                raise AttributeError(name)
+            return written[2]
+        value = getattr(obj, name)
+        origin = self._origins.get(id(obj))
+        if origin is None:
+            return value
+        place = self._parts.setdefault(("slot", id(obj), name), Attr(origin, name))
+        return self.load(value, place)
+
+    def set_slot(self, obj: Any, name: str, value: Any) -> None:
+        origin = self._origins[id(obj)]
+        self.slots[id(obj), name] = (obj, origin, value)
+
+    def cell(self, cell: types.CellType, name: str) -> Any:
+        """The contents of a cell; ValueError if there are none."""
+        written = self.cells.get(id(cell))
+        if written is not None:
+            if written[2] is DELETED:
+                raise ValueError("Cell is empty")
+            return written[2]
+        contents = cell.cell_contents
+        origin = self._origins.get(id(cell))
+        if origin is None:
+            return contents
+        place = self._parts.setdefault(("cell", id(cell)), Cell(origin, name))
+        return self.load(contents, place)
+
+    def set_cell(self, cell: types.CellType, value: Any) -> None:
+        origin = self._origins.get(id(cell))
+        if origin is not None:
+            self.cells[id(cell)] = (cell, origin, value)
+        elif value is DELETED:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
+
+    def know_cell(self, cell: types.CellType, name: str) -> None:
+        """A cell of a function from outside: the function is fixed, and so are its cells."""
+        self.hold(cell, name)
+
+
+def _is_fixed(origin: Origin | None) -> bool:
+    """Whether the object is a part of a held one's dict, which no other path can replace."""
+    while isinstance(origin, Dict):
+        origin = origin.parent
+    return isinstance(origin, Held)
+
+
+def _same_path(a: Origin, b: Origin) -> bool:
+    return str(a) == str(b)
+
+
+def _words(origin: Origin) -> str:
+    return str(origin).replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
+
+
+def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The class in C that keeps the items of a dict."""
+    ordered = isinstance(obj, collections.OrderedDict)
+    return collections.OrderedDict if ordered else dict
+
+
+def _empty_like(obj: Any) -> Any:
+    """An empty container of the same class; what its constructor would do is left out."""
+    kind: Any = type(obj)
+    if kind is collections.defaultdict:
+        return collections.defaultdict(obj.default_factory)
+    if kind is collections.deque:
+        return collections.deque(maxlen=obj.maxlen)
+    return kind.__new__(kind)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return dict(dict.items(x))
+    return set(x) if isinstance(x, set) else list(x)
