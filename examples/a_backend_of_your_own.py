@@ -21,7 +21,8 @@ def counting(gm: fx.GraphModule, example_inputs: list[Tensor]) -> Callable[..., 
     counts = collections.Counter(str(getattr(n.target, "__name__", n.target)) for n in calls)
     for name, count in counts.most_common():
         print(f"{count:4} {name}")
-    return backends.lookup("fusee")(gm, example_inputs)
+    compiled: Callable[..., Any] = backends.lookup("fusee")(gm, example_inputs)
+    return compiled
 
 
 def main() -> None:

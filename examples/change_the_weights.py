@@ -19,7 +19,7 @@ def main() -> None:
     x = torch.randn(1, 3, 16, 16)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
-        model[0].weight.mul_(2)  # in place
+        next(model.parameters()).mul_(2)  # in place
         torch.testing.assert_close(fast(x), model(x))
         model.load_state_dict(other.state_dict())  # all of them
         torch.testing.assert_close(fast(x), other(x))
