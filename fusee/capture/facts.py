@@ -127,15 +127,18 @@ def _equals(fact: Fact, at: str, source: Source) -> Iterator[str]:
         yield f"{at} is {fact.value}"
         return
     at = source.once(at)
-    if fact.value != fact.value:  # nan
-        yield f"{at}.__class__ is float and {at} != {at}"
-        return
-    want = source.constant(fact.value)
-    same_kind = f"{at}.__class__ is {source.constant(type(fact.value))}"
-    same = f"{at} == {want}"
-    if isinstance(fact.value, float) and fact.value == 0:
-        same = f"str({at}) == {str(fact.value)!r}"
-    yield f"({at} is {want} or ({same_kind} and {same}))"
+    same = f"{at} == {source.constant(fact.value)}"
+    if isinstance(fact.value, tuple):  # (1, 2) == (True, 2.0)
+        same = f"[*map(type, {at})] == {source.constant([*map(type, fact.value)])} and {same}"
+    if isinstance(fact.value, (float, complex)) and not _is_told_apart(fact.value):
+        same = f"repr({at}) == {repr(fact.value)!r}"
+    # the class first: a tensor compared with a number gives a tensor
+    yield f"{at}.__class__ is {source.constant(type(fact.value))} and {same}"
+
+
+def _is_told_apart(x: complex) -> bool:
+    """Whether == knows a number from all others: 0.0 equals -0.0, and nan not even itself."""
+    return isinstance(x, float) and bool(x) and x == x
 
 
 def _type(fact: Fact, at: str, source: Source) -> Iterator[str]:
@@ -287,13 +290,14 @@ class Facts:
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
 
-    def add(self, kind: str, origin: Origin, value: Any, where: str) -> None:
+    def add(self, kind: str, origin: Origin, value: Any, where: Callable[[], str]) -> None:
+        """Note a condition, unless it is known. `where` says the user's line."""
         by_identity = kind in ("is", "type") and not isinstance(value, At)
         key = (kind, origin, id(value) if by_identity else _hashable(value))
         if key not in self._known:
             self._known.add(key)
             self._keep.append(value)
-            self.rows.append(Fact(kind, origin, value, where))
+            self.rows.append(Fact(kind, origin, value, where()))
 
     def compile(
         self, parameters: list[str], also: dict[str, Any], conditions: list[str]

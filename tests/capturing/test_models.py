@@ -1,0 +1,35 @@
+"""Whole models become one graph each, and give what eager gives, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tests.capturing.same import Traced, shape_of
+from tests.models import zoo
+
+# The scan of mamba asks at each step whether a tensor holds a value.
+BREAKS = {"mamba": 1}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_model(name: str) -> None:
+    module, args, kwargs = zoo.load(name, "test")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    traced = Traced(call)
+    with torch.no_grad():
+        want = module(*args, **kwargs)
+        got = traced(*args, **kwargs)
+        entries = traced.entries
+        again = traced(*args, **kwargs)
+    assert traced.entries == entries, "the second call was captured again"
+    assert len(traced.graphs) == BREAKS.get(name, 1), traced.stops
+    for result in (got, again):
+        assert shape_of(result) == shape_of(want)
+    assert tree_leaves(got)
