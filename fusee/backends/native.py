@@ -16,13 +16,11 @@ decided here, before anything runs, with the reason in the report and one warnin
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +46,7 @@ from fusee.loops.lower.graph import InputLayout, lower, supported
 from fusee.loops.lower.strides import contiguous
 from fusee.loops.memory import Plan, plan_memory, reuse_operands, show_plan
 from fusee.loops.same import form
-from fusee.runtime import cpu
+from fusee.runtime import collector, cpu
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.weights import why_not_derivable
 
@@ -209,20 +207,8 @@ def compile_native(
         return _run_eagerly(gm, report, reason)
 
 
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """No cyclic collection meanwhile: one pass over a program's objects takes as long as a step."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _compile(c: Compilation) -> CompiledGraph:
-    with _without_collection():
+    with collector.paused():
         for step in PIPELINE:
             begin = time.perf_counter()
             step.take(c)

@@ -25,6 +25,7 @@ from fusee.capture.origin import Local
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.torch_api import set_grad_enabled, state_conditions, state_restored
+from fusee.runtime import collector
 
 __all__ = ["Captured", "Place", "capture", "parameters"]
 
@@ -107,7 +108,7 @@ def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured
     while True:
         attempt = _Attempt(place, values, policy, conditions)
         try:
-            with state_restored(), attempt.machine.world.recorder:
+            with collector.paused(), state_restored(), attempt.machine.world.recorder:
                 try:
                     returned = attempt.run(limit)
                 except Exception as error:  # noqa: BLE001  # whatever the program raises

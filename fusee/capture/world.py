@@ -36,6 +36,8 @@ _SCALARS = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
 )  # fmt: skip
 
+_EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
+
 # Guarded by identity.
 _FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
@@ -141,12 +143,13 @@ class World:
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
         self._parts: dict[Any, Origin] = {}
+        self._class_items: dict[tuple[type, str], tuple[Any]] = {}
         self._keep: list[Any] = []
 
     # ---------------------------------------------------------------------- reading
 
     def fact(self, kind: str, origin: Origin, value: Any) -> None:
-        self.facts.add(kind, origin, value, self.where())
+        self.facts.add(kind, origin, value, self.where)
 
     def origin(self, obj: Any) -> Origin | None:
         """Where an object came from; None for one that the program made, and for scalars."""
@@ -242,6 +245,9 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
+        if type(obj) is tuple and all(type(item) in _EXACT for item in obj):
+            self.fact("equals", origin, obj)
+            return obj
         self.fact("type", origin, type(obj))
         self.fact("length", origin, len(obj))
         items = [self.load(item, Item(origin, k)) for k, item in enumerate(obj)]
@@ -316,6 +322,12 @@ class World:
         """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
         if cls.__flags__ & _IMMUTABLE:
             return cls.__dict__.get(name, ABSENT)
+        known = self._class_items.get((cls, name))
+        if known is None:
+            known = self._class_items[cls, name] = (self._class_item(cls, name),)
+        return known[0]
+
+    def _class_item(self, cls: type, name: str) -> Any:
         place = self._dicts.get(id(cls))
         if place is None:
             place = self._dicts[id(cls)] = Held(cls.__dict__, cls.__qualname__)
