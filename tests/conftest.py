@@ -11,9 +11,16 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("FUSEE_")]:
     del os.environ[_name]
 
+import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 
 from fusee import config  # noqa: E402
+
+# The same examples each time: a change is judged by what it changes. `--hypothesis-profile=search`
+# looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,7 +26,7 @@ from fusee.loops.ir import Acc, Accumulate, Phase
 
 # Additions into one accumulator before its sum goes to the second level. Along lanes, many
 # accumulators share the error; across them, each is on its own.
-SUM_ALONG, SUM_ACROSS = 128, 32
+SUM_ALONG, SUM_ACROSS = 128, 16
 
 
 def _hows(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
