@@ -25,7 +25,8 @@ from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame, Suspended
 from fusee.capture.opcodes import table
-from fusee.capture.origin import Attr, Item
+from fusee.capture.origin import Held
+from fusee.capture.policy import original
 from fusee.capture.torch_api import FakeTensor, OpOverload, OpOverloadPacket, is_graph_function
 from fusee.capture.world import CONTAINERS, is_scalar
 
@@ -62,6 +63,9 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             (function.__self__, *args),
             getattr(function.__objclass__, function.__name__),
         )
+    inner = original(function)
+    if inner is not None:
+        return call(m, m.world.hold(inner, str(m.world.origin(function))), args, kwargs)
     replaced = m.policy.replacement(function)
     if replaced is not None:
         return replaced(m, args, kwargs)
@@ -97,9 +101,9 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if function.__module__ in _NATIVE_MODULES:
         return _recorded(m, function, args, kwargs)
-    reason = m.policy.refusal(function)
-    if reason is not None:
-        raise GraphBreak(*reason)
+    refused = m.policy.refusal(function)
+    if refused is not None:
+        raise refused
     f = frame_of(m, function, args, kwargs)
     flags = f.code.co_flags
     if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE):
@@ -123,11 +127,8 @@ def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwa
     f.function = function
     f.locals = bind(code, function.__qualname__, defaults, keyword_defaults, args, kwargs)
     if function.__closure__:
-        from_outside = m.world.origin(function) is not None
-        for name, cell in zip(code.co_freevars, function.__closure__):
-            f.cells[name] = cell
-            if from_outside:
-                m.world.hold(cell, name)
+        m.world.know_cells(function)
+        f.cells.update(zip(code.co_freevars, function.__closure__))
     return f
 
 
@@ -136,15 +137,21 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
     defaults = function.__defaults__ or ()
     keyword_defaults = function.__kwdefaults__ or {}
     origin = m.world.origin(function)
-    if origin is None or not (defaults or keyword_defaults):
+    if origin is None:
         return defaults, keyword_defaults
-    if not all(is_scalar(x) or isinstance(x, (type, types.FunctionType)) for x in defaults):
-        place = Attr(origin, "__defaults__")
-        defaults = tuple(m.world.load(x, Item(place, k)) for k, x in enumerate(defaults))
-    if not all(is_scalar(x) for x in keyword_defaults.values()):
-        place = Attr(origin, "__kwdefaults__")
-        items = keyword_defaults.items()
-        keyword_defaults = {key: m.world.load(x, Item(place, key)) for key, x in items}
+    if defaults:
+        place = m.world.place(function, "__defaults__")
+        if isinstance(origin, Held):  # one fact for all: the tuple cannot change
+            m.world.fact("is", place, defaults)
+            defaults = tuple(
+                x if is_scalar(x) else m.world.load(x, m.world.item(place, k))
+                for k, x in enumerate(defaults)
+            )
+        else:
+            defaults = m.world.load(defaults, place)
+    if keyword_defaults:
+        place = m.world.place(function, "__kwdefaults__")
+        keyword_defaults = m.plain(m.world.load(keyword_defaults, place))
     return defaults, keyword_defaults
 
 
@@ -233,7 +240,7 @@ def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
     source   https://docs.python.org/3/reference/datamodel.html#customizing-class-creation
     """
     body, name, *bases = args
-    resolved = types.resolve_bases(bases)
+    resolved = types.resolve_bases(tuple(bases))
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
     if type(meta).__call__ is not type.__call__:
         raise GraphBreak(f"the class {name} has a metaclass of its own")

@@ -328,12 +328,18 @@ class Writer:
             self.know(kind, name)
         else:
             text = self.random.choice(SIMPLE)
-            before, target, rest = text.partition("<")
-            kind, _, rest = rest.partition(">")
-            if before in ("", "del ") and target:  # what is assigned to is a variable
-                name = self.variable(kind) or self.known["I"][0]
-                text = f"{before}{name}{rest}"
-            self.line(self.filled(text, 2))
+            while text.startswith(("raise", "return")) and (not self.depth or self.chance(0.3)):
+                text = self.random.choice(SIMPLE)  # else most programs would end early
+            self.line(self.filled(self.with_target(text), 2))
+
+    def with_target(self, text: str) -> str:
+        """A statement with what it assigns to, or changes, as a variable."""
+        before, opening, rest = text.partition("<")
+        kind, _, rest = rest.partition(">")
+        if before not in ("", "del ") or not opening:
+            return text
+        name = self.variable(kind)
+        return "pass" if name is None else f"{before}{name}{rest}"
 
 
 EXPRESSIONS: dict[str, list[str]] = {
@@ -345,7 +351,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         "min(<LI>)", "next(<G>, -1)", "sum(i * 2 for i in <LI> if i % 2)", "opaque(<I>)",
         "noted(<I>, *<LI>)", "noted(<I>, scale=<I>, **<D>)", "counted(<I>)", "checked(<I>)",
         "int(<F>)", "abs(<I>)", "len(<S>)", "<P>.first", "<P>[0]", "<R>.size", "<SL>.left",
-        "Box.half(<I>)", "<O>.total", "getattr(<O>, 'extra', <I>)", "<LI>.index(<I>)", "hash(<I>)",
+        "Box.half(<I>)", "<O>.total", "getattr(<O>, 'extra', <I>)", "[5, *<LI>].index(5)", "hash(<I>)",
         "<LI>.count(<I>)", "len(<SE>)", "Color.RED.value", "len({**<D>, 'z': <I>})", "id(<O>) * 0",
         "twice(noted)(<I>)", "(lambda a, b=<I>: a + b)(<I>)", "int(<T>.sum().item() > 0)",
         "functools.reduce(lambda a, b: a - b, <LI>, 0)", "int(<T>[0])", "<LI>.pop()", "<D>.pop('b', 0)",
@@ -416,21 +422,21 @@ EXPRESSIONS: dict[str, list[str]] = {
 SIMPLE: list[str] = [
     "log.append(('at', <I>))", "log.append(<T>)", "log.append(<LI>)", "log.append(<S>)",
     "<LI>.append(<I>)", "<LI>.extend(<LI>)", "<LI>.insert(0, <I>)", "<LI>.reverse()", "<LI>.sort()",
-    "<LI>[0] = <I>", "<LI>[1:] = <LI>", "<LI>[-1] += <I>", "del <LI>[0]", "<LI>.clear()", "<LI>.remove(<I>)",
-    "<D>['a'] = <I>", "<D>['n'] = <I>", "<D>['a'] += <I>", "del <D>['b']", "<D>.update(<D>)", "<D>.pop('a')",
+    "<LI>[:1] = [<I>]", "<LI>[1:] = <LI>", "<LI>[-1] += <I>", "del <LI>[0]", "<LI>.clear()", "<LI>.remove(<LI>[0])",
+    "<D>['a'] = <I>", "<D>['n'] = <I>", "<D>['a'] += <I>", "<D>.update(<D>)", "<D>.pop('a')",
     "<D>.clear()", "<D>.popitem()", "<SE>.add(<I>)", "<SE>.discard(<I>)", "<LT>.append(<T>)", "<LT>[0] = <T>",
     "<LT>[0] += <T>", "<LT>.pop()", "<M>['u'] = <T>", "<M>['v'] = <T>", "<M>['u'].add_(<I>)", "<M>['u'] += 1",
-    "<T>.add_(<T>)", "<T>.mul_(<F>)", "<T>.zero_()", "<T>[0] = <F>", "<T>[1:3] = <T>[:2]", "<T>[<I>] += 1",
+    "<T>.add_(<T>)", "<T>.mul_(<F>)", "<T>.zero_()", "<T>[0] = <F>", "<T>[1:3] = <T>[:2].clone()", "<T>[<I>] += 1",
     "<T>.copy_(<T>)", "<V>[0].add_(<I>)", "<V>[:, 0] = 2.0", "<V>.t_()", "<T>[<T> > 0] = 0.0", "<T>.fill_(<F>)",
     "<T>.relu_()", "<V>.t()[0] -= <I>", "<T>.data.add_(1)", "<T>.unsqueeze_(0).squeeze_(0)", "<T>.clamp_(min=<F>)",
     "<O>.count = <I>", "<O>.count += <I>", "<O>.double = <I>", "<O>.w = <T>", "<O>.w += <T>", "<O>.extra = <I>",
-    "<O>.extra = <T>", "del <O>.count", "<O>[0] = <I>", "<O>.parts = <LI>", "<O>.parts.append(<I>)", "<O>.bump()",
+    "<O>.extra = <T>", "del <O>.parts[0]", "<O>[0] = <I>", "<O>.parts = <LI>", "<O>.parts.append(<I>)", "<O>.bump()",
     "<O>.__dict__['late'] = <I>", "setattr(<O>, 'extra', <I>)", "<R>.size = <I>", "<R>.parts.append(<I>)", "del <O>.extra",
     "<SL>.left = <I>", "<SL>.right = <T>", "total += <I>", "kept.append(<I>)", "kept[:] = <LI>", "COUNT += <I>",
     "SCALE = <F>", "WEIGHT = <T>", "TABLE = <D>", "TABLE['a'] = <I>", "NAMES.append(<S>)", "NAMES = <LS>", "kept = <LI>",
     "total = <I>", "assert <B>, 'asserted'", "raise ValueError(<S>)", "raise Odd(<I>)", "checked(<I>)",
     "raise KeyError(<I>) from Odd(<I>)", "counted(<I>)", "opaque(<I>)", "noted(<I>, <I>, k=<I>)", "return <T>",
-    "return <I>, <LT>", "return <O>", "return <FN>", "return <G>", "a, b = <I>, <I>", "first, *rest = <LI>",
+    "return <I>, <LT>", "return <O>", "return <FN>", "return <G>", "a, b = <I>, <I>", "del <D>['b']", "del <O>.w, <O>.count", "first, *rest = <LI>",
     "<T>.requires_grad", "box = <O>", "items += <LI>", "x += <T>", "y = y + <T>", "x = x * <F>", "del items",
     "many = [t + 1 for t in many]", "n, flag = <I>, <B>", "n = n + 1 if <B> else opaque(n)", "for v in <LI>: noted(v)",
     "(walrus := <I>)", "Box.total", "print(end='')", "functools.lru_cache(<FN>)(<I>)", "<O> += <I>", "global_box = <O>",
