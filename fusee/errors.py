@@ -6,6 +6,9 @@
     ├── BackendError         a backend cannot be had or failed
     │   ├── UnknownBackend   no backend has that name
     │   └── MissingPackage   the backend needs a package that is not installed
+    ├── GraphBreakError      a graph would end where fullgraph=True or export() wants one graph
+    ├── RecompileError       something was to be compiled, and the stance is fail_on_recompile
+    ├── RegionError          a compiled function calls what only its callers may call
     ├── TraceError           the captured graph has no form in ATen ops
     │   └── MissingFake      an operator does not say what shape its results have
     ├── UnsupportedDevice    a tensor lives where this backend generates no code
@@ -28,6 +31,7 @@ Each message has one layout; lines that have nothing to say are left out:
 from __future__ import annotations
 
 import difflib
+import linecache
 import re
 from collections.abc import Iterable
 
@@ -38,10 +42,13 @@ __all__ = [
     "CompileError",
     "FuseeError",
     "FuseeWarning",
+    "GraphBreakError",
     "InputError",
     "MissingFake",
     "MissingPackage",
     "OptionError",
+    "RecompileError",
+    "RegionError",
     "SettingError",
     "TraceError",
     "UnknownBackend",
@@ -49,6 +56,7 @@ __all__ = [
     "anchor",
     "layout",
     "nearest",
+    "source_line",
     "user_frame",
     "user_line",
 ]
@@ -104,6 +112,22 @@ class UnknownBackend(BackendError, LookupError):
 
 class MissingPackage(BackendError, ImportError):
     """The backend needs a package that is not installed."""
+
+
+class GraphBreakError(FuseeError):
+    """A graph would end where one graph of the whole was asked for: `reason` says why."""
+
+    @property
+    def reason(self) -> str:
+        return self.what
+
+
+class RecompileError(FuseeError, RuntimeError):
+    """A call needs something compiled, and the stance is "fail_on_recompile"."""
+
+
+class RegionError(FuseeError, RuntimeError):
+    """A compiled function calls what only its callers may call, such as set_stance."""
 
 
 class TraceError(FuseeError):
@@ -167,6 +191,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like `name`, or None if none looks like it."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def source_line(where: str) -> str:
+    """`file.py:41 in step:   code` from `file.py:41 in step`, as far as the file can be read."""
+    place, _, _ = where.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    code = linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
+    return f"{where}:   {code}" if code else where
 
 
 def user_line(stack_trace: str | None) -> str | None:

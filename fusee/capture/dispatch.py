@@ -8,40 +8,53 @@ compiled too.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
 import threading
+import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fusee import log
-from fusee.capture.facts import describe
+from fusee.capture.binding import bind
+from fusee.capture.facts import Guard, describe
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import table
-from fusee.capture.policy import Policy
+from fusee.capture.policy import Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.trace import Captured, Place, capture, parameters
 from fusee.capture.world import is_trusted
+from fusee.errors import GraphBreakError, RecompileError, source_line
 
-__all__ = ["CompiledFunction", "Entry", "Site"]
+__all__ = ["CompiledFunction", "Entry", "Notice", "Site", "live"]
 
 Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+
+# Takes one sentence that the user should read, and the line that it is about.
+Notice = Callable[[str, str], None]
+GuardFilter = Callable[[list[Guard]], Sequence[bool]]
 
 RECOMPILE_LIMIT = 8
 
 
 @dataclass
 class Entry:
-    """One way to run from a place on. `run` is None if Python runs it."""
+    """One way to run from a place on. `run` is None if Python runs it.
+
+    times   milliseconds of each stage
+    """
 
     captured: Captured
     check: Callable[..., bool]
     check_source: str
     run: Callable[..., Any] | None
+    times: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,6 +64,7 @@ class Site:
     place: Place
     entries: list[Entry] = field(default_factory=list)
     is_full: bool = False
+    is_met: bool = False
 
     def find(self, values: dict[str, Any]) -> Entry | None:
         for entry in self.entries:
@@ -63,6 +77,9 @@ class CompiledFunction:
     """A Python function that runs as graphs.
 
     compile_graph   the backend: `(gm, example_inputs) -> callable`
+    fullgraph       whether a graph break is an error
+    guard_filter    says which facts are checked: one bool for each Guard
+    notice          takes what the user should know
     """
 
     def __init__(
@@ -71,33 +88,64 @@ class CompiledFunction:
         compile_graph: Compile,
         policy: Policy,
         recompile_limit: int = RECOMPILE_LIMIT,
+        *,
+        fullgraph: bool = False,
+        guard_filter: GuardFilter | None = None,
+        notice: Notice | None = None,
     ) -> None:
         self.function = function
         self.compile_graph = compile_graph
         self.policy = policy
         self.recompile_limit = recompile_limit
+        self.fullgraph = fullgraph
+        self.guard_filter = guard_filter
+        self.notice = notice or self._log_notice
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
         self._nested_codes: dict[types.CodeType, int] = {}
-        self._call, self._native = _entrances(self)
+        self.call, self._native = _entrances(self)
+        live.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self.call(*args, **kwargs)
 
     @property
     def entries(self) -> list[Entry]:
         """All entries, the beginning's first."""
         return [e for site in (self.start, *self.sites.values()) for e in site.entries]
 
+    @property
+    def callees(self) -> list[CompiledFunction]:
+        """Functions that are called between pieces and are compiled as well."""
+        return list(self._nested.values())
+
+    def reset(self) -> None:
+        """Forget all that was compiled."""
+        with self.lock:
+            for site in (self.start, *self.sites.values()):
+                site.entries.clear()
+                site.is_full = site.is_met = False
+            self.sites.clear()
+            self._nested.clear()
+            self._nested_codes.clear()
+
+    def _log_notice(self, text: str, where: str) -> None:
+        log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
+
     # ---------------------------------------------------------------------- pieces
 
     def miss(self, values: dict[str, Any]) -> Any:
-        """A call that no entry of the beginning is good for."""
+        """A call that no entry of the beginning is good for, or not for sure."""
+        if self.policy.is_eager():
+            return self._native(**values)
         entry = self._entry(self.start, values)
         if entry is None or entry.run is None:
-            return self._native(**values)
+            result = self._native(**values)
+            if entry is not None and entry.captured.raises and self.fullgraph:
+                raise self._broken(entry.captured.eager, "", "")
+            return result
         return self.finish(entry, entry.run(*values.values()))
 
     def finish(self, entry: Entry, result: Any) -> Any:
@@ -142,39 +190,97 @@ class CompiledFunction:
         values.update({f"_c_{name}": f.cells[name] for name in own})
         if handled:
             values["_h"] = between.handled
-        if any(type(x).__name__ == "_Marker" for x in f.stack) or f.keywords:
-            return None, values
         return site.find(values) or self._entry(site, values), values
 
     def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:
-        """Capture and compile for these values; None past the limit."""
+        """Capture and compile for these values; None if Python is to run this call."""
         with self.lock:
             found = site.find(values)
             if found is not None:
                 return found
-            if len(site.entries) >= self.recompile_limit:
-                if not site.is_full:
-                    site.is_full = True
-                    log.publish(
-                        "guards",
-                        self.function.__qualname__,
-                        f"{self.recompile_limit} entries are kept; other calls run eagerly",
-                    )
+            if self._is_refused(site, values):
                 return None
             if site.entries:
                 self._explain_miss(site.entries[-1], values)
-            captured = capture(site.place, values, self.policy)
-            check, check_source = captured.check()
-            run = None
-            if not captured.eager:
-                compiled = None
-                if captured.graph is not None:
-                    compiled = self.compile_graph(captured.graph, captured.examples)
-                run = captured.run(compiled)
-            entry = Entry(captured, check, check_source, run)
-            site.entries.append(entry)
-            log.publish("guards", self.function.__qualname__, check_source)
+            entry = self._made(site.place, values)
+            # what raised may not raise the next time: under fullgraph it is tried again
+            if not (self.fullgraph and entry.captured.raises):
+                site.entries.append(entry)
+            log.publish("guards", self.function.__qualname__, entry.check_source)
             return entry
+
+    def _made(self, place: Place, values: dict[str, Any]) -> Entry:
+        begin = time.perf_counter()
+        captured = capture(place, values, self.policy)
+        times = {"capture": _milliseconds(begin)}
+        self._refuse_break(captured)
+        begin = time.perf_counter()
+        if self.guard_filter is not None:
+            captured.facts.keep(self.guard_filter, values)
+        check, check_source = captured.check()
+        times["guards"] = _milliseconds(begin)
+        run = None
+        if not captured.eager:
+            compiled = None
+            if captured.graph is not None:
+                begin = time.perf_counter()
+                compiled = self.compile_graph(captured.graph, captured.examples)
+                times["backend"] = _milliseconds(begin)
+            run = captured.run(compiled)
+        return Entry(captured, check, check_source, run, times)
+
+    def _refuse_break(self, captured: Captured) -> None:
+        """Raise for a break where the user wants none; tell of a function that runs eagerly."""
+        stop = captured.stop or (captured.breaks[0] if captured.breaks else None)
+        said = None if stop is None else stop.is_error
+        is_error = self.fullgraph if said is None else said
+        if captured.eager and not captured.raises:
+            if is_error:
+                raise self._broken(captured.eager, stop.where if stop else "", "")
+            self.notice(f"{self.function.__qualname__} runs eagerly: {captured.eager}", "")
+        elif stop is not None and is_error:
+            raise self._broken(stop.reason, stop.where, stop.remedy)
+
+    def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
+        return GraphBreakError(
+            reason,
+            where=source_line(where or first_line(self.function)),
+            did="stopped before running anything of it",
+            remedy=remedy or "leave fullgraph out: the function is split there and goes on",
+        )
+
+    def _is_refused(self, site: Site, values: dict[str, Any]) -> bool:
+        """Whether nothing may be compiled for a place now."""
+        stance = self.policy.stance
+        if stance == "eager_on_recompile" or self.policy.is_eager():
+            return True
+        if stance == "fail_on_recompile":
+            raise self._recompile_error(site, values)
+        if stance == "eager_then_compile" and not site.is_met:
+            site.is_met = True
+            return True
+        if len(site.entries) < self.recompile_limit:
+            return False
+        if not site.is_full:
+            site.is_full = True
+            missed = site.entries[-1].captured.facts.first_miss(values)
+            changed = f"; the last one was of no use since {describe(*missed)}" if missed else ""
+            self.notice(
+                f"{self.function.__qualname__} has {self.recompile_limit} compiled versions, and"
+                f" other calls run eagerly{changed}",
+                missed[0].where if missed else "",
+            )
+        return True
+
+    def _recompile_error(self, site: Site, values: dict[str, Any]) -> RecompileError:
+        missed = site.entries[-1].captured.facts.first_miss(values) if site.entries else None
+        why = describe(*missed) if missed else "nothing is compiled for it yet"
+        return RecompileError(
+            f"a call of {self.function.__qualname__} needs a new version: {why}",
+            where=source_line(missed[0].where if missed else first_line(self.function)),
+            did='nothing was compiled, since the stance is "fail_on_recompile"',
+            remedy='set_stance("default"), or call with what was compiled',
+        )
 
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
         missed = entry.captured.facts.first_miss(values)
@@ -196,14 +302,35 @@ class CompiledFunction:
         if code.co_flags & flags or is_comprehension or is_trusted(function.__module__):
             return function
         if self.policy.refusal(function) is not None:
+            is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
+            return functools.partial(self._around, function) if is_around else function
+        if original(function) is not None:
             return function
         count = self._nested_codes.get(code, 0)
         if count >= self.recompile_limit:  # made anew at each call
             return function
         self._nested_codes[code] = count + 1
-        made = CompiledFunction(function, self.compile_graph, self.policy, self.recompile_limit)
-        self._nested[function] = made
+        made = self._nested[function] = CompiledFunction(
+            function,
+            self.compile_graph,
+            self.policy,
+            self.recompile_limit,
+            fullgraph=self.fullgraph,
+            guard_filter=self.guard_filter,
+            notice=self.notice,
+        )
         return made
+
+    def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
+        """A function that runs as Python, while those that it calls are compiled."""
+        function = original(function) or function
+        between, code = _Between(self), function.__code__
+        f = Frame(between, code, function.__globals__, table())
+        f.function = function
+        f.cells = dict(zip(code.co_freevars, function.__closure__ or ()))
+        defaults, more = function.__defaults__ or (), function.__kwdefaults__ or {}
+        f.locals = bind(code, function.__qualname__, defaults, more, args, kwargs)
+        return f.run()
 
 
 class _Between(Semantics):
@@ -233,6 +360,29 @@ def _is_plain(module: torch.nn.Module) -> bool:
     )
 
 
+# All that are alive: to reset them, and to renew their locks in a forked process.
+live: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for one in live:
+        one.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _milliseconds(begin: float) -> float:
+    return (time.perf_counter() - begin) * 1e3
+
+
+def first_line(function: types.FunctionType) -> str:
+    """Where a function begins, `file.py:41 in step`."""
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+
+
 # ------------------------------------------------------------------------------ entrances
 
 
@@ -248,6 +398,8 @@ def _entrances(owner: CompiledFunction) -> tuple[Callable[..., Any], Callable[..
     signature, passed = _signature(function)
     text = (
         f"def call({signature}):\n"
+        f"    if _policy.is_unusual:\n"
+        f"        return _miss({{{', '.join(f'{name!r}: {name}' for name in names)}}})\n"
         f"    for _e in _entries:\n"
         f"        if _e.check({listed}):\n"
         f"            if _e.run is None:\n"
@@ -263,6 +415,7 @@ def _entrances(owner: CompiledFunction) -> tuple[Callable[..., Any], Callable[..
         "_entries": start.entries,
         "_finish": owner.finish,
         "_miss": owner.miss,
+        "_policy": owner.policy,
         "_function": function,
     }
     defaults = function.__defaults__ or ()

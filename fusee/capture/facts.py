@@ -7,15 +7,17 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from fusee.capture.origin import Held, Item, Origin
+from fusee.errors import OptionError
 
-__all__ = ["ABSENT", "At", "Fact", "Facts", "Source", "TensorFact", "describe"]
+__all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
 
 
 class _Absent:
@@ -27,6 +29,9 @@ ABSENT = _Absent()
 
 # What cannot be looked up any more fails the check rather than the call.
 _GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+
+_CONTAINERS = (list, dict, set, tuple, collections.deque)
+_ACTS_ALONE = {*_CONTAINERS, collections.OrderedDict}
 
 
 @dataclass(frozen=True)
@@ -146,11 +151,14 @@ def _type(fact: Fact, at: str, source: Source) -> Iterator[str]:
 
 
 def _length(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"len({source.once(at)}) == {fact.value}"
+    raw = source.raw(fact.origin)
+    yield f"{f'{raw}.__len__' if raw else 'len'}({source.once(at)}) == {fact.value}"
 
 
 def _absent(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"{source.constant(fact.value)} not in {source.once(at)}"
+    raw, key = source.raw(fact.origin), source.constant(fact.value)
+    at = source.once(at)
+    yield f"not {raw}.__contains__({at}, {key})" if raw else f"{key} not in {at}"
 
 
 def _empty(fact: Fact, at: str, source: Source) -> Iterator[str]:
@@ -158,7 +166,9 @@ def _empty(fact: Fact, at: str, source: Source) -> Iterator[str]:
 
 
 def _keys(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"[*{source.once(at)}] == {source.constant(list(fact.value))}"
+    raw, at = source.raw(fact.origin), source.once(at)
+    listed = f"{raw}.keys({at})" if raw else at
+    yield f"[*{listed}] == {source.constant(list(fact.value))}"
 
 
 def _tensor(fact: Fact, at: str, source: Source) -> Iterator[str]:
@@ -206,9 +216,12 @@ class Source:
     """Python source of expressions over origins, with the constants they need.
 
     An origin that is used more than once is a variable; those of held objects are constants.
+
+    kinds   the classes of containers, by origin
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: dict[Origin, type] | None = None) -> None:
+        self.kinds = kinds or {}
         self.lines: list[str] = []
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
@@ -236,10 +249,25 @@ class Source:
             if fixed is not None:
                 return self.constant(fixed)
             parent = self.variable(origin.parent)
-        constant = "" if origin.constant is None else self.constant(origin.constant)
+        return self.code(origin, parent)
+
+    def code(self, origin: Origin, parent: str) -> str:
+        """Source of the object at `origin`, given that of what it is a part of."""
         if isinstance(origin, Item):
-            constant = self.constant(origin.key)
+            raw, key = self.raw(origin.of), self.constant(origin.key)
+            return f"{raw}.__getitem__({parent}, {key})" if raw else origin.code(parent, key)
+        constant = "" if origin.constant is None else self.constant(origin.constant)
         return origin.code(parent, constant)
+
+    def raw(self, origin: Origin) -> str:
+        """The class in C below a container's class, which may act in Python; else "".
+
+        Guards must neither run the user's code nor make what a defaultdict lacks.
+        """
+        kind = type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
+        if kind is None or kind in _ACTS_ALONE or not issubclass(kind, _CONTAINERS):
+            return ""
+        return self.constant(next(base for base in kind.__mro__ if base in _ACTS_ALONE))
 
     def fixed(self, origin: Origin) -> Any:
         """The dict of a held object: as long as the object is this one, so is its dict."""
@@ -273,10 +301,52 @@ class Source:
 
 def _nested(origin: Origin, source: Source) -> str:
     parent = "" if origin.parent is None else _nested(origin.parent, source)
-    constant = "" if origin.constant is None else source.constant(origin.constant)
-    if isinstance(origin, Item):
-        constant = source.constant(origin.key)
-    return f"({origin.code(parent, constant)})"
+    return f"({source.code(origin, parent)})"
+
+
+# ------------------------------------------------------------------------------ for filters
+
+_TORCH_NAMES = {
+    "is": "ID_MATCH", "not": "DUPLICATE_INPUT", "equals": "EQUALS_MATCH", "type": "TYPE_MATCH",
+    "length": "SEQUENCE_LENGTH", "absent": "DICT_NOT_CONTAINS", "keys": "DICT_KEYS_MATCH",
+    "empty": "EMPTY_NN_MODULE_HOOKS_DICT", "tensor": "TENSOR_MATCH",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A fact as the functions for `guard_filter_fn` see it; fields as torch.compiler has them.
+
+    modules   the nn.Modules whose attributes lead to the object
+    """
+
+    name: str
+    has_value: bool
+    value: object
+    guard_type: str
+    derived_guard_types: tuple[str, ...]
+    is_global: bool
+    orig_guard: Fact
+    modules: tuple[torch.nn.Module, ...]
+
+    @classmethod
+    def of(cls, fact: Fact, values: dict[str, Any]) -> Guard:
+        source = Source()
+        source.names.update(values)
+        try:
+            value, has_value = source.value(fact.origin), True
+        except _GONE:
+            value, has_value = None, False
+        path = []
+        at: Origin | None = fact.origin
+        while at is not None:
+            path.append(at)
+            at = at.parent
+        held = [x.value for x in path if isinstance(x, Held)]
+        modules = tuple(x for x in held if isinstance(x, torch.nn.Module))
+        is_global = any(type(x) in (dict, types.MappingProxyType) for x in held)
+        kind = _TORCH_NAMES[fact.kind]
+        return cls(str(fact.origin), has_value, value, kind, (), is_global, fact, modules)
 
 
 # ------------------------------------------------------------------------------ all facts
@@ -287,6 +357,7 @@ class Facts:
     """The facts of one entry, each once, in the order of discovery."""
 
     rows: list[Fact] = field(default_factory=list)
+    kinds: dict[Origin, type] = field(default_factory=dict)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
 
@@ -297,13 +368,27 @@ class Facts:
         if key not in self._known:
             self._known.add(key)
             self._keep.append(value)
+            if kind == "type":
+                self.kinds[origin] = value
             self.rows.append(Fact(kind, origin, value, where()))
+
+    def keep(self, chosen: Callable[[list[Guard]], Sequence[bool]], values: dict[str, Any]) -> None:
+        """Leave out the facts that `chosen` says False of."""
+        rows = [fact for fact in self.rows if not isinstance(fact.origin, Held)]
+        flags = list(chosen([Guard.of(fact, values) for fact in rows]))
+        if len(flags) != len(rows):
+            raise OptionError(
+                f"guard_filter_fn gave {len(flags)} answers for {len(rows)} guards",
+                remedy="return a list with one bool for each guard that it is given",
+            )
+        dropped = {id(fact) for fact, flag in zip(rows, flags) if not flag}
+        self.rows = [fact for fact in self.rows if id(fact) not in dropped]
 
     def compile(
         self, parameters: list[str], also: dict[str, Any], conditions: list[str]
     ) -> tuple[Callable[..., bool], str]:
         """The check, a function of the locals, and its source."""
-        source = Source()
+        source = Source(self.kinds)
         source.lines += [f"if not ({condition}): return False" for condition in conditions]
         for fact in self.rows:
             for condition in fact.conditions(source):
@@ -321,11 +406,11 @@ class Facts:
     def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
         for fact in self.rows:
-            alone = Facts([fact])
+            alone = Facts([fact], self.kinds)
             check, _ = alone.compile(list(values), {}, [])
             if check(**values):
                 continue
-            source = Source()
+            source = Source(self.kinds)
             source.names.update(values)
             try:
                 return fact, fact.now(source)

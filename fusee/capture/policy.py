@@ -1,52 +1,141 @@
-"""What users have said about functions: leave it, take it whole, replace it, keep its result."""
+"""What users have said about functions and about compiling: one Policy for the process.
+
+Functions carry the marks that torch.compiler gives them; those are honoured here.
+"""
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Policy"]
+from torch import nn
+
+from fusee.capture.breaks import Forbidden, GraphBreak
+from fusee.capture.origin import Held
+from fusee.capture.torch_api import FakeTensor, is_allowed_by_torch, run_for_real
+
+__all__ = ["POLICY", "STANCES", "Policy", "original"]
+
+STANCES = (
+    "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile",
+)  # fmt: skip
+
+_FUNCTIONS = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, type,
+)  # fmt: skip
+
+# Set by torch.compile and by fusee.compile on what they return: what was compiled.
+ORIGINAL = "_torchdynamo_orig_callable"
+
+
+class _Here(threading.local):
+    depth = 0
 
 
 class Policy:
-    """Tables by function. One for the process: see fusee.compiler.
+    """Tables by function, and the stance.
 
-    disabled     functions that run eagerly, with the reason that was given
     in_graph     functions that become one node, unlooked-at
     constant     functions that run once; their result is baked in
     substitutes  functions in C and what is traced in their place
+    stance       one of STANCES
+    is_unusual   whether a call must look at the stance, and at whether it is in an eager region
+    is_exporting what torch.compiler.is_exporting() says to a program that is captured
     """
 
     def __init__(self) -> None:
-        self.disabled: dict[Any, str] = {}
         self.in_graph: set[Any] = set()
         self.constant: set[Any] = set()
         self.substitutes: dict[Any, Any] = {}
+        self.stance = "default"
+        self.is_unusual = False
+        self.is_exporting = False
+        self._here = _Here()
+        self._eager_regions = 0
+        self._lock = threading.Lock()
+
+    # ---------------------------------------------------------------------- when to run eagerly
+
+    def set_stance(self, stance: str) -> None:
+        with self._lock:
+            self.stance = stance
+            self._note()
+
+    def is_eager(self) -> bool:
+        """Whether calls on this thread run as plain Python."""
+        return self.stance == "force_eager" or self._here.depth > 0
+
+    def enter_eager(self) -> None:
+        """From here on this thread runs eagerly, until leave_eager."""
+        self._here.depth += 1
+        with self._lock:
+            self._eager_regions += 1
+            self._note()
+
+    def leave_eager(self) -> None:
+        self._here.depth -= 1
+        with self._lock:
+            self._eager_regions -= 1
+            self._note()
+
+    def _note(self) -> None:
+        self.is_unusual = self._eager_regions > 0 or self.stance != "default"
+
+    # ---------------------------------------------------------------------- functions
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
         """What stands in for a call, `(machine, args, kwargs) -> result`; or None."""
-        if not (self.in_graph or self.constant or self.substitutes):
-            return None
-        try:
-            hash(function)
-        except TypeError:
-            return None
-        if function in self.in_graph:
+        if not isinstance(function, _FUNCTIONS):
+            return None  # an instance may have a hash of its own, in Python
+        if function in self.in_graph or is_allowed_by_torch(function):
             return lambda m, args, kwargs: m.world.recorder.call_whole(function, args, kwargs)
-        if function in self.constant:
-            return lambda m, args, kwargs: function(*args, **kwargs)
+        marks = getattr(function, "__dict__", ())
+        if function in self.constant or "_dynamo_marked_constant" in marks:
+            return lambda m, args, kwargs: _constant(m, function, args, kwargs)
         if function in self.substitutes:
             other = self.substitutes[function]
             return lambda m, args, kwargs: m.call(m.world.hold(other, other.__name__), args, kwargs)
         return None
 
-    def refusal(self, function: types.FunctionType) -> tuple[str, str] | None:
-        """Why a Python function is not inlined, and what to do about it; or None."""
-        if function in self.disabled:
-            reason = self.disabled[function]
-            return f"{function.__qualname__} is disabled{': ' + reason if reason else ''}", ""
-        if getattr(function, "_torchdynamo_disable", False):
-            given = getattr(function, "_torchdynamo_disable_msg", None)
-            return f"{function.__qualname__} is disabled{f': {given}' if given else ''}", ""
+    def refusal(self, function: types.FunctionType) -> GraphBreak | None:
+        """Why a Python function is not inlined; or None."""
+        marks = function.__dict__
+        name = function.__qualname__
+        if "_torchdynamo_disable" in marks:
+            given = marks.get("_torchdynamo_disable_msg")
+            return GraphBreak(
+                f"{name} is disabled{f': {given}' if given else ''}",
+                "take fusee.compiler.disable away, or call it outside",
+            )
+        if "_dynamo_forbidden" in marks:
+            return Forbidden(
+                f"{name}() must not be called in a compiled function",
+                "call it before the compiled function, or disable the function that calls it",
+            )
+        if (function.__module__ or "").startswith("fusee.") and "_fusee_inlined" not in marks:
+            return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         return None
+
+
+POLICY = Policy()
+
+
+def original(x: Any) -> Any:
+    """What was compiled to give `x`; None if it is no compiled function or module."""
+    if type(x) is types.FunctionType:
+        is_disabled = "_torchdynamo_disable" in x.__dict__
+        return None if is_disabled else x.__dict__.get(ORIGINAL)
+    if isinstance(x, nn.Module) and ("_orig_mod" in type(x).__dict__ or "_orig_mod" in x._modules):
+        return x._orig_mod
+    return None
+
+
+def _constant(m: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a function that is said to give always the same."""
+    if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
+        raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
+    result = run_for_real(function, args, kwargs)
+    return m.world.load(result, Held(result, f"{function.__qualname__}()"))

@@ -477,6 +477,11 @@ SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.i
 SPECIAL.update((function, _natively(function)) for function in STATE_QUERIES)
 
 
+@_for(torch.compiler.is_exporting)
+def _is_exporting(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    return m.policy.is_exporting
+
+
 @_for(torch.is_tensor)
 def _is_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     return isinstance(args[0], torch.Tensor)

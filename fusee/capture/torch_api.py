@@ -8,6 +8,7 @@ torch._ops                 the classes of operators
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,9 @@ __all__ = [
     "OpOverloadPacket",
     "fake_mode",
     "fake_of",
+    "is_allowed_by_torch",
     "is_graph_function",
+    "run_for_real",
     "set_grad_enabled",
     "state_conditions",
     "state_restored",
@@ -52,7 +55,6 @@ _GRAPH_MODULES = {
 FIXED_ANSWERS: dict[Any, Any] = {
     torch.compiler.is_compiling: True,
     torch.compiler.is_dynamo_compiling: True,
-    torch.compiler.is_exporting: False,
     torch._jit_internal.is_scripting: False,
     torch._C._get_tracing_state: None,
     torch._C._is_tracing: False,
@@ -102,6 +104,18 @@ def is_graph_function(fn: Any) -> bool:
     return getattr(_FUNCTIONS, getattr(fn, "__name__", ""), None) is not None and (
         getattr(_FUNCTIONS, fn.__name__) == fn
     )
+
+
+def is_allowed_by_torch(function: Any) -> bool:
+    """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and id(function) in rules._allowed_callable_ids
+
+
+def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function while a program is captured, without its torch calls being recorded."""
+    with torch._C.DisableTorchFunction():
+        return function(*args, **kwargs)
 
 
 def state_conditions() -> tuple[list[str], dict[str, Any]]:

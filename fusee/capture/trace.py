@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.capture.breaks import GraphBreak
+from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.facts import Facts, Source
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine
@@ -24,7 +24,9 @@ from fusee.capture.opcodes import table
 from fusee.capture.origin import Local
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
+from fusee.capture.regions import is_error
 from fusee.capture.torch_api import set_grad_enabled, state_conditions, state_restored
+from fusee.errors import RegionError
 from fusee.runtime import collector
 
 __all__ = ["Captured", "Place", "capture", "parameters"]
@@ -66,6 +68,7 @@ class Captured:
     run        given the compiled graph, makes the function that runs this piece
     stop       why and before which instruction it ends; None if the function returned
     eager      why the function runs eagerly instead; "" if it doesn't
+    raises     whether that is because the program raises, so that eager raises it too
     """
 
     place: Place
@@ -79,12 +82,13 @@ class Captured:
     at: int = -1
     keywords: tuple[str, ...] = ()
     eager: str = ""
+    raises: bool = False
     breaks: list[GraphBreak] = field(default_factory=list)
 
     def check(self) -> tuple[Callable[..., bool], str]:
         """The function that says whether a call may use this, and its source."""
         conditions, names = self.conditions
-        return self.facts.compile(self.place.parameters, names, conditions)
+        return compile_check(self.facts, self.place.parameters, names, conditions)
 
     def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
         """The function that runs this piece with `graph` as its compiled graph."""
@@ -114,9 +118,13 @@ def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured
                 except Exception as error:  # noqa: BLE001  # whatever the program raises
                     # run again by Python, the program raises with its own traceback
                     attempt.captured.eager = f"it raises {type(error).__name__}: {error}"
+                    attempt.captured.raises = True
                     return attempt.captured
                 return attempt.finish(returned, stop)
+        except Forbidden as found:
+            raise RegionError(found.reason, where=attempt.where, remedy=found.remedy) from None
         except GraphBreak as found:
+            found.is_error = is_error(attempt.world)
             if stop is not None:
                 attempt.captured.eager = f"it broke in two places: {found.reason}"
                 return attempt.captured
@@ -231,7 +239,7 @@ class _Attempt:
         f = self.frame
         names = [(n, v) for n, v in f.locals.items() if v is not UNBOUND]
         variables = ", ".join(f"{name!r}: {rebuild.value(value)}" for name, value in names)
-        stack = "".join(f"{_on_stack(rebuild, x)}, " for x in f.stack)
+        stack = "".join(f"{rebuild.value(x)}, " for x in f.stack)
         own = {n: c for n, c in f.cells.items() if n not in f.code.co_freevars}
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         handled = rebuild.value(self.machine.handled)
@@ -246,8 +254,3 @@ class _Attempt:
             for other in mirrors:
                 if other is not mirror and type(other.obj) is type(mirror.obj):
                     self.world.distinct(mirror.origin, other.origin)
-
-
-def _on_stack(rebuild: Rebuild, x: Any) -> str:
-    from_marker = type(x).__name__ == "_Marker"
-    return rebuild.source.constant(x) if from_marker else rebuild.value(x)
