@@ -7,6 +7,7 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -13,10 +13,12 @@ from typing import Any
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction, program
 
-__all__ = ["NULL", "UNBOUND", "Frame", "Opcode", "Suspended"]
+__all__ = ["NULL", "UNBOUND", "Frame", "Marker", "Opcode", "Suspended"]
 
 
-class _Marker:
+class Marker:
+    """What stands on the stack or in a variable without being a value of the program."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -24,8 +26,8 @@ class _Marker:
         return self.name
 
 
-NULL = _Marker("NULL")
-UNBOUND = _Marker("UNBOUND")
+NULL = Marker("NULL")
+UNBOUND = Marker("UNBOUND")
 
 # An opcode returns True if the frame stops here: it returned or it yielded.
 Opcode = Any

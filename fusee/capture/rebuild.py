@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fusee.capture.facts import Source
-from fusee.capture.frame import UNBOUND, Suspended
+from fusee.capture.frame import Marker, Suspended
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import DELETED, Mirror, World, dict_class, is_scalar
 
@@ -59,9 +59,7 @@ class Rebuild:
 
     def value(self, x: Any) -> str:
         """An expression for `x`."""
-        if x is UNBOUND:
-            return self.source.constant(UNBOUND)
-        if is_scalar(x):
+        if is_scalar(x) or isinstance(x, Marker):
             return self.source.constant(x)
         found = self._memo.get(id(x))
         if found is not None:

@@ -195,7 +195,7 @@ class _Attempt:
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
-        source = Source()
+        source = Source(self.world.facts.kinds)
         rebuild = Rebuild(self.world, source, self.machine.made_classes)
         if returned:
             result = rebuild.value(f.result)

@@ -22,7 +22,8 @@ import torch
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Facts, TensorFact
-from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Origin
+from fusee.capture.frame import Marker
+from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Local, Origin
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
@@ -43,6 +44,7 @@ _FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
+    Marker,
 )  # fmt: skip
 
 CONTAINERS = (list, dict, set, collections.deque)
@@ -163,6 +165,14 @@ class World:
         if isinstance(obj, torch.Tensor):
             return self._load_tensor(obj, origin)
         known = self._origins.get(id(obj))
+        if isinstance(obj, types.FunctionType) and _is_remade(obj, known, origin):
+            if known is not None:
+                self.fact("is", origin, At(known))
+                return obj
+            self.fact("type", origin, types.FunctionType)
+            self._know(obj, origin)
+            self.fact("is", self.place(obj, "__code__"), obj.__code__)
+            return obj
         if isinstance(obj, _FIXED):
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
@@ -250,7 +260,7 @@ class World:
             return obj
         self.fact("type", origin, type(obj))
         self.fact("length", origin, len(obj))
-        items = [self.load(item, Item(origin, k)) for k, item in enumerate(obj)]
+        items = [self.load(item, self.item(origin, k)) for k, item in enumerate(obj)]
         if all(a is b for a, b in zip(items, obj)):
             return obj
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
@@ -308,6 +318,10 @@ class World:
         if found is None:
             found = self._parts[slot] = Item(mirror.origin, key)
         return found
+
+    def item(self, origin: Origin, k: int) -> Origin:
+        """The origin of an element of what is at `origin`."""
+        return self._parts.setdefault(("element", origin, k), Item(origin, k))
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         if mirror.copy is not None:
@@ -374,7 +388,7 @@ class World:
 
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
-        keys = tuple(dict.keys(obj))
+        keys = tuple(dict_class(obj).keys(obj))
         if not all(is_scalar(key) or isinstance(key, _FIXED) for key in keys):
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
         self.fact("keys", mirror.origin, keys)
@@ -402,8 +416,11 @@ class World:
         origin = self._origins.get(id(obj))
         if origin is None:
             return value
-        place = self._parts.setdefault(("slot", id(obj), name), Attr(origin, name))
-        return self.load(value, place)
+        return self.load(value, self.place(obj, name))
+
+    def place(self, obj: Any, name: str) -> Origin:
+        """The origin of an attribute that lies outside of `__dict__`."""
+        return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
 
     def set_slot(self, obj: Any, name: str, value: Any) -> None:
         origin = self._origins[id(obj)]
@@ -432,9 +449,27 @@ class World:
         else:
             cell.cell_contents = value
 
-    def know_cell(self, cell: types.CellType, name: str) -> None:
-        """A cell of a function from outside: the function is fixed, and so are its cells."""
-        self.hold(cell, name)
+    def know_cells(self, function: types.FunctionType) -> None:
+        """The cells of a function from outside. If the function is fixed, so are its cells."""
+        owner = self._origins.get(id(function))
+        if owner is None:
+            return
+        for k, cell in enumerate(function.__closure__ or ()):
+            name = function.__code__.co_freevars[k]
+            if isinstance(owner, Held):
+                self.hold(cell, name)
+            else:
+                self.load(cell, self.item(self.place(function, "__closure__"), k))
+
+
+def _is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
+    """Whether another function of the same code may come by the next time: a lambda argument."""
+    if known is not None:
+        return not isinstance(known, Held)
+    first: Origin | None = origin
+    while first is not None and first.parent is not None:
+        first = first.parent
+    return isinstance(first, Local) and "<" in function.__qualname__
 
 
 def _is_fixed(origin: Origin | None) -> bool:
