@@ -2,10 +2,382 @@
 
 from __future__ import annotations
 
-from fusee.backends.native import CompiledGraph
-from fusee.backends.report import Report, live_reports
+import copy
+import functools
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["report"]
+import torch
+from torch import nn
+
+from fusee.backends import registry
+from fusee.backends.guarded import guarded
+from fusee.backends.native import CompiledGraph
+from fusee.backends.registry import BackendLike
+from fusee.backends.report import Report, live_reports
+from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line
+from fusee.capture.policy import ORIGINAL, POLICY, original
+from fusee.capture.targets import as_function, call_module, is_suspending, target_of
+from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
+from fusee.errors import (
+    FuseeWarning,
+    GraphBreakError,
+    OptionError,
+    layout,
+    nearest,
+    source_line,
+)
+
+__all__ = ["Compiler", "compile", "install", "report", "uninstall"]
+
+MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# Options that are not the backend's.
+_OWN_OPTIONS = ("fallback", "guard_filter_fn")
+_ARGUMENTS = (
+    "fullgraph", "dynamic", "backend", "mode", "options", "name", "disable", "recompile_limit",
+)  # fmt: skip
+
+
+class _Default(str):
+    """The name of the backend that is used unless one is given; tells that none was given."""
+
+
+_DEFAULT = _Default("fusee")
+
+
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: BackendLike | None = _DEFAULT,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    disable: bool = False,
+    recompile_limit: int | None = None,
+    **unknown: Any,
+) -> Any:
+    """Compile a function, method or module; or, without one, make a decorator. As torch.compile.
+
+        fast = fusee.compile(model)
+        @fusee.compile(fullgraph=True)
+        model.decode = fusee.compile(model.decode)
+
+    Nothing is compiled before the first call. A module becomes one that shares all that the module
+    holds; any other callable becomes a function.
+
+    fullgraph        raise GraphBreakError where the program cannot be one graph
+    dynamic          accepted; for now each set of sizes gets a version of its own
+    backend          a name (fusee.compiler.list_backends()), or `(gm, example_inputs) -> callable`
+    mode             a name that torch.compile knows; the backend "fusee" has no modes
+    options          the backend's (docs/options.md), and two of ours: `guard_filter_fn`, which says
+                     what is checked before a version is used again (fusee.compiler has some), and
+                     `fallback="eager"`, which runs graphs eagerly that the backend cannot compile
+    name             what reports call it: fusee.report(name)
+    disable          give `model` back as it is
+    recompile_limit  versions of each piece that are kept; other calls run eagerly. 8 unless said
+    raises           OptionError, UnknownBackend, MissingPackage, at once
+    source           torch.compile
+    """
+    if unknown:
+        raise _unknown_argument(next(iter(unknown)))
+    if backend is None or isinstance(backend, _Default):
+        backend = registry.default_backend()
+    _check_arguments(fullgraph, dynamic, mode, options, name, disable, recompile_limit)
+    limit = RECOMPILE_LIMIT if recompile_limit is None else recompile_limit
+    compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
+    if disable:
+        return _unchanged if model is None else model
+    return compiler if model is None else compiler(model)
+
+
+def _unchanged(model: Any) -> Any:
+    return model
+
+
+def _unknown_argument(name: str) -> OptionError:
+    close = nearest(name, _ARGUMENTS)
+    return OptionError(
+        f"compile() has no argument named {name!r}",
+        did="stopped before compiling",
+        remedy=(f"{close!r}; " if close else "") + f"arguments: {', '.join(_ARGUMENTS)}",
+    )
+
+
+def _check_arguments(
+    fullgraph: Any, dynamic: Any, mode: Any, options: Any, name: Any, disable: Any, limit: Any
+) -> None:
+    """Refuse values of the wrong type, before anything runs."""
+    for argument, value, fits, wanted in (
+        ("fullgraph", fullgraph, isinstance(fullgraph, bool), "True or False"),
+        ("disable", disable, isinstance(disable, bool), "True or False"),
+        ("dynamic", dynamic, dynamic is None or isinstance(dynamic, bool), "None, True or False"),
+        ("name", name, name is None or isinstance(name, str), "a text"),
+        ("options", options, options is None or isinstance(options, Mapping), "a dict"),
+        ("recompile_limit", limit, limit is None or (type(limit) is int and limit > 0), "int > 0"),
+    ):
+        if not fits:
+            raise OptionError(
+                f"{argument}={value!r} is not {wanted}", did="stopped before compiling"
+            )
+    if mode is not None and mode not in MODES:
+        close = nearest(str(mode), MODES)
+        raise OptionError(
+            f"there is no mode {mode!r}",
+            did="stopped before compiling",
+            remedy=(f"{close!r}; " if close else "") + f"modes: {', '.join(MODES)}",
+        )
+    if mode is not None and options:
+        raise OptionError(
+            "mode and options were both given",
+            did="stopped before compiling",
+            remedy="a mode is a set of options: give one of the two",
+        )
+
+
+@dataclass
+class Compiler:
+    """Arguments of compile(), ready to be applied to functions and modules."""
+
+    backend: BackendLike
+    fullgraph: bool
+    mode: str | None
+    options: dict[str, Any]
+    name: str | None
+    recompile_limit: int
+    said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        given = dict(self.options)
+        fallback = given.pop("fallback", None)
+        self.guard_filter = given.pop("guard_filter_fn", None)
+        if fallback not in (None, "eager"):
+            raise _wrong_option("fallback", fallback, "'eager'")
+        if self.guard_filter is not None and not callable(self.guard_filter):
+            raise _wrong_option("guard_filter_fn", self.guard_filter, "a function")
+        known = registry.known_options(self.backend)
+        for option in given:
+            close = nearest(option, _OWN_OPTIONS)
+            if known and option not in known and close:
+                raise _wrong_option(option, given[option], f"an option; try {close!r}")
+        if self.name and "name" in known:
+            given.setdefault("name", self.name)
+        self.compile_graph = guarded(
+            registry.lookup(self.backend, given, self.mode),
+            registry.name_of(self.backend),
+            self.notice,
+            fall_back=fallback == "eager",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only what was given: the rest is made again."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def notice(self, text: str, where: str) -> None:
+        """Tell the user once."""
+        if text not in self.said:
+            self.said.add(text)
+            shown = layout(FuseeWarning, text, where=source_line(where) if where else None)
+            warnings.warn(shown, FuseeWarning, stacklevel=2)
+
+    def __call__(self, model: Any) -> Any:
+        """`model`, compiled."""
+        model = original(model) or model
+        if isinstance(model, nn.Module):
+            return _wrapped(model, self)
+        if isinstance(model, type):
+            return self._class(model)
+        if not callable(model):
+            raise OptionError(
+                f"a {type(model).__name__} cannot be compiled",
+                did="stopped before compiling",
+                remedy="give a function, a method, an nn.Module or another callable",
+            )
+        function, before = target_of(model)
+        if "_torchdynamo_disable" in function.__dict__:
+            return model
+        if is_suspending(function):
+            self._refuse_suspending(function)
+            return model
+        compiled = self.call_of(function)
+        return types.MethodType(compiled, *before) if before else compiled
+
+    def function(self, function: types.FunctionType) -> CompiledFunction:
+        return CompiledFunction(
+            function,
+            self.compile_graph,
+            POLICY,
+            self.recompile_limit,
+            fullgraph=self.fullgraph,
+            guard_filter=self.guard_filter,
+            notice=self.notice,
+        )
+
+    def call_of(self, function: types.FunctionType) -> Callable[..., Any]:
+        """A function with the name, signature and attributes of `function`."""
+        call = self.function(function).call
+        functools.update_wrapper(call, function)
+        call.__dict__[ORIGINAL] = function
+        return call
+
+    def _class(self, cls: type) -> type:
+        """A class whose instances are compiled."""
+        name = "forward" if issubclass(cls, nn.Module) else "__call__"
+        method = getattr(cls, name, None)
+        if isinstance(method, types.FunctionType):
+            setattr(cls, name, self(method))
+            return cls
+        raise OptionError(
+            f"the class {cls.__qualname__} has no method {name}() to compile",
+            did="stopped before compiling",
+            remedy="compile a function that makes and uses instances",
+        )
+
+    def _refuse_suspending(self, function: types.FunctionType) -> None:
+        text = f"{function.__qualname__} is asynchronous or a generator, and no graph holds that"
+        if self.fullgraph:
+            raise GraphBreakError(
+                text,
+                where=source_line(first_line(function)),
+                did="stopped before compiling",
+                remedy="compile the functions that it calls",
+            )
+        self.notice(f"{text}: it runs eagerly", first_line(function))
+
+
+def _wrong_option(name: str, value: object, wanted: str) -> OptionError:
+    return OptionError(
+        f"option {name}={value!r} is not {wanted}",
+        did="stopped before compiling",
+        remedy=f"options of fusee.compile itself: {', '.join(_OWN_OPTIONS)}",
+    )
+
+
+# ------------------------------------------------------------------------------ modules
+
+
+class CompiledModule:
+    """What compiling a module gives: one of a class below the module's own, with the same state.
+
+    It has no attributes of its own besides the three slots: parameters, hooks, the mode of training
+    and whatever else is read or set are those of `_orig_mod`, in one dict that both have.
+    """
+
+    __slots__ = ()
+    _orig_mod: nn.Module
+    _run: Callable[..., Any]
+    _compiler: Compiler
+
+    def __init_subclass__(cls) -> None:
+        """Classes made here are nobody's subclass to register."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = memo[id(self)] = _wrapped(copy.deepcopy(self._orig_mod, memo), self._compiler)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _wrapped, (self._orig_mod, self._compiler)
+
+
+_CALL_MODULE = as_function(call_module)
+
+
+def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
+    """A compiled module that shares all with `module`."""
+    cls = type(module)
+    namespace = {
+        "__slots__": ("_compiler", "_orig_mod", "_run"),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    made_class: Any = types.new_class(
+        cls.__name__, (CompiledModule, cls), exec_body=lambda space: space.update(namespace)
+    )
+    made: nn.Module = object.__new__(made_class)
+    made.__dict__ = module.__dict__
+    call = _calling(module, compiler, functools.partial(call_module, module), _CALL_MODULE)
+    for name, value in (("_compiler", compiler), ("_orig_mod", module), ("_run", call)):
+        object.__setattr__(made, name, value)  # nn.Module's would register a submodule
+    return made
+
+
+def _calling(
+    module: nn.Module,
+    compiler: Compiler,
+    eagerly: Callable[..., Any],
+    with_hooks: types.FunctionType,
+) -> Callable[..., Any]:
+    """A function that calls a module: its compiled `forward`, as long as a call is no more."""
+    state, cls = module.__dict__, type(module)
+    forward: Any = cls.forward
+    is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
+    is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
+    is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
+    run = compiler.function(forward if is_plain else with_hooks).call
+    more: list[Callable[..., Any]] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if has_global_hooks():
+            compiler.notice(f"{cls.__qualname__} runs eagerly: it has hooks for all modules", "")
+            return eagerly(*args, **kwargs)
+        if not is_plain or (
+            cls.forward is forward
+            and "forward" not in state
+            and not state["_forward_hooks"]
+            and not state["_forward_pre_hooks"]
+            and not state["_backward_hooks"]
+            and not state["_backward_pre_hooks"]
+        ):
+            return run(module, *args, **kwargs)
+        if not more:
+            more.append(compiler.function(with_hooks).call)
+        return more[0](module, *args, **kwargs)
+
+    return call
+
+
+# ------------------------------------------------------------------------------ behind torch's
+
+_stock: dict[str, Any] = {}
+
+
+def install() -> None:
+    """Put `compile` behind torch.compile and nn.Module.compile, until uninstall()."""
+    if not _stock:
+        _stock.update(function=torch.compile, method=nn.Module.compile)
+        torch.compile = compile
+        nn.Module.compile = _compile_in_place  # type: ignore[method-assign]
+
+
+def uninstall() -> None:
+    """Undo install(). What was compiled meanwhile stays as it is."""
+    if _stock:
+        torch.compile = _stock["function"]
+        nn.Module.compile = _stock["method"]  # type: ignore[method-assign]
+        _stock.clear()
+
+
+def _compile_in_place(self: nn.Module, **arguments: Any) -> None:
+    """Compile what calling this module does. Takes compile()'s arguments."""
+    compiler = compile(**arguments)
+    if isinstance(compiler, Compiler):
+        eagerly = functools.partial(call_impl, self)
+        set_compiled_call(self, _calling(self, compiler, eagerly, call_impl))
+
+
+# ------------------------------------------------------------------------------ reports
 
 
 def report(of: str | CompiledGraph | None = None) -> list[Report]:

@@ -34,14 +34,14 @@ def lookup_backend(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def inductor(options: Mapping[str, object]) -> Callable[..., Any]:
-    """TorchInductor with these options, without compiling anything.
+def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable[..., Any]:
+    """TorchInductor with these options or this mode, without compiling anything.
 
     raises   OptionError
     """
     make: Callable[..., Any] = torch._TorchCompileInductorWrapper
     try:
-        bound: Callable[..., Any] = make(None, dict(options), None)
+        bound: Callable[..., Any] = make(mode, dict(options) or None, None)
     except RuntimeError as error:
         known = importlib.import_module("torch._inductor.config").get_config_copy()
         wrong = next((name for name in options if name.replace("-", "_") not in known), None)

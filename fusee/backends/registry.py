@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fusee.backends import dynamo
+from fusee.config import Options, knobs
 from fusee.errors import MissingPackage, OptionError, UnknownBackend, nearest
 
 CompiledFn = Callable[..., Any]
@@ -73,8 +74,46 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     return sorted({*ours, *entry_points(group=ENTRY_POINTS).names, "inductor"})
 
 
-def lookup(backend: BackendLike, options: Mapping[str, object] | None = None) -> CompiledFn:
+_default: list[BackendLike] = ["fusee"]
+
+
+def default_backend() -> BackendLike:
+    """What compiles if no backend is named."""
+    return _default[0]
+
+
+def set_default_backend(backend: BackendLike | None) -> None:
+    """Name what compiles if no backend is named; None: "fusee" again.
+
+    raises   UnknownBackend
+    """
+    if backend is not None:
+        lookup(backend)
+    _default[0] = "fusee" if backend is None else backend
+
+
+def name_of(backend: BackendLike) -> str:
+    """How messages call a backend."""
+    if isinstance(backend, Backend):
+        return backend.name
+    return backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
+
+
+def known_options(backend: BackendLike) -> tuple[str, ...]:
+    """Options that are one's own, if a backend is ours and takes any."""
+    found = _backends.get(backend) if isinstance(backend, str) else backend
+    takes_any = isinstance(found, Backend) and found.validate is not None
+    return tuple(row.name for row in knobs(Options)) if takes_any else ()
+
+
+def lookup(
+    backend: BackendLike,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> CompiledFn:
     """The function `(gm, example_inputs) -> callable` for a backend, its options bound.
+
+    mode     torch's names; ours have no modes and leave it unread
 
     raises   UnknownBackend, naming the nearest name and all; MissingPackage; OptionError
     source   torch/_dynamo/backends/registry.py
@@ -83,13 +122,13 @@ def lookup(backend: BackendLike, options: Mapping[str, object] | None = None) ->
     if isinstance(backend, str):
         if backend in _backends:
             return _bind(_backends[backend], given)
-        if backend == "inductor" and given:
-            return dynamo.inductor(given)
-        return _bind_options(_foreign(backend), backend, given)
+        if backend == "inductor" and (given or mode is not None):
+            return dynamo.inductor(given, mode)
+        return _bind_options(_foreign(backend), backend, given, mode)
     if isinstance(backend, Backend):
         return _bind(backend, given)
     if callable(backend):
-        return _bind_options(backend, getattr(backend, "__name__", repr(backend)), given)
+        return _bind_options(backend, name_of(backend), given, mode)
     raise UnknownBackend(
         f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
         remedy=f"known names: {', '.join(list_backends(None))}",
@@ -137,13 +176,20 @@ def _foreign(name: str) -> CompiledFn:
     return found
 
 
-def _bind_options(function: CompiledFn, name: str, options: dict[str, object]) -> CompiledFn:
-    """Stock backends take options as a keyword, and only if there are any."""
-    if not options:
+def _bind_options(
+    function: CompiledFn, name: str, options: dict[str, object], mode: str | None
+) -> CompiledFn:
+    """Stock backends take options and mode as keywords, and only if there are any."""
+    keywords: dict[str, object] = {}
+    if options:
+        keywords["options"] = options
+    if mode not in (None, "default"):
+        keywords["mode"] = mode
+    if not keywords:
         return function
 
     def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
-        compiled: CompiledFn = function(gm, example_inputs, options=options)
+        compiled: CompiledFn = function(gm, example_inputs, **keywords)
         return compiled
 
     bound.__name__ = name

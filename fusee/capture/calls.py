@@ -27,7 +27,13 @@ from fusee.capture.frame import Frame, Suspended
 from fusee.capture.opcodes import table
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
-from fusee.capture.torch_api import FakeTensor, OpOverload, OpOverloadPacket, is_graph_function
+from fusee.capture.torch_api import (
+    FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
+    has_global_hooks,
+    is_graph_function,
+)
 from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = ["call", "frame_of"]
@@ -175,6 +181,8 @@ def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwargs) -> Any:
     """A module without hooks is its `forward`; one with hooks runs torch's own __call__."""
+    if has_global_hooks():
+        raise GraphBreak("hooks for all modules are registered", "register them on one module")
     call_method = attributes.class_lookup(m, type(module), "__call__")
     if call_method is not torch.nn.Module.__call__:
         return call(m, call_method, (module, *args), kwargs)

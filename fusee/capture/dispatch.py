@@ -28,6 +28,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import table
 from fusee.capture.policy import Policy, original
 from fusee.capture.semantics import Semantics
+from fusee.capture.targets import is_plain
 from fusee.capture.trace import Captured, Place, capture, parameters
 from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
@@ -52,7 +53,7 @@ class Entry:
 
     captured: Captured
     check: Callable[..., bool]
-    check_source: str
+    check_source: Callable[[], str]
     run: Callable[..., Any] | None
     times: dict[str, float] = field(default_factory=dict)
 
@@ -343,21 +344,11 @@ class _Between(Semantics):
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if type(function) is types.MethodType:
             args, function = (function.__self__, *args), function.__func__
-        if isinstance(function, torch.nn.Module) and _is_plain(function):
+        if isinstance(function, torch.nn.Module) and is_plain(function):
             args, function = (function, *args), type(function).forward
         if type(function) is types.FunctionType:
             function = self.owner.nested(function)
         return function(*args, **kwargs)
-
-
-def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether calling a module is calling its class's `forward`."""
-    hooks = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
-    return (
-        type(module).__call__ is torch.nn.Module.__call__
-        and "forward" not in module.__dict__
-        and not any(getattr(module, name) for name in hooks)
-    )
 
 
 # All that are alive: to reset them, and to renew their locks in a forked process.

@@ -128,8 +128,9 @@ def original(x: Any) -> Any:
     if type(x) is types.FunctionType:
         is_disabled = "_torchdynamo_disable" in x.__dict__
         return None if is_disabled else x.__dict__.get(ORIGINAL)
-    if isinstance(x, nn.Module) and ("_orig_mod" in type(x).__dict__ or "_orig_mod" in x._modules):
-        return x._orig_mod
+    if isinstance(x, nn.Module):
+        ours, torchs = type(x).__dict__, x.__dict__.get("_modules", ())
+        return x._orig_mod if "_orig_mod" in ours or "_orig_mod" in torchs else None
     return None
 
 

@@ -7,6 +7,7 @@ that are not interpreted as well. A torch function in Python that offers itself 
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.torch_api import NEEDS_VALUES, FakeTensor, OpOverload, OpOverloadPacket
+from fusee.errors import source_line
 
 __all__ = ["Recorder"]
 
@@ -176,7 +178,7 @@ class Recorder(TorchFunctionMode):
         node.meta["example_value"] = out
         where = self.where()
         if where:
-            node.meta["stack_trace"] = where
+            node.meta["stack_trace"] = _stack_trace(where)
         self._adopt_all(node, out)
 
     def _adopt_all(self, node: fx.Node, out: Any) -> None:
@@ -244,6 +246,15 @@ class Recorder(TorchFunctionMode):
             out = self._run(func, args, kwargs, "")
         self._write(func, "", args, kwargs, out)
         return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _stack_trace(where: str) -> str:
+    """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
+    place, code = source_line(where).partition(":   ")[::2]
+    place, _, function = place.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    return f'  File "{file}", line {line}, in {function}\n    {code}\n'
 
 
 def _has_effect(node: fx.Node) -> bool:

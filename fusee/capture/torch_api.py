@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,11 +29,14 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "call_impl",
     "fake_mode",
     "fake_of",
+    "has_global_hooks",
     "is_allowed_by_torch",
     "is_graph_function",
     "run_for_real",
+    "set_compiled_call",
     "set_grad_enabled",
     "state_conditions",
     "state_restored",
@@ -78,6 +81,11 @@ STATE_QUERIES: tuple[Any, ...] = (
 
 set_grad_enabled = torch._C._set_grad_enabled
 
+# Says whether hooks for all modules are registered.
+has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global_hook
+# What calling a module does when nothing is compiled in its place.
+call_impl: Any = torch.nn.Module._call_impl
+
 _FUNCTIONS = torch._C._VariableFunctions
 
 
@@ -118,6 +126,11 @@ def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return function(*args, **kwargs)
 
 
+def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+    """Let calls of a module go to `call`."""
+    module._compiled_call_impl = call
+
+
 def state_conditions() -> tuple[list[str], dict[str, Any]]:
     """The global state that a graph depends on: conditions, and the names that they use."""
     names: dict[str, Any] = {
@@ -126,11 +139,13 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_autocast": torch._C._is_any_autocast_enabled,
         "_default": torch.get_default_dtype,
         "_dtype": torch.get_default_dtype(),
+        "_hooked": has_global_hooks,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
         f"_inference() is {torch.is_inference_mode_enabled()}",
         "_default() is _dtype",
+        "_hooked()" if has_global_hooks() else "not _hooked()",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
