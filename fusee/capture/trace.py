@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fusee.capture.breaks import Forbidden, GraphBreak
+from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine
@@ -85,7 +86,7 @@ class Captured:
     raises: bool = False
     breaks: list[GraphBreak] = field(default_factory=list)
 
-    def check(self) -> tuple[Callable[..., bool], str]:
+    def check(self) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source."""
         conditions, names = self.conditions
         return compile_check(self.facts, self.place.parameters, names, conditions)

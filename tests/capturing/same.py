@@ -69,7 +69,7 @@ def same(fn: Callable[..., Any], *args: Any, breaks: bool = False) -> Traced:
         got = _outcome(traced, args)
         assert got == want, traced.stops
         entries = traced.entries if _ == 0 else entries
-    assert traced.entries == entries, [e.check_source for e in traced.compiled.entries]
+    assert traced.entries == entries, [e.check_source() for e in traced.compiled.entries]
     raises = want[0] == "raised"
     stops = [stop for stop in traced.stops if not (raises and stop.startswith("eager: it raises"))]
     assert bool(stops) == breaks and not any(s.startswith("eager") for s in stops), stops
