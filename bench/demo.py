@@ -7,6 +7,7 @@ Results are checked against eager. Writes out/demo.png.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def main() -> int:
     parser.add_argument("--models", default="densenet121,bert")
     parser.add_argument("--size", choices=("test", "bench"), default="bench")
     given = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     data = run(given.models.split(","), given.size, console)
     for line in conclude(data):
         console.print(line)
