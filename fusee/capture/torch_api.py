@@ -7,12 +7,18 @@ torch._ops                 the classes of operators
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
+import inspect
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._refs
+from torch._compile import _disable_dynamo
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
@@ -91,7 +97,87 @@ _FUNCTIONS = torch._C._VariableFunctions
 
 def fake_mode() -> Any:
     """A mode whose tensors are on the device they say, with static sizes."""
-    return FakeTensorMode(allow_non_fake_inputs=False, shape_env=None)
+    if "torch._dynamo" not in sys.modules:
+        _keep_dynamo_away()
+    return _mode_without_dynamo()(allow_non_fake_inputs=False, shape_env=None)
+
+
+# What FakeTensorMode asks torch._dynamo.config for, which takes more than a second to import.
+_DYNAMO_CONFIG = types.SimpleNamespace(
+    fake_tensor_cache_enabled=True,
+    fake_tensor_cache_crosscheck_enabled=False,
+    _custom_ops_profile=None,
+)
+
+
+@functools.cache
+def _keep_dynamo_away() -> None:
+    """Let torch's shape functions run without importing torch._dynamo.
+
+    Many are wrapped so that their first call imports it, for the sake of telling it to stay away
+    from them. Each such function gets what that call would find the next time: itself, as long as
+    torch._dynamo is not there, and what torch puts there as soon as it is.
+    """
+    spaces: list[dict[Any, Any]] = [
+        vars(torch._refs),
+        vars(torch._refs.nn.functional),
+        vars(torch._refs.special),
+        vars(torch._decomp.decompositions),
+        *torch._decomp.global_decomposition_table.values(),
+    ]
+    for function in {id(x): x for space in spaces for x in list(space.values())}.values():
+        while function is not None:
+            if getattr(function, "__code__", None) is _LAZY_CODE:
+                inner = inspect.getclosurevars(function).nonlocals["fn"]
+                if not hasattr(inner, "__dynamo_disable"):
+                    inner.__dynamo_disable = _without_dynamo(inner)
+            function = getattr(function, "__wrapped__", None)
+
+
+# The code of functions that `torch._disable_dynamo` has wrapped.
+_LAZY_CODE = _disable_dynamo(lambda: None).__code__
+
+
+def _without_dynamo(function: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dynamo = sys.modules.get("torch._dynamo")
+        if dynamo is None or not hasattr(dynamo, "disable"):
+            return function(*args, **kwargs)
+        function.__dynamo_disable = disabled = dynamo.disable(function, True, wrapping=False)
+        return disabled(*args, **kwargs)
+
+    return run
+
+
+@functools.cache
+def _mode_without_dynamo() -> type[FakeTensorMode]:
+    """FakeTensorMode, with those of its methods that look at torch._dynamo.config in a namespace
+    in which `torch._dynamo` has nothing but the settings above, at their defaults.
+    """
+    torch_there = types.ModuleType("torch")
+    torch_there.__dict__.update(torch.__dict__)
+    torch_there.__dict__["_dynamo"] = types.SimpleNamespace(config=_DYNAMO_CONFIG)
+
+    def import_there(name: str, *args: Any) -> Any:
+        found = None if name == "torch._dynamo.config" else builtins.__import__(name, *args)
+        return torch_there if found is torch or found is None else found
+
+    space = {
+        **sys.modules[FakeTensorMode.__module__].__dict__,
+        "torch": torch_there,
+        "__builtins__": {**builtins.__dict__, "__import__": import_there},
+    }
+    # torch's wrapper of __torch_dispatch__ imports torch._dynamo to tell it to stay away
+    methods: dict[str, Any] = {
+        "__torch_dispatch__": inspect.unwrap(FakeTensorMode.__torch_dispatch__),
+        "_should_skip_dynamo": classmethod(lambda cls: False),
+    }
+    for name in ("__init__", "_dispatch_impl"):
+        own: Any = getattr(FakeTensorMode, name)
+        moved = types.FunctionType(own.__code__, space, name, own.__defaults__, own.__closure__)
+        moved.__kwdefaults__ = own.__kwdefaults__
+        methods[name] = moved
+    return type("FakeTensorMode", (FakeTensorMode,), methods)
 
 
 def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
