@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("api", "backends", "capture", "runtime"),
     "__main__": ("api", "backends", "capture", "debug", "runtime"),
     "api": ("capture", "backends", "runtime"),
+    "compiler": ("capture", "backends"),
     "backends": ("autodiff", "aten", "loops", "codegen", "runtime"),
     "autodiff": ("aten",),
     "codegen": ("loops", "sym", "runtime"),

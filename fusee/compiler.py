@@ -1,0 +1,335 @@
+"""What torch.compiler is to torch.compile: marks for functions, stances, filters of guards.
+
+torch's own marks (torch.compiler.disable, allow_in_graph, assume_constant_result, is_compiling) are
+honoured as well, and these set the same ones where torch has an attribute for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fusee.backends.registry import (
+    default_backend as get_default_backend,
+)
+from fusee.backends.registry import (
+    list_backends,
+    set_default_backend,
+)
+from fusee.capture.dispatch import live
+from fusee.capture.facts import Guard
+from fusee.capture.policy import ORIGINAL, POLICY, STANCES, original
+from fusee.capture.regions import error_on_graph_break
+from fusee.errors import OptionError, nearest
+
+__all__ = [
+    "Guard",
+    "allow_in_graph",
+    "assume_constant_result",
+    "cudagraph_mark_step_begin",
+    "disable",
+    "error_on_graph_break",
+    "get_default_backend",
+    "is_compiling",
+    "is_dynamo_compiling",
+    "is_exporting",
+    "keep_tensor_guards_unsafe",
+    "list_backends",
+    "mark_static",
+    "nested_compile_region",
+    "reset",
+    "set_default_backend",
+    "set_stance",
+    "skip_all_guards_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe",
+    "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe",
+    "substitute_in_graph",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# torch's own, so that programs that ask either of them get one answer.
+is_compiling = torch.compiler.is_compiling
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_exporting = torch.compiler.is_exporting
+
+
+def reset() -> None:
+    """Forget all that was compiled: the next calls compile anew. Marks and the stance stay."""
+    for compiled in list(live):
+        compiled.reset()
+
+
+# ------------------------------------------------------------------------------ marks
+
+
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """Run a function as plain Python wherever it is called; the graph ends there.
+
+    fn          a function, method or module; a class, for the calls of its instances; None: the
+                result is a decorator
+    recursive   whether what it calls runs eagerly too. Otherwise its own lines run eagerly, and
+                functions that they call are compiled
+    reason      is told where the graph ends
+    source      torch.compiler.disable
+    """
+    if fn is None:
+        return functools.partial(disable, recursive=recursive, reason=reason)
+    fn = original(fn) or fn
+    if isinstance(fn, type):
+        name = "forward" if issubclass(fn, nn.Module) else "__call__"
+        setattr(fn, name, disable(getattr(fn, name), recursive, reason=reason))
+        return fn
+    if isinstance(fn, nn.Module):
+        fn.forward = disable(fn.forward, recursive, reason=reason)
+        return fn
+    if not callable(fn):
+        raise _wrong("disable() takes a function or a module", fn)
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(disable(fn.__func__, recursive, reason=reason), fn.__self__)
+    return _disabled(fn, recursive, reason)
+
+
+def _disabled(fn: Callable[..., Any], recursive: bool, reason: str | None) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        if not recursive:
+            return fn(*args, **kwargs)
+        POLICY.enter_eager()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            POLICY.leave_eager()
+
+    disabled.__dict__.update(
+        {
+            "_torchdynamo_disable": True,
+            "_torchdynamo_disable_msg": reason,
+            "_torchdynamo_disable_recursive": recursive,
+            ORIGINAL: fn,
+        }
+    )
+    return disabled
+
+
+def allow_in_graph(fn: Any) -> Any:
+    """Put calls of a function into the graph as one node, whatever it does inside.
+
+    It must do nothing but compute tensors from its arguments. A list or tuple: each of them.
+
+    source   torch.compiler.allow_in_graph
+    """
+    if isinstance(fn, (list, tuple)):
+        return [allow_in_graph(one) for one in fn]
+    if not callable(fn):
+        raise _wrong("allow_in_graph() takes functions", fn)
+    POLICY.in_graph.add(fn)
+    return fn
+
+
+def assume_constant_result(fn: F) -> F:
+    """Call a function once, while compiling, and take its result for constant from then on.
+
+    source   torch.compiler.assume_constant_result
+    """
+    if not callable(fn):
+        raise _wrong("assume_constant_result() takes a function", fn)
+    POLICY.constant.add(fn)
+    return fn
+
+
+def substitute_in_graph(
+    original_fn: Any,
+    *,
+    can_constant_fold_through: bool = False,
+    skip_signature_check: bool = False,
+    is_embedded_type: bool = False,
+) -> Callable[[F], F]:
+    """A decorator: compile the function below it in place of `original_fn`, a function in C.
+
+        @fusee.compiler.substitute_in_graph(operator.indexOf)
+        def index_of(a, b, /): ...
+
+    The other arguments are torch's and change nothing here: what a program computes from constants
+    is computed while it is compiled, whichever function does it.
+
+    raises   OptionError if the signatures differ, unless `skip_signature_check`
+    source   torch.compiler.substitute_in_graph
+    """
+    if not callable(original_fn):
+        raise _wrong("substitute_in_graph() takes a function", original_fn)
+
+    def register(traceable: F) -> F:
+        if not isinstance(traceable, types.FunctionType):
+            raise _wrong("what is compiled instead must be a Python function", traceable)
+        if not skip_signature_check:
+            _check_signatures(original_fn, traceable)
+        POLICY.substitutes[original_fn] = traceable
+        return traceable
+
+    return register
+
+
+def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
+    try:
+        wanted = inspect.signature(original_fn)
+    except ValueError:  # a C function that does not tell
+        return
+    given = inspect.signature(traceable)
+    shape = [[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in (wanted, given)]
+    if shape[0] != shape[1]:
+        raise OptionError(
+            f"the signature of {traceable.__qualname__}{given} is not that of"
+            f" {original_fn.__qualname__}{wanted}",
+            remedy="give it the same parameters, or skip_signature_check=True",
+        )
+
+
+def nested_compile_region(fn: Any = None, **options: Any) -> Any:
+    """Mark a function that is called many times, such as a model's layer.
+
+    For now its calls are inlined like any other's: the result is right, the time to compile grows
+    with the number of calls. Kernels that are equal share their machine code.
+
+    source   torch.compiler.nested_compile_region
+    """
+    if fn is None:
+        return functools.partial(nested_compile_region, **options)
+    if not callable(fn):
+        raise _wrong("nested_compile_region() takes a function", fn)
+    return fn
+
+
+def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
+    """Keep sizes of a tensor constant, all unless `index` says which. For now all are.
+
+    source   torch._dynamo.mark_static
+    """
+    if not isinstance(x, Tensor):
+        raise _wrong("mark_static() takes a tensor", x)
+    chosen = range(x.dim()) if index is None else [index] if isinstance(index, int) else index
+    for one in chosen:
+        if not -x.dim() <= one < x.dim():
+            raise OptionError(f"mark_static(): a tensor of {x.dim()} dimensions has none at {one}")
+
+
+def cudagraph_mark_step_begin() -> None:
+    """Say that a new step begins: results of the last one may be overwritten by CUDA graphs.
+
+    Ours replays no CUDA graphs; stock torch's, used as a backend, are told.
+    """
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.mark_step_begin()
+
+
+def _wrong(what: str, given: object) -> OptionError:
+    return OptionError(f"{what}, not {type(given).__name__}", did="changed nothing")
+
+
+# ------------------------------------------------------------------------------ stances
+
+
+class _Stance:
+    """What set_stance gives: the stance is set already; leaving `with` restores the one before."""
+
+    def __init__(self, stance: str) -> None:
+        self.stance = stance
+        self.before = POLICY.stance
+        POLICY.set_stance(stance)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        POLICY.set_stance(self.before)
+
+    def __call__(self, fn: F) -> F:
+        """As a decorator: only calls of `fn` run under the stance."""
+        POLICY.set_stance(self.before)
+        stance = self.stance
+
+        @functools.wraps(fn)
+        def under(*args: Any, **kwargs: Any) -> Any:
+            with set_stance(stance):
+                return fn(*args, **kwargs)
+
+        return under  # type: ignore[return-value]
+
+
+def set_stance(
+    stance: str = "default", *, skip_guard_eval_unsafe: bool = False, force_backend: Any = None
+) -> _Stance:
+    """Say what compiled functions do. A call, a decorator, or a context manager.
+
+        default              compile what a call needs
+        force_eager          run everything as plain Python
+        eager_on_recompile   use what is compiled; run other calls eagerly
+        fail_on_recompile    use what is compiled; raise RecompileError for other calls
+        eager_then_compile   run each place eagerly at first, compile it the second time
+
+    raises   OptionError for another name; RegionError in a compiled function
+    source   torch.compiler.set_stance
+    """
+    if stance not in STANCES:
+        close = nearest(str(stance), STANCES)
+        raise OptionError(
+            f"there is no stance {stance!r}",
+            did="changed nothing",
+            remedy=(f"{close!r}; " if close else "") + f"stances: {', '.join(STANCES)}",
+        )
+    if skip_guard_eval_unsafe or force_backend is not None:
+        name = "skip_guard_eval_unsafe" if skip_guard_eval_unsafe else "force_backend"
+        raise OptionError(
+            f"set_stance() does not know {name} yet",
+            did="changed nothing",
+            remedy="guard_filter_fn leaves guards out; set_default_backend names a backend",
+        )
+    return _Stance(stance)
+
+
+set_stance.__dict__["_dynamo_forbidden"] = True
+
+
+# ------------------------------------------------------------------------------ guard filters
+
+
+def skip_guard_on_inbuilt_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: don't check attributes of torch.nn's own modules."""
+    return [not any(_is_inbuilt(module) for module in guard.modules) for guard in guards]
+
+
+def _is_inbuilt(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
+
+
+def skip_guard_on_all_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: don't check attributes of modules."""
+    return [not guard.modules for guard in guards]
+
+
+def keep_tensor_guards_unsafe(guards: Sequence[Guard], keep_parameters: bool = False) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: check nothing but tensors, parameters if asked for."""
+    return [
+        guard.guard_type == "TENSOR_MATCH"
+        and (keep_parameters or not isinstance(guard.value, nn.Parameter))
+        for guard in guards
+    ]
+
+
+def skip_guard_on_globals_unsafe(guards: Sequence[Guard]) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: don't check global variables."""
+    return [not guard.is_global for guard in guards]
+
+
+def skip_all_guards_unsafe(guards: Sequence[Guard]) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: check nothing."""
+    return [False] * len(guards)
