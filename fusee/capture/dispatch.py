@@ -26,7 +26,7 @@ from fusee.capture.binding import bind
 from fusee.capture.facts import Guard, describe
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import table
-from fusee.capture.policy import Policy, original
+from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
 from fusee.capture.trace import Captured, Place, capture, parameters
@@ -324,7 +324,7 @@ class CompiledFunction:
 
     def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
         """A function that runs as Python, while those that it calls are compiled."""
-        function = original(function) or function
+        function = function.__dict__.get(ORIGINAL, function)
         between, code = _Between(self), function.__code__
         f = Frame(between, code, function.__globals__, table())
         f.function = function

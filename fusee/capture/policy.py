@@ -16,7 +16,7 @@ from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.origin import Held
 from fusee.capture.torch_api import FakeTensor, is_allowed_by_torch, run_for_real
 
-__all__ = ["POLICY", "STANCES", "Policy", "original"]
+__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "original"]
 
 STANCES = (
     "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile",

@@ -27,7 +27,7 @@ from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
 from fusee.capture.torch_api import set_grad_enabled, state_conditions, state_restored
-from fusee.errors import RegionError
+from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
 __all__ = ["Captured", "Place", "capture", "parameters"]
@@ -123,7 +123,8 @@ def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured
                     return attempt.captured
                 return attempt.finish(returned, stop)
         except Forbidden as found:
-            raise RegionError(found.reason, where=attempt.where, remedy=found.remedy) from None
+            where = source_line(attempt.where)
+            raise RegionError(found.reason, where=where, remedy=found.remedy) from None
         except GraphBreak as found:
             found.is_error = is_error(attempt.world)
             if stop is not None:
