@@ -158,16 +158,20 @@ def _of_instance(m: Capturing, obj: Any, name: str) -> Any:
     found = class_lookup(m, cls, name)
     if found is not ABSENT and _is_data_descriptor(found):
         return _through(m, found, obj, cls, name)
-    mirror = m.world.attributes(obj)
-    if mirror is not None:
-        value = m.world.get(mirror, name)
-    else:
-        value = getattr(obj, "__dict__", {}).get(name, ABSENT)
+    value = _in_dict(m, obj, name)
     if value is not ABSENT:
         return value
     if found is not ABSENT:
         return _bound(m, found, obj, cls, name)
     raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+
+
+def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
+    """What an instance's own attributes hold under a name; or ABSENT."""
+    mirror = m.world.attributes(obj)
+    if mirror is not None:
+        return m.world.get(mirror, name)
+    return getattr(obj, "__dict__", {}).get(name, ABSENT)
 
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
@@ -281,8 +285,8 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
         else:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")
         return
-    if value is DELETED:
-        lookup(m, obj, name)
+    if value is DELETED and _in_dict(m, obj, name) is ABSENT:
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
     m.set_in_dict(obj, name, value)
 
 

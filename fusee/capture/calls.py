@@ -63,6 +63,8 @@ _C_CALLABLES = (
 def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
+        if isinstance(function.__self__, Suspended):
+            return function(*args, **kwargs)
         return call(m, function.__func__, (function.__self__, *args), kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
         args, function = (
@@ -119,7 +121,8 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
             f.opcodes[f.instruction.name](f, f.instruction)
             f.at += 1
         f.at += 1
-        return Suspended(f)
+        m.generators.append(Suspended(f))
+        return m.generators[-1]
     if len(m.frames) > _DEEPEST:
         raise GraphBreak("calls are nested too deeply to be inlined")
     return f.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fusee.capture.frame import Suspended
 from fusee.capture.policy import Policy
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
@@ -19,6 +20,7 @@ class Capturing(Semantics):
     policy         what users have said about functions
     world          what lies outside
     made_classes   classes that the program itself made
+    generators     those that it made
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -26,6 +28,7 @@ class Capturing(Semantics):
         self.policy = policy
         self.world = World(self.where)
         self.made_classes: set[type] = set()
+        self.generators: list[Suspended] = []
 
     def where(self) -> str:
         """The innermost line of the user's code."""

@@ -6,6 +6,7 @@ the stack is in opcodes.py. A frame knows exceptions and suspension.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -160,6 +161,13 @@ class Suspended:
 
     def __next__(self) -> Any:
         return self.send(None)
+
+    @property
+    def would_clean_up(self) -> bool:
+        """Whether it has begun, is not done, and might do something if it were closed."""
+        targets = {handler.target for handler in self.frame.program.handlers}
+        always = sys.version_info >= (3, 12)  # one that turns StopIteration into RuntimeError
+        return self.started and not self.finished and len(targets) > always
 
     def send(self, value: Any) -> Any:
         """Resume with `value` as what `yield` gives."""

@@ -19,7 +19,8 @@ from fusee.capture.calls import call
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame
-from fusee.capture.semantics import BINARY, COMPARE, UNARY
+from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.semantics import BINARY, COMPARE, UNARY, unbound
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
@@ -61,7 +62,8 @@ class Machine(Capturing):
         try:
             return self.world.cell(f.cells[name], name)
         except ValueError:
-            return super().load_cell(f, name)
+            pass
+        raise unbound(f, name)
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
         self.world.set_cell(f.cells[name], value)
@@ -81,10 +83,10 @@ class Machine(Capturing):
         return self.world.hold(module, full)
 
     def import_from(self, module: Any, name: str) -> Any:
-        try:
-            return self.attribute(module, name)
-        except AttributeError:
-            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+        found = self.call(getattr, (module, name, ABSENT), {})
+        if found is ABSENT:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}")
+        return found
 
     # ---------------------------------------------------------------------- operators
 
@@ -160,6 +162,8 @@ class Machine(Capturing):
             return found is not ABSENT and found is not DELETED
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
+        if self.is_outside(container) and not isinstance(container, (*CONTAINERS, type)):
+            raise GraphBreak(f"`in` for a {type(container).__qualname__} from outside")
         return item in self.plain(container)
 
     def truth(self, x: Any) -> bool:
@@ -216,11 +220,15 @@ class Machine(Capturing):
         if method is not None:
             self.call(method, (container, key, value), {})
         elif not self.is_outside(container):
-            container[key] = value
+            container[key] = self._replacement(key, value)
         elif isinstance(container, dict) and is_scalar(key):
             self.world.set(self.world.mirror(container), key, value)
         else:
-            self.world.whole(container)[key] = value
+            self.world.whole(container)[key] = self._replacement(key, value)
+
+    def _replacement(self, key: Any, value: Any) -> Any:
+        """What is stored at `key`: for a slice the elements of `value`."""
+        return self.items(value) if isinstance(key, slice) else value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
         method = attributes.python_method(self, container, "__delitem__")
@@ -268,6 +276,8 @@ class Machine(Capturing):
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
                 return iter(self.world.whole(x))
+            if is_finite_iterator(x):
+                return x
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
         if attributes.python_method(self, x, "__getitem__") is not None:
             raise GraphBreak("iterating by __getitem__ alone")
@@ -278,6 +288,8 @@ class Machine(Capturing):
         if method is not None:
             return self.call(method, (iterator,), {})
         if self.is_outside(iterator):
+            if is_finite_iterator(iterator):
+                return next(self.world.opened(iterator))
             raise GraphBreak(f"advancing a {type(iterator).__qualname__} from outside")
         return next(iterator)
 

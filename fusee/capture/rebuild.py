@@ -8,6 +8,7 @@ often it occurs. What cannot be made again raises Lost, and the function runs ea
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 
 from fusee.capture.facts import Source
 from fusee.capture.frame import Marker, Suspended
+from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
+from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.torch_api import FakeTensor
-from fusee.capture.world import DELETED, Mirror, World, dict_class, is_scalar
+from fusee.capture.world import DELETED, World, is_scalar
 
 __all__ = ["Lost", "Rebuild"]
 
@@ -30,10 +33,7 @@ class Lost(Exception):
         self.reason = reason
 
 
-_ITERATORS: tuple[Any, ...] = (
-    type(iter([])), type(iter(())), type(iter(range(0))), type(iter({})), type(iter({}.items())),
-    type(iter({}.values())), type(iter(set())), type(reversed([])), enumerate, zip, type(iter("")),
-)  # fmt: skip
+_IN_C, _ON_HEAP = 1 << 8, 1 << 9  # Py_TPFLAGS_IMMUTABLETYPE, Py_TPFLAGS_HEAPTYPE
 
 
 class Rebuild:
@@ -51,6 +51,9 @@ class Rebuild:
         self.lines: list[str] = []
         self.outputs: list[torch.Tensor] = []
         self._memo: dict[int, str] = {}
+        mirrors = world.mirrors.values()
+        self._copies = {id(m.copy): m.origin for m in mirrors if m.copy is not None}
+        self._empty_cells: list[tuple[str, Any]] = []
         self._open: set[int] = set()
         self._keep: list[Any] = []
         self._count = 0
@@ -65,7 +68,7 @@ class Rebuild:
         if found is not None:
             return found
         self._keep.append(x)
-        origin = self.world.origin(x)
+        origin = self.world.origin(x) or self._copies.get(id(x))
         if isinstance(x, FakeTensor):
             text = self._tensor(x) if origin is None else self.source.variable(origin)
         elif origin is not None:
@@ -77,6 +80,9 @@ class Rebuild:
             text = self._made(x)
             self._open.discard(id(x))
         self._memo[id(x)] = text
+        while self._empty_cells and not self._open:
+            name, contents = self._empty_cells.pop()
+            self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
         return text
 
     def _tensor(self, x: torch.Tensor) -> str:
@@ -96,7 +102,7 @@ class Rebuild:
             return self._named(maker(self, x))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return self._builtin_method(x)
-        if kind in _ITERATORS:
+        if isinstance(x, ITERATORS):
             return self._iterator(x)
         if isinstance(x, (type, types.ModuleType)):
             if x in self.made_classes:
@@ -141,7 +147,7 @@ class Rebuild:
 
     def _instance(self, x: Any) -> str:
         cls = type(x)
-        if not cls.__flags__ & (1 << 9):  # a class in C
+        if cls.__flags__ & _IN_C or not cls.__flags__ & _ON_HEAP:
             raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
@@ -168,6 +174,8 @@ class Rebuild:
 
     def effects(self) -> None:
         """Write what the program wrote to objects from outside."""
+        for opened in dict.fromkeys(self.world.iterators.values()):
+            self._advance(opened)
         for mirror in list(self.world.mirrors.values()):
             if mirror.is_changed():
                 self._replay(mirror)
@@ -179,6 +187,15 @@ class Rebuild:
                 self.lines.append(f"del {target}.cell_contents")
             else:
                 self.lines.append(f"{target}.cell_contents = {self.value(value)}")
+
+    def _advance(self, opened: Opened) -> None:
+        mirrors = [self.world.mirrors.get(id(x)) for x in gone_through(opened.iterator)]
+        if any(mirror is not None and mirror.is_changed() for mirror in mirrors):
+            raise Lost("a container changes while an iterator goes through it")
+        count = consumed(opened.stand_in, opened.size)
+        if count:
+            target = self.value(opened.stand_in)
+            self.lines.append(f"{self.source.constant(advance)}({target}, {count})")
 
     def _write_slot(self, target: str, name: str, value: Any) -> None:
         if value is DELETED:
@@ -255,15 +272,24 @@ def _function(r: Rebuild, x: types.FunctionType) -> str:
         "(" + "".join(f"{r.value(cell)}, " for cell in closure) + ")" if closure else "None"
     )
     text = f"{r.source.constant(types.FunctionType)}({', '.join(parts)})"
-    if not x.__kwdefaults__ and not x.__dict__ and not x.__annotations__:
+    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
+    names = [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
+    if not names and not x.__dict__:
         return text
     name = r._named(text)
-    for key in ("__kwdefaults__", "__annotations__"):
-        if getattr(x, key):
-            r.lines.append(f"{name}.{key} = {r.value(getattr(x, key))}")
+    for key in names:
+        r.lines.append(f"{name}.{key} = {r.value(getattr(x, key))}")
     if x.__dict__:
         r.lines.append(f"{name}.__dict__.update({_dict(r, x.__dict__)})")
     return name
+
+
+_OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
+
+
+def _partial(r: Rebuild, x: Any) -> str:
+    kind = r.source.constant(functools.partial)
+    return f"{kind}({r.value(x.func)}, *{r.value(x.args)}, **{r.value(x.keywords)})"
 
 
 def _cell(r: Rebuild, x: types.CellType) -> str:
@@ -272,10 +298,9 @@ def _cell(r: Rebuild, x: types.CellType) -> str:
         contents = x.cell_contents
     except ValueError:
         return f"{kind}()"
-    # the cell comes first: a function may close over itself
+    # its contents come later: a function may close over itself
     name = r._named(f"{kind}()")
-    r._memo[id(x)] = name
-    r.lines.append(f"{name}.cell_contents = {r.value(contents)}")
+    r._empty_cells.append((name, contents))
     return name
 
 
@@ -310,5 +335,6 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     ),
     types.FunctionType: _function,
     types.CellType: _cell,
+    functools.partial: _partial,
     types.MethodType: _method,
 }

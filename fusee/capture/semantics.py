@@ -14,7 +14,7 @@ from typing import Any
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import Frame
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics"]
+__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "unbound"]
 
 _BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
 _IN_PLACE_NAMES = (
@@ -78,7 +78,8 @@ class Semantics:
         try:
             return f.cells[name].cell_contents
         except ValueError:
-            raise _unbound(f, name) from None
+            pass
+        raise unbound(f, name)  # not above: it would have the other one as its context
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
         f.cells[name].cell_contents = value
@@ -171,7 +172,8 @@ class Semantics:
         return GraphBreak(f"{what} is not supported")
 
 
-def _unbound(f: Frame, name: str) -> NameError:
+def unbound(f: Frame, name: str) -> NameError:
+    """The error of a cell without contents."""
     if name in f.code.co_freevars:
         return NameError(
             f"cannot access free variable {name!r} where it is not associated with a value in"

@@ -23,6 +23,7 @@ from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.frame import Suspended
+from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -240,6 +241,8 @@ def _iterable(m: Capturing, x: Any) -> Any:
     if isinstance(x, (Suspended, FakeTensor)):
         return x
     iterator = m.iterate(x)
+    if m.is_outside(iterator) and is_finite_iterator(iterator):
+        return m.world.opened(iterator)
     is_python = attributes.python_method(m, iterator, "__next__") is not None
     return _Driven(m, iterator) if is_python else iterator
 
@@ -263,6 +266,12 @@ def _collecting(function: Any) -> Stand:
 
 for _function in (list, tuple, set, frozenset, sum, any, all, dict.fromkeys, collections.deque):
     SPECIAL[_function] = _collecting(_function)
+
+
+@_for(tuple.__new__)
+def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    cls, *items = args
+    return tuple.__new__(cls, *(m.items(x) for x in items), **kwargs)
 
 
 def _lazily(function: Any) -> Stand:

@@ -197,6 +197,8 @@ class _Attempt:
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
+        if any(generator.would_clean_up for generator in self.machine.generators):
+            raise Lost("a generator stays within try or with: Python closes it once it is dropped")
         source = Source(self.world.facts.kinds)
         rebuild = Rebuild(self.world, source, self.machine.made_classes)
         if returned:

@@ -12,7 +12,6 @@ into the object's Mirror, which later reads consult first, and which is replayed
 from __future__ import annotations
 
 import collections
-import copy
 import enum
 import types
 from collections.abc import Callable
@@ -23,11 +22,13 @@ import torch
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Facts, TensorFact
 from fusee.capture.frame import Marker
+from fusee.capture.iterators import remaining
+from fusee.capture.mirror import Mirror, Opened, dict_class, empty_like, snapshot
 from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Local, Origin
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
-__all__ = ["CONTAINERS", "DELETED", "Mirror", "World", "dict_class", "is_scalar", "is_trusted"]
+__all__ = ["CONTAINERS", "DELETED", "World", "is_scalar", "is_trusted"]
 
 DELETED = ABSENT
 
@@ -46,6 +47,10 @@ _FIXED = (
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
     Marker,
 )  # fmt: skip
+
+# Those of modules and classes are fixed themselves.
+_BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
+_HELD_OWNERS = (types.ModuleType, type, type(None))
 
 CONTAINERS = (list, dict, set, collections.deque)
 
@@ -70,64 +75,6 @@ def is_trusted(module: str | None) -> bool:
     return module is not None and module.partition(".")[0] in _TRUSTED
 
 
-_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
-_FINITE = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
-
-
-def is_finite_iterator(x: Any) -> bool:
-    """Whether `x` is an iterator of C that can be copied and that ends."""
-    if type(x) in (enumerate, zip):
-        return all(map(is_finite_iterator, _parts_of(x)))
-    return type(x) in _FINITE
-
-
-def _parts_of(x: Any) -> tuple[Any, ...]:
-    made = x.__reduce__()
-    return (made[1][0],) if type(x) is enumerate else made[1]
-
-
-def remaining(iterator: Any) -> list[Any]:
-    """The elements that an iterator still has; it stays where it is."""
-    return list(_copied(iterator))
-
-
-def _copied(x: Any) -> Any:
-    if type(x) in _FINITE:
-        return copy.copy(x)
-    made, args, *_ = x.__reduce__()
-    return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
-
-
-class Mirror:
-    """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
-
-    writes   items of a dict that the program wrote before anybody looked at the whole
-    copy     the whole, once somebody did; `before` is what it was then
-    """
-
-    __slots__ = ("before", "copy", "obj", "origin", "writes")
-
-    def __init__(self, obj: Any, origin: Origin) -> None:
-        self.obj = obj
-        self.origin = origin
-        self.writes: dict[Any, Any] = {}
-        self.copy: Any = None
-        self.before: Any = None
-
-    def is_changed(self) -> bool:
-        if self.copy is None:
-            return bool(self.writes)
-        return not _same_items(self.copy, self.before)
-
-
-def _same_items(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(x is y for x, y in zip(a.values(), b.values()))
-    if isinstance(a, (set, frozenset)):
-        return bool(a == b)
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
-
-
 class World:
     """All that one capture knows of the outside. `where` gives the user's present line."""
 
@@ -140,6 +87,7 @@ class World:
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         self.cells: dict[int, tuple[Any, Origin, Any]] = {}
+        self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self._origins: dict[int, Origin] = {}
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
@@ -173,6 +121,8 @@ class World:
             self._know(obj, origin)
             self.fact("is", self.place(obj, "__code__"), obj.__code__)
             return obj
+        if isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS):
+            return self._load_bound(obj, origin)
         if isinstance(obj, _FIXED):
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
@@ -187,9 +137,14 @@ class World:
             self.fact("is", origin, At(known))
             return obj
         self.fact("type", origin, type(obj))
-        if is_finite_iterator(obj):
-            return self._load_iterator(obj, origin)
         return self._know(obj, origin)
+
+    def _load_bound(self, obj: Any, origin: Origin) -> Any:
+        """A method in C of an object from outside: `log.append`, say, alive at a break."""
+        self.fact("type", origin, type(obj))
+        self.load(obj.__name__, Attr(origin, "__name__"))
+        owner = self.load(obj.__self__, Attr(origin, "__self__"))
+        return obj if owner is obj.__self__ else getattr(owner, obj.__name__)
 
     def _know(self, obj: Any, origin: Origin) -> Any:
         self._origins[id(obj)] = origin
@@ -202,12 +157,19 @@ class World:
             self._know(obj, Held(obj, words))
         return obj
 
-    def _load_iterator(self, obj: Any, origin: Origin) -> Any:
-        """What is left of an iterator that a loop was going through when a graph ended."""
+    def opened(self, iterator: Any) -> Any:
+        """What stands for an iterator of C from outside, such as a loop's when a graph ended."""
+        known = self.iterators.get(id(iterator))
+        if known is not None:
+            return known.stand_in
+        origin = self._origins[id(iterator)]
         rest = Call(origin, remaining, "the rest of ")
-        items = remaining(obj)
+        items = remaining(iterator)
         self.fact("length", rest, len(items))
-        return iter([self.load(item, Item(rest, k)) for k, item in enumerate(items)])
+        loaded = iter([self.load(item, Item(rest, k)) for k, item in enumerate(items)])
+        opened = Opened(iterator, self._know(loaded, origin), len(items))
+        self.iterators[id(iterator)] = self.iterators[id(loaded)] = opened
+        return loaded
 
     def hold_from_trusted(self, obj: Any, words: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
@@ -371,7 +333,7 @@ class World:
         elif isinstance(obj, (list, collections.deque)):
             self.fact("length", mirror.origin, len(obj))
             items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
-            mirror.copy = items if type(obj) is list else _empty_like(obj)
+            mirror.copy = items if type(obj) is list else empty_like(obj)
             if type(obj) is not list:
                 mirror.copy.extend(items)
         else:
@@ -379,9 +341,9 @@ class World:
                 if not is_scalar(item):
                     raise GraphBreak("a set from outside holds more than numbers and strings")
             self.fact("equals", mirror.origin, set(obj))
-            mirror.copy = _empty_like(obj)
+            mirror.copy = empty_like(obj)
             mirror.copy.update(obj)
-        mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else _plain(mirror.copy)
+        mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else snapshot(mirror.copy)
         for key, value in mirror.writes.items():
             self.set(mirror, key, value)
         return mirror.copy
@@ -392,7 +354,7 @@ class World:
         if not all(is_scalar(key) or isinstance(key, _FIXED) for key in keys):
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
         self.fact("keys", mirror.origin, keys)
-        copy = _empty_like(obj)
+        copy = empty_like(obj)
         for key in keys:
             item = self.load(dict.__getitem__(obj, key), self.part(mirror, key))
             dict_class(obj).__setitem__(copy, key, item)
@@ -485,25 +447,3 @@ def _same_path(a: Origin, b: Origin) -> bool:
 
 def _words(origin: Origin) -> str:
     return str(origin).replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
-
-
-def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """The class in C that keeps the items of a dict."""
-    ordered = isinstance(obj, collections.OrderedDict)
-    return collections.OrderedDict if ordered else dict
-
-
-def _empty_like(obj: Any) -> Any:
-    """An empty container of the same class; what its constructor would do is left out."""
-    kind: Any = type(obj)
-    if kind is collections.defaultdict:
-        return collections.defaultdict(obj.default_factory)
-    if kind is collections.deque:
-        return collections.deque(maxlen=obj.maxlen)
-    return kind.__new__(kind)
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, dict):
-        return dict(dict.items(x))
-    return set(x) if isinstance(x, set) else list(x)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,6 +19,27 @@ from tests.capturing.portrait import Portrait
 __all__ = ["Outcome", "difference", "shrunk"]
 
 CALLS = 3
+LONGEST_S = 5
+
+
+class Endless(BaseException):
+    """A program does not come to an end: it appends to the list that it goes through, say."""
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Raises Endless inside once the time is over."""
+
+    def stop(*_: Any) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Outcome:
@@ -97,9 +120,16 @@ def _variables(module: types.ModuleType) -> dict[str, Any]:
 
 def difference(source: str, into: Outcome | None = None) -> str | None:
     """The first line in which eager and compiled differ; None if there is none."""
-    want = outcome(source, compiled=False)
     try:
-        got = outcome(source, compiled=True)
+        with limited():
+            want = outcome(source, compiled=False)
+    except Endless:
+        return None
+    try:
+        with limited():
+            got = outcome(source, compiled=True)
+    except Endless:
+        return "compiled does not come to an end"
     except Exception as error:  # noqa: BLE001  # a fault of ours in place of a result
         return f"fusee failed: {type(error).__name__}: {error}"
     if into is not None:

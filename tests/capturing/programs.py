@@ -309,7 +309,7 @@ class Writer:
         if not length:
             self.line("pass")
         self.depth -= 1
-        if self.chance(0.9):
+        if self.chance(0.97):
             self.known = before
 
     def short(self) -> None:
@@ -493,10 +493,7 @@ def _body_of_loop(w: Writer) -> None:
 def _while(w: Writer) -> None:
     name = w.new()
     w.line(f"{name} = {w.value('I', 1)} % 4")
-    w.line(f"while {name} > 0{w.pick('', ' and ' + w.value('B', 1))}:")
-    w.depth += 1
-    w.line(f"{name} -= 1")
-    w.depth -= 1
+    w.line(f"while ({name} := {name} - 1) >= 0{w.pick('', ' and ' + w.value('B', 1))}:")
     w.know("I", name)
     _body_of_loop(w)
 
@@ -629,7 +626,7 @@ def program(seed: int) -> str:
         text.append(f"    if k == {k}:")
         for name, _, options in PARAMETERS:
             text.append(f"        {name} = {w.random.choice(options)}")
-        if w.chance(0.15):
+        if w.chance(0.06):
             text.append("        x.requires_grad_()")
     text.append(f"    return [{names}]")
     return "\n".join(text) + "\n"

@@ -1,0 +1,71 @@
+"""What the program makes of containers and iterators from outside, before it is done to them."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+from fusee.capture.origin import Origin
+
+__all__ = ["Mirror", "Opened", "dict_class", "empty_like", "snapshot"]
+
+
+class Opened(NamedTuple):
+    """An iterator from outside that the program goes through, and how much it had to give."""
+
+    iterator: Any
+    stand_in: Any
+    size: int
+
+
+class Mirror:
+    """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
+
+    writes   items of a dict that the program wrote before anybody looked at the whole
+    copy     the whole, once somebody did; `before` is what it was then
+    """
+
+    __slots__ = ("before", "copy", "obj", "origin", "writes")
+
+    def __init__(self, obj: Any, origin: Origin) -> None:
+        self.obj = obj
+        self.origin = origin
+        self.writes: dict[Any, Any] = {}
+        self.copy: Any = None
+        self.before: Any = None
+
+    def is_changed(self) -> bool:
+        if self.copy is None:
+            return bool(self.writes)
+        return not _same_items(self.copy, self.before)
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(x is y for x, y in zip(a.values(), b.values()))
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The class in C that keeps the items of a dict."""
+    ordered = isinstance(obj, collections.OrderedDict)
+    return collections.OrderedDict if ordered else dict
+
+
+def empty_like(obj: Any) -> Any:
+    """An empty container of the same class; what its constructor would do is left out."""
+    kind: Any = type(obj)
+    if kind is collections.defaultdict:
+        return collections.defaultdict(obj.default_factory)
+    if kind is collections.deque:
+        return collections.deque(maxlen=obj.maxlen)
+    return kind.__new__(kind)
+
+
+def snapshot(x: Any) -> Any:
+    """The elements of a container as they are now."""
+    if isinstance(x, dict):
+        return dict(dict.items(x))
+    return set(x) if isinstance(x, set) else list(x)
