@@ -36,7 +36,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
     """The method of a class if it is written in Python."""
     cls = type(obj)
-    if cls.__flags__ & (1 << 8) or isinstance(obj, (FakeTensor, type, types.ModuleType)):
+    if cls.__flags__ & (1 << 8) or isinstance(obj, (FakeTensor, types.ModuleType)):
         return None
     if cls.__module__.startswith("fusee.capture"):
         return None  # ours, such as a generator on the machine
@@ -80,11 +80,12 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return torch.nn.Parameter if getattr(obj, "_is_param", False) else torch.Tensor
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
         raise AttributeError(name)
-    if name == "grad":
-        known = m.world.inputs.get(id(obj))
-        if known is not None and known[0].grad is None:
-            return m.world.slot_of_tensor(obj, name)
-    return getattr(obj, name)
+    if name == "grad" and m.world.has_no_grad(obj):
+        return None
+    try:
+        return getattr(obj, name)
+    except AttributeError as error:
+        raise AttributeError(str(error).replace("FakeTensor", "Tensor")) from None
 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:

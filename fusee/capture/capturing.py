@@ -76,6 +76,9 @@ class Capturing(Semantics):
             return tuple(self.plain(item) for item in x)
         return x
 
+    def writable(self, x: Any) -> Any:
+        return self.plain(x)
+
     def deep(self, x: Any) -> Any:
         """What C code that looks into containers within containers may see of `x`."""
         if not isinstance(x, (*CONTAINERS, tuple)):

@@ -104,7 +104,8 @@ class CompiledFunction:
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.lock = threading.RLock()
-        self._nested: weakref.WeakKeyDictionary[Any, CompiledFunction] = weakref.WeakKeyDictionary()
+        self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
+        self._nested = weakref.WeakKeyDictionary()  # by module or function
         self._nested_codes: dict[types.CodeType, int] = {}
         self.call, self._native = _entrances(self)
         live.add(self)
@@ -120,7 +121,7 @@ class CompiledFunction:
     @property
     def callees(self) -> list[CompiledFunction]:
         """Functions that are called between pieces and are compiled as well."""
-        return list(self._nested.values())
+        return [one for some in self._nested.values() for one in some.values()]
 
     def reset(self) -> None:
         """Forget all that was compiled."""
@@ -292,11 +293,16 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------------- callees
 
-    def nested(self, function: types.FunctionType) -> Callable[..., Any]:
-        """A function that is called between two pieces, compiled unless there is no point."""
-        found = self._nested.get(function)
-        if found is not None:
-            return found
+    def nested(self, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
+        """A function that is called between two pieces, compiled unless there is no point.
+
+        Each module has entries of its own: a hundred layers don't fight for a limit of eight.
+        """
+        of_module = isinstance(owner, torch.nn.Module)
+        owner = owner if of_module else function
+        known = self._nested.get(owner, {})
+        if function in known:
+            return known[function]
         code = function.__code__
         flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
         is_comprehension = code.co_varnames[:1] == (".0",)
@@ -308,10 +314,10 @@ class CompiledFunction:
         if original(function) is not None:
             return function
         count = self._nested_codes.get(code, 0)
-        if count >= self.recompile_limit:  # made anew at each call
+        if count >= self.recompile_limit and not of_module:  # made anew at each call
             return function
         self._nested_codes[code] = count + 1
-        made = self._nested[function] = CompiledFunction(
+        made = self._nested.setdefault(owner, {})[function] = CompiledFunction(
             function,
             self.compile_graph,
             self.policy,
@@ -347,7 +353,7 @@ class _Between(Semantics):
         if isinstance(function, torch.nn.Module) and is_plain(function):
             args, function = (function, *args), type(function).forward
         if type(function) is types.FunctionType:
-            function = self.owner.nested(function)
+            function = self.owner.nested(function, args[0] if args else None)
         return function(*args, **kwargs)
 
 

@@ -17,7 +17,8 @@ import torch
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.stand_ins import SPECIAL, sort_key, special
+from fusee.capture.iteration import sort_key
+from fusee.capture.stand_ins import SPECIAL, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
 

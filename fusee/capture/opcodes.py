@@ -11,6 +11,7 @@ source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructi
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from fusee.capture import control, variables
 from fusee.capture.bytecode import Instruction
@@ -223,31 +224,36 @@ def BUILD_STRING(f: Frame, i: Instruction) -> None:
 
 @op(V311)
 def LIST_TO_TUPLE(f: Frame, i: Instruction) -> None:
-    f.push(tuple(f.pop()))
+    f.push(tuple(f.machine.items(f.pop())))
+
+
+def _growing(f: Frame, i: Instruction) -> Any:
+    """The container that a display or a comprehension fills; a break may have come between."""
+    return f.machine.writable(f.stack[-i.arg])
 
 
 @op()
 def LIST_EXTEND(f: Frame, i: Instruction) -> None:
     more = f.pop()
-    f.stack[-i.arg].extend(f.machine.items(more))
+    _growing(f, i).extend(f.machine.items(more))
 
 
 @op()
 def SET_UPDATE(f: Frame, i: Instruction) -> None:
     more = f.pop()
-    f.stack[-i.arg].update(f.machine.items(more))
+    _growing(f, i).update(f.machine.items(more))
 
 
 @op()
 def DICT_UPDATE(f: Frame, i: Instruction) -> None:
     more = f.pop()
-    f.stack[-i.arg].update(f.machine.mapping(more))
+    _growing(f, i).update(f.machine.mapping(more))
 
 
 @op()
 def DICT_MERGE(f: Frame, i: Instruction) -> None:
     more = f.machine.mapping(f.pop())
-    into = f.stack[-i.arg]
+    into = _growing(f, i)
     twice = next((key for key in more if key in into), None)
     if twice is not None:
         name = getattr(f.stack[-i.arg - 2], "__qualname__", "function")
@@ -258,19 +264,19 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
 @op()
 def LIST_APPEND(f: Frame, i: Instruction) -> None:
     item = f.pop()
-    f.stack[-i.arg].append(item)
+    _growing(f, i).append(item)
 
 
 @op()
 def SET_ADD(f: Frame, i: Instruction) -> None:
     item = f.pop()
-    f.stack[-i.arg].add(item)
+    _growing(f, i).add(item)
 
 
 @op()
 def MAP_ADD(f: Frame, i: Instruction) -> None:
     key, value = f.take(2)
-    f.stack[-i.arg][key] = value
+    _growing(f, i)[key] = value
 
 
 @op()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ class Lost(Exception):
         self.reason = reason
 
 
-_IN_C, _ON_HEAP = 1 << 8, 1 << 9  # Py_TPFLAGS_IMMUTABLETYPE, Py_TPFLAGS_HEAPTYPE
+_BUILTIN = types.BuiltinFunctionType
+_BASES = (object, dict, collections.OrderedDict, list, set)  # classes in C that can be refilled
 
 
 class Rebuild:
@@ -147,7 +149,8 @@ class Rebuild:
 
     def _instance(self, x: Any) -> str:
         cls = type(x)
-        if cls.__flags__ & _IN_C or not cls.__flags__ & _ON_HEAP:
+        makers = (base for base in cls.__mro__ if type(vars(base).get("__new__")) is _BUILTIN)
+        if next(makers) not in _BASES and not isinstance(x, BaseException):
             raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
@@ -309,6 +312,11 @@ def _method(r: Rebuild, x: types.MethodType) -> str:
     return f"{kind}({r.value(x.__func__)}, {r.value(x.__self__)})"
 
 
+def _reduced(r: Rebuild, x: Any) -> str:
+    made, args = x.__reduce__()
+    return f"{r.source.constant(made)}({_items(r, args)})"
+
+
 def _deque(r: Rebuild, x: Any) -> str:
     return f"{r.source.constant(collections.deque)}([{_items(r, x)}], {x.maxlen})"
 
@@ -333,6 +341,8 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     types.MappingProxyType: lambda r, x: (
         f"{r.source.constant(types.MappingProxyType)}({_dict(r, dict(x))})"
     ),
+    operator.itemgetter: _reduced,
+    operator.attrgetter: _reduced,
     types.FunctionType: _function,
     types.CellType: _cell,
     functools.partial: _partial,

@@ -18,7 +18,14 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.torch_api import NEEDS_VALUES, FakeTensor, OpOverload, OpOverloadPacket
+from fusee.capture.torch_api import (
+    NEEDS_VALUES,
+    STATE_SWITCHES,
+    FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
+    State,
+)
 from fusee.errors import source_line
 
 __all__ = ["Recorder"]
@@ -126,6 +133,8 @@ class Recorder(TorchFunctionMode):
         method = name in dir(torch.Tensor) if name.startswith("_") else True
         if method and name in _VALUES:
             raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
+        if name == "is_inference":
+            raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
@@ -226,6 +235,11 @@ class Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------------- the end
 
+    def leave(self, state: State) -> None:
+        """Let the graph end in this state of torch."""
+        for function, args in State.now().switches(state):
+            self.graph.call_function(function, args)
+
     def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
         """The module, its outputs a tuple in this order; without what nobody needs."""
         self.graph.output(tuple(self.node(x) for x in outputs))
@@ -236,7 +250,8 @@ class Recorder(TorchFunctionMode):
         """Whether running the graph gives or changes anything."""
         last = next(iter(reversed(graph.graph.nodes)))
         return bool(last.args[0]) or any(
-            node.op not in ("placeholder", "output") for node in graph.graph.nodes
+            node.op not in ("placeholder", "output") and node.target not in STATE_SWITCHES
+            for node in graph.graph.nodes
         )
 
     def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,6 +282,8 @@ def _has_effect(node: fx.Node) -> bool:
     target: Any = node.target
     if target in (operator.getitem, getattr):
         return False
+    if target in STATE_SWITCHES:
+        return True
     name = getattr(target, "__name__", "")
     in_place = target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     writes = in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True

@@ -162,6 +162,10 @@ class Semantics:
         """All elements of an iterable."""
         return list(x)
 
+    def writable(self, x: Any) -> Any:
+        """The list, set or dict that a display fills."""
+        return x
+
     def mapping(self, x: Any) -> dict[Any, Any]:
         return dict(x)
 

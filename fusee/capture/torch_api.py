@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._refs
@@ -31,6 +31,7 @@ __all__ = [
     "FIXED_ANSWERS",
     "NEEDS_VALUES",
     "STATE_QUERIES",
+    "STATE_SWITCHES",
     "FakeTensor",
     "HigherOrderOperator",
     "OpOverload",
@@ -43,7 +44,6 @@ __all__ = [
     "is_graph_function",
     "run_for_real",
     "set_compiled_call",
-    "set_grad_enabled",
     "state_conditions",
     "state_restored",
 ]
@@ -72,6 +72,7 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch._C._has_torch_function_unary: False,
     torch._C._has_torch_function_variadic: False,
     torch._C._is_torch_function_enabled: True,
+    torch._C._is_torch_function_mode_enabled: False,
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
     # nn.MultiheadAttention then is one call of nn.functional, as backends know it
@@ -84,10 +85,18 @@ STATE_QUERIES: tuple[Any, ...] = (
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
     torch.cuda.is_available, torch.promote_types, torch.can_cast,
-    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,
+    torch._C._get_privateuse1_backend_name,
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
+
+# Each becomes a node of the graph, and runs while the graph is made: `State`.
+STATE_SWITCHES: tuple[Any, ...] = (
+    set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
+    torch.set_autocast_cache_enabled, torch.autocast_increment_nesting,
+    torch.autocast_decrement_nesting, torch.clear_autocast_cache,
+)  # fmt: skip
 
 # Says whether hooks for all modules are registered.
 has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global_hook
@@ -248,20 +257,46 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
     return conditions, names
 
 
+class State(NamedTuple):
+    """Global state that programs switch: gradients; autocast by device, its cache, its depth."""
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+    depth: int
+
+    @classmethod
+    def now(cls) -> State:
+        torch.autocast_increment_nesting()
+        autocast = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ]
+        cache, depth = torch.is_autocast_cache_enabled(), torch.autocast_decrement_nesting()
+        return cls(torch.is_grad_enabled(), tuple(autocast), cache, depth)
+
+    def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """The calls that lead from this state to another."""
+        if self.grad != then.grad:
+            yield set_grad_enabled, (then.grad,)
+        for (device, on, dtype), (_, on_then, dtype_then) in zip(self.autocast, then.autocast):
+            if on != on_then:
+                yield torch.set_autocast_enabled, (device, on_then)
+            if dtype != dtype_then:
+                yield torch.set_autocast_dtype, (device, dtype_then)
+        if self.cache != then.cache:
+            yield torch.set_autocast_cache_enabled, (then.cache,)
+        deeper = then.depth > self.depth
+        step = torch.autocast_increment_nesting if deeper else torch.autocast_decrement_nesting
+        yield from [(step, ())] * abs(then.depth - self.depth)
+
+
 @contextlib.contextmanager
 def state_restored() -> Iterator[None]:
     """Puts back the global state that a traced program switches."""
-    grad = torch.is_grad_enabled()
-    autocast = {
-        device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    }
-    cache = torch.is_autocast_cache_enabled()
+    before = State.now()
     try:
         yield
     finally:
-        torch._C._set_grad_enabled(grad)
-        for device, (on, dtype) in autocast.items():
-            torch.set_autocast_enabled(device, on)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)
+        for function, args in State.now().switches(before):
+            function(*args)

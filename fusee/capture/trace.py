@@ -26,7 +26,7 @@ from fusee.capture.origin import Local
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
-from fusee.capture.torch_api import set_grad_enabled, state_conditions, state_restored
+from fusee.capture.torch_api import State, state_conditions, state_restored
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
@@ -156,7 +156,7 @@ class _Attempt:
         self.count = 0
         self.where = ""
         self.values = values
-        self.grad = torch.is_grad_enabled()
+        self.state = State.now()
 
     def run(self, limit: int) -> bool:
         """Run to the return, or to the instruction number `limit`. Whether it returned."""
@@ -208,9 +208,11 @@ class _Attempt:
             result = self._state(rebuild)
         rebuild.effects()
         self._distinct()
-        if torch.is_grad_enabled() != self.grad:
-            switch = source.constant(set_grad_enabled)
-            rebuild.lines.append(f"{switch}({torch.is_grad_enabled()})")
+        # whether or not a compiled graph switches global state, a piece does so after it
+        for function, args in self.state.switches(State.now()):
+            listed = ", ".join(map(source.constant, args))
+            rebuild.lines.append(f"{source.constant(function)}({listed})")
+        self.world.recorder.leave(self.state)
         graph = self.world.recorder.finish(rebuild.outputs)
         inputs = self._inputs(graph, source)
         lines = list(source.lines)

@@ -186,11 +186,16 @@ class World:
         found = self.mirrors.get(id(names))
         return found or self.mirror(names, Held(names, module))
 
-    def slot_of_tensor(self, fake: torch.Tensor, name: str) -> Any:
-        """An attribute of a tensor from outside that is no tensor itself: None, for one."""
-        real, origin = self.inputs[id(fake)]
-        place = self._parts.setdefault(("slot", id(fake), name), Attr(origin, name))
-        return self.load(getattr(real, name), place)
+    def has_no_grad(self, fake: torch.Tensor) -> bool:
+        """Whether a tensor's `grad` is None, which becomes a fact."""
+        real, origin = self.inputs.get(id(fake), (None, None))
+        if real is None or origin is None:
+            return not fake.requires_grad
+        with torch._C.DisableTorchFunction():
+            if real.grad is not None:
+                return False
+        self.load(None, self.place(fake, "grad"))
+        return True
 
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         with torch._C.DisableTorchFunction():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import types
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.policy import Policy
 
 __all__ = ["Traced", "same", "shape_of"]
+
+_MODULE_REPR = torch.nn.Module.__repr__
 
 
 class Traced:
@@ -40,7 +43,7 @@ class Traced:
         """The function itself and those that it calls between graphs."""
         found = [self.compiled]
         for one in found:
-            found += one._nested.values()
+            found += one.callees
         return found
 
     @property
@@ -62,14 +65,15 @@ def same(fn: Callable[..., Any], *args: Any, breaks: bool = False) -> Traced:
              one that raises
     """
     traced = Traced(fn)
+    entries = []
     for _ in range(2):
         torch.manual_seed(0)
         want = _outcome(fn, args)
         torch.manual_seed(0)
         got = _outcome(traced, args)
         assert got == want, traced.stops
-        entries = traced.entries if _ == 0 else entries
-    assert traced.entries == entries, [e.check_source() for e in traced.compiled.entries]
+        entries.append(traced.entries)
+    assert entries[0] == entries[1], [e.check_source() for e in traced.compiled.entries]
     raises = want[0] == "raised"
     stops = [stop for stop in traced.stops if not (raises and stop.startswith("eager: it raises"))]
     assert bool(stops) == breaks and not any(s.startswith("eager") for s in stops), stops
@@ -114,14 +118,15 @@ def _parts(x: Any, seen: dict[Any, int]) -> tuple[Any, ...]:
     if isinstance(x, types.CellType):
         return (shape_of(x.cell_contents, seen),)
     if isinstance(x, dict):
-        parts: Any = [(shape_of(k, seen), shape_of(v, seen)) for k, v in dict.items(x)]
+        kind: Any = collections.OrderedDict if isinstance(x, collections.OrderedDict) else dict
+        parts: Any = [(shape_of(k, seen), shape_of(v, seen)) for k, v in kind.items(x)]
     elif isinstance(x, (set, frozenset)):
         parts = sorted(map(repr, x))
     elif isinstance(x, (list, tuple)) or type(x).__name__ == "deque":
         parts = [shape_of(item, seen) for item in x]
     else:
-        parts = repr(x) if type(x).__repr__ is not object.__repr__ else ""
-        parts = "" if isinstance(x, torch.nn.Module) else parts
+        own_text = getattr(type(x), "__repr__", None) not in (object.__repr__, _MODULE_REPR)
+        parts = repr(x) if own_text else ""
     own = getattr(x, "__dict__", {})
     return parts, {key: shape_of(value, seen) for key, value in own.items()}
 

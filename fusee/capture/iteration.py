@@ -1,0 +1,239 @@
+"""What stands in for C functions that iterate, collect and sort: each step is the machine's.
+
+C code that went through an iterable on its own would read what is outside without guards, and run
+Python code of the program out of the machine's sight.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from fusee.capture import attributes
+from fusee.capture.capturing import Capturing
+from fusee.capture.frame import Suspended
+from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.world import CONTAINERS
+
+__all__ = ["sort_key"]
+
+_function: Any
+
+
+@stands_for(len)
+def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    (x,) = args
+    method = attributes.python_method(m, x, "__len__")
+    if method is not None:
+        return int(m.call(method, (x,), {}))
+    if isinstance(x, CONTAINERS):
+        return m.length(x)
+    return len(x)
+
+
+@stands_for(iter)
+def _iter(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return m.iterate(args[0]) if len(args) == 1 else iter(*args)
+
+
+@stands_for(next)
+def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        return m.next(args[0])
+    try:
+        return m.next(args[0])
+    except StopIteration:
+        return args[1]
+
+
+class _Driven:
+    """An iterator that asks the machine for each element, for C code that iterates."""
+
+    def __init__(self, m: Capturing, iterator: Any) -> None:
+        self.m = m
+        self.iterator = iterator
+
+    def __iter__(self) -> _Driven:
+        return self
+
+    def __next__(self) -> Any:
+        return self.m.next(self.iterator)
+
+
+def _iterable(m: Capturing, x: Any) -> Any:
+    """An iterable that C code may go through."""
+    if isinstance(x, (Suspended, FakeTensor)):
+        return x
+    iterator = m.iterate(x)
+    if m.is_outside(iterator) and is_finite_iterator(iterator):
+        return m.world.opened(iterator)
+    is_python = attributes.python_method(m, iterator, "__next__") is not None
+    return _Driven(m, iterator) if is_python else iterator
+
+
+def _collecting(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not args:
+            return function(**kwargs)
+        first = m.items(args[0])
+        if function in (any, all):
+            return function(m.truth(x) for x in first)
+        if function is sum:
+            total = kwargs.get("start", args[1] if len(args) > 1 else 0)
+            for x in first:
+                total = m.binary(0, total, x)
+            return total
+        return function(first, *args[1:], **kwargs)
+
+    return stand
+
+
+for _function in (list, tuple, set, frozenset, sum, any, all, dict.fromkeys, collections.deque):
+    SPECIAL[_function] = _collecting(_function)
+
+
+@stands_for(tuple.__new__)
+def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    cls, *items = args
+    return tuple.__new__(cls, *(m.items(x) for x in items), **kwargs)
+
+
+def _lazily(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        return function(*(_iterable(m, x) for x in args), **kwargs)
+
+    return stand
+
+
+for _function in (zip, itertools.chain, itertools.product):
+    SPECIAL[_function] = _lazily(_function)
+
+
+@stands_for(itertools.chain.from_iterable)
+def _chain_all(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return itertools.chain.from_iterable(_iterable(m, x) for x in m.items(args[0]))
+
+
+@stands_for(enumerate)
+def _enumerate(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
+
+
+@stands_for(itertools.islice)
+def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return itertools.islice(_iterable(m, args[0]), *args[1:])
+
+
+@stands_for(map)
+def _map(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    function, *iterables = args
+    rows = zip(*(_iterable(m, x) for x in iterables))
+    return (m.call(function, row, {}) for row in rows)
+
+
+@stands_for(filter)
+def _filter(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    function, iterable = args
+    given = _iterable(m, iterable)
+    if function is None:
+        return (x for x in given if m.truth(x))
+    return (x for x in given if m.truth(m.call(function, (x,), {})))
+
+
+@stands_for(functools.reduce)
+def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    function, iterable, *start = args
+    items = m.items(iterable)
+    total = start[0] if start else items.pop(0)
+    for x in items:
+        total = m.call(function, (total, x), {})
+    return total
+
+
+@stands_for(reversed)
+def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    method = attributes.python_method(m, args[0], "__reversed__")
+    return m.call(method, args, {}) if method else reversed(m.plain(args[0]))
+
+
+@functools.total_ordering
+class _Key:
+    """A value that C code sorts by comparing on the machine."""
+
+    __slots__ = ("m", "value")
+
+    def __init__(self, m: Capturing, value: Any) -> None:
+        self.m = m
+        self.value = value
+
+    def __lt__(self, other: _Key) -> bool:
+        return self.m.truth(self.m.compare("<", self.value, other.value))
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Key)
+        return self.m.truth(self.m.compare("==", self.value, other.value))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def sort_key(m: Capturing, key: Any) -> Callable[[Any], Any]:
+    """A key by which C code sorts as the program would."""
+    return lambda x: _Key(m, x if key is None else m.call(key, (x,), {}))
+
+
+@stands_for(sorted)
+def _sorted(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
+    reverse = m.truth(kwargs.get("reverse", False))
+    return sorted(m.items(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
+
+
+def _extreme(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        items = m.items(args[0]) if len(args) == 1 else list(args)
+        if not items and "default" in kwargs:
+            return kwargs["default"]
+        return function(items, key=sort_key(m, kwargs.get("key")))
+
+    return stand
+
+
+SPECIAL[min] = _extreme(min)
+SPECIAL[max] = _extreme(max)
+
+
+def _mapping(kind: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        made = kind()
+        if args:
+            is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
+            pairs = m.mapping(args[0]) if is_mapping else map(m.items, m.items(args[0]))
+            made.update(pairs)
+        made.update(kwargs)
+        return made
+
+    return stand
+
+
+SPECIAL[dict] = _mapping(dict)
+SPECIAL[collections.OrderedDict] = _mapping(collections.OrderedDict)
+
+
+@stands_for(collections.defaultdict)
+def _defaultdict(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return collections.defaultdict(*args[:1], *(m.mapping(x) for x in args[1:]), **kwargs)
+
+
+_count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
+
+
+@stands_for(_count_elements)
+def _count(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    counts, iterable = args
+    for x in m.items(iterable):
+        before = m.call(m.attribute(counts, "get"), (x, 0), {})
+        m.store_subscript(counts, x, m.binary(0, before, 1))

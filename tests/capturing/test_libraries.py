@@ -1,0 +1,327 @@
+"""Python's library and torch's tensors, as models use them, captured whole."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+# ruff: noqa: UP031, UP032
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capturing.same import same
+from tests.capturing.test_language import signature
+
+T = Any
+X = torch.arange(6.0).reshape(2, 3) - 2
+
+# ------------------------------------------------------------------------------ libraries
+
+
+@functools.lru_cache
+def cached(n: int) -> int:
+    return n * 10
+
+
+def wrapping(f: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs) + 1
+
+    return wrapped
+
+
+@wrapping
+def wrapped(x: T) -> T:
+    return x * 2
+
+
+def with_functools(x: T) -> T:
+    add = functools.partial(torch.add, alpha=2)
+    half = functools.partial(signature, x, c=1)
+    total = functools.reduce(lambda a, b: a + b, [x, x, x])
+    return add(x, x), half(x, d=1)[0], total, cached(4), wrapped(x), wrapped.__name__
+
+
+def with_itertools(x: T) -> T:
+    rows = list(x)
+    return (
+        list(itertools.chain(rows, [1])), list(itertools.product([1, 2], repeat=2)),
+        list(itertools.accumulate([1, 2, 3])), list(itertools.islice(itertools.count(), 3)),
+        list(itertools.zip_longest([1], [2, 3])), list(itertools.combinations(range(3), 2)),
+        list(itertools.starmap(operator.add, [(1, 2)])), list(itertools.repeat(1, 2)),
+        [(k, list(g)) for k, g in itertools.groupby([1, 1, 2])], list(itertools.permutations("ab")),
+        list(itertools.takewhile(lambda n: n < 2, [1, 2, 1])), list(itertools.pairwise([1, 2, 3])),
+        list(itertools.chain.from_iterable([[1], [2]])), list(itertools.compress([1, 2], [0, 1])),
+    )  # fmt: skip
+
+
+def with_operator(x: T) -> T:
+    pick, name = operator.itemgetter(1, 0), operator.attrgetter("shape")
+    return (
+        operator.add(x, 1), operator.mul(x, x), pick([3, 4]), name(x), operator.neg(x),
+        operator.methodcaller("sum", 0)(x), operator.truth([]), operator.contains([1], 1),
+        operator.index(3), operator.iadd([1], [2]), operator.matmul(x, x.T),
+    )  # fmt: skip
+
+
+def with_collections(x: T) -> T:
+    count = collections.Counter("abca")
+    groups: Any = collections.defaultdict(list)
+    groups["a"].append(x)
+    queue = collections.deque([1, 2, 3], maxlen=3)
+    queue.append(4)
+    queue.appendleft(0)
+    order = collections.OrderedDict([("b", 1), ("a", x)])
+    order.move_to_end("b")
+    chain = collections.ChainMap({"a": 1}, {"b": 2})
+    return groups, queue, order, list(order), count.most_common(1), chain["b"], queue.pop()
+
+
+def with_strings(x: T) -> T:
+    name, width = "layer", 3.14159
+    parts = (
+        f"{name}.{width:.2f}.{x.shape[0]:>3}.{name!r}",
+        "%s-%d" % (name, 3),
+        "{}:{k}".format(1, k=2),
+    )
+    return (
+        x, parts, name.upper(), "a,b".split(","), "-".join(c for c in name), name.replace("l", "L"),
+        name.startswith(("la", "x")), "ay" in name, name[1:3], name.find("y"), " a ".strip(),
+        "abc".isalpha(), "a.b.c".rsplit(".", 1), name.encode(), "x" * 3, ord("a"), chr(98),
+        "ß".casefold(), "a".zfill(3), "k=v".partition("="), str(3), repr("a"),
+        "".join(sorted("cab")),
+    )  # fmt: skip
+
+
+def with_math(x: T) -> T:
+    return (
+        x * math.sqrt(2), math.pi, math.floor(2.5), math.ceil(2.5), math.log(8, 2), math.inf,
+        math.isnan(math.nan), math.prod([2, 3]), abs(-3), round(2.567, 1), divmod(7, 3),
+        pow(2, 5, 7), min(3, 1), max([1, 5], key=lambda v: -v),
+        sum([1, 2], 3), int("12"), float("1.5"), 7 // 2,
+        -7 % 3, 2**-1, 1 << 3, 6 & 3, 6 | 1, 6 ^ 2, ~5, bool([]), complex(1, 2), hex(17), bin(3),
+        any([0, 1]), all([]), min([], default=4), math.gcd(12, 8), 1_000, 0.1 + 0.2,
+    )  # fmt: skip
+
+
+def with_lists(x: T) -> T:
+    a = [3, 1, 2]
+    a.sort(reverse=True)
+    a.insert(0, 9)
+    a.extend(range(2))
+    a.remove(1)
+    b = a.copy()
+    b[1:3] = [7, 7, 7]
+    del b[0]
+    b += [x]
+    last = a.pop()
+    a.reverse()
+    pairs = sorted([("b", 2), ("a", 3)], key=lambda p: p[1], reverse=True)
+    return (
+        x,
+        a,
+        b,
+        last,
+        a.index(3),
+        a.count(2),
+        pairs,
+        a[::-1],
+        a[-1],
+        a * 2,
+        a < [5],
+        [1, 2] == [1, 2],
+    )
+
+
+def with_dicts(x: T) -> T:
+    d: Any = {"a": 1, "b": x}
+    d.update(c=3)
+    d.setdefault("e", []).append(4)
+    popped = d.pop("a")
+    got = d.get("z", 5), d.get("b"), "b" in d, "z" not in d
+    keys, values, items = list(d), list(d.values()), [k for k, v in d.items()]
+    del d["c"]
+    merged = d | {"q": 1}
+    last = merged.popitem()
+    return d, popped, got, keys, values, items, merged, last, dict.fromkeys("ab", 0), len(d), {**d}
+
+
+def with_sets(x: T) -> T:
+    s = {1, 2, 3}
+    s.add(4)
+    s.discard(9)
+    s -= {1}
+    frozen = frozenset([1, 2])
+    return x, s, s & {2}, s | {8}, s ^ {2}, 2 in s, s.issubset(range(9)), frozen, {2} <= s, len(s)
+
+
+def with_loops(x: T) -> T:
+    total, k = x, 0
+    while True:
+        k += 1
+        if k == 2:
+            continue
+        if k > 4:
+            break
+        total = total + k
+    for i, (a, b) in enumerate(zip([1, 2], reversed([3, 4])), start=1):
+        total = total * i + a - b
+    else:
+        total = total + 100
+    return total if k > 3 and not None else None, [y := n for n in range(3)], y
+
+
+def with_copies(x: T) -> T:
+    nested = [[1], {"a": x}]
+    shallow, deep = copy.copy(nested), copy.deepcopy([1, [2]])
+    return nested, shallow, deep
+
+
+def assertions(x: T) -> T:
+    assert x.dim() == 2, "two dimensions"
+    assert isinstance(x, torch.Tensor)
+    return x
+
+
+def lambdas_and_conditionals(x: T) -> T:
+    choose = {"relu": torch.relu, "tanh": torch.tanh, "id": lambda y: y}
+    acts = [choose[n] for n in ("relu", "tanh", "id")]
+    for act in acts:
+        x = act(x)
+    flag = None
+    return x if flag is None else -x, flag or "default", flag and 1, 1 < 2 < 3, not flag
+
+
+# ------------------------------------------------------------------------------ tensors
+
+
+def tensor_attributes(x: T) -> T:
+    n, m = x.shape
+    return (
+        x.shape, x.size(), x.size(0), x.dim(), x.ndim, x.dtype, x.device, x.numel(), len(x),
+        x.is_contiguous(), x.T, x.mT, x.stride(), x.requires_grad, x.is_floating_point(), n * m,
+        x.new_zeros(2), x.dtype.is_floating_point, x.device.type, x.shape[-1], x.is_cuda, x.layout,
+        x.element_size(), torch.is_tensor(x), x.data, x.shape.numel(), x.real, x.nelement(),
+        x.storage_offset(), x.grad_fn, x.grad, x.is_leaf, x.get_device(), x.type(), [*x.shape],
+        x.shape == (2, 3), torch.Size([2]), x.itemsize,
+    )  # fmt: skip
+
+
+def tensor_indexing(x: T) -> T:
+    y = x.clone()
+    y[0] = 5
+    y[:, 1:] += 1
+    y[y > 3] = 0
+    rows = torch.tensor([1, 0])
+    return y, x[0], x[..., -1], x[None], x[:, ::2], x[rows], x[0, 1], x[[1, 0]], x[x.shape[0] - 1 :]
+
+
+def tensor_making(x: T) -> T:
+    return (
+        torch.zeros(2, 3), torch.ones_like(x), torch.arange(3), torch.tensor([1.0, 2]),
+        torch.full((2,), 3), torch.cat([x, x]), torch.stack([x, x]), torch.eye(2), torch.empty(0),
+        x.new_tensor([1, 2]), torch.tensor(3), torch.as_tensor([1.5]), torch.linspace(0, 1, 3),
+    )  # fmt: skip
+
+
+def tensor_in_place(x: T) -> T:
+    y = x + 1
+    view = y[0]
+    view.mul_(2)
+    y += 1
+    y.add_(x).clamp_(min=0)
+    torch.relu_(y)
+    return y, view
+
+
+def argument_in_place(x: T) -> T:
+    x.add_(1)
+    x[0] = 9
+    x *= 2
+    return x
+
+
+def random_numbers(x: T) -> T:
+    return (
+        torch.rand(2),
+        torch.randn_like(x),
+        torch.nn.functional.dropout(x, 0.5),
+        torch.randperm(4),
+    )
+
+
+def many_results(x: T) -> T:
+    values, indices = x.max(1)
+    top = torch.topk(x, 2)
+    return (
+        values,
+        indices,
+        top,
+        top.values,
+        x.split(1),
+        x.chunk(2),
+        x.unbind(),
+        x.sort(),
+        x.mean((0, 1)),
+    )
+
+
+def unused_parts(x: T) -> T:
+    x.exp()
+    x.numel()
+    return x.sum()
+
+
+def compares(x: T) -> T:
+    return (
+        x == 0,
+        x != x,
+        (x > 0) & (x < 2),
+        ~(x > 0),
+        x is x,
+        x is None,
+        -x,
+        +x,
+        abs(x),
+        x // 2,
+        x % 2,
+    )
+
+
+def returns_input(x: T) -> T:
+    return x, (x, x), [x.view(-1), x.view(-1)]
+
+
+def returns_nothing(x: T) -> None:
+    x + 1
+
+
+def returns_constant(x: T) -> int:
+    return 3
+
+
+PROGRAMS = [
+    with_functools, with_itertools, with_operator, with_collections, with_strings, with_math,
+    with_lists, with_dicts, with_sets, with_loops, with_copies, assertions,
+    lambdas_and_conditionals, tensor_attributes, tensor_indexing, tensor_making,
+    tensor_in_place, argument_in_place, random_numbers, many_results, unused_parts, compares,
+    returns_input, returns_nothing, returns_constant,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_whole(fn: Callable[..., Any], grad: bool) -> None:
+    if grad and fn is argument_in_place:
+        return  # a leaf must not be written to
+    same(fn, X.clone().requires_grad_(grad))
