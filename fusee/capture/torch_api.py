@@ -11,13 +11,16 @@ import builtins
 import contextlib
 import functools
 import inspect
+import linecache
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch._refs
+import torch.fx
 from torch._compile import _disable_dynamo
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -42,6 +45,7 @@ __all__ = [
     "has_global_hooks",
     "is_allowed_by_torch",
     "is_graph_function",
+    "recompile",
     "run_for_real",
     "set_compiled_call",
     "state_conditions",
@@ -136,13 +140,26 @@ def _keep_dynamo_away() -> None:
         vars(torch._decomp.decompositions),
         *torch._decomp.global_decomposition_table.values(),
     ]
-    for function in {id(x): x for space in spaces for x in list(space.values())}.values():
-        while function is not None:
-            if getattr(function, "__code__", None) is _LAZY_CODE:
-                inner = inspect.getclosurevars(function).nonlocals["fn"]
-                if not hasattr(inner, "__dynamo_disable"):
-                    inner.__dynamo_disable = _without_dynamo(inner)
-            function = getattr(function, "__wrapped__", None)
+    left = [x for space in spaces for x in space.values() if isinstance(x, types.FunctionType)]
+    seen: set[int] = set()
+    while left:
+        function = left.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        inner = [_contents(cell) for cell in function.__closure__ or ()]
+        left += [x for x in inner if isinstance(x, types.FunctionType)]
+        if function.__code__ is _LAZY_CODE:
+            for wrapped in inner:
+                if callable(wrapped) and not hasattr(wrapped, "__dynamo_disable"):
+                    wrapped.__dynamo_disable = _without_dynamo(wrapped)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 # The code of functions that `torch._disable_dynamo` has wrapped.
@@ -192,12 +209,25 @@ def _mode_without_dynamo() -> type[FakeTensorMode]:
 
 
 def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like `x`: a leaf, whatever `x` is."""
+    """A tensor without data like `x`, a leaf of autograd if it is one."""
     meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    if not x.is_leaf:
+        # computed from a leaf with the same layout: writing to it in place is allowed
+        leaf = FakeTensor(mode, meta.new_empty(()), x.device, requires_grad=True)
+        with torch.enable_grad(), mode:
+            whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device).mul_(leaf)
+            return whole.as_strided(x.size(), x.stride())
     fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
     return fake
+
+
+def _extent(x: torch.Tensor) -> int:
+    """How many elements a storage has that holds `x` at its beginning."""
+    if not x.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
 
 
 def is_graph_function(fn: Any) -> bool:
@@ -221,6 +251,18 @@ def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Call a function while a program is captured, without its torch calls being recorded."""
     with torch._C.DisableTorchFunction():
         return function(*args, **kwargs)
+
+
+def recompile(gm: torch.fx.GraphModule) -> None:
+    """Write a graph's code anew. Its source, which torch keeps for ever, goes with the graph."""
+    _forget_source(gm.forward.__code__.co_filename)
+    gm.recompile()
+    weakref.finalize(gm, _forget_source, gm.forward.__code__.co_filename).atexit = False
+
+
+def _forget_source(name: str) -> None:
+    linecache.cache.pop(name, None)
+    torch.fx.graph_module._loader.eval_cache.pop(name, None)
 
 
 def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:

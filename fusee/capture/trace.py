@@ -26,7 +26,7 @@ from fusee.capture.origin import Local
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
-from fusee.capture.torch_api import State, state_conditions, state_restored
+from fusee.capture.torch_api import State, recompile, state_conditions, state_restored
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
@@ -237,7 +237,7 @@ class _Attempt:
             real, origin = self.world.inputs[id(node.meta["example_value"])]
             inputs.append(source.variable(origin))
             self.captured.examples.append(real)
-        graph.recompile()
+        recompile(graph)
         return inputs
 
     def _state(self, rebuild: Rebuild) -> str:
