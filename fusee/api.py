@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -36,9 +36,8 @@ __all__ = ["Compiler", "compile", "install", "report", "uninstall"]
 MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Options that are not the backend's.
 _OWN_OPTIONS = ("fallback", "guard_filter_fn")
-_ARGUMENTS = (
-    "fullgraph", "dynamic", "backend", "mode", "options", "name", "disable", "recompile_limit",
-)  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Default(str):
@@ -48,6 +47,23 @@ class _Default(str):
 _DEFAULT = _Default("fusee")
 
 
+class Arguments(TypedDict, total=False):
+    """compile()'s keyword arguments."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: BackendLike | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+    name: str | None
+    disable: bool
+    recompile_limit: int | None
+
+
+@overload
+def compile(model: F, **arguments: Unpack[Arguments]) -> F: ...
+@overload
+def compile(model: None = None, **arguments: Unpack[Arguments]) -> Callable[[F], F]: ...
 def compile(
     model: Any = None,
     *,
@@ -100,11 +116,12 @@ def _unchanged(model: Any) -> Any:
 
 
 def _unknown_argument(name: str) -> OptionError:
-    close = nearest(name, _ARGUMENTS)
+    known = list(Arguments.__annotations__)
+    close = nearest(name, known)
     return OptionError(
         f"compile() has no argument named {name!r}",
         did="stopped before compiling",
-        remedy=(f"{close!r}; " if close else "") + f"arguments: {', '.join(_ARGUMENTS)}",
+        remedy=(f"{close!r}; " if close else "") + f"arguments: {', '.join(known)}",
     )
 
 
@@ -357,7 +374,7 @@ def install() -> None:
     """Put `compile` behind torch.compile and nn.Module.compile, until uninstall()."""
     if not _stock:
         _stock.update(function=torch.compile, method=nn.Module.compile)
-        torch.compile = compile
+        torch.compile = compile  # type: ignore[assignment]
         nn.Module.compile = _compile_in_place  # type: ignore[method-assign]
 
 

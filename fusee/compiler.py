@@ -11,7 +11,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,12 @@ def reset() -> None:
 # ------------------------------------------------------------------------------ marks
 
 
+@overload
+def disable(fn: F, recursive: bool = True, *, reason: str | None = None) -> F: ...
+@overload
+def disable(
+    fn: None = None, recursive: bool = True, *, reason: str | None = None
+) -> Callable[[F], F]: ...
 def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
     """Run a function as plain Python wherever it is called; the graph ends there.
 
@@ -193,6 +199,10 @@ def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
         )
 
 
+@overload
+def nested_compile_region(fn: F, **options: Any) -> F: ...
+@overload
+def nested_compile_region(fn: None = None, **options: Any) -> Callable[[F], F]: ...
 def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     """Mark a function that is called many times, such as a model's layer.
 

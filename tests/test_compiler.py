@@ -105,19 +105,19 @@ def test_disable_on_methods_modules_and_classes(backend: Counting) -> None:
     torch.testing.assert_close(api.compile(Net(), backend=backend)(x), x * 2)
     assert backend.graphs == []
     with pytest.raises(OptionError, match="not int"):
-        compiler.disable(3)
+        compiler.disable(3)  # type: ignore[call-overload]
 
 
 def test_torch_marks_are_honoured(backend: Counting) -> None:
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def talk(t: Tensor) -> Tensor:
         return t * 2
 
-    @torch.compiler.allow_in_graph
+    @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
     def whole(t: Tensor) -> Tensor:
         return (t + 1) * 2
 
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def settings() -> int:
         return len(Path(__file__).read_text()[:3])
 
@@ -294,9 +294,9 @@ def test_backends() -> None:
     assert "eager" in compiler.list_backends(exclude_tags=None)
     seen = Counting()
     compiler.set_default_backend(seen)
-    assert compiler.get_default_backend() is seen
     api.compile(grown)(x)
     assert len(seen.graphs) == 1
+    assert compiler.get_default_backend() is seen
     with pytest.raises(UnknownBackend, match="'inductor'"):
         compiler.set_default_backend("inducter")
 

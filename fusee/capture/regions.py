@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fusee.capture.world import World
 
 __all__ = ["error_on_graph_break", "is_error"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _State:
@@ -45,7 +48,7 @@ class error_on_graph_break:
     def __exit__(self, *error: object) -> None:
         _state.is_error = self.before
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: F) -> F:
         wanted = self.is_error
 
         @functools.wraps(function)
@@ -54,7 +57,7 @@ class error_on_graph_break:
                 return function(*args, **kwargs)
 
         within.__dict__["_fusee_inlined"] = True
-        return within
+        return within  # type: ignore[return-value]
 
 
 def is_error(world: World) -> bool | None:

@@ -1,0 +1,474 @@
+"""compile(): what it takes, what it gives back, what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import gc
+import inspect
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import timeit
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from fusee import api
+from fusee.errors import (
+    BackendError,
+    FuseeWarning,
+    GraphBreakError,
+    OptionError,
+    UnknownBackend,
+    anchor,
+)
+from tests.test_compiler import Counting
+
+ROOT = Path(__file__).parent.parent
+x = torch.linspace(-1, 1, 4)
+
+
+@pytest.fixture
+def backend() -> Counting:
+    return Counting()
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def step(t: Tensor, scale: float = 2.0, *, shift: int = 1) -> Tensor:
+    """Scaled and shifted."""
+    return t * scale + shift
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+        self.scale = 2.0
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.drop(self.layer(t)).relu() * self.scale
+
+    def decode(self, t: Tensor) -> Tensor:
+        return t - self.layer.bias
+
+    def describe(self) -> str:
+        return f"scaled by {self.scale}"
+
+
+# ------------------------------------------------------------------------------ functions
+
+
+def test_functions_and_decorators(backend: Counting) -> None:
+    @api.compile
+    def plain(t: Tensor) -> Tensor:
+        return t + 1
+
+    @api.compile(backend=backend, fullgraph=True)
+    def with_arguments(t: Tensor) -> Tensor:
+        return t + 1
+
+    for fast in (plain, with_arguments, api.compile(lambda t: t + 1)):
+        torch.testing.assert_close(fast(x), x + 1)
+        torch.testing.assert_close(fast(t=x), x + 1)
+    assert len(backend.graphs) == 1
+
+
+def test_a_compiled_function_looks_like_the_function(backend: Counting) -> None:
+    fast: Any = api.compile(step, backend=backend)
+    assert fast.__name__ == "step" and fast.__doc__ == step.__doc__
+    assert inspect.signature(fast) == inspect.signature(step)
+    torch.testing.assert_close(fast(x, shift=3), x * 2 + 3)
+    wrong: list[tuple[Any, Any]] = [((), {}), ((x, 1, 2), {}), ((x,), {"shfit": 1})]
+    for args, kwargs in wrong:
+        with pytest.raises(TypeError) as ours:
+            fast(*args, **kwargs)
+        with pytest.raises(TypeError) as pythons:
+            step(*args, **kwargs)
+        assert str(ours.value) == str(pythons.value)
+    again: Any = api.compile(fast, backend=backend)
+    assert again._torchdynamo_orig_callable is step
+
+
+def test_all_kinds_of_callables(backend: Counting) -> None:
+    class Callable:
+        def __call__(self, t: Tensor) -> Tensor:
+            return t + 2
+
+    class Decorated(Callable):
+        pass
+
+    for model, want in (
+        (torch.sin, x.sin()),
+        (functools.partial(step, scale=3.0), x * 3 + 1),
+        (Callable(), x + 2),
+        (api.compile(Decorated, backend=backend)(), x + 2),
+        (nn.Sequential(nn.ReLU()).forward, x.relu()),
+    ):
+        before = len(backend.graphs)
+        torch.testing.assert_close(api.compile(model, backend=backend)(x), want)
+        assert len(backend.graphs) == before + 1
+    assert api.compile(step, disable=True) is step
+    assert api.compile(disable=True)(step) is step
+
+
+def test_compiled_functions_inside_compiled_functions(backend: Counting) -> None:
+    inner = api.compile(step, backend="eager")
+    net = api.compile(Net().eval(), backend="eager")
+    fast = api.compile(lambda t: net(inner(t)), backend=backend, fullgraph=True)
+    torch.testing.assert_close(fast(x), net(step(x)))
+    assert len(backend.graphs) == 1
+
+
+def test_a_training_step(backend: Counting) -> None:
+    net = Net()
+    net.drop.p = 0.0
+    twin = copy.deepcopy(net)
+
+    def train(model: Net, t: Tensor) -> Tensor:
+        loss = model(t).sum()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                    p.sub_(torch.as_tensor(p.grad), alpha=0.1)
+        return loss.detach()
+
+    fast = api.compile(train, backend=backend)
+    with torch.enable_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(net, x), train(twin, x))
+    for ours, eagers in zip(net.parameters(), twin.parameters()):
+        torch.testing.assert_close(ours, eagers)
+    assert backend.graphs
+
+
+def test_suspending_functions() -> None:
+    def numbers(t: Tensor) -> Iterator[Tensor]:
+        yield t + 1
+
+    async def later(t: Tensor) -> Tensor:
+        return t + 1
+
+    for function in (numbers, later):
+        with pytest.warns(FuseeWarning, match=f"{function.__name__}.* it runs eagerly") as said:
+            fast: Any = api.compile(function)
+        assert len(said) == 1
+        with pytest.raises(GraphBreakError, match="asynchronous or a generator"):
+            api.compile(function, fullgraph=True)
+        got = next(fast(x)) if function is numbers else asyncio.run(fast(x))
+        torch.testing.assert_close(got, x + 1)
+
+
+# ------------------------------------------------------------------------------ modules
+
+
+def test_a_compiled_module_is_the_module(backend: Counting) -> None:
+    net = Net().eval()
+    fast = api.compile(net, backend=backend)
+    torch.testing.assert_close(fast(x), net(x))
+    assert isinstance(fast, Net) and fast._orig_mod is net
+    assert list(fast.state_dict()) == list(net.state_dict())
+    assert list(fast.named_parameters()) and fast.layer is net.layer
+    assert fast.describe() == "scaled by 2.0"
+    fast.scale = 5.0
+    assert net.scale == 5.0
+    torch.testing.assert_close(fast(x), net(x))
+    assert fast.train() is fast
+    assert net.training
+    assert fast.eval() is fast
+    assert list(map(bool, [net.training, net.layer.training])) == [False, False]
+    fast.double()
+    assert net.layer.weight.dtype == torch.float64
+    torch.testing.assert_close(fast(x.double()), net(x.double()))
+    fast.load_state_dict(Net().state_dict())
+    fast.extra = nn.Linear(1, 1)
+    assert "extra.weight" in net.state_dict()
+    del fast.extra
+    assert "Net(" in repr(fast) and len(list(fast.modules())) == len(list(net.modules()))
+
+
+def test_modules_are_copied_and_pickled(backend: Counting) -> None:
+    fast = api.compile(Net().eval(), backend="eager", recompile_limit=3)
+    twin = copy.deepcopy(fast)
+    assert isinstance(twin, Net) and twin._orig_mod is not fast._orig_mod
+    torch.testing.assert_close(twin(x), fast(x))
+    twin.scale = 7.0
+    assert fast.scale == 2.0
+    file = io.BytesIO()
+    torch.save(fast.state_dict(), file)
+    file.seek(0)
+    Net().load_state_dict(torch.load(file))
+    again = pickle.loads(pickle.dumps(fast))
+    torch.testing.assert_close(again(x), fast(x))
+    assert copy.copy(fast)._orig_mod is fast._orig_mod
+
+
+def test_hooks(backend: Counting) -> None:
+    net = Net().eval()
+    fast = api.compile(net, backend=backend)
+    plain = fast(x)
+    handle = fast.register_forward_hook(lambda module, args, out: out + 1)
+    torch.testing.assert_close(fast(x), plain + 1)
+    handle.remove()
+    with net.layer.register_forward_pre_hook(lambda module, args: (args[0] * 0,)):
+        torch.testing.assert_close(fast(x), net(x))
+    torch.testing.assert_close(fast(x), plain)
+    everywhere = nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2)
+    with pytest.warns(FuseeWarning, match="hooks for all modules"):
+        torch.testing.assert_close(fast(x), net(x))
+    everywhere.remove()
+    torch.testing.assert_close(fast(x), plain)
+    net.forward = lambda t: t * 0  # type: ignore[method-assign]
+    torch.testing.assert_close(fast(x), x * 0)
+
+
+def test_bound_methods(backend: Counting) -> None:
+    net = Net().eval()
+    want = net(x)
+    net.forward = api.compile(net.forward, backend=backend)  # type: ignore[method-assign]
+    net.decode = api.compile(net.decode, backend=backend)  # type: ignore[method-assign]
+    torch.testing.assert_close(net(x), want)
+    torch.testing.assert_close(net.decode(x), x - net.layer.bias)
+    assert len(backend.graphs) == 2
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.layer.bias.zero_()
+    torch.testing.assert_close(twin.decode(x), x)
+
+
+def test_install() -> None:
+    stock = torch.compile, nn.Module.compile
+    api.install()
+    try:
+        api.install()
+        seen = Counting()
+        net = Net().eval()
+        net.compile(backend=seen)
+        torch.testing.assert_close(net(x), net.forward(x))
+        with net.register_forward_hook(lambda module, args, out: out + 1):
+            torch.testing.assert_close(net(x), net.forward(x) + 1)
+        assert len(seen.graphs) == 2
+        copy.deepcopy(net)
+        torch.testing.assert_close(torch.compile(step, backend=seen)(x), step(x))
+        assert len(seen.graphs) == 3
+    finally:
+        api.uninstall()
+    assert (torch.compile, nn.Module.compile) == stock
+    api.uninstall()
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"fullgrah": True}, "'fullgraph'"),
+        ({"fullgraph": 1}, "True or False"),
+        ({"dynamic": "yes"}, "None, True or False"),
+        ({"mode": "max-autotun"}, "'max-autotune'"),
+        ({"mode": "default", "options": {"fuse": True}}, "both"),
+        ({"options": {"treads": 2}}, "'threads'"),
+        ({"options": {"guard_filter": len}}, "'guard_filter_fn'"),
+        ({"options": {"guard_filter_fn": 3}}, "a function"),
+        ({"options": {"fallback": "yes"}}, "'eager'"),
+        ({"options": ["fuse"]}, "a dict"),
+        ({"recompile_limit": 0}, "int > 0"),
+        ({"name": 3}, "a text"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError) as error:
+        api.compile(step, **arguments)
+    assert says in str(error.value)
+    with pytest.raises(OptionError):
+        api.compile(**arguments)
+
+
+def test_more_bad_arguments() -> None:
+    with pytest.raises(OptionError, match="a int cannot be compiled"):
+        api.compile(3)  # type: ignore[call-overload]
+    with pytest.raises(UnknownBackend, match="'fusee'"):
+        api.compile(step, backend="fuse")
+    for mode in api.MODES:
+        for dynamic in (None, True, False):
+            fast = api.compile(step, mode=mode, dynamic=dynamic)
+            torch.testing.assert_close(fast(x), step(x))
+
+
+def broken(gm: fx.GraphModule, example_inputs: Any) -> Any:
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("problem", ["raised RuntimeError: out of order", "returned NoneType"])
+def test_backends_that_fail(problem: str, environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.setenv("FUSEE_DUMP", str(tmp_path))
+    backend = broken if "raised" in problem else lambda gm, example_inputs: None
+    with pytest.raises(BackendError) as error:
+        api.compile(step, backend=backend)(x)
+    text = str(error.value)
+    assert problem in text and f"#{anchor(BackendError)}" in text
+    assert "test_compile.py" in text and "return t * scale + shift" in text
+    (saved,) = tmp_path.iterdir()
+    assert str(saved) in text
+    names: dict[str, Any] = {}
+    exec(saved.read_text(), names)
+    torch.testing.assert_close(names["graph"](x)[0], step(x))
+
+    fast = api.compile(step, backend=backend, options={"fallback": "eager"})
+    with pytest.warns(FuseeWarning, match=f"runs eagerly: backend .* {problem}") as said:
+        torch.testing.assert_close(fast(x), step(x))
+        torch.testing.assert_close(fast(x, 3.0), step(x, 3.0))
+    assert len(said) == 1
+
+
+def test_fullgraph(backend: Counting) -> None:
+    def branch(t: Tensor) -> Tensor:
+        if t.sum() > 0:
+            return t + 1
+        return t - 1
+
+    with pytest.raises(GraphBreakError) as error:
+        api.compile(branch, backend=backend, fullgraph=True)(x)
+    assert error.value.reason and error.value.remedy
+    assert "in branch:   if t.sum() > 0:" in str(error.value.where)
+    assert not backend.graphs
+
+    def wrong(t: Tensor) -> Tensor:
+        raise ValueError("the user's own")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the user's own"):
+            api.compile(wrong, backend=backend, fullgraph=True)(x)
+
+
+def test_the_limit_of_versions_is_told_once(backend: Counting) -> None:
+    fast = api.compile(step, backend=backend, recompile_limit=2)
+    with pytest.warns(FuseeWarning, match=r"step has 2 compiled versions.* scale was") as said:
+        for scale in range(6):
+            torch.testing.assert_close(fast(x, scale), step(x, scale))
+    assert len(said) == 1 and len(backend.graphs) == 2
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+def test_sixteen_threads_on_a_first_call(backend: Counting) -> None:
+    net = Net().eval()
+    fast, want = api.compile(net, backend=backend), net(x)
+    results: list[Tensor] = []
+    barrier = threading.Barrier(16)
+
+    def call() -> None:
+        barrier.wait()
+        with torch.no_grad():
+            results.append(fast(x))
+
+    threads = [threading.Thread(target=call) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 16 and len(backend.graphs) == 1
+    for got in results:
+        torch.testing.assert_close(got, want)
+
+
+def test_compiled_objects_are_freed() -> None:
+    def once() -> list[weakref.ref[Any]]:
+        net = Net().eval()
+        method = Net().eval()
+        method.forward = api.compile(method.forward, backend="eager")  # type: ignore[method-assign]
+        fast = api.compile(net, backend="eager")
+        function = api.compile(lambda t: net(t) if t.sum() > 9 else t + 1, backend="eager")
+        for call in (fast, method, function):
+            call(x)
+        return [weakref.ref(one) for one in (net, method, fast, function, net.layer.weight)]
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    once()
+    before = objects()
+    refs = [ref for _ in range(100) for ref in once()]
+    gc.collect()
+    assert not [ref for ref in refs if ref() is not None]
+    del refs
+    assert objects() - before < 300
+
+
+def test_fork() -> None:
+    fast = api.compile(step)
+    fast(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        same = torch.equal(fast(x), step(x)) and torch.equal(fast(x[:2]), step(x[:2]))
+        os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+IMPORTS = """
+import sys
+import torch
+import fusee
+from fusee import api, compiler
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        y = torch.nn.functional.gelu(self.layer(x)).softmax(-1)
+        return y if y.sum() > 100 else y * x + 1
+
+with torch.no_grad():
+    net, x = Net(), torch.randn(3, 4)
+    torch.testing.assert_close(api.compile(net)(x), net(x))
+    torch.testing.assert_close(api.compile(lambda x: x + 1)(x), x + 1)
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+def test_neither_dynamo_nor_inductor_is_imported() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_overhead_of_a_warm_call() -> None:
+    """What a call of a one-op function costs over eager, its graph run as it is; printed."""
+
+    def one(t: Tensor) -> Tensor:
+        return t + 1
+
+    fast = api.compile(one, backend=lambda gm, example_inputs: lambda t: (t + 1,))
+    fast(x)
+    assert fast(x).shape == (4,)
+
+    def least(call: Any) -> float:
+        return min(timeit.repeat(lambda: call(x), number=2000, repeat=9)) / 2000 * 1e6
+
+    overhead = least(fast) - least(one)
+    print(f"\noverhead of a warm one-op call: {overhead:.2f} us")
+    assert overhead < 30  # a shared machine; bench/ measures
