@@ -146,7 +146,7 @@ def test_a_training_step(backend: Counting) -> None:
         loss.backward()
         with torch.no_grad():
             for p in model.parameters():
-                    p.sub_(torch.as_tensor(p.grad), alpha=0.1)
+                p.sub_(torch.as_tensor(p.grad), alpha=0.1)
         return loss.detach()
 
     fast = api.compile(train, backend=backend)
