@@ -1,8 +1,8 @@
 """The check of one entry: facts about what dicts hold are watched, the others are looked at.
 
-Most facts of a model are about the attributes of its modules. Where dicts have versions
-(runtime/watch.py) all of these together are one call, as long as no dict changed; after a change
-they are looked at once, and the versions noted anew.
+Most facts of a model are about the attributes and parameters of its modules. Where dicts have
+versions (runtime/watch.py) all of these together are one call, as long as nothing changed; after a
+change they are looked at once, and noted anew.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fusee.capture.facts import At, Fact, Facts
 from fusee.capture.origin import Dict, Held, Item, Origin
-from fusee.runtime.watch import Watch, available, changed
+from fusee.runtime.watch import Watch, available, can_watch, changed
 
 __all__ = ["compile_check"]
 
@@ -60,6 +62,7 @@ class _Watched:
         self.facts = Facts()
         self.address = 0
         self._dicts: dict[int, tuple[Origin, dict[Any, Any]]] = {}
+        self._tensors: list[tuple[Origin, torch.Tensor]] = []
 
     def takes(self, fact: Fact) -> bool:
         """Whether the fact follows from what dicts hold; notes which ones."""
@@ -68,7 +71,14 @@ class _Watched:
         if not isinstance(fact.origin, Item) or isinstance(fact.value, (At, set)):
             return False
         names = self._dict(fact.origin.of)
-        if names is None or fact.kind not in ("is", "equals", "type", "empty"):
+        if names is None:
+            return False
+        if fact.kind == "tensor":
+            tensor = names[fact.origin.key]
+            if can_watch(tensor):
+                self._tensors.append((fact.origin, tensor))
+            return can_watch(tensor)
+        if fact.kind not in ("is", "equals", "type", "empty"):
             return False
         if fact.kind == "type":
             return fact.value in _UNCHANGING
@@ -76,21 +86,28 @@ class _Watched:
 
     def start(self) -> None:
         """Begin to watch. The facts hold now."""
-        self._watch = Watch([one for _, one in self._dicts.values()])
+        self._watch_anew()
+
+    def _watch_anew(self) -> None:
+        dicts = [one for _, one in self._dicts.values()]
+        self._watch = Watch(dicts, [tensor for _, tensor in self._tensors])
         self.address = self._watch.address
 
     def look(self) -> bool:
         """Look at all facts, since a dict changed. If they hold, that is what is watched for."""
         if not self.compiled[0]():
             return False
-        before = list(self._dicts.values())
-        self._dicts.clear()
-        found = [self._dict(origin) for origin, _ in before]
-        if any(new is not old for new, (_, old) in zip(found, before)):
-            self._watch = Watch([one for _, one in self._dicts.values()])
-            self.address = self._watch.address
-        else:
+        before = [*self._dicts.values(), *self._tensors]
+        self._dicts = {}
+        for origin, one in before:
+            if not isinstance(one, torch.Tensor):
+                self._dict(origin)
+        self._tensors = [(origin, self._object(origin)) for origin, _ in self._tensors]
+        after = [*self._dicts.values(), *self._tensors]
+        if len(after) == len(before) and all(x is y for (_, x), (_, y) in zip(before, after)):
             self._watch.note()
+        else:
+            self._watch_anew()
         return True
 
     @functools.cached_property

@@ -1,10 +1,13 @@
-"""Whether any of many dicts has changed, at a nanosecond or two for each.
+"""Whether any of many dicts or tensors has changed, at a few nanoseconds for each.
 
 CPython 3.11 and 3.12 give each dict a version, unique in the process, at every change. Machine
 code compares the versions of all dicts of a table with those noted before. From 3.13 on dicts have
 no version: `available` is False there, and callers look at what the dicts hold.
 
-source   PEP 509; CPython's Include/cpython/dictobject.h (ma_version_tag)
+Of a tensor it compares what says its class of results: the words with sizes, strides, dtype,
+device and dispatch keys, and whether it requires a gradient. Values are not looked at.
+
+source   PEP 509; CPython's Include/cpython/dictobject.h (ma_version_tag); c10/core/TensorImpl.h
 """
 
 from __future__ import annotations
@@ -13,16 +16,28 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+
+from fusee.runtime.layout import layout
 from fusee.runtime.runner import builtin
 
-__all__ = ["Watch", "available", "changed"]
+__all__ = ["Watch", "available", "can_watch", "changed"]
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
 
-# changed(table) -> index of the first dict that changed, or -1. The table holds 64-bit words: the
-# number of dicts, then an address and a version for each.
+# Sizes and strides of more dimensions lie elsewhere.
+_MOST_DIMENSIONS = 5
+# Words before the storage offset: number of dimensions, five sizes, five strides. After it: number
+# of elements, dtype and device, dispatch keys.
+_BEFORE, _AFTER = 11, 3
+_AUTOGRAD_WORDS, _AUTOGRAD_BYTES = 8, 160
+# A row: Python object, C++ tensor, autograd's part of it, requires_grad, then the words.
+_ROW = 4 + _BEFORE + _AFTER
+
+# changed(table) -> index of the first dict or tensor that changed, or -1. The table holds 64-bit
+# words: the number of dicts, an address and a version for each, the number of tensors, their rows.
 _CHANGED = """
 define ptr @kernel(ptr %self, ptr %args, i64 %n) {
   %arg = load ptr, ptr %args
@@ -33,11 +48,11 @@ define ptr @kernel(ptr %self, ptr %args, i64 %n) {
 loop:
   %i = phi i64 [0, %0], [%next, %same]
   %more = icmp slt i64 %i, %count
-  br i1 %more, label %look, label %none
-look:
   %twice = shl i64 %i, 1
   %at = add i64 %twice, 1
   %entry = getelementptr i64, ptr %table, i64 %at
+  br i1 %more, label %look, label %tensors
+look:
   %dict = load ptr, ptr %entry
   %version.at = getelementptr i8, ptr %dict, i64 VERSION_OFFSET
   %version = load i64, ptr %version.at
@@ -48,47 +63,132 @@ look:
 same:
   %next = add i64 %i, 1
   br label %loop
-none:
-  br label %answer
 found:
   br label %answer
+tensors:
+  %rows = load i64, ptr %entry
+  %first = getelementptr i64, ptr %entry, i64 1
+  br label %row.loop
+row.loop:
+  %j = phi i64 [0, %tensors], [%j.next, %row.same]
+  %j.more = icmp slt i64 %j, %rows
+  br i1 %j.more, label %row.look, label %none
+row.look:
+  %row.at = mul i64 %j, ROW
+  %row = getelementptr i64, ptr %first, i64 %row.at
+ROW_TEXT
+  br i1 %row.is.same, label %row.same, label %row.found
+row.same:
+  %j.next = add i64 %j, 1
+  br label %row.loop
+row.found:
+  %j.index = add i64 %count, %j
+  br label %answer
+none:
+  br label %answer
 answer:
-  %result = phi i64 [-1, %none], [%i, %found]
+  %result = phi i64 [-1, %none], [%i, %found], [%j.index, %row.found]
   %object = call ptr @PyLong_FromSsize_t(i64 %result)
   ret ptr %object
 }
+@zero = internal constant i8 0
 declare i64 @PyLong_AsSsize_t(ptr)
 declare ptr @PyLong_FromSsize_t(i64)
 """
 
 
-class Watch:
-    """Notes the versions of some dicts, which it keeps alive."""
+class _Places(NamedTuple):
+    """Offsets in bytes: where a tensor's facts lie."""
 
-    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+    impl: int  # Python object -> C++ tensor
+    autograd: int  # C++ tensor -> autograd's part
+    requires: int  # in autograd's part: one byte
+    words: tuple[int, ...]  # in the C++ tensor
+
+
+class Watch:
+    """Notes the versions of some dicts and the facts of some tensors. Keeps both alive."""
+
+    def __init__(
+        self, dicts: Sequence[dict[Any, Any]], tensors: Sequence[torch.Tensor] = ()
+    ) -> None:
         self._dicts = list(dicts)
-        self._words = (ctypes.c_int64 * (1 + 2 * len(self._dicts)))()
+        self._tensors = list(tensors)
+        self._first_row = 2 + 2 * len(self._dicts)
+        self._words = (ctypes.c_uint64 * (self._first_row + _ROW * len(self._tensors)))()
         self._words[0] = len(self._dicts)
+        self._words[self._first_row - 1] = len(self._tensors)
         self.address = ctypes.addressof(self._words)
         self.note()
 
     def note(self) -> None:
-        """What the dicts hold now is what they should hold."""
+        """What there is now is what there should be."""
         for k, one in enumerate(self._dicts):
             self._words[1 + 2 * k] = id(one)
             self._words[2 + 2 * k] = _version(one)
+        for k, tensor in enumerate(self._tensors):
+            at = self._first_row + _ROW * k
+            for j, word in enumerate(_row(tensor)):
+                self._words[at + j] = word
 
 
 def _version(x: dict[Any, Any]) -> int:
-    return ctypes.c_int64.from_address(id(x) + _VERSION_OFFSET).value
+    return _word(id(x) + _VERSION_OFFSET)
+
+
+def _word(address: int) -> int:
+    return int(ctypes.c_uint64.from_address(address).value)
+
+
+def _row(tensor: torch.Tensor) -> list[int]:
+    places = _places()
+    assert places is not None, "can_watch() says so before"
+    impl = _word(id(tensor) + places.impl)
+    autograd = _word(impl + places.autograd)
+    requires = ctypes.c_uint8.from_address(autograd + places.requires).value if autograd else 0
+    return [id(tensor), impl, autograd, requires, *(_word(impl + at) for at in places.words)]
 
 
 @functools.cache
 def changed() -> Callable[[int], int]:
     """The builtin `changed(watch.address)`."""
+    places = _places()
     text = _CHANGED.replace("VERSION_OFFSET", str(_VERSION_OFFSET))
+    row = "  %row.is.same = icmp eq i64 0, 1" if places is None else _row_text(places)
+    text = text.replace("ROW_TEXT", row).replace("ROW", str(_ROW))
     made: Callable[[int], int] = builtin("changed", text)
     return made
+
+
+def _row_text(places: _Places) -> str:
+    """Compare one row: differences are or-ed together, and looked at once."""
+    lines = f"""
+  %tensor = load ptr, ptr %row
+  %impl.at = getelementptr i8, ptr %tensor, i64 {places.impl}
+  %impl = load ptr, ptr %impl.at
+  %impl.word = ptrtoint ptr %impl to i64
+  %autograd.at = getelementptr i8, ptr %impl, i64 {places.autograd}
+  %autograd = load ptr, ptr %autograd.at
+  %autograd.word = ptrtoint ptr %autograd to i64
+  %has.none = icmp eq ptr %autograd, null
+  %requires.there = getelementptr i8, ptr %autograd, i64 {places.requires}
+  %requires.at = select i1 %has.none, ptr @zero, ptr %requires.there
+  %requires = load i8, ptr %requires.at
+  %requires.word = zext i8 %requires to i64
+"""
+    terms = ["%impl.word", "%autograd.word", "%requires.word"]
+    for k, at in enumerate(places.words):
+        lines += f"  %w{k}.at = getelementptr i8, ptr %impl, i64 {at}\n"
+        lines += f"  %w{k} = load i64, ptr %w{k}.at\n"
+        terms.append(f"%w{k}")
+    total = "0"
+    for k, term in enumerate(terms):
+        lines += f"  %noted{k}.at = getelementptr i64, ptr %row, i64 {k + 1}\n"
+        lines += f"  %noted{k} = load i64, ptr %noted{k}.at\n"
+        lines += f"  %differs{k} = xor i64 {term}, %noted{k}\n"
+        lines += f"  %all{k} = or i64 {total}, %differs{k}\n"
+        total = f"%all{k}"
+    return lines + f"  %row.is.same = icmp eq i64 {total}, 0"
 
 
 @functools.cache
@@ -106,3 +206,52 @@ def available() -> bool:
     third = _version(probe)
     del probe["b"]
     return len({first, second, third, _version(probe)}) == 4
+
+
+def can_watch(tensor: torch.Tensor) -> bool:
+    """Whether all that matters of a tensor lies where it is looked for."""
+    return tensor.dim() <= _MOST_DIMENSIONS and _places() is not None
+
+
+@functools.cache
+def _places() -> _Places | None:
+    """Found in this process's torch and tried out; None if something is not where it should be."""
+    known = layout()
+    if known is None:
+        return None
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        plain, parameter = torch.zeros(3), torch.zeros(3).requires_grad_()
+        pairs = [
+            (_word(plain._cdata + 8 * k), _word(parameter._cdata + 8 * k))
+            for k in range(_AUTOGRAD_WORDS)
+        ]
+        at = [k for k, (without, with_grad) in enumerate(pairs) if without == 0 < with_grad]
+        if len(at) != 1:
+            return None
+        autograd = _word(parameter._cdata + 8 * at[0])
+        before = _bytes(autograd)
+        parameter.requires_grad_(False)
+        toggled = [k for k, (x, y) in enumerate(zip(before, _bytes(autograd))) if x != y]
+        if len(toggled) != 1:
+            return None
+        start = known.offset - 8 * _BEFORE
+        after = known.offset + 8
+        offsets = (*range(start, known.offset, 8), *range(after, after + 8 * _AFTER, 8))
+        places = _Places(known.impl, 8 * at[0], toggled[0], offsets)
+        return places if _tells_apart(places) else None
+
+
+def _tells_apart(places: _Places) -> bool:
+    def facts(x: torch.Tensor) -> list[int]:
+        return [_word(x._cdata + at) for at in places.words]
+
+    x = torch.zeros(2, 3)
+    others = [torch.zeros(3, 2), x.t(), x.double(), x.unsqueeze(0), x[:, :2], x.to("meta")]
+    others += [torch.zeros(2, 3, dtype=torch.int32), x.as_strided((2, 3), (1, 2))]
+    same = facts(x) == facts(torch.ones(2, 3)) == facts(torch.ones(9)[3:].view(2, 3))
+    sizes = [_word(x._cdata + at) for at in places.words[:3]] == [2, 2, 3]
+    return same and sizes and all(facts(x) != facts(other) for other in others)
+
+
+def _bytes(address: int) -> bytes:
+    return bytes((ctypes.c_uint8 * _AUTOGRAD_BYTES).from_address(address))

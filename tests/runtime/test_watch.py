@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from fusee.runtime.watch import Watch, available, changed
+from fusee.runtime.watch import Watch, available, can_watch, changed
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 
@@ -58,4 +59,28 @@ def test_reading_is_no_change() -> None:
     holder = Holder()
     watch = Watch([holder.__dict__])
     assert (holder.kept, list(holder.__dict__), len(vars(holder))) == (1, ["kept"], 1)
+    assert changed()(watch.address) == -1
+
+
+TENSOR_CHANGES: dict[str, tuple[bool, Callable[[torch.Tensor], object]]] = {
+    "values": (False, lambda x: x.data.add_(1)),
+    "gradient": (False, lambda x: (x * 2).sum().backward()),
+    "other memory": (False, lambda x: setattr(x, "data", torch.randn(4, 6))),
+    "size": (True, lambda x: setattr(x, "data", torch.randn(4, 5))),
+    "dimensions": (True, lambda x: setattr(x, "data", torch.randn(4, 6, 1))),
+    "strides": (True, lambda x: setattr(x, "data", torch.randn(6, 4).t())),
+    "dtype": (True, lambda x: setattr(x, "data", torch.randn(4, 6).double())),
+    "requires_grad": (True, lambda x: x.requires_grad_(False)),
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_CHANGES)
+def test_tensors(name: str) -> None:
+    seen, change = TENSOR_CHANGES[name]
+    tensors = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
+    assert all(map(can_watch, tensors))
+    watch = Watch([{}], tensors)
+    change(tensors[1])
+    assert changed()(watch.address) == (2 if seen else -1)
+    watch.note()
     assert changed()(watch.address) == -1
