@@ -91,8 +91,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(function, _C_CALLABLES):
         return natives.call(m, function, args, kwargs)
     if isinstance(function, functools._lru_cache_wrapper):
-        wrapped = m.world.hold(function.__wrapped__, function.__wrapped__.__qualname__)
-        return call(m, wrapped, args, kwargs)
+        return _call_cached(m, function, args, kwargs)
     if isinstance(function, torch.nn.Module):
         return _call_module(m, function, args, kwargs)
     if isinstance(function, FakeTensor):
@@ -169,6 +168,15 @@ def _call_partial(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> An
     before = m.world.slot(function, "args")
     named = m.world.slot(function, "keywords")
     return call(m, target, (*before, *args), {**m.plain(named), **kwargs})
+
+
+def _call_cached(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function with a cache: called again, as long as nobody could tell."""
+    before = m.world.changes()
+    result = call(m, m.world.slot(function, "__wrapped__"), args, kwargs)
+    if m.world.changes() != before or not is_scalar(result):
+        raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
+    return result
 
 
 def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

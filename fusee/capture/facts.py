@@ -54,10 +54,12 @@ class TensorFact(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     requires_grad: bool
+    is_leaf: bool
 
     @classmethod
     def of(cls, x: torch.Tensor) -> TensorFact:
-        return cls(type(x), x.dtype, x.device, tuple(x.size()), x.stride(), x.requires_grad)
+        size = tuple(x.size())
+        return cls(type(x), x.dtype, x.device, size, x.stride(), x.requires_grad, x.is_leaf)
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
@@ -181,6 +183,8 @@ def _tensor(fact: Fact, at: str, source: Source) -> Iterator[str]:
     yield f"{at}.stride() == {known.stride!r}"
     yield f"{at}.requires_grad is {known.requires_grad}"
     yield f"{at}.device == {source.constant(known.device)}"
+    if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
+        yield f"{at}.is_leaf is {known.is_leaf}"  # writing to one in place is refused
 
 
 _CONDITIONS: dict[str, Callable[[Fact, str, Source], Iterator[str]]] = {

@@ -22,15 +22,17 @@ class Mirror:
     """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
 
     writes   items of a dict that the program wrote before anybody looked at the whole
+    moved    those of them that were deleted before, so that they come last
     copy     the whole, once somebody did; `before` is what it was then
     """
 
-    __slots__ = ("before", "copy", "obj", "origin", "writes")
+    __slots__ = ("before", "copy", "moved", "obj", "origin", "writes")
 
     def __init__(self, obj: Any, origin: Origin) -> None:
         self.obj = obj
         self.origin = origin
         self.writes: dict[Any, Any] = {}
+        self.moved: set[Any] = set()
         self.copy: Any = None
         self.before: Any = None
 

@@ -34,8 +34,9 @@ class Lost(Exception):
         self.reason = reason
 
 
-_BUILTIN = types.BuiltinFunctionType
-_BASES = (object, dict, collections.OrderedDict, list, set)  # classes in C that can be refilled
+_ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_CLASS = _ON_HEAP | 1 << 8  # and Py_TPFLAGS_IMMUTABLETYPE: a class in C has not the first alone
+_BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 
 
 class Rebuild:
@@ -149,8 +150,8 @@ class Rebuild:
 
     def _instance(self, x: Any) -> str:
         cls = type(x)
-        makers = (base for base in cls.__mro__ if type(vars(base).get("__new__")) is _BUILTIN)
-        if next(makers) not in _BASES and not isinstance(x, BaseException):
+        in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != _ON_HEAP]
+        if not {*in_c} <= _BASES and not isinstance(x, BaseException):
             raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
@@ -221,6 +222,8 @@ class Rebuild:
             self.lines.append(f"{target}.{method}([{items}])")
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
+        kind = self.source.constant(dict_class(mirror.obj))
+        moved = mirror.moved if mirror.copy is None else set()
         if mirror.copy is None:
             changes = mirror.writes
         else:
@@ -228,7 +231,7 @@ class Rebuild:
             changes = {key: DELETED for key in before if key not in after}
             kept = [key for key in before if key in after]
             if list(after)[: len(kept)] != kept:
-                self.lines.append(f"dict.clear({target})")
+                self.lines.append(f"{kind}.clear({target})")
                 changes = dict(dict.items(after))
             else:
                 for key, value in dict.items(after):
@@ -236,10 +239,10 @@ class Rebuild:
                         changes[key] = value
         for key, value in changes.items():
             name = self.value(key)
-            if value is DELETED:
-                self.lines.append(f"dict.pop({target}, {name}, None)")
-            else:
-                self.lines.append(f"dict.__setitem__({target}, {name}, {self.value(value)})")
+            if value is DELETED or key in moved:
+                self.lines.append(f"{kind}.pop({target}, {name}, None)")
+            if value is not DELETED:
+                self.lines.append(f"{kind}.__setitem__({target}, {name}, {self.value(value)})")
 
 
 def _new(r: Rebuild, x: Any, kind: str) -> str:

@@ -214,9 +214,9 @@ def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
     if not x.is_leaf:
         # computed from a leaf with the same layout: writing to it in place is allowed
         leaf = FakeTensor(mode, meta.new_empty(()), x.device, requires_grad=True)
+        whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
         with torch.enable_grad(), mode:
-            whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device).mul_(leaf)
-            return whole.as_strided(x.size(), x.stride())
+            return whole.mul_(leaf).as_strided(x.size(), x.stride())
     fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for

@@ -292,12 +292,16 @@ class World:
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         if mirror.copy is not None:
+            kind = dict_class(mirror.copy)  # not what a subclass makes of it
             if value is DELETED:
-                del mirror.copy[key]
+                kind.pop(mirror.copy, key, None)
             else:
-                mirror.copy[key] = value
-        else:
-            mirror.writes[key] = value
+                kind.__setitem__(mirror.copy, key, value)
+            return
+        if mirror.writes.get(key) is DELETED and value is not DELETED:
+            del mirror.writes[key]  # it comes back behind all others
+            mirror.moved.add(key)
+        mirror.writes[key] = value
 
     def class_item(self, cls: type, name: str) -> Any:
         """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
@@ -350,6 +354,8 @@ class World:
             mirror.copy.update(obj)
         mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else snapshot(mirror.copy)
         for key, value in mirror.writes.items():
+            if key in mirror.moved:
+                self.set(mirror, key, DELETED)
             self.set(mirror, key, value)
         return mirror.copy
 
@@ -369,6 +375,11 @@ class World:
         """Two objects from outside must not become one."""
         if not (_is_fixed(a) and _is_fixed(b)):
             self.fact("not", a, At(b))
+
+    def changes(self) -> Any:
+        """What has been written so far, as far as it can be told without the values."""
+        sizes = [(len(m.writes), len(m.copy or ()), m.is_changed()) for m in self.mirrors.values()]
+        return self.recorder.calls, len(self.slots), len(self.cells), [s for s in sizes if s[2]]
 
     # ---------------------------------------------------------------------- slots and cells
 

@@ -105,7 +105,7 @@ def outcome(source: str, compiled: bool) -> Outcome:
 
 def _functions(compiled: CompiledFunction) -> Iterator[CompiledFunction]:
     yield compiled
-    for one in list(compiled._nested.values()):
+    for one in compiled.callees:
         yield from _functions(one)
 
 
