@@ -36,7 +36,7 @@ def compile_check(
     """
     if not available():
         return _plainly(facts, parameters, names, conditions)
-    watched, others = _Watched(), Facts()
+    watched, others = _Watched(facts.kinds), Facts(kinds=facts.kinds)
     for fact in facts.rows:
         (watched.facts if watched.takes(fact) else others).rows.append(fact)
     if len(watched.facts.rows) < _FEW:
@@ -58,8 +58,8 @@ def _plainly(
 class _Watched:
     """Facts that hold as long as some dicts do not change."""
 
-    def __init__(self) -> None:
-        self.facts = Facts()
+    def __init__(self, kinds: dict[Origin, type]) -> None:
+        self.facts = Facts(kinds=kinds)
         self.address = 0
         self._dicts: dict[int, tuple[Origin, dict[Any, Any]]] = {}
         self._tensors: list[tuple[Origin, torch.Tensor]] = []

@@ -147,6 +147,12 @@ class Machine(Capturing):
                     return result
         return NotImplemented
 
+    def identical(self, left: Any, right: Any) -> bool:
+        one, other = self.world.origin(left), self.world.origin(right)
+        if left is not right and one is not None and other is not None:
+            self.world.distinct(one, other)
+        return left is right
+
     def contains(self, container: Any, item: Any) -> bool:
         if isinstance(container, FakeTensor):
             return bool(container.__contains__(item))

@@ -100,7 +100,7 @@ def COMPARE_OP(f: Frame, i: Instruction) -> None:
 @op()
 def IS_OP(f: Frame, i: Instruction) -> None:
     right, left = f.pop(), f.pop()
-    f.push((left is right) ^ bool(i.arg))
+    f.push(f.machine.identical(left, right) ^ bool(i.arg))
 
 
 @op()

@@ -110,6 +110,9 @@ class Semantics:
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         return COMPARE[symbol](left, right)
 
+    def identical(self, left: Any, right: Any) -> bool:
+        return left is right
+
     def contains(self, container: Any, item: Any) -> bool:
         return item in container
 

@@ -230,6 +230,16 @@ def _getitem(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.subscript(*args)
 
 
+@stands_for(operator.is_)
+def _is(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return m.identical(*args)
+
+
+@stands_for(operator.is_not)
+def _is_not(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return not m.identical(*args)
+
+
 @stands_for(operator.setitem)
 def _setitem(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.store_subscript(*args)
