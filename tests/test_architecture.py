@@ -16,7 +16,7 @@ BASE = ("errors", "config", "log")
 
 # folder or module -> the folders it may import, itself and BASE apart.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "__init__": ("api", "backends", "capture", "runtime"),
+    "__init__": ("api", "backends", "capture", "compiler", "debug", "runtime"),
     "__main__": ("api", "backends", "capture", "debug", "runtime"),
     "api": ("capture", "backends", "runtime"),
     "compiler": ("capture", "backends"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import threading
 import time
@@ -48,7 +49,8 @@ RECOMPILE_LIMIT = 8
 class Entry:
     """One way to run from a place on. `run` is None if Python runs it.
 
-    times   milliseconds of each stage
+    times    milliseconds of each stage
+    number   grows with each entry of the process
     """
 
     captured: Captured
@@ -56,6 +58,7 @@ class Entry:
     check_source: Callable[[], str]
     run: Callable[..., Any] | None
     times: dict[str, float] = field(default_factory=dict)
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass

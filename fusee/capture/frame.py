@@ -103,7 +103,8 @@ class Frame:
                 try:
                     self._until_stop()
                     return self.result
-                except GraphBreak:
+                except GraphBreak as found:
+                    found.where = found.where or machine.where()
                     raise
                 except Exception as error:  # noqa: BLE001  # whatever the program raises
                     self._unwind(error)

@@ -5,6 +5,7 @@ Functions carry the marks that torch.compiler gives them; those are honoured her
 
 from __future__ import annotations
 
+import copy
 import threading
 import types
 from collections.abc import Callable
@@ -80,6 +81,12 @@ class Policy:
         with self._lock:
             self._eager_regions -= 1
             self._note()
+
+    def for_export(self) -> Policy:
+        """The same tables, for a program that is exported."""
+        other = copy.copy(self)
+        other.is_exporting = True
+        return other
 
     def _note(self) -> None:
         self.is_unusual = self._eager_regions > 0 or self.stance != "default"

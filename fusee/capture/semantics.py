@@ -55,6 +55,10 @@ class Semantics:
         self.frames: list[Frame] = []
         self.handled: BaseException | None = None
 
+    def where(self) -> str:
+        """The line that runs, `file.py:41 in step`."""
+        return self.frames[-1].where if self.frames else ""
+
     # ---------------------------------------------------------------------- names
 
     def load_global(self, f: Frame, name: str) -> Any:
@@ -85,6 +89,7 @@ class Semantics:
         f.cells[name].cell_contents = value
 
     def delete_cell(self, f: Frame, name: str) -> None:
+        self.load_cell(f, name)  # raises if there is nothing to delete
         del f.cells[name].cell_contents
 
     def made_function(self, function: types.FunctionType) -> None:

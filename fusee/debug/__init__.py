@@ -1,0 +1,1 @@
+"""Seeing what was compiled: explain, export."""
