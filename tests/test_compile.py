@@ -145,7 +145,7 @@ def test_a_training_step(backend: Counting) -> None:
         loss = model(t).sum()
         loss.backward()
         with torch.no_grad():
-            for p in model.parameters():
+            for p in list(model.parameters()):
                 p.sub_(torch.as_tensor(p.grad), alpha=0.1)
         return loss.detach()
 
