@@ -19,7 +19,7 @@ from fusee.backends.native import CompiledGraph
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import Report, live_reports
 from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line
-from fusee.capture.policy import ORIGINAL, POLICY, original
+from fusee.capture.policy import ORIGINAL, POLICY, innermost
 from fusee.capture.targets import as_function, call_module, is_suspending, target_of
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import (
@@ -207,7 +207,7 @@ class Compiler:
 
     def __call__(self, model: Any) -> Any:
         """`model`, compiled."""
-        model = original(model) or model
+        model = innermost(model)
         if isinstance(model, nn.Module):
             return _wrapped(model, self)
         if isinstance(model, type):

@@ -25,7 +25,7 @@ from fusee.backends.registry import (
 )
 from fusee.capture.dispatch import live
 from fusee.capture.facts import Guard
-from fusee.capture.policy import ORIGINAL, POLICY, STANCES, original
+from fusee.capture.policy import ORIGINAL, POLICY, STANCES, innermost
 from fusee.capture.regions import error_on_graph_break
 from fusee.errors import OptionError, nearest
 
@@ -89,7 +89,7 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
     """
     if fn is None:
         return functools.partial(disable, recursive=recursive, reason=reason)
-    fn = original(fn) or fn
+    fn = innermost(fn)
     if isinstance(fn, type):
         name = "forward" if issubclass(fn, nn.Module) else "__call__"
         setattr(fn, name, disable(getattr(fn, name), recursive, reason=reason))

@@ -17,7 +17,7 @@ from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.origin import Held
 from fusee.capture.torch_api import FakeTensor, is_allowed_by_torch, run_for_real
 
-__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "original"]
+__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "innermost", "original"]
 
 STANCES = (
     "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile",
@@ -139,6 +139,13 @@ def original(x: Any) -> Any:
         ours, torchs = type(x).__dict__, x.__dict__.get("_modules", ())
         return x._orig_mod if "_orig_mod" in ours or "_orig_mod" in torchs else None
     return None
+
+
+def innermost(x: Any) -> Any:
+    """What was compiled to give `x`, at last; `x` if it is no compiled function or module."""
+    while (inner := original(x)) is not None:
+        x = inner
+    return x
 
 
 def _constant(m: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fusee.capture.policy import original
+from fusee.capture.policy import innermost
 from fusee.capture.torch_api import has_global_hooks
 
 __all__ = ["as_function", "call_module", "is_plain", "is_suspending", "target_of"]
@@ -20,15 +20,15 @@ _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 def target_of(x: Callable[..., Any]) -> tuple[types.FunctionType, tuple[Any, ...]]:
     """The Python function that a call of `x` runs, and what it gets before the arguments."""
-    x = original(x) or x
+    x = innermost(x)
     if isinstance(x, types.FunctionType):
         return x, ()
     if isinstance(x, types.MethodType) and isinstance(x.__func__, types.FunctionType):
-        return original(x.__func__) or x.__func__, (x.__self__,)
+        return innermost(x.__func__), (x.__self__,)
     if isinstance(x, nn.Module):
         forward = type(x).forward
         if is_plain(x) and isinstance(forward, types.FunctionType):
-            return original(forward) or forward, (x,)
+            return innermost(forward), (x,)
         return as_function(call_module), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)
     if isinstance(method, types.FunctionType):
