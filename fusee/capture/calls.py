@@ -63,7 +63,7 @@ _C_CALLABLES = (
 def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
-        if isinstance(function.__self__, Suspended):
+        if isinstance(function.__self__, Suspended) and not m.is_outside(function.__self__):
             return function(*args, **kwargs)
         return call(m, function.__func__, (function.__self__, *args), kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):

@@ -31,6 +31,7 @@ from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
 from fusee.capture.trace import Captured, Place, capture, parameters
+from fusee.capture.tracebacks import raise_at
 from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
 
@@ -169,16 +170,24 @@ class CompiledFunction:
             f.at, f.keywords = captured.at, captured.keywords
             # a call takes its keywords with it, so the pair is one step
             between.frames = [f]
-            if f.step():
+            if self._ends(f, f.step):
                 return f.result
             entry_or_none, values = self._next(f, between)
             if entry_or_none is None or entry_or_none.run is None:
                 between.frames = []
-                return f.run()
+                self._ends(f, f.run)
+                return f.result
             captured = entry_or_none.captured
             result = entry_or_none.run(*values.values())
             if captured.stop is None:
                 return result
+
+    def _ends(self, f: Frame, run: Callable[[], Any]) -> Any:
+        """Whether a frame ends with what it does now; an exception shows the user's line."""
+        try:
+            return run()
+        except Exception as error:  # noqa: BLE001  # whatever the program raises
+            raise_at(f, error)
 
     def _next(self, f: Frame, between: _Between) -> tuple[Entry | None, dict[str, Any]]:
         """The entry that goes on from where a frame stands."""

@@ -67,7 +67,7 @@ class _Driven:
 
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
-    if isinstance(x, (Suspended, FakeTensor)):
+    if isinstance(x, FakeTensor) or (isinstance(x, Suspended) and not m.is_outside(x)):
         return x
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):

@@ -17,13 +17,38 @@ from typing import Any
 import torch
 
 from fusee.capture.facts import Source
-from fusee.capture.frame import Marker, Suspended
+from fusee.capture.frame import Frame, Marker, Suspended
 from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
+from fusee.capture.opcodes import table
+from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import DELETED, World, is_scalar
 
 __all__ = ["Lost", "Rebuild"]
+
+
+class Resumed(Suspended):
+    """A generator that goes on outside of graphs, from where it stood in one."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _resumed(
+    code: types.CodeType,
+    globals_: dict[str, Any],
+    at: int,
+    variables: dict[str, Any],
+    stack: list[Any],
+    cells: dict[str, types.CellType],
+    finished: bool,
+) -> Resumed:
+    made = Resumed(Frame(Semantics(), code, globals_, table()))
+    f = made.frame
+    f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
+    made.started, made.finished = True, finished
+    return made
 
 
 class Lost(Exception):
@@ -88,6 +113,10 @@ class Rebuild:
             self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
         return text
 
+    def has(self, x: Any) -> bool:
+        """Whether `x` is among what is made again."""
+        return id(x) in self._memo
+
     def _tensor(self, x: torch.Tensor) -> str:
         self.outputs.append(x)
         return f"_out[{len(self.outputs) - 1}]"
@@ -137,10 +166,14 @@ class Rebuild:
         return name
 
     def _generator(self, x: Suspended) -> str:
-        if x.started or x.frame.function is None:
-            raise Lost("a generator that has begun cannot be moved out of the graph")
         f = x.frame
         code = f.code
+        if x.started:
+            parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
+            parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), x.finished))
+            return self._named(f"{self.source.constant(_resumed)}({', '.join(parts)})")
+        if f.function is None:
+            raise Lost("a generator expression that has not begun cannot be moved out of a graph")
         count = code.co_argcount
         names = code.co_varnames
         if code.co_kwonlyargcount or code.co_flags & 12:

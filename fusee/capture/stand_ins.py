@@ -215,8 +215,19 @@ for _function in (
     operator.methodcaller,
 ):
     SPECIAL[_function] = _natively(_function)
+
+
+def _resuming(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if m.is_outside(args[0]):
+            raise GraphBreak("going on with a generator from outside")
+        return function(*args)
+
+    return stand
+
+
 for _function in (Suspended.send, Suspended.throw, Suspended.close, Suspended.__next__):
-    SPECIAL[_function] = _natively(_function)
+    SPECIAL[_function] = _resuming(_function)
 SPECIAL[functools.partial] = _natively(functools.partial)
 SPECIAL[inspect.signature] = _natively(inspect.signature)
 SPECIAL[typing.cast] = lambda m, args, kwargs: args[1]

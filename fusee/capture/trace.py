@@ -197,8 +197,6 @@ class _Attempt:
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
-        if any(generator.would_clean_up for generator in self.machine.generators):
-            raise Lost("a generator stays within try or with: Python closes it once it is dropped")
         source = Source(self.world.facts.kinds)
         rebuild = Rebuild(self.world, source, self.machine.made_classes)
         if returned:
@@ -207,6 +205,9 @@ class _Attempt:
             found.stop, found.at, found.keywords = stop, f.at, f.keywords
             result = self._state(rebuild)
         rebuild.effects()
+        for generator in self.machine.generators:
+            if generator.would_clean_up and not rebuild.has(generator):
+                raise Lost("a generator within try or with is dropped, and closed by Python then")
         self._distinct()
         # whether or not a compiled graph switches global state, a piece does so after it
         for function, args in self.state.switches(State.now()):

@@ -73,7 +73,11 @@ def same(fn: Callable[..., Any], *args: Any, breaks: bool = False) -> Traced:
         got = _outcome(traced, args)
         assert got == want, traced.stops
         entries.append(traced.entries)
-    assert entries[0] == entries[1], [e.check_source() for e in traced.compiled.entries]
+    # modules are known by identity, and these are copies
+    is_copied = any(isinstance(x, torch.nn.Module) for x in args)
+    assert is_copied or entries[0] == entries[1], [
+        e.check_source() for e in traced.compiled.entries
+    ]
     raises = want[0] == "raised"
     stops = [stop for stop in traced.stops if not (raises and stop.startswith("eager: it raises"))]
     assert bool(stops) == breaks and not any(s.startswith("eager") for s in stops), stops
