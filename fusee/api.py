@@ -208,6 +208,9 @@ class Compiler:
     def __call__(self, model: Any) -> Any:
         """`model`, compiled."""
         model = innermost(model)
+        if isinstance(model, torch.jit.ScriptModule):
+            self._refuse(f"{type(model).__name__} is TorchScript, and has no Python to capture", "")
+            return model
         if isinstance(model, nn.Module):
             return _wrapped(model, self)
         if isinstance(model, type):
@@ -222,7 +225,10 @@ class Compiler:
         if "_torchdynamo_disable" in function.__dict__:
             return model
         if is_suspending(function):
-            self._refuse_suspending(function)
+            text = (
+                f"{function.__qualname__} is asynchronous or a generator, and no graph holds that"
+            )
+            self._refuse(text, first_line(function))
             return model
         compiled = self.call_of(function)
         return types.MethodType(compiled, *before) if before else compiled
@@ -258,16 +264,16 @@ class Compiler:
             remedy="compile a function that makes and uses instances",
         )
 
-    def _refuse_suspending(self, function: types.FunctionType) -> None:
-        text = f"{function.__qualname__} is asynchronous or a generator, and no graph holds that"
+    def _refuse(self, text: str, where: str) -> None:
+        """Say that something runs as it is; under fullgraph that is an error."""
         if self.fullgraph:
             raise GraphBreakError(
                 text,
-                where=source_line(first_line(function)),
+                where=source_line(where) if where else None,
                 did="stopped before compiling",
                 remedy="compile the functions that it calls",
             )
-        self.notice(f"{text}: it runs eagerly", first_line(function))
+        self.notice(f"{text}: it runs eagerly", where)
 
 
 def _wrong_option(name: str, value: object, wanted: str) -> OptionError:

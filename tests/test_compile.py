@@ -5,17 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import gc
 import inspect
 import io
-import os
 import pickle
-import subprocess
-import sys
-import threading
-import timeit
-import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +244,48 @@ def test_bound_methods(backend: Counting) -> None:
     torch.testing.assert_close(twin.decode(x), x)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_unusual_classes(backend: Counting) -> None:
+    class Tagged(nn.Module):
+        tag: str
+
+        def __init_subclass__(cls, *, tag: str) -> None:
+            cls.tag = tag
+
+    class Named(Tagged, tag="named"):
+        __slots__ = ("extra",)
+
+        def __new__(cls, scale: float) -> Named:
+            made = super().__new__(cls)
+            made.__dict__["scale"] = scale
+            return made
+
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+
+        def forward(self, t: Tensor) -> Tensor:
+            return t * float(self.__dict__["scale"])
+
+    class Called(nn.Sequential):
+        def __call__(self, t: Tensor) -> Tensor:
+            return torch.as_tensor(super().__call__(t)) + 1
+
+        def forward(self, t: Tensor) -> Tensor:
+            return t * 2
+
+    named = api.compile(Named(3.0), backend=backend)
+    torch.testing.assert_close(named(x), x * 3)
+    assert named.tag == "named"
+    empty = api.compile(Called(), backend=backend)
+    torch.testing.assert_close(empty(x), x * 2 + 1)
+    assert len(empty) == 0 and api.compile(empty)._orig_mod is empty._orig_mod
+    scripted = torch.jit.script(nn.ReLU())
+    with pytest.warns(FuseeWarning, match="TorchScript"):
+        assert api.compile(scripted) is scripted
+    outer = nn.Sequential(api.compile(nn.Linear(4, 4), backend=backend))
+    assert list(outer.state_dict()) == ["0.weight", "0.bias"]
+
+
 def test_install() -> None:
     stock = torch.compile, nn.Module.compile
     api.install()
@@ -364,111 +398,3 @@ def test_the_limit_of_versions_is_told_once(backend: Counting) -> None:
         for scale in range(6):
             torch.testing.assert_close(fast(x, scale), step(x, scale))
     assert len(said) == 1 and len(backend.graphs) == 2
-
-
-# ------------------------------------------------------------------------------ processes
-
-
-def test_sixteen_threads_on_a_first_call(backend: Counting) -> None:
-    net = Net().eval()
-    fast, want = api.compile(net, backend=backend), net(x)
-    results: list[Tensor] = []
-    barrier = threading.Barrier(16)
-
-    def call() -> None:
-        barrier.wait()
-        with torch.no_grad():
-            results.append(fast(x))
-
-    threads = [threading.Thread(target=call) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 16 and len(backend.graphs) == 1
-    for got in results:
-        torch.testing.assert_close(got, want)
-
-
-def test_compiled_objects_are_freed() -> None:
-    def once() -> list[weakref.ref[Any]]:
-        net = Net().eval()
-        method = Net().eval()
-        method.forward = api.compile(method.forward, backend="eager")  # type: ignore[method-assign]
-        fast = api.compile(net, backend="eager")
-        function = api.compile(lambda t: net(t) if t.sum() > 9 else t + 1, backend="eager")
-        for call in (fast, method, function):
-            call(x)
-        return [weakref.ref(one) for one in (net, method, fast, function, net.layer.weight)]
-
-    def objects() -> int:
-        gc.collect()
-        return len(gc.get_objects())
-
-    once()
-    before = objects()
-    refs = [ref for _ in range(100) for ref in once()]
-    gc.collect()
-    assert not [ref for ref in refs if ref() is not None]
-    del refs
-    assert objects() - before < 300
-
-
-def test_fork() -> None:
-    fast = api.compile(step)
-    fast(x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        same = torch.equal(fast(x), step(x)) and torch.equal(fast(x[:2]), step(x[:2]))
-        os._exit(0 if same else 1)
-    _, status = os.waitpid(child, 0)
-    assert status == 0
-
-
-IMPORTS = """
-import sys
-import torch
-import fusee
-from fusee import api, compiler
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-    def forward(self, x):
-        y = torch.nn.functional.gelu(self.layer(x)).softmax(-1)
-        return y if y.sum() > 100 else y * x + 1
-
-with torch.no_grad():
-    net, x = Net(), torch.randn(3, 4)
-    torch.testing.assert_close(api.compile(net)(x), net(x))
-    torch.testing.assert_close(api.compile(lambda x: x + 1)(x), x + 1)
-print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
-"""
-
-
-def test_neither_dynamo_nor_inductor_is_imported() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert ended.stdout == "[]\n", ended.stderr
-
-
-def test_overhead_of_a_warm_call() -> None:
-    """What a call of a one-op function costs over eager, its graph run as it is; printed."""
-
-    def one(t: Tensor) -> Tensor:
-        return t + 1
-
-    fast = api.compile(one, backend=lambda gm, example_inputs: lambda t: (t + 1,))
-    fast(x)
-    assert fast(x).shape == (4,)
-
-    def least(call: Any) -> float:
-        return min(timeit.repeat(lambda: call(x), number=2000, repeat=9)) / 2000 * 1e6
-
-    overhead = least(fast) - least(one)
-    print(f"\noverhead of a warm one-op call: {overhead:.2f} us")
-    assert overhead < 30  # a shared machine; bench/ measures
