@@ -112,6 +112,7 @@ class CompiledFunction:
         self._nested = weakref.WeakKeyDictionary()  # by module or function
         self._nested_codes: dict[types.CodeType, int] = {}
         self.call, self._native = _entrances(self)
+        self.take_defaults()
         live.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +137,11 @@ class CompiledFunction:
             self.sites.clear()
             self._nested.clear()
             self._nested_codes.clear()
+
+    def take_defaults(self) -> None:
+        """Bind arguments with the defaults that the function has now."""
+        function, call = self.function, self.call
+        call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def _log_notice(self, text: str, where: str) -> None:
         log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
@@ -314,6 +320,7 @@ class CompiledFunction:
         owner = owner if of_module else function
         known = self._nested.get(owner, {})
         if function in known:
+            known[function].take_defaults()
             return known[function]
         code = function.__code__
         flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -395,7 +402,7 @@ def first_line(function: types.FunctionType) -> str:
 # ------------------------------------------------------------------------------ entrances
 
 
-def _entrances(owner: CompiledFunction) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _entrances(owner: CompiledFunction) -> tuple[types.FunctionType, types.FunctionType]:
     """Two functions: with the signature of the compiled one; and one that calls it by Python.
 
     Python itself binds the arguments, with the function's own defaults and messages.
@@ -427,9 +434,6 @@ def _entrances(owner: CompiledFunction) -> tuple[Callable[..., Any], Callable[..
         "_policy": owner.policy,
         "_function": function,
     }
-    defaults = function.__defaults__ or ()
-    space.update({f"_d{k}": value for k, value in enumerate(defaults)})
-    space.update({f"_d_{k}": value for k, value in (function.__kwdefaults__ or {}).items()})
     exec(compile(text, f"<fusee entrance of {function.__qualname__}>", "exec"), space)
     call: types.FunctionType = space["call"]
     call.__name__, call.__qualname__ = function.__name__, function.__qualname__
@@ -437,14 +441,14 @@ def _entrances(owner: CompiledFunction) -> tuple[Callable[..., Any], Callable[..
 
 
 def _signature(function: types.FunctionType) -> tuple[str, str]:
-    """The parameters as in a `def`, and as a call passes them on."""
+    """The parameters as in a `def`, and as a call passes them on. Defaults are set later."""
     code = function.__code__
     names = code.co_varnames
     defaults = len(function.__defaults__ or ())
     taken, passed = [], []
     for k in range(code.co_argcount):
         default = k - (code.co_argcount - defaults)
-        taken.append(names[k] + (f"=_d{default}" if default >= 0 else ""))
+        taken.append(names[k] + ("=None" if default >= 0 else ""))
         passed.append(names[k])
         if k + 1 == code.co_posonlyargcount:
             taken.append("/")
@@ -457,7 +461,7 @@ def _signature(function: types.FunctionType) -> tuple[str, str]:
         taken.append("*")
     for name in names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]:
         has_default = name in (function.__kwdefaults__ or {})
-        taken.append(name + (f"=_d_{name}" if has_default else ""))
+        taken.append(name + ("=None" if has_default else ""))
         passed.append(f"{name}={name}")
     if code.co_flags & inspect.CO_VARKEYWORDS:
         taken.append(f"**{names[at]}")

@@ -108,7 +108,7 @@ _WORDS = {
 
 
 def _shown(kind: str, value: Any) -> str:
-    if kind == "type":
+    if kind == "type" and isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if kind in ("tensor", "absent"):
         return str(value)

@@ -69,6 +69,7 @@ class Machine(Capturing):
         self.world.set_cell(f.cells[name], value)
 
     def delete_cell(self, f: Frame, name: str) -> None:
+        self.load_cell(f, name)  # raises if there is nothing to delete
         self.world.set_cell(f.cells[name], DELETED)
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:

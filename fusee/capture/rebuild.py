@@ -199,6 +199,8 @@ class Rebuild:
             self.lines.append(f"list.extend({name}, [{', '.join(map(self.value, x))}])")
         elif isinstance(x, set):
             self.lines.append(f"set.update({name}, [{', '.join(map(self.value, x))}])")
+        elif isinstance(x, BaseException):
+            self._exception(x, name)
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
         for key in _slots(cls):
@@ -206,6 +208,15 @@ class Rebuild:
                 item = self.value(getattr(x, key))
                 self.lines.append(f"object.__setattr__({name}, {key!r}, {item})")
         return name
+
+    def _exception(self, x: BaseException, name: str) -> None:
+        """What the classes in C keep, and how the exception came about."""
+        in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
+        args = ", ".join(map(self.value, x.args))
+        self.lines.append(f"{self.source.constant(in_c)}.__init__({name}, {args})")
+        for key in ("__cause__", "__context__", "__suppress_context__"):
+            if getattr(x, key):  # the last one last: setting the cause sets it too
+                self.lines.append(f"{name}.{key} = {self.value(getattr(x, key))}")
 
     # ---------------------------------------------------------------------- effects
 

@@ -16,7 +16,7 @@ from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.portrait import Portrait
 
-__all__ = ["Outcome", "difference", "shrunk"]
+__all__ = ["Outcome", "backend", "difference", "shrunk"]
 
 CALLS = 3
 LONGEST_S = 5
@@ -55,9 +55,10 @@ class Outcome:
         self.breaks: list[str] = []
 
 
-def _forward(gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
+def backend(gm: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Any]:
+    """Runs graphs as they are."""
     gm.graph.lint()
-    return gm.forward  # type: ignore[no-any-return]
+    return gm.forward
 
 
 def outcome(source: str, compiled: bool) -> Outcome:
@@ -67,7 +68,7 @@ def outcome(source: str, compiled: bool) -> Outcome:
     exec(compile(source, "<fuzzed>", "exec"), module.__dict__)
     fn = made = module.__dict__["fn"]
     if compiled:
-        made = CompiledFunction(fn, _forward, Policy())
+        made = CompiledFunction(fn, backend, Policy())
     found = Outcome()
     portrait = Portrait()
     # each call's inputs are alive to the end, so that a change that comes late is seen
@@ -146,7 +147,7 @@ def difference(source: str, into: Outcome | None = None) -> str | None:
 
 
 def shrunk(source: str, fails: Callable[[str], bool], tries: int = 500) -> str:
-    """A smaller program that still fails: statements dropped, blocks put in place of their owner."""
+    """A smaller program that still fails: statements dropped, blocks in place of their owner."""
     best = ast.unparse(ast.parse(source))
     progress = True
     while progress and tries > 0:
@@ -201,7 +202,7 @@ def _own_bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """All lists of statements within functions, innermost last."""
     for child in ast.walk(node):
-        if isinstance(child, (ast.stmt, ast.ExceptHandler)) or isinstance(child, ast.Module):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.Module)):
             yield from _own_bodies(child) if not isinstance(child, ast.Try) else _all(child)
 
 

@@ -13,7 +13,8 @@ import warnings
 from collections import Counter
 
 from tests.capturing.differences import Outcome, difference, shrunk
-from tests.capturing.programs import PREAMBLE, program
+from tests.capturing.programs import program
+from tests.capturing.vocabulary import PREAMBLE
 
 
 def main() -> int:

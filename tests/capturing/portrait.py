@@ -12,7 +12,8 @@ __all__ = ["Portrait"]
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, torch.dtype, torch.Size)
 _LAZY = (types.GeneratorType, map, filter, zip, enumerate)
-_ITERATORS = tuple(type(iter(x)) for x in ([], (), {}, {}.items(), {}.values(), set(), range(0)))
+_EMPTY: tuple[Any, ...] = ([], (), {}, {}.items(), {}.values(), set(), range(0))
+_ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
 
 
 class Portrait:

@@ -1,0 +1,18 @@
+"""A few hundred random programs, eager beside compiled. Thousands: `scripts/fuzz`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.capturing.differences import difference
+from tests.capturing.programs import program
+
+PER_TEST = 25
+
+
+@pytest.mark.parametrize("first", range(0, 250, PER_TEST))
+@pytest.mark.filterwarnings("ignore")
+def test_programs(first: int) -> None:
+    for seed in range(first, first + PER_TEST):
+        found = difference(program(seed))
+        assert found is None, f"scripts/fuzz 1 --first {seed}\n{found}"

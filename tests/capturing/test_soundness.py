@@ -1,0 +1,209 @@
+"""Whatever a function reads may change between calls: the compiled one gives what eager gives."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.policy import Policy
+from tests.capturing.differences import backend
+from tests.capturing.places import CHANGES, Place, places
+from tests.capturing.portrait import Portrait
+
+MODULE = "world_of_soundness"
+
+SOURCE = '''
+import collections
+import enum
+
+import torch
+
+FACTOR = 3
+RATES = {"low": 0.5, "high": [1, 2, {"deep": 4}]}
+BIAS = torch.tensor([1.0, 2.0])
+SEEN = {1, 2, 3}
+
+
+class Mode(enum.Enum):
+    ADD = 1
+    SUB = 2
+
+
+class Leaf:
+    __slots__ = ("gain", "shift")
+
+    def __init__(self):
+        self.gain = 2
+        self.shift = torch.tensor([0.5, -0.5])
+
+
+class Base:
+    power = 2
+    table = {"x": 1, "y": 2}
+
+    def prepared(self, x):
+        return x * self.power + self.table["y"]
+
+    @property
+    def size(self):
+        return len(self.parts)
+
+
+class Node(Base):
+    depth = 1
+
+    def __init__(self):
+        self.leaf = Leaf()
+        self.parts = [1, 2.5, torch.ones(2)]
+        self.flags = {"on": True, "off": False}
+        self.mode = Mode.ADD
+        self.name = "node"
+        self.pair = (1, [2, 3])
+        self.queue = collections.deque([1, 2])
+        self.hook = shifted
+        self.other = None
+        self.self = self
+
+    def __call__(self, x, scale=2):
+        y = super().prepared(x) * scale
+        return y if self.mode is Mode.ADD else -y
+
+    def __getattr__(self, name):
+        if name == "computed":
+            return 6
+        raise AttributeError(name)
+
+
+def shifted(x, by=1, *, twice=False):
+    return x + by * (2 if twice else 1)
+
+
+def read(x, node, loose):
+    """One read of each kind, so that each matters for the result."""
+    x = node(x) + node.leaf.gain + node.leaf.shift
+    x = x + node.parts[0] + node.parts[1] * node.parts[-1]
+    for part in node.parts[:2]:
+        x = x + part
+    x = x + node.size * FACTOR + RATES["low"] + RATES["high"][2]["deep"] + BIAS
+    if node.flags["on"] and not node.flags.get("off"):
+        x = x * 2
+    x = node.hook(x) + shifted(x, twice=node.depth == 1)
+    x = x + len(node.name) + node.pair[0] + sum(node.pair[1]) + len(node.queue) + node.computed
+    if node.other is None and hasattr(node, "extra"):
+        x = x + 100
+    if node.self is node:
+        x = x + 7
+    for k, name in enumerate(sorted(loose)):
+        x = x + (k + 1) * loose[name]
+    if 2 in SEEN:
+        x = x + len(SEEN)
+    return x, [*loose], node.leaf, isinstance(node, Base), str(node.pair), "low" in RATES
+
+
+def make():
+    count, inner = 2, {"k": [1, 2]}
+
+    def nested(x, more=[5]):
+        return x * count + more[0]
+
+    def fn(x, node, loose):
+        x, *rest = read(x, node, loose)
+        return nested(x) + inner["k"][1], rest
+
+    return fn
+
+
+fn = make()
+'''
+
+
+class Side:
+    """One of two equal worlds: its objects, and the function called plainly or compiled."""
+
+    def __init__(self, compiled: bool) -> None:
+        module = sys.modules[MODULE] = types.ModuleType(MODULE)
+        exec(compile(SOURCE, "<soundness>", "exec"), module.__dict__)
+        names: Any = module.__dict__
+        self.args = [torch.tensor([1.0, -2.0]), names["Node"](), {"b": 1, "a": 2.5}]
+        self.fn = names["fn"]
+        self.call: Any = self.fn
+        if compiled:
+            self.call = CompiledFunction(self.fn, backend, Policy(), recompile_limit=10**6)
+        roots = {"args": self.args, "fn": self.fn, "globals": names}
+        self.places = places(roots, MODULE)
+
+    def told(self) -> list[str]:
+        portrait = Portrait()
+        try:
+            result = self.call(*self.args)
+        except Exception as error:  # noqa: BLE001  # the exception is what is compared
+            result = error
+        portrait.add("result", result)
+        portrait.add("args", self.args)
+        return portrait.lines
+
+
+def pairs() -> Iterator[tuple[Side, Side, Place, Place]]:
+    eager, compiled = Side(False), Side(True)
+    assert [p.path for p in eager.places] == [p.path for p in compiled.places]
+    assert compiled.told() == eager.told()
+    for mine, theirs in zip(eager.places, compiled.places):
+        yield eager, compiled, mine, theirs
+
+
+def changed(x: Any, name: str) -> Any:
+    try:
+        return CHANGES[name](x)
+    except (RuntimeError, TypeError, IndexError, ValueError):  # does not apply to this one
+        return x
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change(name: str) -> None:
+    """Each place changed in turn, and put back: every call gives what eager gives."""
+    count = 0
+    for eager, compiled, mine, theirs in pairs():
+        new = changed(mine.value, name)
+        if new is mine.value:
+            continue
+        count += 1
+        undo = mine.undo(), theirs.undo()
+        mine.put(new)
+        theirs.put(changed(theirs.value, name))
+        assert compiled.told() == eager.told(), f"{mine.path} {name}"
+        for one in undo:
+            one()
+        assert compiled.told() == eager.told(), f"{mine.path} put back"
+    assert count or name not in ("deleted", "none", "more")
+
+
+def test_aliases() -> None:
+    """Each place is given the value of each other one of the same class."""
+    for eager, compiled, mine, theirs in pairs():
+        for a, b in zip(eager.places, compiled.places):
+            if type(a.value) is not type(mine.value) or a.value is mine.value:
+                continue
+            undo = mine.undo(), theirs.undo()
+            mine.put(a.value)
+            theirs.put(b.value)
+            assert compiled.told() == eager.told(), f"{mine.path} is {a.path}"
+            for one in undo:
+                one()
+
+
+def test_nothing_changed() -> None:
+    """What the function does not read may change without a new entry."""
+    side = Side(True)
+    side.told()
+    before = len(side.call.entries)
+    side.args[0] = torch.randn(2)
+    side.args[1].unrelated = 3
+    sys.modules[MODULE].__dict__["UNRELATED"] = 4
+    side.told()
+    assert len(side.call.entries) == before
