@@ -152,6 +152,8 @@ def DELETE_DEREF(f: Frame, i: Instruction) -> None:
 def MAKE_FUNCTION(f: Frame, i: Instruction) -> None:
     code = f.pop()
     closure = f.pop() if i.arg & 8 else None
+    if closure is None and code.co_freevars:  # from 3.13 on it comes with the next instruction
+        closure = tuple(types.CellType() for _ in code.co_freevars)
     annotations = f.pop() if i.arg & 4 else None
     keyword_defaults = f.pop() if i.arg & 2 else None
     defaults = f.pop() if i.arg & 1 else None
