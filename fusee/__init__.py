@@ -9,15 +9,36 @@ from fusee import errors
 from fusee import log as log  # a misspelt FUSEE_* variable must not wait for the first compile
 
 if TYPE_CHECKING:
-    from fusee import backends
-    from fusee.api import report
+    from fusee import backends, compiler
+    from fusee.api import compile, install, report, uninstall
+    from fusee.debug.explain import explain
+    from fusee.debug.export import export
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["backends", "errors", "report"]
+__all__ = [
+    "backends",
+    "compile",
+    "compiler",
+    "errors",
+    "explain",
+    "export",
+    "install",
+    "report",
+    "uninstall",
+]
 
 # Imported when first used, so that `import fusee` takes no time.
-_LAZY = {"backends": "fusee.backends", "report": "fusee.api"}
+_LAZY = {
+    "backends": "fusee.backends",
+    "compile": "fusee.api",
+    "compiler": "fusee.compiler",
+    "explain": "fusee.debug.explain",
+    "export": "fusee.debug.export",
+    "install": "fusee.api",
+    "report": "fusee.api",
+    "uninstall": "fusee.api",
+}
 
 
 def __getattr__(name: str) -> Any:
