@@ -121,13 +121,14 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
 def _of_super(m: Capturing, obj: super, name: str) -> Any:
     shown: Any = obj
     start, owner = shown.__thisclass__, shown.__self__
-    kind = owner if isinstance(owner, type) else type(owner)
+    of_class = isinstance(owner, type) and issubclass(owner, start)
+    kind = owner if of_class else type(owner)
     mro = kind.__mro__
     for base in mro[mro.index(start) + 1 :]:
         found = m.world.class_item(base, name)
         if found is ABSENT:
             continue
-        if isinstance(owner, type) and isinstance(found, types.FunctionType):
+        if of_class and isinstance(found, types.FunctionType):
             return found
         return _bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")

@@ -14,6 +14,7 @@ import enum
 import functools
 import inspect
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
         args, function = (
             (function.__self__, *args),
-            getattr(function.__objclass__, function.__name__),
+            vars(function.__objclass__)[function.__name__],
         )
     inner = original(function)
     if inner is not None:
@@ -92,6 +93,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return natives.call(m, function, args, kwargs)
     if isinstance(function, functools._lru_cache_wrapper):
         return _call_cached(m, function, args, kwargs)
+    if type(function) is weakref.ref:
+        return m.world.referent(function)
     if isinstance(function, torch.nn.Module):
         return _call_module(m, function, args, kwargs)
     if isinstance(function, FakeTensor):
@@ -276,3 +279,6 @@ def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
 
 
 natives.SPECIAL[builtins.__build_class__] = build_class
+natives.SPECIAL[vars(type)["__call__"]] = lambda m, args, kwargs: make_instance(
+    m, args[0], args[1:], kwargs
+)

@@ -286,7 +286,7 @@ class Machine(Capturing):
             if is_finite_iterator(x):
                 return x
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
-        if attributes.python_method(self, x, "__getitem__") is not None:
+        if attributes.python_method(self, x, "__getitem__") and not hasattr(x, "__iter__"):
             raise GraphBreak("iterating by __getitem__ alone")
         return iter(x)
 

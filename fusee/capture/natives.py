@@ -32,6 +32,7 @@ _PURE: set[Any] = {
 }  # fmt: skip
 _PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "unicodedata"}
 _PURE_CLASSES = (
+    types.SimpleNamespace,
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo,
 )  # fmt: skip

@@ -394,4 +394,7 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     types.CellType: _cell,
     functools.partial: _partial,
     types.MethodType: _method,
+    types.SimpleNamespace: lambda r, x: (
+        f"{r.source.constant(types.SimpleNamespace)}(**{_dict(r, vars(x))})"
+    ),
 }

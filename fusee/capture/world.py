@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import collections
 import enum
+import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +182,14 @@ class World:
         if id(mirror.obj) not in self._origins:
             self._know(mirror.obj, mirror.origin)
         return mirror.obj
+
+    def referent(self, ref: weakref.ref[Any]) -> Any:
+        """What a weak reference leads to."""
+        origin = self._origins.get(id(ref))
+        if origin is None:
+            return ref()
+        place = Call(origin, operator.call, "the object of ")
+        return self.load(ref(), self._parts.setdefault(("referent", id(ref)), place))
 
     def mirror_of_globals(self, names: dict[str, Any], module: str) -> Mirror:
         """The Mirror of a module's variables."""

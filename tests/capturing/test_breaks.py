@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from tests.capturing.same import Traced, same, shape_of
-from tests.capturing.test_language import Base, Config, Manager, Odd, Pair, Positive
+from tests.capturing.test_classes import Base, Config, Pair, Positive
+from tests.capturing.test_language import Manager, Odd
 
 T = Any
 X = torch.arange(6.0).reshape(2, 3) - 2

@@ -251,6 +251,14 @@ def argument_in_place(x: T) -> T:
     return x
 
 
+LSTM = torch.nn.LSTM(3, 4)
+ATTENTION = torch.nn.MultiheadAttention(3, 1)
+
+
+def whole_modules(x: T) -> T:
+    return LSTM(x), ATTENTION(x, x, x)
+
+
 def random_numbers(x: T) -> T:
     return (
         torch.rand(2),
@@ -314,8 +322,8 @@ PROGRAMS = [
     with_functools, with_itertools, with_operator, with_collections, with_strings, with_math,
     with_lists, with_dicts, with_sets, with_loops, with_copies, assertions,
     lambdas_and_conditionals, tensor_attributes, tensor_indexing, tensor_making,
-    tensor_in_place, argument_in_place, random_numbers, many_results, unused_parts, compares,
-    returns_input, returns_nothing, returns_constant,
+    tensor_in_place, argument_in_place, random_numbers, whole_modules, many_results,
+    unused_parts, compares, returns_input, returns_nothing, returns_constant,
 ]  # fmt: skip
 
 
