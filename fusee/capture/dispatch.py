@@ -168,6 +168,12 @@ class CompiledFunction:
         between = _Between(self)
         f = Frame(between, self.function.__code__, self.function.__globals__, table())
         f.function = self.function
+        try:
+            return self._go_on(f, between, captured, result)
+        finally:
+            del f.machine  # it knows its frames: what they hold must not live until they are found
+
+    def _go_on(self, f: Frame, between: _Between, captured: Captured, result: Any) -> Any:
         closure = dict(zip(f.code.co_freevars, self.function.__closure__ or ()))
         while True:
             variables, f.stack, cells, between.handled = result
@@ -373,7 +379,7 @@ class _Between(Semantics):
             args, function = (function, *args), type(function).forward
         if type(function) is types.FunctionType:
             function = self.owner.nested(function, args[0] if args else None)
-        return function(*args, **kwargs)
+        return super().call(function, args, kwargs)
 
 
 # All that are alive: to reset them, and to renew their locks in a forked process.

@@ -11,7 +11,7 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -28,13 +28,6 @@ from fusee.capture.world import DELETED, World, is_scalar
 __all__ = ["Lost", "Rebuild"]
 
 
-class Resumed(Suspended):
-    """A generator that goes on outside of graphs, from where it stood in one."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 def _resumed(
     code: types.CodeType,
     globals_: dict[str, Any],
@@ -43,12 +36,36 @@ def _resumed(
     stack: list[Any],
     cells: dict[str, types.CellType],
     finished: bool,
-) -> Resumed:
-    made = Resumed(Frame(Semantics(), code, globals_, table()))
+) -> Generator[Any, Any, Any]:
+    """A generator that goes on where one stood when a graph ended."""
+    made = Suspended(Frame(Semantics(), code, globals_, table()))
     f = made.frame
     f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
     made.started, made.finished = True, finished
-    return made
+    generator = _driven(made)
+    next(generator)
+    named: Any = generator
+    named.__name__, named.__qualname__ = code.co_name, code.co_qualname
+    return generator
+
+
+def _driven(inner: Suspended) -> Generator[Any, Any, Any]:
+    """Python's own generator around one: it is closed when it is dropped. Ask it once first."""
+    value = None
+    while True:
+        resume: Any = inner.send
+        given: Any = None
+        try:
+            given = yield value
+        except GeneratorExit:
+            inner.close()
+            raise
+        except BaseException as error:  # noqa: BLE001  # it is thrown in there
+            resume, given = inner.throw, error
+        try:
+            value = resume(given)
+        except StopIteration as stop:
+            return stop.value
 
 
 class Lost(Exception):

@@ -6,13 +6,14 @@ A frame run with these semantics does what CPython would do. Capture overrides t
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.frame import Frame
+from fusee.capture.frame import UNBOUND, Frame
 
 __all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "unbound"]
 
@@ -178,10 +179,47 @@ class Semantics:
         return dict(x)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
+        if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
+            return stand(self, *args)
         return function(*args, **kwargs)
 
     def unsupported(self, what: str) -> BaseException:
         return GraphBreak(f"{what} is not supported")
+
+
+def _variables(m: Semantics) -> dict[str, Any]:
+    """What locals() gives in the innermost frame."""
+    f = m.frames[-1]
+    if f.names is not None:
+        return f.names  # type: ignore[no-any-return]
+    found = {}
+    for name in (*f.code.co_varnames, *f.code.co_cellvars, *f.code.co_freevars):
+        if f.locals.get(name, UNBOUND) is not UNBOUND:
+            found[name] = f.locals[name]
+        elif name in f.cells:
+            with contextlib.suppress(ValueError):  # an empty one
+                found[name] = f.cells[name].cell_contents
+    return found
+
+
+def _super(m: Semantics) -> Any:
+    f = m.frames[-1]
+    first = f.code.co_varnames[0]
+    owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
+    return super(m.load_cell(f, "__class__"), owner)
+
+
+# Functions in C that look at the frame that calls them, by how many arguments they have then.
+_ABOUT_CALLER: dict[tuple[Any, int], Callable[..., Any]] = {
+    (super, 0): _super,
+    (locals, 0): _variables,
+    (vars, 0): _variables,
+    (dir, 0): lambda m: sorted(_variables(m)),
+    (globals, 0): lambda m: m.frames[-1].globals,
+    (eval, 1): lambda m, code: eval(code, m.frames[-1].globals, _variables(m)),
+    (exec, 1): lambda m, code: exec(code, m.frames[-1].globals, _variables(m)),
+}
 
 
 def unbound(f: Frame, name: str) -> NameError:

@@ -131,12 +131,15 @@ def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured
                 attempt.captured.eager = f"it broke in two places: {found.reason}"
                 return attempt.captured
             found.where = found.where or attempt.where
-            limit, stop = attempt.count, found
+            # not with the frames that it went through, and what they hold
+            limit, stop = attempt.count, found.with_traceback(None)
         except Lost as lost:
             attempt.captured.eager = lost.reason
             if stop is not None:
                 attempt.captured.breaks.append(stop)
             return attempt.captured
+        finally:
+            attempt.release()
 
 
 class _Attempt:
@@ -157,6 +160,12 @@ class _Attempt:
         self.where = ""
         self.values = values
         self.state = State.now()
+
+    def release(self) -> None:
+        """Let go of all objects at once: Python would find such circles much later."""
+        self.values = {}
+        for part in (self.world.recorder, self.world, self.machine):
+            vars(part).clear()
 
     def run(self, limit: int) -> bool:
         """Run to the return, or to the instruction number `limit`. Whether it returned."""
