@@ -10,8 +10,9 @@ import torch
 from tests.capturing.same import Traced, shape_of
 from tests.models import zoo
 
-# Mamba's scan is torch's associative_scan, which compiles its own argument and is called between
-# graphs: each of the functions around it, in both layers, is one graph before and one after.
+# Asked whether it is being compiled, mamba takes torch's associative_scan in place of its loop. That
+# rounds otherwise, and no graph holds it, since it maps its argument by vmap. The functions around
+# it, in both layers, are graphs of their own.
 GRAPHS = {"mamba": 15}
 
 
@@ -31,4 +32,7 @@ def test_model(name: str) -> None:
     assert traced.entries == entries, "the second call was captured again"
     assert len(traced.graphs) == GRAPHS.get(name, 1), traced.stops
     for result in (got, again):
-        assert shape_of(result) == shape_of(want)
+        if name in GRAPHS:
+            torch.testing.assert_close(dict(result), dict(want))
+        else:
+            assert shape_of(result) == shape_of(want)
