@@ -10,9 +10,9 @@ import torch
 from tests.capturing.same import Traced, shape_of
 from tests.models import zoo
 
-# Asked whether it is being compiled, mamba takes torch's associative_scan in place of its loop. That
-# rounds otherwise, and no graph holds it, since it maps its argument by vmap. The functions around
-# it, in both layers, are graphs of their own.
+# Asked whether it is being compiled, mamba takes torch's associative_scan in place of its loop.
+# That rounds otherwise, and no graph holds it, since it maps its argument by vmap. The functions
+# around it, in both layers, are graphs of their own.
 GRAPHS = {"mamba": 15}
 
 
