@@ -35,9 +35,8 @@ class Handler(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A code object, decoded."""
+    """A code object, decoded. It does not keep the code alive."""
 
-    code: types.CodeType
     instructions: list[Instruction]
     handlers: list[Handler]
     by_offset: dict[int, int]
@@ -94,7 +93,7 @@ def _decode(code: types.CodeType) -> Program:
         Handler(by_offset[start], by_offset[end], by_offset[target], depth, keeps)
         for start, end, target, depth, keeps in _exception_table(code.co_exceptiontable)
     ]
-    return Program(code, instructions, handlers, by_offset)
+    return Program(instructions, handlers, by_offset)
 
 
 def _exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
