@@ -47,6 +47,9 @@ _STATEFUL = {
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
 
+# A model of 100 layers has about 5,000.
+_MOST_CALLS = 50_000
+
 # Attributes that are tensors themselves.
 _TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
 
@@ -130,8 +133,7 @@ class Recorder(TorchFunctionMode):
             return self._attribute(func, name, args)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             name = ""
-        method = name in dir(torch.Tensor) if name.startswith("_") else True
-        if method and name in _VALUES:
+        if name in _VALUES:
             raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
@@ -181,6 +183,11 @@ class Recorder(TorchFunctionMode):
         else:
             node = self.graph.call_method(name, nodes, named)
         self.calls += 1
+        if self.calls > _MOST_CALLS:
+            raise GraphBreak(
+                f"the graph has grown to {_MOST_CALLS} calls: a loop is written out in it",
+                "compile the body of the loop instead of the loop",
+            )
         self._finish(node, out)
 
     def _finish(self, node: fx.Node, out: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from fusee.capture import record
 from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_classes import Base, Config, Pair, Positive
 from tests.capturing.test_language import Manager, Odd
@@ -486,3 +487,13 @@ def test_exceptions_are_the_users(fn: Callable[..., Any]) -> None:
 def _users_lines(error: BaseException) -> list[tuple[str, int | None]]:
     here = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == __file__]
     return [(f.name, f.lineno) for f in here if f.name != "test_exceptions_are_the_users"][-2:]
+
+
+def test_a_long_loop_is_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def summed(x: T) -> T:
+        for k in range(120):
+            x = x + k
+        return x
+
+    monkeypatch.setattr(record, "_MOST_CALLS", 50)
+    assert len(same(summed, X, breaks=True).graphs) == 3
