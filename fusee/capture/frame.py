@@ -139,6 +139,7 @@ class Frame:
         """Go to the handler of `error`, or raise it if there is none."""
         handler = self.program.handler(self.at)
         if handler is None:
+            self.stack.clear()  # a generator that a loop was going through ends here
             raise error
         if error.__context__ is None and self.machine.handled is not error:
             error.__context__ = self.machine.handled

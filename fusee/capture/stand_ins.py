@@ -65,6 +65,8 @@ def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
     if isinstance(obj, FakeTensor):
         return _is_tensor_of(obj, kinds)
+    if isinstance(obj, Suspended):
+        return issubclass(types.GeneratorType, kinds)
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         meta = type(kind)
         if isinstance(kind, type) and meta is not type and kind not in type(obj).__mro__:
@@ -137,6 +139,8 @@ def _object_getattribute(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 @stands_for(type)
 def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1 and isinstance(args[0], Suspended):
+        return types.GeneratorType
     if len(args) == 1:
         return (
             m.attribute(args[0], "__class__") if isinstance(args[0], FakeTensor) else type(args[0])

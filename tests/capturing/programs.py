@@ -192,7 +192,8 @@ def _body_of_loop(w: Writer) -> None:
 def _while(w: Writer) -> None:
     name = w.new()
     w.line(f"{name} = {w.value('I', 1)} % 4")
-    w.line(f"while ({name} := {name} - 1) >= 0{w.pick('', ' and ' + w.value('B', 1))}:")
+    also = w.pick("", f" and ({w.value('B', 1)})")
+    w.line(f"while ({name} := {name} - 1) >= 0{also}:")
     w.know("I", name)
     _body_of_loop(w)
 

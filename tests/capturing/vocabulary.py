@@ -161,7 +161,7 @@ def opaque(k):
 
 def noted(k, *rest, scale=2, **named):
     log.append(("noted", k, len(rest), sorted(named)))
-    return k * scale
+    return k * scale % 1000
 
 
 def counted(k):
@@ -226,9 +226,12 @@ EXPRESSIONS: dict[str, list[str]] = {
         (lambda a, b=<I>: a + b)(<I>); int(<T>.sum().item() > 0);
         functools.reduce(lambda a, b: a - b, <LI>, 0); int(<T>[0]); <LI>.pop(); <D>.pop('b', 0);
         sorted(<LI>, key=lambda i: -i)[0]; <R>.parts[-1]; len(<LT>); <D>.setdefault('d', <I>);
-        list(<D>.values())[0]; <O>.missing; <I> ** 2; ~<I>; -<I>; (<I> or <I>); (<B> and <I>);
-        [*<LI>, <I>][-1]; len(list(<G>)); dict(zip(<LS>, <LI>)).get('a', 0);
-        functools.partial(noted, <I>, scale=3)(); divmod(<I>, 3)[1]; round(<F>)
+        list(<D>.values())[0]; <O>.missing; (<I> % 9) ** 2; ~<I>; -<I>; (<I> or <I>);
+        (<B> and <I>); [*<LI>, <I>][-1]; len(list(<G>)); dict(zip(<LS>, <LI>)).get('a', 0);
+        functools.partial(noted, <I>, scale=3)(); divmod(<I>, 3)[1]; round(<F>); len(locals());
+        eval('n'); len([*map(noted, <LI>)]); <O>.__class__.half(<I>); len(dir());
+        next(reversed(<LI>), 0); (lambda *a, **k: len(a) + len(k))(*<LI>, **<D>);
+        sum(v for v in <D>.values())
     """),
     "F": _words("""
         0.5; 1.5; <F> * <F>; <I> / 2; <F> + <I>; <T>.sum().item(); float(<I>); -<F>
@@ -246,7 +249,8 @@ EXPRESSIONS: dict[str, list[str]] = {
     "S": _words("""
         'a'; 'zz'; <LS>[0]; f'{<I>}-{<I>:03d}'; str(<I>); '-'.join(<LS>); <S> + 'b'; <S>.upper();
         repr(<LI>); f'{<F>:.2f}{<B>!r}'; type(<O>).__name__; <LS>[-1][:1]; str(<D>); '%s' % <I>;
-        '{}'.format(<I>); Color(<I>).name; str(<P>); <R>.__class__.__name__; repr(<R>)
+        '{}'.format(<I>); Color(<I>).name; str(<P>); <R>.__class__.__name__; repr(<R>);
+        type(<G>).__name__; next(iter(<D>), 'none'); repr(<SE>)
     """),
     "T": _words("""
         x; torch.ones(4); <T> + <T>; <T> * <F>; <T> - <I>; torch.relu(<T>); torch.sin(<T>);
@@ -267,13 +271,13 @@ EXPRESSIONS: dict[str, list[str]] = {
         <V> @ <V>; <T>[:2] + <V>; <V>.transpose(0, 1); <V>.add_(1); <T>.unflatten(0, (2, 2))
     """),
     "LI": _words("""
-        [1, 2]; [3]; [<I>, <I>]; [i + 1 for i in <LI>]; <LI> + <LI>; <LI>[1:]; list(<LI>);
+        [1, 2]; [3]; [<I>, <I>]; [i + 1 for i in <LI>]; <LI>[:4] + <LI>[:4]; <LI>[1:]; list(<LI>);
         sorted(<LI>); [*<LI>, <I>]; list(range(<I> % 5)); list(<D>.values()); <O>.parts;
         [i for i in <LI> if i > 1]; list(map(<FN>, <LI>)); list(reversed(<LI>)); <LI>.copy();
         list(<G>); list(<O>); [k for k, _ in enumerate(<LI>)]; <R>.parts; sorted(<SE>);
-        <LI>[::-1]; [a * b for a, b in zip(<LI>, <LI>)]; list(filter(None, <LI>)); <LI> * 2;
-        list(<T>.shape); [i for i in <LI> for _ in range(2)]; [noted(i) for i in <LI>];
-        [opaque(i) for i in <LI>]
+        <LI>[::-1]; [a * b % 9 for a, b in zip(<LI>, <LI>)]; list(filter(None, <LI>));
+        <LI>[:3] * 2; list(<T>.shape); [i for i in <LI>[:4] for _ in range(2)];
+        [noted(i) for i in <LI>]; [opaque(i) for i in <LI>]
     """),
     "LT": _words("""
         [torch.ones(4)]; [<T>]; [<T>, <T>]; [t * 2 for t in <LT>]; <LT> + [<T>];
@@ -301,8 +305,8 @@ EXPRESSIONS: dict[str, list[str]] = {
         type(<O>)(<I>, <T>)
     """),
     "FN": _words("""
-        (lambda a: a + 1); noted; (lambda a: a * <I>); opaque; (lambda a, k=<I>: a - k); <O>.bump;
-        functools.partial(noted, scale=<I>); twice(noted); Box.half; <LI>.count
+        (lambda a: a + 1); noted; (lambda a: a * <I> % 100); opaque; (lambda a, k=<I>: a - k);
+        <O>.bump; functools.partial(noted, scale=<I>); twice(noted); Box.half; <LI>.count
     """),
     "P": _words("""
         Pair(1, 2); Pair(<I>, <I>); Pair(first=<I>, second=<LI>); <P>._replace(first=<I>);
@@ -322,7 +326,7 @@ EXPRESSIONS: dict[str, list[str]] = {
 
 SIMPLE: list[str] = _words("""
     log.append(('at', <I>)); log.append(<T>); log.append(<LI>); log.append(<S>); <LI>.append(<I>);
-    <LI>.extend(<LI>); <LI>.insert(0, <I>); <LI>.reverse(); <LI>.sort(); <LI>[:1] = [<I>];
+    <LI>.extend(<LI>[:2]); <LI>.insert(0, <I>); <LI>.reverse(); <LI>.sort(); <LI>[:1] = [<I>];
     <LI>[1:] = <LI>; <LI>[-1] += <I>; del <LI>[0]; <LI>.clear(); <LI>.remove(<LI>[0]);
     <D>['a'] = <I>; <D>['n'] = <I>; <D>['a'] += <I>; <D>.update(<D>); <D>.pop('a'); <D>.clear();
     <D>.popitem(); <SE>.add(<I>); <SE>.discard(<I>); <LT>.append(<T>); <LT>[0] = <T>;
@@ -340,7 +344,7 @@ SIMPLE: list[str] = _words("""
     raise ValueError(<S>); raise Odd(<I>); checked(<I>); raise KeyError(<I>) from Odd(<I>);
     counted(<I>); opaque(<I>); noted(<I>, <I>, k=<I>); return <T>; return <I>, <LT>; return <O>;
     return <FN>; return <G>; a, b = <I>, <I>; del <D>['b']; del <O>.w, <O>.count;
-    first, *rest = <LI>; <T>.requires_grad; box = <O>; items += <LI>; x += <T>; y = y + <T>;
+    first, *rest = <LI>; <T>.requires_grad; box = <O>; items += <LI>[:2]; x += <T>; y = y + <T>;
     x = x * <F>; del items; many = [t + 1 for t in many]; n, flag = <I>, <B>;
     n = n + 1 if <B> else opaque(n); for v in <LI>: noted(v); (walrus := <I>); Box.total;
     print(end=''); functools.lru_cache(<FN>)(<I>); <O> += <I>; global_box = <O>;
