@@ -123,21 +123,25 @@ class World:
             self._know(obj, origin)
             self.fact("is", self.place(obj, "__code__"), obj.__code__)
             return obj
-        if isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS):
+        is_bound = isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS)
+        if is_bound and known is None:
             return self._load_bound(obj, origin)
-        if isinstance(obj, _FIXED):
+        if isinstance(obj, _FIXED) and not is_bound:
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
             return obj if known is not None else self._know(obj, Held(obj, str(origin)))
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
-        if isinstance(obj, types.MethodType):
-            self.fact("type", origin, types.MethodType)
-            owner = self.load(obj.__self__, Attr(origin, "__self__"))
-            return types.MethodType(self.load(obj.__func__, Attr(origin, "__func__")), owner)
         if known is not None:
             self.fact("is", origin, At(known))
             return obj
+        if isinstance(obj, types.MethodType):
+            self.fact("type", origin, types.MethodType)
+            owner = self.load(obj.__self__, Attr(origin, "__self__"))
+            function = self.load(obj.__func__, Attr(origin, "__func__"))
+            if owner is obj.__self__ and function is obj.__func__:
+                return self._know(obj, origin)
+            return types.MethodType(function, owner)
         self.fact("type", origin, type(obj))
         return self._know(obj, origin)
 
@@ -146,7 +150,7 @@ class World:
         self.fact("type", origin, type(obj))
         self.load(obj.__name__, Attr(origin, "__name__"))
         owner = self.load(obj.__self__, Attr(origin, "__self__"))
-        return obj if owner is obj.__self__ else getattr(owner, obj.__name__)
+        return self._know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
 
     def _know(self, obj: Any, origin: Origin) -> Any:
         self._origins[id(obj)] = origin
