@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import threading
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from fusee.config import settings
 from fusee.log import publish
-from fusee.runtime import cpu, llvm
+from fusee.runtime import cpu, llvm, workers
 from fusee.runtime.cache import ObjectCache, content_key
 
 __all__ = ["Build", "Function", "compile_one", "prepare"]
 
 # Part of every key. Raise it when equal text would give other object code.
 _VERSION = "2"
-_MOST_THREADS = 8
 _DECLARED = re.compile(r"^declare [^@]*@([\w.$]+)\(", re.MULTILINE)
 # Sums the roots of a range: a loop over vectors as kernels have them.
 _EXAMPLE = """
@@ -126,7 +124,7 @@ class Build:
             self._pending[key] = code
         else:
             self.compiled += 1
-            self._pending[key] = _workers().submit(_emit, self.target, key, named, self.cache)
+            self._pending[key] = workers.submit(_emit, self.target, key, named, self.cache)
         return key
 
     def finish(self) -> list[Function]:
@@ -168,9 +166,9 @@ def prepare() -> None:
     """
     # not in a thread: an import there would wait for Python's lock at every file
     target = cpu.target()
-    _workers().submit(llvm.linker)
-    for _ in range(_thread_count()):
-        _workers().submit(_warm_up, target)
+    workers.submit(llvm.linker)
+    for _ in range(workers.count()):
+        workers.submit(_warm_up, target)
 
 
 # Functions live as long as some Program uses them, so that nothing outlives its model.
@@ -192,15 +190,6 @@ def _cache(folder: Path, limit_bytes: int) -> ObjectCache:
     return ObjectCache(folder, limit_bytes)
 
 
-@functools.cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_thread_count(), thread_name_prefix="fusee-compile")
-
-
-def _thread_count() -> int:
-    return min(os.cpu_count() or 1, _MOST_THREADS)
-
-
 def _warm_up(target: cpu.Cpu) -> None:
     """The first module costs a thread several times what later ones do."""
     _emitter(target).emit(_EXAMPLE)
@@ -220,8 +209,3 @@ def _emit(target: cpu.Cpu, key: str, text: str, cache: ObjectCache | None) -> by
     if cache is not None:
         cache.put(key, code)
     return code
-
-
-# A forked child has none of its parent's threads.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.cache_clear)

@@ -1,0 +1,32 @@
+"""Compiling threads and forks: a child compiles too, whatever its parent was doing."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+import pytest
+
+from fusee.runtime import workers
+
+
+def test_jobs_give_their_results() -> None:
+    assert [workers.submit(divmod, k, 3).result() for k in (7, 9)] == [(2, 1), (3, 0)]
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(divmod, 1, 0).result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_waits_for_running_jobs() -> None:
+    job = workers.submit(time.sleep, 0.2)
+    time.sleep(0.05)
+    assert job.running()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: what this is about
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if workers.submit(sum, [1, 2]).result(timeout=10) == 3 else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0 and workers.submit(sum, [1, 2]).result() == 3
+    assert job.done()
