@@ -98,6 +98,7 @@ class Rebuild:
         self._memo: dict[int, str] = {}
         mirrors = world.mirrors.values()
         self._copies = {id(m.copy): m.origin for m in mirrors if m.copy is not None}
+        self._places: list[str] = []
         self._empty_cells: list[tuple[str, Any]] = []
         self._open: set[int] = set()
         self._keep: list[Any] = []
@@ -179,7 +180,8 @@ class Rebuild:
         text = f"{self.source.constant(made)}({', '.join(map(self.value, args))})"
         name = self._named(text)
         if state and state[0]:
-            self.lines.append(f"{name}.__setstate__({self.value(state[0])})")
+            # once its list is what it should be: a place beyond the end is cut to the end
+            self._places.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
 
     def _generator(self, x: Suspended) -> str:
@@ -252,6 +254,7 @@ class Rebuild:
                 self.lines.append(f"del {target}.cell_contents")
             else:
                 self.lines.append(f"{target}.cell_contents = {self.value(value)}")
+        self.lines += self._places
 
     def _advance(self, opened: Opened) -> None:
         mirrors = [self.world.mirrors.get(id(x)) for x in gone_through(opened.iterator)]

@@ -1,0 +1,261 @@
+"""What the fuzzer found, each fault as the smallest function that showed it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capturing.same import Traced, same, shape_of
+
+LOG: list[Any] = []
+WEIGHT = torch.tensor([0.5, -1.0])
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.fixture(autouse=True)
+def _empty_log() -> None:
+    LOG.clear()
+
+
+def opaque(k: int) -> int:
+    return zlib.crc32(str(k).encode()) % 5
+
+
+def alike(fn: Callable[..., Any], *args: Any) -> Traced:
+    """Eager and compiled tell the same and log the same; breaks and eager runs are allowed."""
+    traced = Traced(fn)
+    told = []
+    for run in (fn, traced):
+        LOG.clear()
+        WEIGHT.copy_(torch.tensor([0.5, -1.0]))
+        for _ in range(2):
+            try:
+                result = run(*args)
+            except Exception as error:  # noqa: BLE001  # the exception is what is compared
+                result = type(error), str(error), type(error.__context__)
+            LOG.append(("result", result))
+        told.append(shape_of([LOG, WEIGHT]))
+    assert told[0] == told[1], traced.stops
+    return traced
+
+
+def test_a_method_that_is_alive_at_a_break_is_not_called_while_capturing() -> None:
+    def fn() -> Any:
+        LOG.append(opaque(3))
+        return missing  # type: ignore[name-defined]  # noqa: F821
+
+    alike(fn)
+
+
+def test_a_partial_that_is_alive_at_a_break() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        add = functools.partial(torch.add, alpha=2)
+        k = opaque(1)
+        return add(x, k)
+
+    same(fn, torch.ones(2), breaks=True)
+
+
+def test_a_generator_that_is_dropped_is_closed() -> None:
+    def steps() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            LOG.append("closed")
+
+    def fn(x: torch.Tensor) -> Any:
+        first = next(steps())
+        LOG.append("after")
+        return x + first
+
+    def broken(x: torch.Tensor) -> Any:
+        running = steps()
+        first = next(running)
+        return x + first + x.sum().item()
+
+    alike(fn, torch.ones(2))
+    alike(broken, torch.ones(2))
+
+
+def test_an_iterator_that_two_names_share_across_a_break() -> None:
+    def fn(items: list[int]) -> Any:
+        iterator = iter(items)
+        for item in iterator:
+            if opaque(item) < 9:
+                break
+        return list(iterator), items
+
+    same(fn, [1, 2, 3], breaks=True)
+
+
+def test_an_iterator_over_a_display_that_was_filled_across_a_break() -> None:
+    def fn() -> None:
+        for item in [*[opaque(k) for k in (0, 2, 4)]]:
+            LOG.append(item)
+            WEIGHT.mul_(WEIGHT.sum().item())
+
+    alike(fn)
+
+
+def test_an_iterator_of_a_list_that_changes_later() -> None:
+    def fn(items: list[int]) -> Any:
+        iterator = iter(items)
+        items.insert(0, 7)
+        return iterator, items
+
+    def drained(items: list[int]) -> Any:
+        iterator, items = traced(items)
+        return list(iterator), items
+
+    traced = Traced(fn)
+    assert drained([1, 2]) == ([7, 1, 2], [7, 1, 2])
+
+
+def test_order_of_attributes_that_come_back() -> None:
+    class Box:
+        def __init__(self) -> None:
+            self.a, self.b = 1, 2
+
+    def fn(box: Any) -> Any:
+        del box.a
+        box.a = 3
+        return box
+
+    assert list(vars(Traced(fn)(Box()))) == ["b", "a"]
+
+
+def test_a_slice_is_assigned_from_the_list_itself() -> None:
+    def fn(items: list[int]) -> Any:
+        items.append(3)
+        items[:] = items
+        return items
+
+    same(fn, [1, 2])
+
+
+def test_deleting_what_only_getattr_finds() -> None:
+    class Box:
+        def __getattr__(self, name: str) -> int:
+            return len(name)
+
+    def fn(box: Any) -> None:
+        del box.extra
+
+    alike(fn, Box())
+
+
+def test_a_tensor_that_is_no_leaf_may_be_written_to() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with contextlib.suppress(RuntimeError):
+            x[0] = 2.0
+        return x.detach()
+
+    leaf = torch.ones(2, requires_grad=True)
+    traced = Traced(fn)
+    for k in (1, 2, 1):
+        x = leaf * k if k == 2 else leaf
+        assert traced(x).tolist() == ([2.0, 2.0] if k == 2 else [1.0, 1.0])
+
+
+def test_a_cached_function_with_effects_runs_once() -> None:
+    def noted(k: int) -> int:
+        LOG.append(k)
+        return k + 1
+
+    def fn(x: torch.Tensor) -> Any:
+        cached = functools.lru_cache(noted)
+        return x + cached(2) + cached(2)
+
+    alike(fn, torch.ones(2))
+
+
+def test_named_tuples_stay_in_the_graph() -> None:
+    same(lambda x: Pair(x + 1, [2]), torch.ones(2))
+
+
+def test_a_wrapped_function_keeps_its_names() -> None:
+    def twice(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(x: Any) -> Any:
+            return function(function(x))
+
+        return wrapper
+
+    got = Traced(lambda: twice(opaque))()
+    assert (got.__name__, got.__qualname__) == ("opaque", "opaque")
+    assert got(3) == opaque(opaque(3))
+
+
+def test_a_variable_of_a_cell_is_deleted_twice() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        shared = 1
+
+        def inner() -> int:
+            return shared  # noqa: F821  # it is deleted below
+
+        for _ in range(2):
+            del shared
+        return x + inner()
+
+    alike(fn, torch.ones(2))
+
+
+def test_the_frame_that_locals_and_super_see_at_a_break() -> None:
+    class Base:
+        def add(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Child(Base):
+        def add(self, x: torch.Tensor) -> Any:
+            k = x.sum().item()
+            y = super().add(x)
+            return y + k, sorted(locals()), dir()
+
+    alike(Child.add, Child(), torch.ones(2))
+
+
+def test_the_context_of_an_exception_that_is_alive_at_a_break() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        try:
+            raise ValueError("first")
+        except ValueError:
+            LOG.append(x.sum().item())
+            raise KeyError("second")  # noqa: B904  # the context is what is tested
+
+    alike(fn, torch.ones(2))
+
+
+def test_defaults_that_change_between_calls() -> None:
+    def inner(x: torch.Tensor, k: int = 1, *, more: int = 2) -> Any:
+        return x.sum().item() + k * more
+
+    def fn(x: torch.Tensor) -> Any:
+        return inner(x), opaque(1)
+
+    traced = Traced(fn)
+    assert traced(torch.ones(2)) == fn(torch.ones(2))
+    assert inner.__kwdefaults__ is not None
+    inner.__kwdefaults__["more"] = 5
+    assert traced(torch.ones(2)) == fn(torch.ones(2))
+    inner.__defaults__ = (7,)
+    assert traced(torch.ones(2)) == fn(torch.ones(2))
+
+
+def test_what_a_call_was_given_is_freed_with_it() -> None:
+    class Noted:
+        def __del__(self) -> None:
+            LOG.append("freed")
+
+    def fn(x: torch.Tensor, noted: Any) -> Any:
+        return x + x.sum().item()
+
+    traced = Traced(fn)
+    traced(torch.ones(2), Noted())
+    assert LOG == ["freed"]
