@@ -33,6 +33,7 @@ from fusee.capture.torch_api import (
     OpOverload,
     OpOverloadPacket,
     has_global_hooks,
+    is_bookkeeping,
     is_graph_function,
 )
 from fusee.capture.world import CONTAINERS, is_scalar
@@ -111,6 +112,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if function.__module__ in _NATIVE_MODULES:
         return _recorded(m, function, args, kwargs)
+    if is_bookkeeping(function):
+        return None
     refused = m.policy.refusal(function)
     if refused is not None:
         raise refused

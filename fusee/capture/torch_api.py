@@ -44,6 +44,7 @@ __all__ = [
     "fake_of",
     "has_global_hooks",
     "is_allowed_by_torch",
+    "is_bookkeeping",
     "is_graph_function",
     "recompile",
     "run_for_real",
@@ -228,6 +229,12 @@ def _extent(x: torch.Tensor) -> int:
     if not x.numel():
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
+
+
+def is_bookkeeping(function: Any) -> bool:
+    """Whether a function only notes, for TorchDynamo, that a module was made."""
+    home = getattr(function, "__module__", None)
+    return home == "torch._dynamo.mutation_guard" and function.__name__ == "tag"
 
 
 def is_graph_function(fn: Any) -> bool:

@@ -36,3 +36,13 @@ def test_model(name: str) -> None:
             torch.testing.assert_close(dict(result), dict(want))
         else:
             assert shape_of(result) == shape_of(want)
+
+
+def test_models_after_torch_compile() -> None:
+    """TorchDynamo patches nn.Module when it first runs; llama makes a ModuleList in its forward."""
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    module, args, kwargs = zoo.load("llama", "test")
+    traced = Traced(lambda *args, **kwargs: module(*args, **kwargs))
+    with torch.no_grad():
+        traced(*args, **kwargs)
+    assert not traced.stops
