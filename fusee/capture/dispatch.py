@@ -187,10 +187,13 @@ class CompiledFunction:
             entry_or_none, values = self._next(f, between)
             if entry_or_none is None or entry_or_none.run is None:
                 between.frames = []
+                result = None
+                values.clear()  # an exception shows this frame, and keeps what it holds
                 self._ends(f, f.run)
                 return f.result
             captured = entry_or_none.captured
             result = entry_or_none.run(*values.values())
+            values.clear()
             if captured.stop is None:
                 return result
 
