@@ -5,6 +5,7 @@ source   https://docs.python.org/3/howto/descriptor.html#technical-tutorial
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import types
@@ -20,6 +21,7 @@ from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
 __all__ = ["class_lookup", "delete", "lookup", "python_method", "store"]
 
+_FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
@@ -238,9 +240,9 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 def _custom(m: Capturing, found: Any, obj: Any, cls: type) -> Any:
     getter = python_method(m, found, "__get__")
     if getter is None:
-        if type(found).__flags__ & (1 << 9) or not isinstance(obj, tuple):
+        if type(found) is not _FIELD:
             raise GraphBreak(f"a descriptor of class {type(found).__qualname__} is not known")
-        return found.__get__(obj, cls)  # a field of a named tuple
+        return found.__get__(obj, cls)
     return m.call(getter, (found, obj, cls), {})
 
 

@@ -174,6 +174,11 @@ def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
+@stands_for(sys.exception)
+def _exception(m: Capturing, args: Args, kwargs: Kwargs) -> BaseException | None:
+    return m.handled
+
+
 @stands_for(hash)
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     method = attributes.python_method(m, args[0], "__hash__")

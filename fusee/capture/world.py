@@ -179,7 +179,7 @@ class World:
 
     def hold_from_trusted(self, obj: Any, words: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
-        return obj if is_scalar(obj) else self.hold(obj, words)
+        return obj if is_scalar(obj) or type(obj) is frozenset else self.hold(obj, words)
 
     def know_dict(self, mirror: Mirror) -> Any:
         """The attributes of an instance, as a dict of their own."""
