@@ -147,10 +147,8 @@ def LOAD_ATTR(f: Frame, i: Instruction) -> None:
     value = f.machine.attribute(f.pop(), i.value)
     if sys.version_info < (3, 12) or not i.arg & 1:
         f.push(value)
-    elif sys.version_info >= (3, 13):
-        f.stack += (value, NULL)
     else:
-        f.stack += (NULL, value)
+        f.push_callable(value)
 
 
 @op(V311)
@@ -165,10 +163,8 @@ def LOAD_SUPER_ATTR(f: Frame, i: Instruction) -> None:
     value = f.machine.attribute(f.machine.call(function, (kind, obj), {}), i.value)
     if not i.arg & 1:
         f.push(value)
-    elif sys.version_info >= (3, 13):
-        f.stack += (value, NULL)
     else:
-        f.stack += (NULL, value)
+        f.push_callable(value)
 
 
 @op()

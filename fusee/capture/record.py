@@ -125,9 +125,8 @@ class Recorder(TorchFunctionMode):
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        as_function: Callable[..., Any] | None = None,
     ) -> Any:
-        """Run `func` on fakes and write it down, as `as_function` if that is how it was spelt."""
+        """Run `func` on fakes and write it down."""
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, name, args)
@@ -143,7 +142,7 @@ class Recorder(TorchFunctionMode):
         out = self._run(func, args, kwargs, name)
         if not _holds_tensor(out) and name not in ("__setitem__", "setitem"):
             return out
-        self._write(as_function or func, name, args, kwargs, out)
+        self._write(func, name, args, kwargs, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import NULL, UNBOUND, Frame
+from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcode_table import V311, V312, V313, op
 
 # ------------------------------------------------------------------------------ names
@@ -62,10 +61,8 @@ def LOAD_GLOBAL(f: Frame, i: Instruction) -> None:
     value = f.machine.load_global(f, i.value)
     if not i.arg & 1:
         f.push(value)
-    elif sys.version_info >= (3, 13):
-        f.stack += (value, NULL)
     else:
-        f.stack += (NULL, value)
+        f.push_callable(value)
 
 
 @op()
