@@ -49,10 +49,11 @@ class Store:
 class Value:
     """One traced tensor: its meta twin, and the node that computes it while `version` is current.
 
-    `view` is None for an alias of the whole parent; `pick` makes the node on first use.
+    `view` is None for an alias of the whole parent; `pick` makes the node on first use; `real` is
+    the tensor of the program that it was lifted from.
     """
 
-    __slots__ = ("tensor", "store", "version", "parent", "view", "_node", "pick")
+    __slots__ = ("tensor", "store", "version", "parent", "view", "_node", "pick", "real")
 
     def __init__(self, tensor: torch.Tensor, node: fx.Node | None) -> None:
         self.tensor = tensor
@@ -61,6 +62,7 @@ class Value:
         self.parent: Value | None = None
         self.view: View | None = None
         self.pick: tuple[fx.Node, int] | None = None
+        self.real: torch.Tensor | None = None
         self.store: Store
 
 
@@ -82,7 +84,7 @@ def inverts(*ops: OpOverload) -> Callable[[Inverse], Inverse]:
 class Builder:
     """The functional graph under construction, and the tensors it stands for.
 
-    values    keyed by id: each Value keeps its tensor alive, so ids stay unique
+    values    keyed by id: each Value keeps its tensors alive, so ids stay unique
     to_size   turns the SymInts among arguments into sizes of ours; None if there are none
     """
 

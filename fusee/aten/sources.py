@@ -140,6 +140,7 @@ class Inputs:
             found = self.values[-1]
             assert found is not None
             value = found
+        value.real = x  # else another constant may come to live under its id
         self.b.values[id(x)] = value
         return value
 

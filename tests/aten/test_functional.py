@@ -378,6 +378,16 @@ def test_results_that_are_equal_do_not_share_memory() -> None:
     same(lambda x: torch.empty(3, 5).copy_(x), x35())
 
 
+def test_constants_made_on_the_way_stay_apart() -> None:
+    """torch makes a tensor of each index, and forgets it: the next one may get its address."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x[..., [k]] for k in range(x.shape[-1])]
+
+    graph = same(fn, torch.randn(2, 64))
+    assert len(graph.constants) == 64
+
+
 def test_constants_are_copied_for_each_call() -> None:
     same(lambda x: (torch.tensor([1.0, 2.0]), torch.tensor(3)), x35())
     same(lambda x: torch.tensor([1.0, 2.0]).add_(1), x35())
