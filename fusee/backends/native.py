@@ -198,7 +198,11 @@ def compile_native(
         reason = _why_eager(example_inputs)
         if reason is None:
             try:
-                return _compile(Compilation(gm, example_inputs, parsed, report))
+                call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
+                log.publish("time", "", str(report.stages_ms))
+                log.publish("kernels", "", lambda: str(report))
+                remember(report)
+                return CompiledGraph(call, report)
             except MissingFake:
                 raise
             except TraceError as error:
@@ -207,19 +211,31 @@ def compile_native(
         return _run_eagerly(gm, report, reason)
 
 
-def _compile(c: Compilation) -> CompiledGraph:
+def compile_aten(
+    aten: AtenGraph, example_inputs: Sequence[Any], options: Options, report: Report
+) -> Callable[..., Any]:
+    """Compile a graph that is traced already, and reads nothing from a module; changes it.
+
+    example_inputs   one per InputSpec; only parameters and buffers are looked at
+    report           receives the kernels, and the time of each stage on top of what it has
+    raises           as compile_native
+    """
+    prepare()
+    c = Compilation(fx.GraphModule({}, fx.Graph()), example_inputs, options, report)
+    c.aten = aten
+    return _compile(c, PIPELINE[1:])
+
+
+def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
+    stages = c.report.stages_ms
     with collector.paused():
-        for step in PIPELINE:
+        for step in steps:
             begin = time.perf_counter()
             step.take(c)
-            c.report.stages_ms[step.name] = (time.perf_counter() - begin) * 1e3
+            stages[step.name] = stages.get(step.name, 0.0) + (time.perf_counter() - begin) * 1e3
     _fill_report(c)
-    log.publish("time", "", str(c.report.stages_ms))
-    log.publish("kernels", "", lambda: str(c.report))
-    remember(c.report)
     functions = [c.functions[code.name] for code in c.host.functions]
-    call = bind_call(c.gm, c.aten, c.derived, c.loops, c.host, functions, c.options.threads)
-    return CompiledGraph(call, c.report)
+    return bind_call(c.gm, c.aten, c.derived, c.loops, c.host, functions, c.options.threads)
 
 
 class CompiledGraph:

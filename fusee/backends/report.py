@@ -11,7 +11,16 @@ from torch import fx
 
 from fusee.errors import user_line
 
-__all__ = ["ExternRow", "KernelRow", "Report", "first_line", "live_reports", "remember"]
+__all__ = [
+    "ExternRow",
+    "KernelRow",
+    "RegionRow",
+    "Report",
+    "UnclaimedRow",
+    "first_line",
+    "live_reports",
+    "remember",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,43 @@ class ExternRow:
 
 
 @dataclass(eq=False)
+class RegionRow:
+    """A part of the graph that an engine runs.
+
+    ops      how often each operator is in it
+    failed   why our compiler runs it instead, if it does
+    calls    how often it was called; `seconds` is what they took in all
+    """
+
+    name: str
+    engine: str
+    device: str
+    ops: dict[str, int]
+    failed: str | None = None
+    calls: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        most = sorted(self.ops, key=self.ops.__getitem__, reverse=True)[:4]
+        listed = ", ".join(f"{self.ops[op]} {op}" for op in most)
+        more = ", ..." if len(self.ops) > len(most) else ""
+        mean = f", {self.seconds / self.calls * 1e3:.3f} ms a call" if self.calls else ""
+        where = f"{self.engine} on {self.device}"
+        if self.failed is not None:
+            where = f"our compiler, since {self.engine} failed: {self.failed}"
+        return f"{self.name}  {where}; {sum(self.ops.values())} calls: {listed}{more}{mean}"
+
+
+@dataclass(frozen=True)
+class UnclaimedRow:
+    """A call that an engine does not run, and why."""
+
+    op: str
+    reason: str
+    where: str | None = None
+
+
+@dataclass(eq=False)
 class Report:
     """Everything that a user may ask about one compiled graph. str(report) is for reading.
 
@@ -40,6 +86,7 @@ class Report:
     where      the user's line that the graph begins with, if it is known
     notes      what was not lowered, not fused, not derived, and why
     passes     what each pass over the ATen graph changed
+    regions    the parts that an engine runs; `unclaimed`: the calls that it does not
     stages_ms  milliseconds of each stage of compiling, in their order
     """
 
@@ -50,6 +97,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     stages_ms: dict[str, float] = field(default_factory=dict)
+    regions: list[RegionRow] = field(default_factory=list)
+    unclaimed: list[UnclaimedRow] = field(default_factory=list)
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
 
@@ -71,6 +120,8 @@ class Report:
             rows.append(f"  arena        {self.arena_bytes:,} bytes for intermediates")
         externs = {f"{row.op}: {row.reason}" for row in self.externs}
         for title, lines in (
+            ("regions", [str(row) for row in self.regions]),
+            ("not the engine's", list(_counted(f"{r.op}  {r.reason}" for r in self.unclaimed))),
             ("kernels", list(_counted(f"{row.function}  {row.origin}" for row in self.kernels))),
             ("calls to ATen", list(_counted(f"{r.op}  {r.reason}" for r in self.externs))),
             ("passes", list(_counted(self.passes))),

@@ -1,0 +1,190 @@
+"""Splits an AtenGraph between an engine (OpenVINO, ONNX Runtime, ...) and our own compiler.
+
+    claims    engine.claim says for each call: yes, or why not
+    levels    what can run together, claimed or not, one level after the other
+    worth     regions that cost more to enter than they save go back to the rest, and say so
+    parts     each level as an AtenGraph of its own: fusee.aten.cut
+
+`split` only decides; `split_run.py` compiles the parts and calls them one after another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.graph import AtenGraph
+from fusee.aten.operators import is_view
+from fusee.aten.tidy import is_pure
+from fusee.aten.torch_api import OpOverload
+from fusee.backends.report import UnclaimedRow
+from fusee.errors import user_line
+
+__all__ = ["Engine", "Region", "RegionCall", "Split", "op_of", "split"]
+
+# Takes the region's inputs, one per InputSpec, and returns its results.
+RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A part of a graph, for an engine to compile.
+
+    graph     functional, without mutations; its outputs are its results. All tensors in it are
+              row-major: a part's other layouts are permuted before and after it, without copies.
+              Only inputs with `is_static`, parameters and buffers, come as they are
+    examples  per input of `graph` the tensor of the first call, or None for what is computed
+    """
+
+    name: str
+    graph: AtenGraph
+    examples: tuple[Any, ...]
+
+    def calls(self) -> list[fx.Node]:
+        """The calls to operators, in order."""
+        found = self.graph.graph.nodes
+        return [n for n in found if n.op == "call_function" and n.target is not operator.getitem]
+
+
+class Engine(Protocol):
+    """What runs regions: one per compiled function, with that function's options.
+
+    name     of the backend, for reports: "openvino"
+    device   where regions run: "CPU"
+    """
+
+    name: str
+    device: str
+
+    def keeps(self, op: OpOverload) -> bool:
+        """Whether tracing leaves this operator whole, since the engine has it as it is."""
+        ...
+
+    def claim(self, node: fx.Node) -> str | None:
+        """None if the engine can run this call exactly as eager does, else the reason why not."""
+        ...
+
+    def compile(self, region: Region) -> RegionCall:
+        """The region, ready to be called, from several threads too.
+
+        Results are fresh row-major tensors. Static inputs may be kept in whatever form, if calls
+        notice that they changed (fusee.runtime.weights).
+
+        raises   anything: the region is then compiled by us, with one warning
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The levels, in the order in which they run.
+
+    levels    (True: the engine's; nodes in program order)
+    unclaimed  one row per call that is not the engine's
+    """
+
+    levels: tuple[tuple[bool, tuple[fx.Node, ...]], ...]
+    unclaimed: tuple[UnclaimedRow, ...]
+
+    @property
+    def claimed(self) -> int:
+        """How many calls the engine has."""
+        return sum(len(_calls(nodes)) for is_claimed, nodes in self.levels if is_claimed)
+
+
+def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
+    """Decide which calls go to the engine.
+
+    least   a region with fewer calls that compute, and none that is heavy, goes back to the rest,
+            unless it is the whole graph
+    """
+    reasons: dict[fx.Node, str] = {}
+    for node in aten.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        reason = _never(node) or engine.claim(node)
+        if reason is not None:
+            reasons[node] = reason
+    while True:
+        levels = _levels(aten.graph, reasons)
+        small = [nodes for claimed, nodes in levels if claimed and not _is_worth(nodes, least)]
+        if len(levels) == 1 or not small:
+            break
+        for nodes in small:
+            calls = _calls(nodes)
+            text = f"{len(calls)} calls are too few to enter {engine.name} for"
+            reasons.update(dict.fromkeys(calls, text))
+    rows = [
+        UnclaimedRow(op_of(n), why, user_line(n.meta.get("stack_trace")))
+        for n, why in reasons.items()
+    ]
+    return Split(tuple(levels), tuple(rows))
+
+
+def op_of(node: fx.Node) -> str:
+    """How reports call a node's operator: "aten.add.Tensor"."""
+    return str(node.target)
+
+
+def _never(node: fx.Node) -> str | None:
+    """What no engine runs."""
+    if not isinstance(node.target, OpOverload):
+        return "it is no ATen operator"
+    if not is_pure(node):
+        return "it draws from torch's random numbers, or has an effect"
+    return None
+
+
+def _levels(
+    graph: fx.Graph, reasons: Mapping[fx.Node, str]
+) -> list[tuple[bool, tuple[fx.Node, ...]]]:
+    """Even levels are claimed, odd ones are not; every edge stays in its level or goes up.
+
+    So each level can run as one after those below it. What has an effect stays in program order.
+    """
+    level: dict[fx.Node, int] = {}
+    members: dict[int, list[fx.Node]] = {}
+    effects = 0
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        claimed = node not in reasons
+        if node.target is operator.getitem:
+            claimed = level[node.all_input_nodes[0]] % 2 == 0
+        at = 0 if claimed else 1
+        for source in node.all_input_nodes:
+            below = level.get(source, 0)
+            at = max(at, below if (below % 2 == 0) == claimed else below + 1)
+        if not claimed and not is_pure(node):
+            at = effects = max(at, effects)
+        level[node] = at
+        members.setdefault(at, []).append(node)
+    return [(at % 2 == 0, tuple(members[at])) for at in sorted(members)]
+
+
+def _calls(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if node.target is not operator.getitem]
+
+
+aten = torch.ops.aten
+_HEAVY = frozenset(
+    {
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten.linear.default,
+        aten.mm.default,
+        aten.scaled_dot_product_attention.default,
+    }
+)
+
+
+def _is_worth(nodes: Sequence[fx.Node], least: int) -> bool:
+    calls = [node for node in _calls(nodes) if not is_view(node.target)]
+    return len(calls) >= least or any(node.target in _HEAVY for node in calls)

@@ -1,0 +1,226 @@
+"""Compiles a split graph, and calls its parts one after another.
+
+A region that its engine cannot compile, or that fails when it runs, is compiled by us: with one
+warning, for that region alone. Regions have no effects, so one that failed can simply run again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusee import log
+from fusee.aten.cut import Order, Part, cut, inverse
+from fusee.aten.graph import AtenGraph
+from fusee.aten.interpret import executable
+from fusee.backends.call import finishing
+from fusee.backends.native import compile_aten
+from fusee.backends.regions import Engine, Region, RegionCall, op_of, split
+from fusee.backends.report import RegionRow, Report
+from fusee.config import Options
+from fusee.errors import FuseeError, FuseeWarning, layout, user_line
+
+__all__ = ["compile_split"]
+
+
+def compile_split(
+    aten: AtenGraph,
+    example_inputs: Sequence[Any],
+    engine: Engine,
+    options: Options,
+    report: Report,
+) -> Callable[..., Any]:
+    """A traced graph as a function of its inputs: the engine's regions, and ours between them.
+
+    example_inputs   one per InputSpec
+    options          for what our compiler gets
+    """
+    begin = time.perf_counter()
+    decided = split(aten, engine)
+    parts = cut(aten, decided.levels)
+    report.unclaimed += decided.unclaimed
+    report.stages_ms["split"] = (time.perf_counter() - begin) * 1e3
+    given = dict(zip(aten.placeholders, example_inputs, strict=True))
+    calls: list[RegionCall] = []
+    for part in parts:
+        examples = tuple(given.get(x) if isinstance(x, fx.Node) else None for x in part.inputs)
+        if part.is_claimed:
+            region = Region(f"region_{len(report.regions)}", part.graph, examples)
+            calls.append(_EngineCall(region, engine, options, report))
+        else:
+            calls.append(_rest(part.graph, examples, options, report))
+    source, names = _source(aten, parts)
+    log.publish("host", "split", source)
+    names.update({f"part{k}": call for k, call in enumerate(calls)})
+    exec(source, names)
+    body: Callable[..., tuple[Tensor, ...]] = names["body"]
+    finish = finishing(aten)
+    if finish is None:
+        return body
+    return lambda *inputs: finish(inputs, body(*inputs))
+
+
+def _rest(
+    graph: AtenGraph, examples: Sequence[Any], options: Options, report: Report
+) -> RegionCall:
+    """What no engine has: our compiler on the CPU, ATen itself elsewhere."""
+    devices = {torch.device(n.meta["device"]).type for n in graph.graph.nodes if "device" in n.meta}
+    if devices <= {"cpu"}:
+        call = compile_aten(graph, examples, options, report)
+    else:
+        call = executable(graph)
+    return lambda inputs: call(*inputs)
+
+
+class _EngineCall:
+    """One region as it is called: through the engine, or through our compiler once that failed."""
+
+    def __init__(self, region: Region, engine: Engine, options: Options, report: Report) -> None:
+        self.region, self.options, self.report = region, options, report
+        self.lock = threading.Lock()
+        self.ours: RegionCall | None = None
+        self.row = RegionRow(
+            region.name, engine.name, engine.device, dict(Counter(map(op_of, region.calls())))
+        )
+        report.regions.append(self.row)
+        begin = time.perf_counter()
+        try:
+            self.call = engine.compile(region)
+        except Exception as error:  # noqa: BLE001  # the engine is another project's code
+            self.call = self._fall_back(error, "was not compiled")
+        stages = report.stages_ms
+        spent = (time.perf_counter() - begin) * 1e3
+        stages[engine.name] = stages.get(engine.name, 0.0) + spent
+
+    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
+        begin = time.perf_counter()
+        call = self.call
+        try:
+            results = call(inputs)
+        except Exception as error:
+            if call is self.ours:
+                raise
+            self.call = call = self._fall_back(error, "failed")
+            results = call(inputs)
+        self.row.calls += 1
+        self.row.seconds += time.perf_counter() - begin
+        return results
+
+    def _fall_back(self, error: Exception, what: str) -> RegionCall:
+        with self.lock:
+            if self.ours is None:
+                reason = error.what if isinstance(error, FuseeError) else str(error)
+                self.row.failed = (reason.strip().splitlines() or [type(error).__name__])[0]
+                self._warn(f"{reason}", what)
+                self.ours = _rest(
+                    self.region.graph, self.region.examples, self.options, self.report
+                )
+            return self.ours
+
+    def _warn(self, reason: str, what: str) -> None:
+        node = culprit(self.region, reason)
+        op = op_of(node) if node is not None else f"one of {', '.join(self.row.ops)}"
+        lines = [line.strip() for line in reason.splitlines() if line.strip()]
+        warnings.warn(
+            layout(
+                FuseeWarning,
+                f"{self.row.name} of {self.report.name} {what} in {self.row.engine}, at {op}: "
+                f"{lines[0] if lines else 'no reason was given'}",
+                where=user_line(node.meta.get("stack_trace")) if node is not None else None,
+                did="this region runs through our own compiler from now on",
+                remedy="disabled_ops leaves an operator to PyTorch, and the rest to the engine",
+            ),
+            FuseeWarning,
+            stacklevel=4,
+        )
+
+
+def culprit(region: Region, text: str) -> fx.Node | None:
+    """The call that an engine's error text speaks of, if it says."""
+    calls = region.calls()
+    if len(calls) == 1:
+        return calls[0]
+    words = set(text.replace("'", " ").replace('"', " ").replace("/", " ").split())
+    for node in calls:
+        if node.name in words or op_of(node) in words:
+            return node
+    return next((node for node in calls if op_of(node) in text), None)
+
+
+# ------------------------------------------------------------------------------ host
+
+
+def _source(aten: AtenGraph, parts: Sequence[Part]) -> tuple[str, dict[str, Any]]:
+    """The function `body`: inputs to results, through all parts; and the names that it uses."""
+    placeholders = aten.placeholders
+    name = {node: f"x{k}" for k, node in enumerate(placeholders)}
+    lines = [f"def body({', '.join(name.values())}):"]
+    for symbol, at in aten.symbols.items():
+        size = "" if at.axis is None else f".size({at.axis})"
+        lines.append(f"    {symbol} = x{at.index}{size}")
+    last = _last_readers(aten, parts)
+    for k, part in enumerate(parts):
+        args = [
+            f"{_given(name[x], part, n)}, " if isinstance(x, fx.Node) else f"{x}, "
+            for n, x in enumerate(part.inputs)
+        ]
+        for node in part.outputs:
+            name[node] = f"v{len(name)}"
+        results = "".join(f"{name[node]}, " for node in part.outputs)
+        lines.append(f"    {results}= part{k}(({''.join(args)}))")
+        for node, order in zip(part.outputs, part.output_orders, strict=True):
+            if order is not None:
+                lines.append(f"    {name[node]} = {name[node]}.permute({_axes(inverse(order))})")
+        gone = [name[node] for node in last.get(k, ())]
+        if gone:
+            lines.append(f"    del {', '.join(gone)}")
+    names: dict[str, Any] = {"row_major": _row_major}
+    results = "".join(f"{name[node]}, " for node in aten.results)
+    if aten.mutations:
+        names["no_grad"] = torch.no_grad
+        positions = aten.results
+        lines.append("    with no_grad():")
+        lines += [
+            f"        x{m.index}.copy_({name[positions[m.position]]})" for m in aten.mutations
+        ]
+    lines.append(f"    return ({results})")
+    return "\n".join(lines), names
+
+
+def _given(value: str, part: Part, number: int) -> str:
+    """A tensor as the part takes it."""
+    spec = part.graph.inputs[number]
+    if not part.is_claimed or spec.is_static:
+        return value
+    order: Order | None = part.input_orders[number]
+    return f"row_major({value if order is None else f'{value}.permute({_axes(order)})'})"
+
+
+def _row_major(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _axes(order: Sequence[int]) -> str:
+    return ", ".join(map(str, order))
+
+
+def _last_readers(aten: AtenGraph, parts: Sequence[Part]) -> Mapping[int, list[fx.Node]]:
+    """After which part nobody reads a computed value again."""
+    kept = set(aten.results)
+    last: dict[fx.Node, int] = {}
+    for k, part in enumerate(parts):
+        for node in part.outputs:
+            last.setdefault(node, k)
+        last.update({x: k for x in part.inputs if isinstance(x, fx.Node) and x in last})
+    found: dict[int, list[fx.Node]] = {}
+    for node, k in last.items():
+        if node not in kept:
+            found.setdefault(k, []).append(node)
+    return found
