@@ -168,7 +168,18 @@ calls(
 )
 calls("a scan with logaddexp is not in the vocabulary", *named("logcumsumexp"))
 calls(
-    "a gradient: scattered sums, ATen's",
-    *named("embedding_dense_backward max_pool2d_with_indices_backward avg_pool2d_backward"),
-    *named("_adaptive_avg_pool2d_backward native_group_norm_backward native_layer_norm_backward"),
+    "gradients that are scattered sums",
+    *named("embedding_dense_backward max_pool2d_with_indices_backward unfold_backward"),
+    *named("max_pool3d_with_indices_backward adaptive_max_pool2d_backward"),
+    *named("adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"),
+    *named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
+    *named("upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward"),
+    *named("_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward"),
+    *named("_upsample_nearest_exact3d_backward _upsample_bicubic2d_aa_backward"),
+    *named("grid_sampler_2d_backward grid_sampler_3d_backward"),
 )
+calls(
+    "attention is ATen's blocked kernel",
+    *named("_scaled_dot_product_flash_attention_for_cpu_backward"),
+)
+calls("distances are sums over all pairs: ATen's", *named("_cdist_backward _pdist_backward"))

@@ -23,12 +23,16 @@ from fusee.loops.lower import (
     cat,
     fill,
     gather,
+    gradient,
+    loss,
     norm,
+    norm_gradient,
     pool,
     resample,
     scan,
     scatter,
     view,
+    window_gradient,
 )
 from fusee.loops.lower.extern import ExternSpec, Laid, extern
 from fusee.loops.lower.grow import growing
@@ -43,7 +47,8 @@ __all__ = ["InputLayout", "lower", "supported"]
 
 # importing these modules fills the tables
 RULES = (
-    activation, aggregate, arithmetic, cat, fill, gather, norm, pool, resample, scan, scatter, view,
+    activation, aggregate, arithmetic, cat, fill, gather, gradient, loss, norm, norm_gradient, pool,
+    resample, scan, scatter, view, window_gradient,
 )  # fmt: skip
 
 

@@ -155,24 +155,24 @@ def _group_norm_result(
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, channels = x.shape[0], x.shape[1]
-    rest = x.shape[2:]
-    each = floordiv(channels, groups)
-    split: Shape = (batch, groups, each, *rest)
+    split: Shape = (x.shape[0], groups, floordiv(x.shape[1], groups), *x.shape[2:])
     prepared(x, 3)
     grouped = reshape(x, split)
     dims = list(range(2, len(split)))
     mean, rstd = mean_and_squares(grouped, dims, 0, _rsqrt_of(eps))
 
-    def per_channel(t: Tensor) -> Tensor:
-        wide = expand(t, (batch, groups, each, *([1] * len(rest))))
-        return reshape(wide, (batch, channels, *([1] * len(rest))))
+    affine = [None if t is None else channels(x, t) for t in (weight, bias)]
+    wide = [per_channel(t, x, groups) for t in (mean, rstd)]
+    return normalised(call, x, *wide, *affine), mean, rstd
 
-    def affine(t: Tensor | None) -> Tensor | None:
-        return None if t is None else reshape(t, (1, channels, *([1] * len(rest))))
 
-    result = normalised(call, x, per_channel(mean), per_channel(rstd), affine(weight), affine(bias))
-    return result, mean, rstd
+def per_channel(t: Tensor, x: Tensor, groups: int) -> Tensor:
+    """A number per image and group, spread over the channels of `x`."""
+    batch, count = x.shape[:2]
+    ones = [1] * (len(x.shape) - 2)
+    grouped = reshape(t, (batch, groups, 1, *ones))
+    wide = expand(grouped, (batch, groups, floordiv(count, groups), *ones))
+    return reshape(wide, (batch, count, *ones))
 
 
 @lowers(*named("native_group_norm"))
@@ -243,7 +243,8 @@ def _fused_rms_norm(
 # ------------------------------------------------------------------------------ batch norm
 
 
-def _channels(x: Tensor, t: Tensor) -> Tensor:
+def channels(x: Tensor, t: Tensor) -> Tensor:
+    """A number per channel, beside the images `x`."""
     return reshape(t, (1, t.shape[0], *([1] * (len(x.shape) - 2))))
 
 
@@ -268,7 +269,7 @@ def _batch_norm_inference(
             beta = op("sub", rest[-1], op("mul", m, alpha))
         return op("add", op("mul", v, alpha), beta)
 
-    operands = [x, *(_channels(x, t) for t in (mean, var, *affine))]
+    operands = [x, *(channels(x, t) for t in (mean, var, *affine))]
     meta = call.meta
     compute = opmath(x.dtype)
     return pointwise(call.lowering, operands, fn, x.shape, meta.dtype, compute, meta.strides)
@@ -313,7 +314,7 @@ def _batch_norm_training(
     mean, var = mean_and_squares(x, dims, 0, None)
     rstd = pointwise(call.lowering, [var], _rsqrt_of(eps), var.shape, var.dtype)
     call.lowering.realise(rstd)
-    affine = [None if t is None else _channels(x, t) for t in (weight, bias)]
+    affine = [None if t is None else channels(x, t) for t in (weight, bias)]
     result = normalised(call, x, mean, rstd, affine[0], affine[1])
     count = product(x.shape[k] for k in dims)
 
