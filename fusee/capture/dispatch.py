@@ -25,6 +25,7 @@ import torch
 from fusee import log
 from fusee.capture.binding import bind
 from fusee.capture.facts import Guard, describe
+from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import table
 from fusee.capture.policy import ORIGINAL, Policy, original
@@ -44,6 +45,8 @@ Notice = Callable[[str, str], None]
 GuardFilter = Callable[[list[Guard]], Sequence[bool]]
 
 RECOMPILE_LIMIT = 8
+
+_AGAIN = object()  # in place of the result of a piece whose graph raised: Python is to run it
 
 
 @dataclass
@@ -107,6 +110,7 @@ class CompiledFunction:
         self.notice = notice or self._log_notice
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
+        self.varying: set[str] = set()
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
@@ -158,7 +162,11 @@ class CompiledFunction:
             if entry is not None and entry.captured.raises and self.fullgraph:
                 raise self._broken(entry.captured.eager, "", "")
             return result
-        return self.finish(entry, entry.run(*values.values()))
+        try:
+            result = entry.run(*values.values())
+        except GraphFailed:
+            result = _AGAIN
+        return self._native(**values) if result is _AGAIN else self.finish(entry, result)
 
     def finish(self, entry: Entry, result: Any) -> Any:
         """Go on after a piece: its result if the function returned, else the next pieces'."""
@@ -192,8 +200,15 @@ class CompiledFunction:
                 self._ends(f, f.run)
                 return f.result
             captured = entry_or_none.captured
-            result = entry_or_none.run(*values.values())
+            try:
+                result = entry_or_none.run(*values.values())
+            except GraphFailed:
+                result = _AGAIN
             values.clear()
+            if result is _AGAIN:
+                between.frames = []
+                self._ends(f, f.run)
+                return f.result
             if captured.stop is None:
                 return result
 
@@ -240,7 +255,7 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
-        captured = capture(place, values, self.policy)
+        captured = capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
         begin = time.perf_counter()
@@ -253,7 +268,8 @@ class CompiledFunction:
             compiled = None
             if captured.graph is not None:
                 begin = time.perf_counter()
-                compiled = self.compile_graph(captured.graph, captured.examples)
+                with torch.set_grad_enabled(captured.grad):
+                    compiled = self.compile_graph(captured.graph, captured.examples)
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled)
         return Entry(captured, check, check_source, run, times)
@@ -315,6 +331,8 @@ class CompiledFunction:
         missed = entry.captured.facts.first_miss(values)
         if missed is not None:
             fact, found = missed
+            if fact.kind == "equals" and type(fact.value) is type(found) is float:
+                self.varying.add(str(fact.origin))  # from now on it is an input
             text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
             log.publish("guards", self.function.__qualname__, text)
 
@@ -421,23 +439,31 @@ def _entrances(owner: CompiledFunction) -> tuple[types.FunctionType, types.Funct
     names = parameters(code)
     listed = ", ".join(names)
     signature, passed = _signature(function)
+    values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
     text = (
         f"def call({signature}):\n"
         f"    if _policy.is_unusual:\n"
-        f"        return _miss({{{', '.join(f'{name!r}: {name}' for name in names)}}})\n"
+        f"        return _miss({values})\n"
         f"    for _e in _entries:\n"
         f"        if _e.check({listed}):\n"
         f"            if _e.run is None:\n"
         f"                return _function({passed})\n"
-        f"            if _e.captured.stop is None:\n"
-        f"                return _e.run({listed})\n"
-        f"            return _finish(_e, _e.run({listed}))\n"
-        f"    return _miss({{{', '.join(f'{name!r}: {name}' for name in names)}}})\n"
+        f"            try:\n"
+        f"                if _e.captured.stop is None:\n"
+        f"                    return _e.run({listed})\n"
+        f"                _r = _e.run({listed})\n"
+        f"            except _failed:\n"
+        f"                break\n"
+        f"            return _finish(_e, _r)\n"
+        f"    else:\n"
+        f"        return _miss({values})\n"
+        f"    return _function({passed})\n"
         f"def native({listed}):\n"
         f"    return _function({passed})\n"
     )
     space: dict[str, Any] = {
         "_entries": start.entries,
+        "_failed": GraphFailed,
         "_finish": owner.finish,
         "_miss": owner.miss,
         "_policy": owner.policy,

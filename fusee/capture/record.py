@@ -26,6 +26,7 @@ from fusee.capture.torch_api import (
     OpOverloadPacket,
     State,
 )
+    set_grad_enabled,
 from fusee.errors import source_line
 
 __all__ = ["Recorder"]
@@ -255,6 +256,24 @@ class Recorder(TorchFunctionMode):
     def is_needed(self, graph: fx.GraphModule) -> bool:
         """Whether running the graph gives or changes anything."""
         last = next(iter(reversed(graph.graph.nodes)))
+    def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
+        """With gradients or without, if all calls run so: the graph then switches nothing itself.
+
+        ambient   how it is when the graph begins
+        """
+        mode, modes, switches = ambient, set(), []
+        for node in graph.nodes:
+            if node.target is set_grad_enabled:
+                mode = bool(node.args[0])
+                switches.append(node)
+            elif node.op not in ("placeholder", "output"):
+                modes.add(mode)
+        if modes != {not ambient}:
+            return ambient
+        for node in switches:
+            graph.erase_node(node)
+        return not ambient
+
         return bool(last.args[0]) or any(
             node.op not in ("placeholder", "output") and node.target not in STATE_SWITCHES
             for node in graph.graph.nodes
@@ -269,6 +288,21 @@ class Recorder(TorchFunctionMode):
         return out
 
 
+    def changes_inputs(self, graph: fx.GraphModule) -> bool:
+        """Whether the graph writes to memory that is there before it, as far as can be told."""
+        inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        with torch._C.DisableTorchFunction():
+            outside = set().union(*map(_storages, inputs))
+            return any(
+                _writes(node)
+                and (_may_write_all(node) or outside & _storages(*node.all_input_nodes))
+                for node in graph.graph.nodes
+            )
+
+    def is_random(self, graph: fx.GraphModule) -> bool:
+        """Whether the graph moves the state of a random generator."""
+        return any(n.op == "call_function" and not _is_pure(n.target) for n in graph.graph.nodes)
+
 @functools.lru_cache(maxsize=4096)
 def _stack_trace(where: str) -> str:
     """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
@@ -280,20 +314,42 @@ def _stack_trace(where: str) -> str:
 
 def _has_effect(node: fx.Node) -> bool:
     """Whether a node must stay even if nobody uses its result."""
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or node.target in STATE_SWITCHES:
         return True
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
-    target: Any = node.target
-    if target in (operator.getitem, getattr):
+    if _writes(node):
+        return True
+    if node.op == "call_method" or node.target in (operator.getitem, getattr):
         return False
-    if target in STATE_SWITCHES:
+    return str(getattr(node.target, "__name__", "")).startswith("_set") or not _is_pure(node.target)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node writes to its operands, or may."""
+    if node.op not in ("call_function", "call_method") or node.target in STATE_SWITCHES:
+        return False
+    target: Any = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         return True
-    name = getattr(target, "__name__", "")
-    in_place = target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    writes = in_place or "out" in node.kwargs or node.kwargs.get("inplace") is True
-    return writes or name.startswith("_set") or not _is_pure(target)
+    if "out" in node.kwargs or node.kwargs.get("inplace") is True:
+        return True
+    if name in _STATISTICS:  # of a layer, unless it is evaluated
+        by_default = name == "instance_norm"
+        named = node.kwargs.get("training", node.kwargs.get("use_input_stats", by_default))
+        return bool(node.args[5] if len(node.args) > 5 else named)
+    if name in ("embedding", "embedding_bag"):
+        return (node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")) is not None
+    return _may_write_all(node)
+
+
+def _may_write_all(node: fx.Node) -> bool:
+    """Whether nothing is known of what a node writes to."""
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return bool(target._schema.is_mutable)
+    if "generator" in node.kwargs:
+        return True
+    return node.op == "call_function" and not _is_of_torch(target)
 
 
 _IN_PLACE = {
@@ -305,11 +361,19 @@ _IN_PLACE = {
 
 def _is_pure(target: Any) -> bool:
     """Functions of the tensor namespaces; dropout and the like move the generator's state."""
+def _storages(*nodes: fx.Node) -> set[int]:
+    """The memory behind the tensors that nodes give."""
+    tensors = [node.meta.get("example_value") for node in nodes]
+    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
+
+
+_STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
+
     name = getattr(target, "__name__", "")
     if name in _RANDOM or any(word in name for word in ("rand", "drop", "bernoulli", "normal")):
         return False
     module = getattr(target, "__module__", None) or "torch"
-    return module == "_operator" or module.split(".")[0] == "torch"
+    return module == "_operator" or module.split(".")[0] == "torch" or target is getattr
 
 
 _RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
@@ -317,6 +381,10 @@ _RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_prod
 
 def _is_method(func: Any) -> bool:
     """Methods of torch.Tensor, in C or Python."""
+    return _is_of_torch(target)
+
+
+def _is_of_torch(target: Any) -> bool:
     name = getattr(func, "__name__", "")
     return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
         "method_descriptor", "wrapper_descriptor",

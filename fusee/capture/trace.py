@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,22 @@ from torch import fx
 from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
+from fusee.capture.failures import failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine
+from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import table
-from fusee.capture.origin import Local
+from fusee.capture.origin import Local, Origin
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
-from fusee.capture.torch_api import State, recompile, state_conditions, state_restored
+from fusee.capture.torch_api import (
+    State,
+    recompile,
+    set_grad_enabled,
+    state_conditions,
+    state_restored,
+)
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
@@ -70,6 +78,7 @@ class Captured:
     stop       why and before which instruction it ends; None if the function returned
     eager      why the function runs eagerly instead; "" if it doesn't
     raises     whether that is because the program raises, so that eager raises it too
+    grad       whether the graph runs with gradients
     """
 
     place: Place
@@ -84,6 +93,7 @@ class Captured:
     keywords: tuple[str, ...] = ()
     eager: str = ""
     raises: bool = False
+    grad: bool = True
     breaks: list[GraphBreak] = field(default_factory=list)
 
     def check(self) -> tuple[Callable[..., bool], Callable[[], str]]:
@@ -106,12 +116,23 @@ def parameters(code: types.CodeType) -> list[str]:
     return list(code.co_varnames[:count])
 
 
-def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured:
-    """Capture what follows `place` with `values` for its parameters."""
+def capture(
+    place: Place, values: Mapping[str, Any], policy: Policy, varying: Collection[str] = ()
+) -> Captured:
+    """Capture what follows `place` with `values` for its parameters.
+
+    varying   floats from outside that are inputs of the graph, by the words of their origins
+    """
     limit, stop = -1, None
     conditions = state_conditions()
+    constant: set[str] = set()
+
+    def varies(origin: Origin) -> bool:
+        may = bool(varying) and str(origin) in varying or is_learning_rate(origin)
+        return may and str(origin) not in constant
+
     while True:
-        attempt = _Attempt(place, values, policy, conditions)
+        attempt = _Attempt(place, values, policy, conditions, varies)
         try:
             with collector.paused(), state_restored(), attempt.machine.world.recorder:
                 try:
@@ -122,6 +143,8 @@ def capture(place: Place, values: Mapping[str, Any], policy: Policy) -> Captured
                     attempt.captured.raises = True
                     return attempt.captured
                 return attempt.finish(returned, stop)
+        except Specialise as needed:
+            constant |= needed.origins
         except Forbidden as found:
             where = source_line(attempt.where)
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
@@ -151,9 +174,10 @@ class _Attempt:
         values: Mapping[str, Any],
         policy: Policy,
         conditions: tuple[list[str], dict[str, Any]],
+        varies: Callable[[Origin], bool],
     ) -> None:
         self.place = place
-        self.machine = Machine(policy)
+        self.machine = Machine(policy, varies)
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions)
         self.count = 0
@@ -224,16 +248,39 @@ class _Attempt:
             rebuild.lines.append(f"{source.constant(function)}({listed})")
         self.world.recorder.leave(self.state)
         graph = self.world.recorder.finish(rebuild.outputs)
+        found.grad = self.state.grad
+        if not self.machine.policy.is_exporting:
+            found.grad = self.world.recorder.without_switches(graph.graph, self.state.grad)
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
         if self.world.recorder.is_needed(graph):
             found.graph = graph
-            lines.append(f"_out = _graph({', '.join(inputs)})")
+            call = self._guarded(graph, inputs, source)
+            if found.grad != self.state.grad:
+                switch = source.constant(set_grad_enabled)
+                call = [f"{switch}({found.grad})", *call, f"{switch}({self.state.grad})"]
+            lines += call
         lines += [*rebuild.lines, f"return {result}"]
         body = "\n".join(f"    {line}" for line in lines)
         found.source = f"def run({', '.join(self.place.parameters)}):\n{body}\n"
         found.names = source.names
         return found
+
+    def _guarded(self, graph: fx.GraphModule, inputs: list[str], source: Source) -> list[str]:
+        """The call of a graph, and what becomes of an error that it raises."""
+        recorder = self.world.recorder
+        changes, before = recorder.changes_inputs(graph), []
+        failed = source.constant(failing(graph.forward, self.state, changes))
+        given = "".join(f"{name}, " for name in inputs)
+        if recorder.is_random(graph) and not changes:
+            devices = [x.device for x in self.captured.examples]
+            before = [f"_before = {source.constant(generator_states(devices))}()"]
+        more = ", _before" if before else ""
+        return [
+            *before,
+            f"try: _out = _graph({given})",
+            f"except Exception as _error: {failed}(_error, ({given}){more})",
+        ]
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs; those that nobody uses are taken out."""

@@ -1,0 +1,135 @@
+"""Errors that graphs raise while they run: they reach the program as if Python had run it."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.policy import Policy
+from tests.capturing.same import Traced, same
+
+T = Any
+WEIGHT = torch.arange(12.0).reshape(4, 3)
+INSIDE, OUTSIDE = torch.tensor([1, 2]), torch.tensor([1, 9])
+
+
+def caught(index: T, log: T) -> T:
+    log.append("before")
+    try:
+        y = F.embedding(index, WEIGHT)
+        log.append("found")
+    except IndexError as error:
+        log.append(str(error))
+        y = WEIGHT[:2]
+    finally:
+        log.append("after")
+    return y * 2, log
+
+
+def not_caught(index: T, log: T) -> T:
+    log.append("before")
+    y = F.embedding(index, WEIGHT)  # the line
+    log.append("after")
+    return y, log
+
+
+def caught_after_a_break(index: T, log: T) -> T:
+    try:
+        if index.sum() > 0:
+            log.append("positive")
+        log.append(F.embedding(index, WEIGHT).sum())
+    except IndexError:
+        log.append("caught")
+        if index.max() > 8:
+            log.append("large")
+    return WEIGHT + 1, log
+
+
+def random_before(index: T, log: T) -> T:
+    noise = torch.rand(2)
+    try:
+        y = F.embedding(index, WEIGHT)
+    except IndexError:
+        y = WEIGHT[:2]
+    return noise, torch.rand(2), y
+
+
+def in_no_grad(index: T, log: T) -> T:
+    try:
+        with torch.no_grad():
+            y = F.embedding(index, WEIGHT)
+    except IndexError:
+        y = WEIGHT[:2]
+    return y, torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("index", [INSIDE, OUTSIDE], ids=["inside", "outside"])
+@pytest.mark.parametrize("fn", [caught, not_caught, random_before, in_no_grad])
+def test_an_error_of_a_graph_is_the_programs(fn: Callable[..., Any], index: T) -> None:
+    same(fn, index, [])
+
+
+@pytest.mark.parametrize("index", [INSIDE, OUTSIDE], ids=["inside", "outside"])
+def test_an_error_of_a_graph_after_a_break(index: T) -> None:
+    same(caught_after_a_break, index, [], breaks=True)
+
+
+def test_the_traceback_shows_the_line() -> None:
+    traced = Traced(not_caught)
+    traced(INSIDE, [])
+    with pytest.raises(IndexError) as raised:
+        traced(OUTSIDE, [])
+    assert "# the line" in traceback.extract_tb(raised.tb)[-2].line
+    assert raised.value.__context__ is None and len(traced.graphs) == 1
+
+
+def test_a_graph_that_changes_inputs_says_so() -> None:
+    def counts(seen: T, index: T) -> T:
+        seen.add_(1)
+        return F.embedding(index, WEIGHT)
+
+    def scratch(index: T) -> T:
+        return F.embedding(index, torch.zeros(4, 3).add_(1).relu_()), F.relu(WEIGHT * 2, True)
+
+    with pytest.raises(IndexError) as raised:
+        Traced(counts)(torch.zeros(2), OUTSIDE)
+    assert "changes its inputs" in raised.value.__notes__[0]
+    with pytest.raises(IndexError) as raised:
+        Traced(scratch)(OUTSIDE)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_an_error_of_the_backend_alone_is_not_hidden() -> None:
+    def backend(gm: Any, examples: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            raise RuntimeError("the backend is broken")
+
+        return run
+
+    calls = []
+    fast = CompiledFunction(lambda x: calls.append(1) or x + 1, backend, Policy())
+    with pytest.raises(RuntimeError, match="the backend is broken"):
+        fast(WEIGHT)
+    assert calls == []
+
+
+def unused_norm(norm: T, x: T) -> T:
+    norm(x)
+    return x + 1
+
+
+@pytest.mark.parametrize("make", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_statistics_are_kept_though_nobody_uses_the_result(make: Any) -> None:
+    norm = make(3, track_running_stats=True)
+    same(unused_norm, norm, torch.arange(24.0).reshape(2, 3, 4))
+    same(unused_norm, nn.Embedding(4, 3, max_norm=1.0), INSIDE)
