@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,13 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fusee' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
+    collecting = gc.isenabled()
+    gc.disable()  # one pass over all that torch has made takes longer than this import
+    try:
+        module = importlib.import_module(_LAZY[name])
+    finally:
+        if collecting:
+            gc.enable()
     value = module if module.__name__ == f"fusee.{name}" else getattr(module, name)
     globals()[name] = value
     return value

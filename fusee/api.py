@@ -15,9 +15,8 @@ from torch import nn
 
 from fusee.backends import registry
 from fusee.backends.guarded import guarded
-from fusee.backends.native import CompiledGraph
 from fusee.backends.registry import BackendLike
-from fusee.backends.report import Report, live_reports
+from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line
 from fusee.capture.policy import ORIGINAL, POLICY, innermost
 from fusee.capture.targets import as_function, call_module, is_suspending, target_of

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fusee.aten.always import convert
-from fusee.aten.metas import suggested_layout
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.sym.metas.table import suggested_layout
 
 __all__ = ["CANONICAL"]
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.aten.metas import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY, overload
 from fusee.aten.torch_api import OpOverload, same_ints
+from fusee.sym.metas.pointwise import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY
+from fusee.sym.metas.table import overload
 
 __all__ = ["GEOMETRY", "VIEWS", "Geometry", "is_row_major"]
 

@@ -1,6 +1,7 @@
 """Twins: tensors without data that stand for the program's tensors while it is traced.
 
-Plain meta tensors are quick, and right with the results in metas.py where theirs are not the CPU's.
+Plain meta tensors are quick, and right with the results of fusee.sym.metas where theirs are not
+the CPU's.
 But few of torch's meta kernels accept symbolic sizes; with these the twins are torch's FakeTensors,
 of the mode that already holds the sizes' facts.
 """
@@ -13,7 +14,6 @@ from typing import Any, Protocol
 import torch
 
 from fusee.aten.geometry import GEOMETRY, VIEWS
-from fusee.aten.metas import METAS
 from fusee.aten.torch_api import (
     FakeTensor,
     FakeTensorMode,
@@ -21,6 +21,7 @@ from fusee.aten.torch_api import (
     python_dispatcher,
     same_ints,
 )
+from fusee.sym.metas import METAS
 
 __all__ = ["FakeTwins", "MetaTwins", "Twins"]
 

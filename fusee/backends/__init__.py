@@ -3,8 +3,7 @@
 The contract is torch.compile's own: `backend(gm, example_inputs) -> callable(*inputs) -> outputs`.
 """
 
-from fusee.backends import eager as eager
-from fusee.backends import native as native
+from fusee.backends import ours as ours
 from fusee.backends.registry import Backend, list_backends, lookup, register
 
 __all__ = ["Backend", "list_backends", "lookup", "register"]

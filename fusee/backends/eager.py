@@ -14,7 +14,6 @@ from torch import fx
 
 from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
-from fusee.backends.registry import Backend, register
 from fusee.errors import TraceError
 
 
@@ -46,9 +45,3 @@ def run_aten(
     if all(spec.attribute is None for spec in graph.inputs):
         return call
     return lambda *inputs: call(*inputs, *graph.attributes(gm))
-
-
-register(Backend("eager", run_captured, "the captured graph, run as it is", tags=("debug",)))
-register(
-    Backend("aot_eager", run_aten, "the functional ATen graph on eager kernels", tags=("debug",))
-)

@@ -32,7 +32,7 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
 from fusee.aten.trace import trace
 from fusee.backends.call import bind_call
-from fusee.backends.registry import Backend, register
+from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
 from fusee.backends.source import captured_source
 from fusee.codegen.host import Arguments, HostCode, emit_host
@@ -238,23 +238,6 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
     return bind_call(c.gm, c.aten, c.derived, c.loops, c.host, functions, c.options.threads)
 
 
-class CompiledGraph:
-    """What the backend returns: call it with the graph's inputs."""
-
-    __slots__ = ("__weakref__", "_report", "call")
-
-    def __init__(self, call: Callable[..., Any], report: Report) -> None:
-        self.call = call
-        self._report = report
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self.call(*inputs)
-
-    def report(self) -> Report:
-        """What it is made of: kernels, calls to ATen, what was left out and why, time per stage."""
-        return self._report
-
-
 def _why_eager(example_inputs: Sequence[Any]) -> str | None:
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -301,14 +284,3 @@ def _show_schedule(schedule: Schedule) -> str:
         for item in schedule.items
     ]
     return "\n\n".join([*items, "# stayed apart", *(f"# {row}" for row in schedule.refusals)])
-
-
-register(
-    Backend(
-        "fusee",
-        compile_native,
-        "our compiler: loops, LLVM, no C++ compiler",
-        needs=("llvmlite",),
-        validate=Options.parse,
-    )
-)

@@ -8,6 +8,7 @@ backend before anything is compiled.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import fx
 from fusee.backends import dynamo
 from fusee.config import Options, knobs
 from fusee.errors import MissingPackage, OptionError, UnknownBackend, nearest
+from fusee.runtime import collector
 
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, object]], CompiledFn]
@@ -60,6 +62,22 @@ def register(backend: Backend) -> Backend:
         raise ValueError(f"a backend named {backend.name!r} is registered already")
     _backends[backend.name] = backend
     return backend
+
+
+def later(module: str, function: str) -> Compile:
+    """A backend's `compile` from a module that is imported when it is first called.
+
+    So a function that is compiled for another backend does not wait for the import.
+    """
+
+    def compile_with(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+    ) -> CompiledFn:
+        with collector.paused():
+            found: Compile = getattr(importlib.import_module(module), function)
+        return found(gm, example_inputs, options)
+
+    return compile_with
 
 
 def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:

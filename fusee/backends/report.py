@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -131,6 +132,23 @@ class Report:
                 rows.append(f"  {title}")
                 rows += [f"    {line}" for line in lines]
         return "\n".join(rows)
+
+
+class CompiledGraph:
+    """What the backend returns: call it with the graph's inputs."""
+
+    __slots__ = ("__weakref__", "_report", "call")
+
+    def __init__(self, call: Callable[..., Any], report: Report) -> None:
+        self.call = call
+        self._report = report
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.call(*inputs)
+
+    def report(self) -> Report:
+        """What it is made of: kernels, calls to ATen, what was left out and why, time per stage."""
+        return self._report
 
 
 def _counted(lines: Iterator[str] | list[str]) -> Iterator[str]:

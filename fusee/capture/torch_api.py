@@ -1,34 +1,29 @@
 """The private API of torch that capture stands on, in one place. Tested with torch 2.13.
 
-torch._subclasses          FakeTensor and its mode: tensors without data, on their real device
+torch._subclasses          what FakeTensors raise; they themselves are in torch_fakes.py
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import functools
-import inspect
 import linecache
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch._refs
 import torch.fx
-from torch._compile import _disable_dynamo
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+
+from fusee.capture.torch_fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "FIXED_ANSWERS",
@@ -40,6 +35,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "call_impl",
+    "enter_inference_mode",
     "fake_mode",
     "fake_of",
     "has_global_hooks",
@@ -49,6 +45,7 @@ __all__ = [
     "recompile",
     "run_for_real",
     "set_compiled_call",
+    "set_grad_enabled",
     "state_conditions",
     "state_restored",
 ]
@@ -96,6 +93,14 @@ STATE_QUERIES: tuple[Any, ...] = (
 
 set_grad_enabled = torch._C._set_grad_enabled
 
+
+def enter_inference_mode(mode: bool) -> Any:
+    """Switch inference mode; `__exit__` of what this gives puts back what was."""
+    context: Any = torch._C._InferenceMode(mode)
+    context.__enter__()
+    return context
+
+
 # Each becomes a node of the graph, and runs while the graph is made: `State`.
 STATE_SWITCHES: tuple[Any, ...] = (
     set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
@@ -109,126 +114,6 @@ has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global
 call_impl: Any = torch.nn.Module._call_impl
 
 _FUNCTIONS = torch._C._VariableFunctions
-
-
-def fake_mode() -> Any:
-    """A mode whose tensors are on the device they say, with static sizes."""
-    if "torch._dynamo" not in sys.modules:
-        _keep_dynamo_away()
-    return _mode_without_dynamo()(allow_non_fake_inputs=False, shape_env=None)
-
-
-# What FakeTensorMode asks torch._dynamo.config for, which takes more than a second to import.
-_DYNAMO_CONFIG = types.SimpleNamespace(
-    fake_tensor_cache_enabled=True,
-    fake_tensor_cache_crosscheck_enabled=False,
-    _custom_ops_profile=None,
-)
-
-
-@functools.cache
-def _keep_dynamo_away() -> None:
-    """Let torch's shape functions run without importing torch._dynamo.
-
-    Many are wrapped so that their first call imports it, for the sake of telling it to stay away
-    from them. Each such function gets what that call would find the next time: itself, as long as
-    torch._dynamo is not there, and what torch puts there as soon as it is.
-    """
-    spaces: list[dict[Any, Any]] = [
-        vars(torch._refs),
-        vars(torch._refs.nn.functional),
-        vars(torch._refs.special),
-        vars(torch._decomp.decompositions),
-        *torch._decomp.global_decomposition_table.values(),
-    ]
-    left = [x for space in spaces for x in space.values() if isinstance(x, types.FunctionType)]
-    seen: set[int] = set()
-    while left:
-        function = left.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        inner = [_contents(cell) for cell in function.__closure__ or ()]
-        left += [x for x in inner if isinstance(x, types.FunctionType)]
-        if function.__code__ is _LAZY_CODE:
-            for wrapped in inner:
-                if callable(wrapped) and not hasattr(wrapped, "__dynamo_disable"):
-                    wrapped.__dynamo_disable = _without_dynamo(wrapped)
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-# The code of functions that `torch._disable_dynamo` has wrapped.
-_LAZY_CODE = _disable_dynamo(lambda: None).__code__
-
-
-def _without_dynamo(function: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is None or not hasattr(dynamo, "disable"):
-            return function(*args, **kwargs)
-        function.__dynamo_disable = disabled = dynamo.disable(function, True, wrapping=False)
-        return disabled(*args, **kwargs)
-
-    return run
-
-
-@functools.cache
-def _mode_without_dynamo() -> type[FakeTensorMode]:
-    """FakeTensorMode, with those of its methods that look at torch._dynamo.config in a namespace
-    in which `torch._dynamo` has nothing but the settings above, at their defaults.
-    """
-    torch_there = types.ModuleType("torch")
-    torch_there.__dict__.update(torch.__dict__)
-    torch_there.__dict__["_dynamo"] = types.SimpleNamespace(config=_DYNAMO_CONFIG)
-
-    def import_there(name: str, *args: Any) -> Any:
-        found = None if name == "torch._dynamo.config" else builtins.__import__(name, *args)
-        return torch_there if found is torch or found is None else found
-
-    space = {
-        **sys.modules[FakeTensorMode.__module__].__dict__,
-        "torch": torch_there,
-        "__builtins__": {**builtins.__dict__, "__import__": import_there},
-    }
-    # torch's wrapper of __torch_dispatch__ imports torch._dynamo to tell it to stay away
-    methods: dict[str, Any] = {
-        "__torch_dispatch__": inspect.unwrap(FakeTensorMode.__torch_dispatch__),
-        "_should_skip_dynamo": classmethod(lambda cls: False),
-    }
-    for name in ("__init__", "_dispatch_impl"):
-        own: Any = getattr(FakeTensorMode, name)
-        moved = types.FunctionType(own.__code__, space, name, own.__defaults__, own.__closure__)
-        moved.__kwdefaults__ = own.__kwdefaults__
-        methods[name] = moved
-    return type("FakeTensorMode", (FakeTensorMode,), methods)
-
-
-def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like `x`, a leaf of autograd if it is one."""
-    meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-    if not x.is_leaf:
-        # computed from a leaf with the same layout: writing to it in place is allowed
-        leaf = FakeTensor(mode, meta.new_empty(()), x.device, requires_grad=True)
-        whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
-        with torch.enable_grad(), mode:
-            return whole.mul_(leaf).as_strided(x.size(), x.stride())
-    fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
-    if isinstance(x, torch.nn.Parameter):
-        fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
-    return fake
-
-
-def _extent(x: torch.Tensor) -> int:
-    """How many elements a storage has that holds `x` at its beginning."""
-    if not x.numel():
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
 
 
 def is_bookkeeping(function: Any) -> bool:

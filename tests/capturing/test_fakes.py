@@ -1,0 +1,136 @@
+"""Tensors without data: what programs see of their results is what eager gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from fusee.capture.torch_fakes import FakeTensor, fake_mode, fake_of
+
+PROGRAMS: list[Callable[[Tensor], Any]] = [
+    lambda x: F.linear(x, torch.ones(3, x.shape[-1]), torch.ones(3)),
+    lambda x: x @ x.mT,
+    lambda x: x.transpose(0, 1).reshape(-1),
+    lambda x: x[:, 1:].select(0, 1).unsqueeze(-1).expand(-1, -1, -1, 2),
+    lambda x: x.split(2, 1),
+    lambda x: x.unbind(0),
+    lambda x: x.chunk(2, -1)[1].squeeze(),
+    lambda x: x.relu_(),
+    lambda x: x.clone().mul_(2).add_(x),
+    lambda x: F.conv2d(x, torch.ones(6, 4, 3, 3), padding=1),
+    lambda x: F.batch_norm(x, torch.ones(4), torch.ones(4)),
+    lambda x: F.max_pool2d(x, 2, stride=2, ceil_mode=True),
+    lambda x: F.adaptive_avg_pool2d(x, (1, 1)).flatten(1),
+    lambda x: F.layer_norm(x, x.shape[-1:]),
+    lambda x: F.scaled_dot_product_attention(x, x, x),
+    lambda x: x.softmax(-1).mean((1, 2), keepdim=True),
+    lambda x: x.double() + torch.arange(x.shape[-1]),
+    lambda x: torch.full((2, 3), 1.0) * torch.zeros(3, dtype=torch.int64),
+    lambda x: x.masked_fill_(x > 0, -1.0),
+    lambda x: (x.sum(), x.amax((0, 1)), x.argmax(-1), x.std()),
+    lambda x: x.to(torch.float16).flip(0).roll(1),
+    lambda x: torch.empty_strided((2, 3), (1, 2)).zero_(),
+    lambda x: x.view(torch.int32) + 1,
+    lambda x: (x > 0).any(),
+]
+INPUTS = {
+    "rows": lambda: torch.randn(4, 4, 6, 6),
+    "channels last": lambda: torch.randn(4, 4, 6, 6).to(memory_format=torch.channels_last),
+    "slice": lambda: torch.randn(4, 4, 6, 12)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_same_as_eager(number: int, kind: str) -> None:
+    program, x = PROGRAMS[number], INPUTS[kind]()
+    mode = fake_mode()
+    fake = fake_of(mode, x)
+    with torch.no_grad():
+        try:
+            want: Any = program(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError), mode:
+                program(fake)
+            return
+        with mode:
+            got = program(fake)
+    for w, g in zip(pytree.tree_leaves(want), pytree.tree_leaves(got), strict=True):
+        assert isinstance(g, FakeTensor)
+        assert (g.shape, g.stride(), g.dtype) == (w.shape, w.stride(), w.dtype)
+        assert g.storage_offset() == w.storage_offset()
+        assert g.device == w.device
+        shares = g.untyped_storage()._cdata == fake.untyped_storage()._cdata
+        assert shares == (w.untyped_storage()._cdata == x.untyped_storage()._cdata)
+
+
+def test_gradients_are_seen() -> None:
+    mode = fake_mode()
+    weight = fake_of(mode, torch.nn.Parameter(torch.randn(3, 6)))
+    x = fake_of(mode, torch.randn(2, 6))
+    with mode:
+        y = F.gelu(F.linear(x, weight))
+    assert y.requires_grad
+    assert y.grad_fn is not None
+    assert not y.detach().requires_grad
+
+
+def test_values_of_constants_are_known() -> None:
+    mode = fake_mode()
+    with mode:
+        number = torch.tensor(3)
+        assert number.item() == 3
+        assert (number + 1).item() == 4
+        number.add_(fake_of(mode, torch.tensor(1)))
+        with pytest.raises(Exception, match=r"item|scalar"):
+            number.item()
+
+
+def test_devices_do_not_mix() -> None:
+    mode = fake_mode()
+    x = fake_of(mode, torch.randn(3))
+    with mode, pytest.raises(RuntimeError):
+        x + torch.empty(3, device="cuda")
+
+
+COLD = """
+import sys, torch, fusee
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.linear, self.last = nn.Linear(4, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu_(self.norm(self.conv(x))), 2)
+        x = self.last(nn.functional.gelu(self.linear(x.mean((2, 3)))))
+        q = x.view(2, 1, 2, 4).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q).softmax(-1)
+
+with torch.no_grad():
+    fusee.compile(Model().eval(), backend=lambda gm, inputs: gm.forward, fullgraph=True)(
+        torch.randn(2, 3, 8, 8)
+    )
+print(*[name for name in NAMES if name in sys.modules])
+"""
+
+
+def test_capture_imports_neither_sympy_nor_a_backend() -> None:
+    names = ["sympy", "torch._dynamo", "torch._inductor", "fusee.backends.native", "fusee.loops"]
+    done = subprocess.run(
+        [sys.executable, "-c", COLD.replace("NAMES", repr(names))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []

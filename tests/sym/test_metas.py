@@ -1,0 +1,165 @@
+"""Meta results are those of the CPU kernels: sizes, strides, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fusee.sym.metas import METAS
+from fusee.sym.metas.pointwise import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY
+from fusee.sym.metas.table import broadcast, overload
+
+Args = tuple[Any, ...]
+
+
+def images(*size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """One in rows, one in channels-last, one that is a slice of a larger one."""
+    x = torch.randn(size).to(dtype)
+    wide = torch.randn(*size[:-1], 2 * size[-1]).to(dtype)
+    return [x, x.to(memory_format=torch.channels_last), wide[..., : size[-1]]]
+
+
+def rows(x: Tensor) -> list[Tensor]:
+    return [x, x.mT.contiguous().mT, x[:, :1].expand_as(x)]
+
+
+CASES: list[tuple[str, Callable[[], list[Args]]]] = [
+    ("mm", lambda: [(x, torch.randn(6, 3)) for x in rows(torch.randn(5, 6))]),
+    ("bmm", lambda: [(torch.randn(2, 5, 6).mT, torch.randn(2, 5, 3))]),
+    (
+        "addmm",
+        lambda: [
+            (c, torch.randn(5, 6), torch.randn(6, 3)) for c in (torch.randn(3), torch.ones(5, 1))
+        ],
+    ),
+    ("baddbmm", lambda: [(torch.randn(3), torch.randn(2, 5, 6), torch.randn(2, 6, 3))]),
+    ("gather", lambda: [(torch.randn(4, 5), 1, torch.tensor([[0, 1], [2, 3]]).t())]),
+    ("embedding", lambda: [(torch.randn(7, 3), torch.tensor([[1, 2], [3, 4]]).t())]),
+    ("cumsum", lambda: [(x, 1) for x in [*rows(torch.randn(4, 5)), torch.ones(3, 4).int()]]),
+    ("sum", lambda: [(x,) for x in [*rows(torch.randn(4, 5)), torch.ones(3).bool()]]),
+    ("mean", lambda: [(x,) for x in rows(torch.randn(4, 5))]),
+    *[
+        (
+            op,
+            lambda: [
+                (x, axes, keep)
+                for x in images(2, 4, 6, 6)
+                for axes in ([1], [-1, -2], [0, 1, 2, 3])
+                for keep in (False, True)
+            ],
+        )
+        for op in ("sum.dim_IntList", "mean.dim", "amax", "amin")
+    ],
+    *[
+        (
+            op,
+            lambda: [
+                (x, axis, keep)
+                for x in images(2, 4, 6, 6)
+                for axis, keep in ((1, True), (None, False))
+            ],
+        )
+        for op in ("argmax", "argmin")
+    ],
+    (
+        "max_pool2d_with_indices",
+        lambda: [
+            (x, [3, 2], [2], [1], [1], ceil)
+            for x in [*images(2, 4, 7, 8), torch.randn(4, 7, 8)]
+            for ceil in (False, True)
+        ],
+    ),
+    (
+        "avg_pool2d",
+        lambda: [(x, [3], [], [1], ceil) for x in images(2, 4, 7, 8) for ceil in (False, True)],
+    ),
+    ("_adaptive_avg_pool2d", lambda: [(x, [3, 2]) for x in images(2, 4, 7, 8)]),
+    ("clone", lambda: [(x,) for x in [*images(2, 4, 6, 6), *rows(torch.randn(4, 5))]]),
+    ("native_batch_norm", lambda: [
+        (x, torch.ones(4), torch.ones(4), torch.ones(4), torch.ones(4), training, 0.1, 1e-5)
+        for x in images(2, 4, 6, 6)
+        for training in (False, True)
+    ]),
+    (
+        "native_layer_norm",
+        lambda: [(x, [6], torch.ones(6), torch.ones(6), 1e-5) for x in images(2, 4, 6, 6)],
+    ),
+    (
+        "convolution",
+        lambda: [
+            (x, torch.randn(6, 4, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+            for x in images(2, 4, 6, 6)
+        ],
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        lambda: [
+            (q, q, q)
+            for q in (torch.randn(2, 3, 6, 8), torch.randn(2, 6, 3, 8).transpose(1, 2))
+        ],
+    ),
+    ("cat", lambda: [([x, x], 1) for x in images(2, 4, 6, 6)]),
+    ("where.self", lambda: [(x > 0, x, x.new_ones(())) for x in images(2, 4, 6, 6)]),
+    ("logical_not", lambda: [(x,) for x in images(2, 4, 6, 6)]),
+    ("bitwise_not", lambda: [(x > 0,) for x in images(2, 4, 6, 6)]),
+    *[(op, lambda: [(x.abs(),) for x in images(2, 4, 6, 6)]) for op in ("relu", "sqrt", "gelu")],
+    *[
+        (op, lambda: [(x, y) for x in images(2, 4, 6, 6) for y in (x, torch.randn(6))])
+        for op in ("add.Tensor", "div.Tensor", "lt.Tensor")
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "make"), CASES, ids=[name for name, _ in CASES])
+def test_results_are_the_kernels(name: str, make: Callable[[], list[Args]]) -> None:
+    op = overload(name)
+    for args in make():
+        want = op(*args)
+        twins = pytree.tree_map(lambda x: _meta(x) if isinstance(x, Tensor) else x, args)
+        got = METAS[op](*twins)
+        for w, g in zip(pytree.tree_leaves(want), pytree.tree_leaves(got)):
+            if isinstance(w, Tensor):
+                assert g.is_meta
+                assert (g.shape, g.stride(), g.dtype) == (w.shape, w.stride(), w.dtype), args
+
+
+def _meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def test_conversion() -> None:
+    op = overload("_to_copy")
+    for x in images(2, 4, 6, 6):
+        want, got = op(x, dtype=torch.float64), METAS[op](_meta(x), dtype=torch.float64)
+        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+def test_wrong_operands_are_torchs_to_refuse() -> None:
+    x = torch.randn(4, 5).to("meta")
+    wrong: list[tuple[str, Args]] = [
+        ("mm", (x, x)),
+        ("addmm", (torch.ones(2).to("meta"), x, x.mT)),
+        ("sum.dim_IntList", (x, [2])),
+        ("mean.dim", (x.int(), [0])),
+        ("avg_pool2d", (x[None], [9])),
+    ]
+    for name, args in wrong:
+        with pytest.raises((RuntimeError, IndexError)):
+            METAS[overload(name)](*args)
+
+
+def test_broadcast() -> None:
+    assert list(broadcast((3, 1), (4,), ())) == [3, 4]
+    assert list(broadcast((0,), (1,))) == [0]
+    with pytest.raises(RuntimeError):
+        broadcast((2,), (3,))
+
+
+def test_tables_name_operators() -> None:
+    for name in (*FLOAT_UNARY, *FLOAT_BINARY, *BINARY, *COMPARING):
+        assert overload(name) in METAS
