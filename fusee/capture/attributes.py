@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
+from fusee.capture.numbers import Number
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
@@ -50,6 +52,8 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     """`obj.name`."""
     if isinstance(obj, FakeTensor):
         return _of_tensor(m, obj, name)
+    if type(obj) is Number:
+        obj.need()
     if isinstance(obj, types.ModuleType):
         return _of_module(m, obj, name)
     if isinstance(obj, type):
@@ -82,8 +86,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return torch.nn.Parameter if getattr(obj, "_is_param", False) else torch.Tensor
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
         raise AttributeError(name)
-    if name == "grad" and m.world.has_no_grad(obj):
-        return None
+    if name == "grad":
+        return grads.read(m, obj)
     try:
         return getattr(obj, name)
     except AttributeError as error:
@@ -252,7 +256,10 @@ def _custom(m: Capturing, found: Any, obj: Any, cls: type) -> Any:
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
     if isinstance(obj, FakeTensor):
-        raise GraphBreak(f"setting the attribute {name} of a tensor")
+        if name != "grad" or value is DELETED:
+            raise GraphBreak(f"setting the attribute {name} of a tensor")
+        grads.write(m, obj, value)
+        return
     if isinstance(obj, types.ModuleType):
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)
         return

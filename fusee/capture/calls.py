@@ -25,6 +25,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame, Suspended
+from fusee.capture.numbers import holds_number
 from fusee.capture.opcodes import table
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
@@ -189,6 +190,8 @@ def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
     args = tuple(m.deep(x) for x in args)
     kwargs = {key: m.deep(x) for key, x in kwargs.items()}
+    if m.world.recorder.has_numbers and (holds_number(args) or holds_number(kwargs)):
+        return natives.with_numbers(m, function, args, kwargs)
     with m.world.mode:
         return function(*args, **kwargs)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fusee.capture.frame import Suspended
+from fusee.capture.numbers import is_learning_rate
+from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
@@ -21,14 +23,18 @@ class Capturing(Semantics):
     world          what lies outside
     made_classes   classes that the program itself made
     generators     those that it made
+    inference      torch.inference_mode objects that it is within, and what left them in C
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(
+        self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate
+    ) -> None:
         super().__init__()
         self.policy = policy
-        self.world = World(self.where)
+        self.world = World(self.where, varies)
         self.made_classes: set[type] = set()
         self.generators: list[Suspended] = []
+        self.inference: list[tuple[Any, Any]] = []
 
     def where(self) -> str:
         """The innermost line of the user's code."""

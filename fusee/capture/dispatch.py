@@ -24,6 +24,7 @@ import torch
 
 from fusee import log
 from fusee.capture.binding import bind
+from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
@@ -31,7 +32,7 @@ from fusee.capture.opcodes import table
 from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
-from fusee.capture.trace import Captured, Place, capture, parameters
+from fusee.capture.trace import Captured, Place, capture
 from fusee.capture.tracebacks import raise_at
 from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
@@ -115,7 +116,7 @@ class CompiledFunction:
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
         self._nested_codes: dict[types.CodeType, int] = {}
-        self.call, self._native = _entrances(self)
+        self.call, self._native = entrances(self)
         self.take_defaults()
         live.add(self)
 
@@ -268,7 +269,7 @@ class CompiledFunction:
             compiled = None
             if captured.graph is not None:
                 begin = time.perf_counter()
-                with torch.set_grad_enabled(captured.grad):
+                with captured.modes():
                     compiled = self.compile_graph(captured.graph, captured.examples)
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled)
@@ -424,81 +425,3 @@ def first_line(function: types.FunctionType) -> str:
     """Where a function begins, `file.py:41 in step`."""
     code = function.__code__
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
-
-
-# ------------------------------------------------------------------------------ entrances
-
-
-def _entrances(owner: CompiledFunction) -> tuple[types.FunctionType, types.FunctionType]:
-    """Two functions: with the signature of the compiled one; and one that calls it by Python.
-
-    Python itself binds the arguments, with the function's own defaults and messages.
-    """
-    function, start = owner.function, owner.start
-    code = function.__code__
-    names = parameters(code)
-    listed = ", ".join(names)
-    signature, passed = _signature(function)
-    values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
-    text = (
-        f"def call({signature}):\n"
-        f"    if _policy.is_unusual:\n"
-        f"        return _miss({values})\n"
-        f"    for _e in _entries:\n"
-        f"        if _e.check({listed}):\n"
-        f"            if _e.run is None:\n"
-        f"                return _function({passed})\n"
-        f"            try:\n"
-        f"                if _e.captured.stop is None:\n"
-        f"                    return _e.run({listed})\n"
-        f"                _r = _e.run({listed})\n"
-        f"            except _failed:\n"
-        f"                break\n"
-        f"            return _finish(_e, _r)\n"
-        f"    else:\n"
-        f"        return _miss({values})\n"
-        f"    return _function({passed})\n"
-        f"def native({listed}):\n"
-        f"    return _function({passed})\n"
-    )
-    space: dict[str, Any] = {
-        "_entries": start.entries,
-        "_failed": GraphFailed,
-        "_finish": owner.finish,
-        "_miss": owner.miss,
-        "_policy": owner.policy,
-        "_function": function,
-    }
-    exec(compile(text, f"<fusee entrance of {function.__qualname__}>", "exec"), space)
-    call: types.FunctionType = space["call"]
-    call.__name__, call.__qualname__ = function.__name__, function.__qualname__
-    return call, space["native"]
-
-
-def _signature(function: types.FunctionType) -> tuple[str, str]:
-    """The parameters as in a `def`, and as a call passes them on. Defaults are set later."""
-    code = function.__code__
-    names = code.co_varnames
-    defaults = len(function.__defaults__ or ())
-    taken, passed = [], []
-    for k in range(code.co_argcount):
-        default = k - (code.co_argcount - defaults)
-        taken.append(names[k] + ("=None" if default >= 0 else ""))
-        passed.append(names[k])
-        if k + 1 == code.co_posonlyargcount:
-            taken.append("/")
-    at = code.co_argcount + code.co_kwonlyargcount
-    if code.co_flags & inspect.CO_VARARGS:
-        taken.append(f"*{names[at]}")
-        passed.append(f"*{names[at]}")
-        at += 1
-    elif code.co_kwonlyargcount:
-        taken.append("*")
-    for name in names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]:
-        has_default = name in (function.__kwdefaults__ or {})
-        taken.append(name + ("=None" if has_default else ""))
-        passed.append(f"{name}={name}")
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        taken.append(f"**{names[at]}")
-        passed.append(f"**{names[at]}")
-    return ", ".join(taken), ", ".join(passed)

@@ -13,13 +13,15 @@ import sys
 import types
 from typing import Any
 
-from fusee.capture import attributes
+from fusee.capture import attributes, grads
+from fusee.capture import optimizers as _optimizers  # noqa: F401  # its stand-ins
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.calls import call
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame
 from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.numbers import Number, compute
 from fusee.capture.semantics import BINARY, COMPARE, UNARY, unbound
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
@@ -100,6 +102,8 @@ class Machine(Capturing):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return function(left, right)
+        if type(left) is Number or type(right) is Number:
+            return compute(self.world.recorder.graph, function, (left, right))
         name = function.__name__.strip("_")
         custom = self._operator_method(left, right, name, in_place)
         if custom is not NotImplemented:
@@ -124,6 +128,8 @@ class Machine(Capturing):
     def unary(self, kind: str, x: Any) -> Any:
         if isinstance(x, FakeTensor):
             return self.tensor_operator(UNARY[kind], x)
+        if type(x) is Number:
+            return compute(self.world.recorder.graph, UNARY[kind], (x,))
         method = attributes.python_method(self, x, f"__{kind}__")
         return UNARY[kind](x) if method is None else self.call(method, (x,), {})
 
@@ -202,6 +208,8 @@ class Machine(Capturing):
         world = self.world
         if isinstance(container, dict):
             mirror = world.mirror(container)
+            if isinstance(key, FakeTensor):
+                return grads.item_by_tensor(self, mirror, key)
             if not is_scalar(key) and mirror.copy is None:
                 world.whole(container)
             found = world.get(mirror, key)

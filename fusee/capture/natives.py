@@ -18,11 +18,12 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.iteration import sort_key
+from fusee.capture.numbers import holds_number, need_values
 from fusee.capture.stand_ins import SPECIAL, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["SPECIAL", "call", "call_class", "special"]
+__all__ = ["SPECIAL", "call", "call_class", "special", "with_numbers"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -82,8 +83,20 @@ def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
 def _on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     given = tuple(m.deep(x) for x in args)
     named = {key: m.deep(x) for key, x in kwargs.items()}
+    if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
+        return with_numbers(m, function, given, named)
     with m.world.mode:
         return function(*given, **named)
+
+
+def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A torch call among whose arguments are floats that the graph computes."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, FakeTensor):
+        args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
+    if type(function) is types.FunctionType:
+        need_values(args, kwargs)
+    return m.world.recorder.call(function, args, kwargs)
 
 
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:

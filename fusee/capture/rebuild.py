@@ -20,6 +20,7 @@ from fusee.capture.facts import Source
 from fusee.capture.frame import Frame, Marker, Suspended
 from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
+from fusee.capture.numbers import Number
 from fusee.capture.opcodes import table
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
@@ -147,6 +148,10 @@ class Rebuild:
 
     def _made(self, x: Any) -> str:
         kind = type(x)
+        if kind is Number:
+            if x.origins:
+                x.need()
+            raise Lost("a float that the graph computes is alive where it ends")
         maker = _MAKERS.get(kind)
         if maker is not None:
             return self._named(maker(self, x))

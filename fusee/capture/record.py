@@ -18,6 +18,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
+from fusee.capture.numbers import Number, shown
 from fusee.capture.torch_api import (
     NEEDS_VALUES,
     STATE_SWITCHES,
@@ -25,8 +26,8 @@ from fusee.capture.torch_api import (
     OpOverload,
     OpOverloadPacket,
     State,
-)
     set_grad_enabled,
+)
 from fusee.errors import source_line
 
 __all__ = ["Recorder"]
@@ -43,7 +44,7 @@ _VALUES = {
 
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = {
-    "backward", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
     "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
@@ -90,6 +91,8 @@ class Recorder(TorchFunctionMode):
         self._input_names: set[str] = set()
         self._last_input: fx.Node | None = None
         self.calls = 0
+        self.inference: bool | None = None  # whether its calls are in inference mode
+        self.has_numbers = False
 
     # ---------------------------------------------------------------------- inputs
 
@@ -114,6 +117,11 @@ class Recorder(TorchFunctionMode):
         self.nodes[id(fake)] = node
         self._keep.append(fake)
 
+    def item(self, fake: torch.Tensor, origins: frozenset[str] = frozenset()) -> Number:
+        """The float in a tensor, which the graph reads."""
+        self.has_numbers = True
+        return Number(self.graph.call_method("item", (self.node(fake),)), origins)
+
     # ---------------------------------------------------------------------- calls
 
     def __torch_function__(
@@ -137,6 +145,10 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
+        if name == "backward":
+            raise GraphBreak("backward() runs autograd, between two graphs", "")
+        if name == "requires_grad_" and args[0].requires_grad == (*args[1:], True)[0]:
+            return args[0]
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
@@ -149,7 +161,7 @@ class Recorder(TorchFunctionMode):
     def _run(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         try:
             with torch._C.DisableTorchFunction(), self.mode:
-                return func(*args, **kwargs)
+                return func(*shown(args), **shown(kwargs))
         except NEEDS_VALUES as error:
             what = getattr(error, "func", None) or name
             raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
@@ -163,7 +175,8 @@ class Recorder(TorchFunctionMode):
         if name == "grad":
             raise GraphBreak("a tensor's grad is the result of a backward pass")
         args = self._lifted(args)
-        out = func(*args)
+        # the getter in C goes through torch's dispatcher, which imports torch.distributed for it
+        out = args[0].device if name == "device" else func(*args)
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             node = self.graph.call_function(getattr, (self.node(args[0]), name))
             self._finish(node, out)
@@ -172,6 +185,11 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        inference = torch.is_inference_mode_enabled()
+        if self.inference is None:
+            self.inference = inference
+        elif self.inference is not inference:
+            raise GraphBreak("a graph is in inference mode as a whole, or not at all")
         nodes = fx.node.map_aggregate(args, self._argument)
         named = fx.node.map_aggregate(kwargs, self._argument)
         if isinstance(func, str) or not _is_method(func):
@@ -224,6 +242,8 @@ class Recorder(TorchFunctionMode):
         return found
 
     def _argument(self, x: Any) -> Any:
+        if type(x) is Number:
+            return x.node
         return self.node(x) if isinstance(x, torch.Tensor) else x
 
     def _lifted(self, x: Any) -> Any:
@@ -247,15 +267,6 @@ class Recorder(TorchFunctionMode):
         for function, args in State.now().switches(state):
             self.graph.call_function(function, args)
 
-    def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
-        """The module, its outputs a tuple in this order; without what nobody needs."""
-        self.graph.output(tuple(self.node(x) for x in outputs))
-        self.graph.eliminate_dead_code(_has_effect)
-        return fx.GraphModule(torch.nn.Module(), self.graph, "CapturedGraph")
-
-    def is_needed(self, graph: fx.GraphModule) -> bool:
-        """Whether running the graph gives or changes anything."""
-        last = next(iter(reversed(graph.graph.nodes)))
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
         """With gradients or without, if all calls run so: the graph then switches nothing itself.
 
@@ -274,19 +285,19 @@ class Recorder(TorchFunctionMode):
             graph.erase_node(node)
         return not ambient
 
+    def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """The module, its outputs a tuple in this order; without what nobody needs."""
+        self.graph.output(tuple(self.node(x) for x in outputs))
+        self.graph.eliminate_dead_code(_has_effect)
+        return fx.GraphModule(torch.nn.Module(), self.graph, "CapturedGraph")
+
+    def is_needed(self, graph: fx.GraphModule) -> bool:
+        """Whether running the graph gives or changes anything."""
+        last = next(iter(reversed(graph.graph.nodes)))
         return bool(last.args[0]) or any(
             node.op not in ("placeholder", "output") and node.target not in STATE_SWITCHES
             for node in graph.graph.nodes
         )
-
-    def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function as one node, whatever it does."""
-        args, kwargs = self._lifted(args), self._lifted(kwargs)
-        with torch._C.DisableTorchFunction():
-            out = self._run(func, args, kwargs, "")
-        self._write(func, "", args, kwargs, out)
-        return out
-
 
     def changes_inputs(self, graph: fx.GraphModule) -> bool:
         """Whether the graph writes to memory that is there before it, as far as can be told."""
@@ -302,6 +313,15 @@ class Recorder(TorchFunctionMode):
     def is_random(self, graph: fx.GraphModule) -> bool:
         """Whether the graph moves the state of a random generator."""
         return any(n.op == "call_function" and not _is_pure(n.target) for n in graph.graph.nodes)
+
+    def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function as one node, whatever it does."""
+        args, kwargs = self._lifted(args), self._lifted(kwargs)
+        with torch._C.DisableTorchFunction():
+            out = self._run(func, args, kwargs, "")
+        self._write(func, "", args, kwargs, out)
+        return out
+
 
 @functools.lru_cache(maxsize=4096)
 def _stack_trace(where: str) -> str:
@@ -352,6 +372,14 @@ def _may_write_all(node: fx.Node) -> bool:
     return node.op == "call_function" and not _is_of_torch(target)
 
 
+def _storages(*nodes: fx.Node) -> set[int]:
+    """The memory behind the tensors that nodes give."""
+    tensors = [node.meta.get("example_value") for node in nodes]
+    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
+
+
+_STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
+
 _IN_PLACE = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
     operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
@@ -361,17 +389,13 @@ _IN_PLACE = {
 
 def _is_pure(target: Any) -> bool:
     """Functions of the tensor namespaces; dropout and the like move the generator's state."""
-def _storages(*nodes: fx.Node) -> set[int]:
-    """The memory behind the tensors that nodes give."""
-    tensors = [node.meta.get("example_value") for node in nodes]
-    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
-
-
-_STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
-
     name = getattr(target, "__name__", "")
     if name in _RANDOM or any(word in name for word in ("rand", "drop", "bernoulli", "normal")):
         return False
+    return _is_of_torch(target)
+
+
+def _is_of_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or "torch"
     return module == "_operator" or module.split(".")[0] == "torch" or target is getattr
 
@@ -381,10 +405,6 @@ _RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_prod
 
 def _is_method(func: Any) -> bool:
     """Methods of torch.Tensor, in C or Python."""
-    return _is_of_torch(target)
-
-
-def _is_of_torch(target: Any) -> bool:
     name = getattr(func, "__name__", "")
     return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
         "method_descriptor", "wrapper_descriptor",

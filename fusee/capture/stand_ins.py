@@ -23,6 +23,7 @@ from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.frame import Suspended
+from fusee.capture.numbers import Number
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -31,18 +32,24 @@ from fusee.capture.torch_api import (
 )
 from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["SPECIAL", "Args", "Kwargs", "Stand", "special", "stands_for"]
+__all__ = ["BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "special", "stands_for"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Stand = Callable[[Capturing, Args, Kwargs], Any]
 
 SPECIAL: dict[Any, Stand] = {}
+# By id of the code that closures share: `(function, capturing, args, kwargs) -> result`.
+BY_CODE: dict[int, Callable[..., Any]] = {}
 _function: Any
 
 
 def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
+    if type(function) is types.FunctionType:
+        of_code = BY_CODE.get(id(function.__code__))
+        if of_code is not None:
+            return functools.partial(of_code, function)
     try:
         return SPECIAL.get(function)
     except TypeError:  # not hashable: an instance with its own __eq__
@@ -67,6 +74,8 @@ def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
         return _is_tensor_of(obj, kinds)
     if isinstance(obj, Suspended):
         return issubclass(types.GeneratorType, kinds)
+    if type(obj) is Number:
+        return issubclass(float, kinds)
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
         meta = type(kind)
         if isinstance(kind, type) and meta is not type and kind not in type(obj).__mro__:
@@ -141,6 +150,8 @@ def _object_getattribute(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     if len(args) == 1 and isinstance(args[0], Suspended):
         return types.GeneratorType
+    if len(args) == 1 and type(args[0]) is Number:
+        return float
     if len(args) == 1:
         return (
             m.attribute(args[0], "__class__") if isinstance(args[0], FakeTensor) else type(args[0])
@@ -183,6 +194,12 @@ def _exception(m: Capturing, args: Args, kwargs: Kwargs) -> BaseException | None
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     method = attributes.python_method(m, args[0], "__hash__")
     return hash(*args) if method is None else m.call(method, args, {})
+
+
+@stands_for(vars(types.FunctionType)["__get__"])
+def _bind(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    function, obj, *_ = args
+    return function if obj is None else types.MethodType(function, obj)
 
 
 @stands_for(callable)

@@ -7,9 +7,10 @@ two instructions of one function, and the stack that is alive there is that func
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
 from fusee.capture.failures import failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
+from fusee.capture.inference import left
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import table
@@ -79,6 +81,7 @@ class Captured:
     eager      why the function runs eagerly instead; "" if it doesn't
     raises     whether that is because the program raises, so that eager raises it too
     grad       whether the graph runs with gradients
+    inference  whether it runs in inference mode; None if that is as it was
     """
 
     place: Place
@@ -94,12 +97,21 @@ class Captured:
     eager: str = ""
     raises: bool = False
     grad: bool = True
+    inference: bool | None = None
     breaks: list[GraphBreak] = field(default_factory=list)
 
     def check(self) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source."""
         conditions, names = self.conditions
         return compile_check(self.facts, self.place.parameters, names, conditions)
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """The modes of torch in which the graph runs, for a backend that asks for them."""
+        found = self.inference
+        inference = torch.is_inference_mode_enabled() if found is None else found
+        with torch.inference_mode(inference), torch.set_grad_enabled(self.grad):
+            yield
 
     def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
         """The function that runs this piece with `graph` as its compiled graph."""
@@ -134,7 +146,7 @@ def capture(
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         try:
-            with collector.paused(), state_restored(), attempt.machine.world.recorder:
+            with collector.paused(), state_restored(), left(attempt.machine), attempt.recorder:
                 try:
                     returned = attempt.run(limit)
                 except Exception as error:  # noqa: BLE001  # whatever the program raises
@@ -155,7 +167,7 @@ def capture(
                 return attempt.captured
             found.where = found.where or attempt.where
             # not with the frames that it went through, and what they hold
-            limit, stop = attempt.count, found.with_traceback(None)
+            limit, stop = attempt.entered, found.with_traceback(None)
         except Lost as lost:
             attempt.captured.eager = lost.reason
             if stop is not None:
@@ -180,7 +192,9 @@ class _Attempt:
         self.machine = Machine(policy, varies)
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions)
+        self.recorder = self.world.recorder
         self.count = 0
+        self.entered = 0
         self.where = ""
         self.values = values
         self.state = State.now()
@@ -197,6 +211,8 @@ class _Attempt:
         frame, machine = self.frame, self.machine
         machine.frames.append(frame)
         while self.count != limit:
+            if not machine.inference:  # else a break ends the graph before the mode begins
+                self.entered = self.count
             try:
                 stopped = frame.step()
             except GraphBreak:
@@ -248,17 +264,22 @@ class _Attempt:
             rebuild.lines.append(f"{source.constant(function)}({listed})")
         self.world.recorder.leave(self.state)
         graph = self.world.recorder.finish(rebuild.outputs)
-        found.grad = self.state.grad
+        is_other = self.recorder.inference not in (None, torch.is_inference_mode_enabled())
+        found.inference = self.recorder.inference if is_other else None
+        found.grad = ambient = self.state.grad if not is_other else not found.inference
         if not self.machine.policy.is_exporting:
-            found.grad = self.world.recorder.without_switches(graph.graph, self.state.grad)
+            found.grad = self.world.recorder.without_switches(graph.graph, ambient)
         inputs = self._inputs(graph, source)
         lines = list(source.lines)
         if self.world.recorder.is_needed(graph):
             found.graph = graph
             call = self._guarded(graph, inputs, source)
-            if found.grad != self.state.grad:
+            if found.grad != ambient:
                 switch = source.constant(set_grad_enabled)
-                call = [f"{switch}({found.grad})", *call, f"{switch}({self.state.grad})"]
+                call = [f"{switch}({found.grad})", *call, f"{switch}({ambient})"]
+            if is_other:
+                mode = source.constant(torch.inference_mode)
+                call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
             lines += call
         lines += [*rebuild.lines, f"return {result}"]
         body = "\n".join(f"    {line}" for line in lines)

@@ -26,6 +26,7 @@ from fusee.capture.facts import ABSENT, At, Facts, TensorFact
 from fusee.capture.frame import Marker
 from fusee.capture.iterators import remaining
 from fusee.capture.mirror import Mirror, Opened, dict_class, empty_like, snapshot
+from fusee.capture.numbers import Number, as_tensor, is_learning_rate
 from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Local, Origin
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
@@ -47,7 +48,7 @@ _FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
-    Marker,
+    Marker, torch.optim.Optimizer,
 )  # fmt: skip
 
 # Those of modules and classes are fixed themselves.
@@ -78,10 +79,17 @@ def is_trusted(module: str | None) -> bool:
 
 
 class World:
-    """All that one capture knows of the outside. `where` gives the user's present line."""
+    """All that one capture knows of the outside.
 
-    def __init__(self, where: Callable[[], str]) -> None:
+    where    gives the user's present line
+    varies   whether a float from outside is an input of the graph, not a constant
+    """
+
+    def __init__(
+        self, where: Callable[[], str], varies: Callable[[Origin], bool] = is_learning_rate
+    ) -> None:
         self.where = where
+        self.varies = varies
         self.facts = Facts()
         self.mode = fake_mode()
         self.recorder = Recorder(self.mode, self._stray)
@@ -91,6 +99,7 @@ class World:
         self.cells: dict[int, tuple[Any, Origin, Any]] = {}
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
+        self.numbers: dict[Origin, Number] = {}
         self._origins: dict[int, Origin] = {}
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
@@ -110,6 +119,8 @@ class World:
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
+            if type(obj) is float and self.varies(origin):
+                return self._load_number(obj, origin)
             self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
             return obj
         if isinstance(obj, torch.Tensor):
@@ -200,16 +211,22 @@ class World:
         found = self.mirrors.get(id(names))
         return found or self.mirror(names, Held(names, module))
 
-    def has_no_grad(self, fake: torch.Tensor) -> bool:
-        """Whether a tensor's `grad` is None, which becomes a fact."""
-        real, origin = self.inputs.get(id(fake), (None, None))
-        if real is None or origin is None:
-            return not fake.requires_grad
-        with torch._C.DisableTorchFunction():
-            if real.grad is not None:
-                return False
-        self.load(None, self.place(fake, "grad"))
-        return True
+    def _load_number(self, obj: float, origin: Origin) -> Number:
+        """A float that may be another one at the next call."""
+        known = self._parts.get(("number", str(origin)))
+        if known is not None:
+            return self.numbers[known]
+        self.fact("type", origin, float)
+        given = self._parts["number", str(origin)] = Call(origin, as_tensor, "")
+        example = as_tensor(obj)
+        fake = fake_of(self.mode, example)
+        self._keep += [example, fake]
+        self.inputs[id(fake)] = (example, given)
+        self.recorder.add_input(fake, _words(origin), example)
+        number = self.recorder.item(fake, frozenset({str(origin)}))
+        self.numbers[given] = number
+        self._know(number, origin)
+        return number
 
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
@@ -305,6 +322,10 @@ class World:
         return self._parts.setdefault(("element", origin, k), Item(origin, k))
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
+        if isinstance(value, FakeTensor) and mirror.copy is None and key not in mirror.writes:
+            there = ("item", id(mirror.obj), type(key), key) in self._parts
+            if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
+                return
         if mirror.copy is not None:
             kind = dict_class(mirror.copy)  # not what a subclass makes of it
             if value is DELETED:

@@ -1,0 +1,56 @@
+"""What belongs to tensors from outside: their gradients, and entries of dicts by tensor.
+
+The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
+to it is replayed after the graph. Between two such reads only a backward pass could change it, and
+that is never inside of a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.mirror import Mirror
+from fusee.capture.torch_api import FakeTensor
+
+__all__ = ["item_by_tensor", "read", "write"]
+
+
+def read(m: Capturing, fake: torch.Tensor) -> Any:
+    """`tensor.grad`."""
+    world = m.world
+    written = world.slots.get((id(fake), "grad"))
+    if written is not None:
+        return written[2]
+    real, origin = world.inputs.get(id(fake), (None, None))
+    if real is None or origin is None:
+        if fake.requires_grad:
+            raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
+        return None
+    with torch._C.DisableTorchFunction():
+        grad = real.grad if real.is_leaf else None
+    return world.load(grad, world.place(fake, "grad"))
+
+
+def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
+    """`state[parameter]` of a dict from outside."""
+    real, _ = m.world.inputs.get(id(key), (None, None))
+    if real is None or real not in mirror.obj or mirror.is_changed():
+        raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
+    return m.world.load(dict.__getitem__(mirror.obj, real), m.world.item(mirror.origin, real))
+
+
+def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
+    """`tensor.grad = value`."""
+    if id(fake) not in m.world.inputs or not fake.is_leaf:
+        raise GraphBreak("setting the grad of a tensor that the graph computes")
+    if isinstance(value, FakeTensor):
+        same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
+        if same[0] != same[1] or value.requires_grad or value is fake:
+            raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
+    elif value is not None:
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
+    m.world.set_slot(fake, "grad", value)

@@ -1,0 +1,131 @@
+"""Floats that a graph computes: a learning rate that a scheduler changes, a step count in a tensor.
+
+A Number is a float whose value no capture knows. Arithmetic with one becomes a node of the graph,
+on Python floats, as the program has it; so does a torch call that takes one. Whatever else needs
+its value (a branch, a call into C, text) makes the floats that it was computed from constants.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import fx
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.origin import Item, Origin
+
+__all__ = [
+    "Number",
+    "Specialise",
+    "as_tensor",
+    "compute",
+    "holds_number",
+    "is_learning_rate",
+    "shown",
+]
+
+
+class Specialise(BaseException):
+    """Capture again, with the floats at these origins as constants: no `except` may catch it."""
+
+    def __init__(self, origins: frozenset[str]) -> None:
+        super().__init__(f"the program needs the value of {', '.join(origins)}")
+        self.origins = origins
+
+
+class Number:
+    """A float that a node of the graph gives.
+
+    origins   the floats from outside that it was computed from, in words
+    """
+
+    __slots__ = ("node", "origins")
+
+    def __init__(self, node: fx.Node, origins: frozenset[str]) -> None:
+        self.node = node
+        self.origins = origins
+
+    def need(self, *_: Any) -> NoReturn:
+        """Something needs the value itself."""
+        if self.origins:
+            raise Specialise(self.origins)
+        raise GraphBreak("a branch or a call needs a float that the graph computes")
+
+    def __format__(self, spec: str) -> str:
+        self.need()
+
+    def __repr__(self) -> str:
+        self.need()
+
+    __float__ = __int__ = __index__ = __bool__ = __complex__ = __round__ = __trunc__ = need
+    __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = need  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = need
+    __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = need
+
+
+# What a Number and another float, int or Number may go through in the graph.
+_ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow,
+}  # fmt: skip
+_PLAIN = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ipow: operator.pow,
+}
+
+
+def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, ...]) -> Number:
+    """The operator as a node of the graph."""
+    numbers = [x for x in operands if type(x) is Number]
+    if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
+        numbers[0].need()
+    nodes = tuple(x.node if type(x) is Number else x for x in operands)
+    node = graph.call_function(_PLAIN.get(function, function), nodes)
+    return Number(node, frozenset().union(*(x.origins for x in numbers)))
+
+
+def holds_number(x: Any) -> bool:
+    """Whether a Number is among arguments."""
+    if type(x) in (tuple, list):
+        return any(map(holds_number, x))
+    return any(map(holds_number, x.values())) if type(x) is dict else type(x) is Number
+
+
+def need_values(*arguments: Any) -> NoReturn:
+    """A call needs the values of the Numbers among its arguments."""
+    for x in arguments:
+        if type(x) is Number:
+            x.need()
+        if type(x) is dict:
+            x = tuple(x.values())
+        if type(x) in (tuple, list) and holds_number(x):
+            need_values(*x)
+    raise AssertionError("no Number is among the arguments")
+
+
+def shown(x: Any) -> Any:
+    """Arguments with some float in place of each Number: what a call gives does not say which."""
+    if type(x) is Number:
+        return 1.0
+    if type(x) is dict:
+        return {key: shown(item) for key, item in x.items()}
+    return type(x)(map(shown, x)) if type(x) in (tuple, list) else x
+
+
+def as_tensor(value: float) -> torch.Tensor:
+    """How a float from outside is given to a graph."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def is_learning_rate(origin: Origin) -> bool:
+    """Whether `optimizer.param_groups[k]["lr"]` is there, which schedulers change at each step."""
+    group = origin.parent
+    groups = group.parent if isinstance(group, Item) else None
+    is_group = isinstance(groups, Item) and groups.key == "param_groups"
+    return is_group and isinstance(origin, Item) and origin.key == "lr"

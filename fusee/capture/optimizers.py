@@ -1,0 +1,196 @@
+"""torch.optim's Python as capture sees it: stand-ins for what no graph could hold.
+
+`step` and the update formulas are captured like any Python. These are not:
+
+_init_group       finds gradients and state; it runs for real, since state that is missing is made at
+                  this very step anyway, and what it found are facts and inputs
+_get_value        `step.item()`, which becomes a float of the graph
+the list form     is taken where torch would go through the parameters one by one: the same
+                  formulas, on whole lists
+fused forms       torch's kernels compute what the list form says
+
+Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import adadelta, adagrad, adam, adamax, nadam, radam, rmsprop, sgd
+from torch.optim import optimizer as base
+from torch.utils import _foreach_utils
+
+from fusee.capture import grads
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.origin import Item
+from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, stands_for
+from fusee.capture.torch_api import FakeTensor, run_for_real
+
+__all__: list[str] = []
+
+_MODULES: tuple[Any, ...] = (adadelta, adagrad, adam, adamax, nadam, radam, rmsprop, sgd)
+_CLASSES: tuple[Any, ...] = (
+    adadelta.Adadelta, adagrad.Adagrad, adam.Adam, adamax.Adamax, nadam.NAdam, radam.RAdam,
+    rmsprop.RMSprop, sgd.SGD,
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ step, zero_grad
+
+
+def _without_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch wraps around `step`, without its calls for TorchDynamo."""
+    before = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(self.defaults["differentiable"])
+        return step(self, *args, **kwargs)
+    finally:
+        torch.set_grad_enabled(before)
+
+
+_without_grad.__dict__["_fusee_inlined"] = True
+
+
+def _step(function: types.FunctionType, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (cell,) = function.__closure__ or ()
+    inner = m.world.hold(cell.cell_contents, function.__qualname__)
+    return m.call(m.world.hold(_without_grad, "step"), (inner, *args), kwargs)
+
+
+_USE_GRAD: Any = base._use_grad_for_differentiable(lambda: None)
+BY_CODE[id(_USE_GRAD.__code__)] = _step
+
+
+@stands_for(torch.optim.Optimizer.zero_grad)
+def _zero_grad(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    inner: Any = torch.optim.Optimizer.zero_grad
+    return m.call(m.world.hold(inner.__wrapped__, "zero_grad"), args, kwargs)
+
+
+# ------------------------------------------------------------------------------ state
+
+
+def _init_group(function: Any) -> Callable[[Capturing, Args, Kwargs], Any]:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        optimizer, group, *lists = args
+        known = _Group(m, optimizer, group)
+        real: list[list[Any]] = [[] for _ in lists]
+        with torch.no_grad():
+            result = run_for_real(function, (optimizer, group, *real), kwargs)
+        fakes = known.loaded()
+        for found, given in zip(real, lists, strict=True):
+            given.extend(map(fakes, found))
+        return result
+
+    return stand
+
+
+class _Group:
+    """One of an optimizer's groups of parameters, and what its state holds for them."""
+
+    def __init__(self, m: Capturing, optimizer: Any, group: Any) -> None:
+        self.m, self.group = m, group
+        state = m.attribute(optimizer, "state")
+        self.state = m.world.mirror(state)
+        self.tensors = m.items(m.subscript(group, "params"))
+        written = any(name == "grad" for _, name in m.world.slots)
+        if written or self.state.is_changed() or m.world.mirror(group).is_changed():
+            raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
+        for key in dict.keys(group):
+            m.subscript(group, key)
+
+    def loaded(self) -> Callable[[Any], Any]:
+        """Guards all that there is now. Gives what stands for each real tensor of it."""
+        world, found = self.m.world, {}
+        for fake in self.tensors:
+            param, _ = world.inputs[id(fake)]
+            grad = grads.read(self.m, fake)
+            found[id(param)] = fake
+            if grad is None:
+                continue
+            found[id(world.inputs[id(grad)][0])] = grad
+            state = dict.get(self.state.obj, param)
+            if state is None:
+                continue
+            world.load(state, world.item(self.state.origin, param))
+            mirror = world.mirror(state)
+            world.fact("keys", mirror.origin, tuple(state))
+            for key, value in state.items():
+                loaded = world.get(mirror, key)
+                if isinstance(value, torch.Tensor):
+                    found[id(value)] = loaded
+        keep = found
+
+        def fake_of(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            if id(x) not in keep:
+                raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
+            return keep[id(x)]
+
+        return fake_of
+
+
+for _class in _CLASSES:
+    SPECIAL[_class._init_group] = _init_group(_class._init_group)
+
+
+# ------------------------------------------------------------------------------ formulas
+
+
+@stands_for(base._get_value)
+def _get_value(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (x,) = args
+    if not isinstance(x, FakeTensor):
+        return x
+    if x.is_complex() or not x.is_floating_point():
+        raise GraphBreak("a count of steps that is no float")
+    return m.world.recorder.item(x)
+
+
+@stands_for(base._stack_if_compiling)
+def _stack_if_compiling(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return args[0]
+
+
+@stands_for(base._default_to_fused_or_foreach)
+def _default_form(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[bool, bool]:
+    differentiable = kwargs.get("differentiable", args[1] if len(args) > 1 else False)
+    # the list form of Nesterov's momentum writes to the gradients
+    writes = m.frames[-1].locals.get("nesterov") is True
+    return False, not (differentiable or writes)
+
+
+@stands_for(_foreach_utils._group_tensors_by_device_and_dtype)
+def _grouped(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    lists, *_ = args
+    groups: dict[Any, Any] = {}
+    for k, first in enumerate(lists[0]):
+        key = (first.device, first.dtype)
+        columns, indices = groups.setdefault(key, ([[] for _ in lists], []))
+        indices.append(k)
+        for column, one in zip(columns, lists, strict=True):
+            if one:
+                column.append(one[k])
+    return groups
+
+
+def _in_lists(name: str, module: Any) -> Callable[[Capturing, Args, Kwargs], Any]:
+    """The list form, for the arguments of torch's fused one."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if any(kwargs.get(key) is not None for key in ("grad_scale", "found_inf")):
+            raise GraphBreak("an optimizer with a gradient scaler inside of its kernel")
+        form = "single" if kwargs.get("nesterov") else "multi"
+        function = getattr(module, f"_{form}_tensor_{name}")
+        return m.call(m.world.hold(function, function.__name__), args, kwargs)
+
+    return stand
+
+
+for _name, _module in (("adam", adam), ("adagrad", adagrad), ("sgd", sgd)):
+    SPECIAL[getattr(_module, f"_fused_{_name}")] = _in_lists(_name, _module)

@@ -1,0 +1,81 @@
+"""torch.inference_mode within programs: one graph, whose results are inference tensors."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fusee import api
+from tests.capturing.same import same
+
+T = Any
+X = torch.arange(6.0).reshape(2, 3)
+
+
+def within(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+        z = x.view(-1)
+        inside = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    return y, z, inside, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+
+@torch.inference_mode()
+def decorated(x: T) -> T:
+    return (x * 2).sum(), x
+
+
+def switched_off(x: T) -> T:
+    with torch.inference_mode(), torch.inference_mode(False):
+        return x * 2
+
+
+def with_gradients_on(x: T) -> T:
+    with torch.inference_mode(), torch.enable_grad():
+        y = x * 2
+    return y, torch.is_grad_enabled()
+
+
+def before_and_within(x: T) -> T:
+    a = x + 1
+    with torch.inference_mode():
+        y = x * 2
+    return a * 3, y
+
+
+def breaks_within(x: T) -> T:
+    with torch.inference_mode():
+        y = x * 2
+        if y.sum() > 0:
+            y = y + 1
+    return y, x * 2
+
+
+def _kinds(found: T) -> list[tuple[bool, bool]]:
+    tensors = [x for x in (found if isinstance(found, tuple) else (found,)) if torch.is_tensor(x)]
+    return [(x.is_inference(), x.requires_grad) for x in tensors]
+
+
+WHOLE = [within, decorated, switched_off, with_gradients_on]
+
+
+@pytest.mark.parametrize("fn", [*WHOLE, before_and_within, breaks_within])
+def test_results_are_of_the_kind_that_eager_gives(fn: Callable[..., Any]) -> None:
+    x = X.clone().requires_grad_()
+    traced = same(fn, x, breaks=fn not in WHOLE)
+    assert _kinds(traced(x)) == _kinds(fn(x))
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    assert fn not in WHOLE or len(traced.graphs) == 1
+
+
+@pytest.mark.parametrize("fn", WHOLE)
+def test_compiled_by_fusee_itself(fn: Callable[..., Any]) -> None:
+    fast = api.compile(fn, fullgraph=True)
+    torch.testing.assert_close(fast(X), fn(X))
+    assert _kinds(fast(X)) == _kinds(fn(X))
