@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "api": ("capture", "backends", "runtime"),
     "compiler": ("capture", "backends"),
     "backends": ("autodiff", "aten", "loops", "codegen", "runtime"),
-    "autodiff": ("aten",),
+    "autodiff": ("aten", "sym"),
     "codegen": ("loops", "sym", "runtime"),
     "loops": ("sym",),
     "capture": ("sym", "runtime"),

@@ -15,7 +15,10 @@ __all__ = ["is_pure", "merge_equal", "remove_dead"]
 _IMPURE_NAMES = frozenset({"aten::_assert_async.msg", "aten::_assert_async"})
 
 # Random only if this argument is not zero.
-_DROPOUT = {torch.ops.aten.scaled_dot_product_attention.default: (4, "dropout_p")}
+_DROPOUT = {
+    torch.ops.aten.scaled_dot_product_attention.default: (4, "dropout_p"),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (3, "dropout_p"),
+}
 
 
 def is_pure(node: fx.Node) -> bool:

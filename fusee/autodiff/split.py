@@ -1,0 +1,296 @@
+"""A joint graph in two, once it is decided what is saved.
+
+Forward nodes keep their order. So do the backward's; what it computes once more comes right before
+its first use, so that nothing is in memory for longer than it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.aten.graph import (
+    AtenGraph,
+    Fresh,
+    InputItself,
+    InputSpec,
+    OutputSpec,
+    SymbolSource,
+    ViewOfInput,
+    ViewOfOutput,
+)
+from fusee.autodiff.choice import Choice, Facts, closure, root
+from fusee.autodiff.joint import Joint, Saved, Split
+from fusee.sym.expr import Expr, Size, Symbol
+from fusee.sym.parts import symbols
+
+__all__ = ["split"]
+
+aten = torch.ops.aten
+
+
+def split(joint: Joint, facts: Facts, choice: Choice) -> Split:
+    """The two graphs. The joint graph's nodes are copied; it stays as it is."""
+    return _Splitter(joint, facts, choice).run()
+
+
+class _Splitter:
+    def __init__(self, joint: Joint, facts: Facts, choice: Choice) -> None:
+        self.joint, self.facts, self.choice = joint, facts, choice
+        self.aten = joint.aten
+        self.inputs = dict(zip(self.aten.placeholders, self.aten.inputs, strict=True))
+
+    def run(self) -> Split:
+        results = self.aten.results
+        forward, saved = self._forward(results[: self.joint.forward_results])
+        positions = [k for k in self.joint.gradients if k is not None]
+        unique = list(dict.fromkeys(results[k] for k in positions))
+        place = {node: k for k, node in enumerate(unique)}
+        backward, sizes = self._backward(unique)
+        gradients = tuple(None if k is None else place[results[k]] for k in self.joint.gradients)
+        return Split(forward, backward, saved, sizes, gradients)
+
+    # -------------------------------------------------------------------------- forward
+
+    def _forward(self, results: Sequence[fx.Node]) -> tuple[AtenGraph, tuple[Saved, ...]]:
+        needed = self.facts.forward | closure(self.choice.saved)
+        copy = _Copier()
+        specs = self.aten.inputs[: self.joint.forward_inputs]
+        for node in self.facts.nodes:
+            if node.op == "placeholder":
+                if self.inputs[node].index < len(specs):
+                    copy.node(node)
+            elif node in needed:
+                copy.node(node)
+        returned = [copy.made[node] for node in results]
+        shared = {node: k for k, node in enumerate(results) if node in self.facts.shared}
+        taken = set(self.facts.roots)
+        saved = []
+        self.kept: dict[fx.Node, Any] = {}  # what the backward gets, with its meta
+        for node in self.choice.saved:
+            spec = self.inputs.get(node)
+            self.kept[node] = node.meta
+            if spec is not None and node not in self.facts.written:
+                saved.append(Saved("input", spec.index))
+            elif node in shared:
+                saved.append(Saved("result", shared[node]))
+            else:
+                saved.append(Saved("result", len(returned)))
+                returned.append(self._own(copy, node, taken))
+        copy.graph.output(tuple(returned))
+        forward = AtenGraph(
+            graph=copy.graph,
+            constants=copy.constants(self.aten),
+            inputs=specs,
+            outputs=self.aten.outputs,
+            mutations=self.aten.mutations,
+            structure=self.aten.structure,
+            symbols=self.aten.symbols,
+            to_size=self.aten.to_size,
+            no_autocast=self.aten.no_autocast,
+        )
+        return forward, tuple(saved)
+
+    def _own(self, copy: _Copier, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
+        """`node` as a result in memory that nobody else has."""
+        made = copy.made[node]
+        base = root(node)
+        if node.op == "call_function" and base is node and node not in taken:
+            taken.add(node)
+            return made
+        clone = copy.clone(made, node.meta)
+        self.kept[node] = clone.meta
+        return clone
+
+    # -------------------------------------------------------------------------- backward
+
+    def _backward(self, gradients: Sequence[fx.Node]) -> tuple[AtenGraph, tuple[str, ...]]:
+        tangents = self.aten.placeholders[self.joint.forward_inputs :]
+        saved = self.choice.saved
+        specs = [self._spec(k, node) for k, node in enumerate(saved)]
+        given = [
+            replace(self.inputs[node], index=len(saved) + k) for k, node in enumerate(tangents)
+        ]
+        found, missing = self._symbols(specs, given)
+        copy = _Copier()
+        for node in saved:
+            copy.node(node, "placeholder", self.kept[node])
+        for name, symbol in missing.items():
+            index = len(specs)
+            specs.append(InputSpec(index, name, None, (), (), 0, None, symbol=symbol.expr))
+            found[name] = SymbolSource(index, None)
+            copy.graph.placeholder(name).meta = {"val": self._integer(name)}
+        for spec, node in zip(given, tangents, strict=True):
+            specs.append(replace(spec, index=len(specs)))
+            copy.node(node)
+        for node in self.facts.nodes:
+            if node in self.facts.backward and node.op == "call_function":
+                copy.demand(node)
+        indices = {node: len(specs) - len(tangents) + k for k, node in enumerate(tangents)}
+        results = [copy.demand(node) for node in gradients]
+        outputs = [
+            self._output(copy, node, results, indices, k) for k, node in enumerate(gradients)
+        ]
+        copy.graph.output(tuple(results))
+        backward = AtenGraph(
+            graph=copy.graph,
+            constants=copy.constants(self.aten),
+            inputs=tuple(specs),
+            outputs=tuple(outputs),
+            mutations=(),
+            structure=tuple,
+            symbols=found,
+            to_size=self.aten.to_size,
+            no_autocast=self.aten.no_autocast,
+        )
+        return backward, tuple(missing)
+
+    def _spec(self, index: int, node: fx.Node) -> InputSpec:
+        """How the backward takes a saved value."""
+        given = self.inputs.get(node)
+        if given is not None and node not in self.facts.written:
+            return replace(given, index=index, attribute=None)
+        val, to_size = self.kept[node]["val"], self.aten.to_size
+        size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+        device = node.meta.get("device")
+        return InputSpec(index, node.name, val.dtype, size, stride, 0, device)
+
+    def _output(
+        self,
+        copy: _Copier,
+        node: fx.Node,
+        results: list[fx.Node],
+        tangents: dict[fx.Node, int],
+        position: int,
+    ) -> OutputSpec:
+        """What the caller gets as the gradient `node`. May change and append to `results`."""
+        to_size, val, base = self.aten.to_size, node.meta["val"], root(node)
+        size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+        if node in tangents:
+            return InputItself(tangents[node])
+        if base in tangents:
+            start = val.storage_offset() - base.meta["val"].storage_offset()
+            return ViewOfInput(tangents[base], size, stride, to_size(start), val.dtype)
+        if copy.made[base].op != "call_function":
+            results[position] = made = copy.clone(copy.made[node], node.meta)
+            own = made.meta["val"].stride()
+            return Fresh(position, size, tuple(map(to_size, own)))
+        if any(step == 0 and n != 1 for n, step in zip(size, stride)):
+            # all elements are one in memory: the caller gets a view of what is there
+            results[position] = copy.made[base]
+            start = val.storage_offset() - base.meta["val"].storage_offset()
+            return ViewOfOutput(position, size, stride, to_size(start), val.dtype)
+        return Fresh(position, size, stride)
+
+    # -------------------------------------------------------------------------- symbols
+
+    def _symbols(
+        self, saved: Sequence[InputSpec], tangents: Sequence[InputSpec]
+    ) -> tuple[dict[str, SymbolSource], dict[str, Symbol]]:
+        """Where the backward reads sizes, and those that no tensor of its inputs shows."""
+        if not self.aten.symbols:
+            return {}, {}
+        used: dict[str, Symbol] = {}
+        for size in self._sizes([*saved, *tangents]):
+            used |= {symbol.name: symbol for symbol in symbols(size)}
+        shown: dict[str, SymbolSource] = {}
+        seen: dict[str, SymbolSource] = {}
+        for spec in saved:
+            for axis, size in enumerate(spec.size):
+                name = _only_symbol(size)
+                if name is not None:
+                    shown.setdefault(name, SymbolSource(spec.index, axis))
+        missing = {name: symbol for name, symbol in used.items() if name not in shown}
+        for spec in tangents:
+            for axis, size in enumerate(spec.size):
+                name = _only_symbol(size)
+                if name in missing:
+                    seen.setdefault(name, SymbolSource(spec.index, axis))
+        missing = {name: symbol for name, symbol in missing.items() if name not in seen}
+        for name, source in seen.items():
+            shown[name] = SymbolSource(source.index + len(missing), source.axis)
+        return {name: source for name, source in shown.items() if name in used}, missing
+
+    def _sizes(self, specs: Iterable[InputSpec]) -> Iterator[Size]:
+        """All sizes that the backward computes with."""
+        for spec in specs:
+            yield from (*spec.size, *spec.stride, spec.offset)
+        nodes = self.facts.backward | set(self.choice.recomputed)
+        for node in nodes:
+            found: list[Size] = []
+            fx.node.map_aggregate((node.args, node.kwargs), _collector(found))
+            yield from found
+            val = node.meta.get("val")
+            for part in val if isinstance(val, (tuple, list)) else (val,):
+                if isinstance(part, torch.Tensor):
+                    yield from map(self.aten.to_size, (*part.shape, *part.stride()))
+
+    def _integer(self, name: str) -> Any:
+        """The SymInt of a symbol."""
+        source = self.aten.symbols[name]
+        val = self.aten.placeholders[source.index].meta["val"]
+        return val if source.axis is None else val.shape[source.axis]
+
+
+class _Copier:
+    """A new graph that takes over nodes of another one, with their names and metas."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.made: dict[fx.Node, fx.Node] = {}
+
+    def node(self, node: fx.Node, op: str = "", meta: dict[str, Any] | None = None) -> fx.Node:
+        """A copy of `node`, whose operands are there; with `op`, one without operands."""
+        if op:
+            made = self.graph.create_node(op, node.name, name=node.name)
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self.made.__getitem__)
+            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        made.meta = dict(node.meta if meta is None else meta)
+        self.made[node] = made
+        return made
+
+    def demand(self, node: fx.Node) -> fx.Node:
+        """The copy of `node`, which comes now with what it needs if it did not come yet."""
+        row = [node]
+        while row:
+            at = row[-1]
+            missing = (
+                [] if at in self.made else [x for x in at.all_input_nodes if x not in self.made]
+            )
+            row += missing
+            if not missing:
+                row.pop()
+                if at not in self.made:
+                    self.node(at)
+        return self.made[node]
+
+    def clone(self, made: fx.Node, meta: dict[str, Any]) -> fx.Node:
+        """A node with the values of `made` in dense memory of its own."""
+        clone = self.graph.create_node("call_function", aten.clone.default, (made,), {})
+        clone.meta = {**meta, "val": aten.clone.default(meta["val"])}
+        return clone
+
+    def constants(self, graph: AtenGraph) -> dict[str, torch.Tensor]:
+        """Those constants of `graph` that came along."""
+        names = [str(node.target) for node in self.graph.find_nodes(op="get_attr")]
+        return {name: graph.constants[name] for name in dict.fromkeys(names)}
+
+
+def _collector(found: list[Size]) -> Callable[[Any], Any]:
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            found.append(leaf)
+        return leaf
+
+    return look
+
+
+def _only_symbol(size: Size) -> str | None:
+    """The name of the symbol that a size is, if it is nothing else."""
+    found = list(symbols(size))
+    return found[0].name if len(found) == 1 and found[0].expr == size else None
