@@ -25,10 +25,14 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import user_line
 
-__all__ = ["Engine", "Region", "RegionCall", "Split", "op_of", "split"]
+__all__ = ["Declined", "Engine", "Region", "RegionCall", "Split", "op_of", "split"]
 
 # Takes the region's inputs, one per InputSpec, and returns its results.
 RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
+
+
+class Declined(Exception):
+    """A region's call cannot serve these inputs; our compiler runs the region, for this call."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,9 +46,10 @@ class ExternRow:
 class RegionRow:
     """A part of the graph that an engine runs.
 
-    ops      how often each operator is in it
-    failed   why our compiler runs it instead, if it does
-    calls    how often it was called; `seconds` is what they took in all
+    ops          how often each operator is in it
+    failed       why our compiler runs it instead, if it does
+    primitives   what the engine executes and how often, if it can say
+    calls        how often it was called; `seconds` is what they took in all
     """
 
     name: str
@@ -56,6 +57,7 @@ class RegionRow:
     device: str
     ops: dict[str, int]
     failed: str | None = None
+    primitives: Callable[[], dict[str, int]] | None = None
     calls: int = 0
     seconds: float = 0.0
 
@@ -102,6 +104,7 @@ class Report:
     unclaimed: list[UnclaimedRow] = field(default_factory=list)
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
+    backward: Report | None = None  # of the graph that computes gradients, if there is one
 
     def __str__(self) -> str:
         if self.eager is not None:
@@ -131,6 +134,8 @@ class Report:
             if lines:
                 rows.append(f"  {title}")
                 rows += [f"    {line}" for line in lines]
+        if self.backward is not None:
+            rows.append(str(self.backward))
         return "\n".join(rows)
 
 

@@ -6,11 +6,13 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,16 +20,59 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten.cut import Order, Part, cut, inverse
+from fusee.aten.decompose import Table
 from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable
+from fusee.aten.trace import trace
 from fusee.backends.call import finishing
-from fusee.backends.native import compile_aten
-from fusee.backends.regions import Engine, Region, RegionCall, op_of, split
-from fusee.backends.report import RegionRow, Report
+from fusee.backends.native import CompiledGraph, compile_aten, compile_native
+from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
+from fusee.backends.report import RegionRow, Report, first_line, remember
+from fusee.backends.source import captured_source
 from fusee.config import Options
-from fusee.errors import FuseeError, FuseeWarning, layout, user_line
+from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, layout, user_line
 
-__all__ = ["compile_split"]
+__all__ = ["compile_split", "compile_with"]
+
+_numbers = itertools.count()
+
+
+def compile_with(
+    engine: Engine,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options | None = None,
+    decompositions: Table | None = None,
+) -> CompiledGraph:
+    """Compile a captured graph: the engine's regions, and ours between them. Inference.
+
+    Graphs that need gradients, or have no functional ATen form, are our compiler's whole.
+
+    options         for what our compiler gets
+    decompositions  for operators that the engine does not keep
+    """
+    options = options or Options.parse(None)
+    report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
+    tensors = [x for x in example_inputs if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return compile_native(gm, example_inputs, asdict(options))
+    with log.graph(report.name):
+        log.publish("graph", "", lambda: captured_source(gm))
+        begin = time.perf_counter()
+        try:
+            aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
+        except MissingFake:
+            raise
+        except TraceError:
+            return compile_native(gm, example_inputs, asdict(options))
+        report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
+        log.publish("aten", "", lambda: str(aten))
+        attributes = aten.attributes(gm)
+        call = compile_split(aten, [*example_inputs, *attributes], engine, options, report)
+        remember(report)
+    if not attributes:
+        return CompiledGraph(call, report)
+    return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
 
 
 def compile_split(
@@ -95,6 +140,7 @@ class _EngineCall:
             self.call = engine.compile(region)
         except Exception as error:  # noqa: BLE001  # the engine is another project's code
             self.call = self._fall_back(error, "was not compiled")
+        self.row.primitives = getattr(self.call, "primitives", None)
         stages = report.stages_ms
         spent = (time.perf_counter() - begin) * 1e3
         stages[engine.name] = stages.get(engine.name, 0.0) + spent
@@ -104,6 +150,8 @@ class _EngineCall:
         call = self.call
         try:
             results = call(inputs)
+        except Declined:
+            return self._compile_ours()(inputs)
         except Exception as error:
             if call is self.ours:
                 raise
@@ -113,16 +161,19 @@ class _EngineCall:
         self.row.seconds += time.perf_counter() - begin
         return results
 
-    def _fall_back(self, error: Exception, what: str) -> RegionCall:
+    def _compile_ours(self) -> RegionCall:
         with self.lock:
             if self.ours is None:
-                reason = error.what if isinstance(error, FuseeError) else str(error)
-                self.row.failed = (reason.strip().splitlines() or [type(error).__name__])[0]
-                self._warn(f"{reason}", what)
-                self.ours = _rest(
-                    self.region.graph, self.region.examples, self.options, self.report
-                )
+                region = self.region
+                self.ours = _rest(region.graph, region.examples, self.options, self.report)
             return self.ours
+
+    def _fall_back(self, error: Exception, what: str) -> RegionCall:
+        if self.row.failed is None:
+            reason = error.what if isinstance(error, FuseeError) else str(error)
+            self.row.failed = (reason.strip().splitlines() or [type(error).__name__])[0]
+            self._warn(reason, what)
+        return self._compile_ours()
 
     def _warn(self, reason: str, what: str) -> None:
         node = culprit(self.region, reason)
