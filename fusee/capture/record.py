@@ -26,6 +26,7 @@ from fusee.capture.torch_api import (
     OpOverload,
     OpOverloadPacket,
     State,
+    graph_module,
     set_grad_enabled,
 )
 from fusee.errors import source_line
@@ -289,7 +290,10 @@ class Recorder(TorchFunctionMode):
         """The module, its outputs a tuple in this order; without what nobody needs."""
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(_has_effect)
-        return fx.GraphModule(torch.nn.Module(), self.graph, "CapturedGraph")
+        for node in self.graph.find_nodes(op="placeholder"):
+            if not node.users:
+                self.graph.erase_node(node)
+        return graph_module(self.graph)
 
     def is_needed(self, graph: fx.GraphModule) -> bool:
         """Whether running the graph gives or changes anything."""

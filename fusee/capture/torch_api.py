@@ -38,11 +38,11 @@ __all__ = [
     "enter_inference_mode",
     "fake_mode",
     "fake_of",
+    "graph_module",
     "has_global_hooks",
     "is_allowed_by_torch",
     "is_bookkeeping",
     "is_graph_function",
-    "recompile",
     "run_for_real",
     "set_compiled_call",
     "set_grad_enabled",
@@ -145,11 +145,11 @@ def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return function(*args, **kwargs)
 
 
-def recompile(gm: torch.fx.GraphModule) -> None:
-    """Write a graph's code anew. Its source, which torch keeps for ever, goes with the graph."""
-    _forget_source(gm.forward.__code__.co_filename)
-    gm.recompile()
+def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph with its code. The source, which torch keeps for ever, goes with the module."""
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph, "CapturedGraph")
     weakref.finalize(gm, _forget_source, gm.forward.__code__.co_filename).atexit = False
+    return gm
 
 
 def _forget_source(name: str) -> None:

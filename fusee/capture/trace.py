@@ -32,7 +32,6 @@ from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
 from fusee.capture.torch_api import (
     State,
-    recompile,
     set_grad_enabled,
     state_conditions,
     state_restored,
@@ -304,18 +303,12 @@ class _Attempt:
         ]
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
-        """Sources of the graph's inputs; those that nobody uses are taken out."""
+        """Sources of the graph's inputs."""
         inputs = []
-        for node in list(graph.graph.nodes):
-            if node.op != "placeholder":
-                continue
-            if not node.users:
-                graph.graph.erase_node(node)
-                continue
+        for node in graph.graph.find_nodes(op="placeholder"):
             real, origin = self.world.inputs[id(node.meta["example_value"])]
             inputs.append(source.variable(origin))
             self.captured.examples.append(real)
-        recompile(graph)
         return inputs
 
     def _state(self, rebuild: Rebuild) -> str:

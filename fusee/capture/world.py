@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import operator
 import types
 import weakref
@@ -73,6 +74,7 @@ def is_scalar(x: Any) -> bool:
     return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
 
 
+@functools.lru_cache(maxsize=4096)
 def is_trusted(module: str | None) -> bool:
     """Whether what a module holds is taken as constant: torch's own names and Python's."""
     return module is not None and module.partition(".")[0] in _TRUSTED
