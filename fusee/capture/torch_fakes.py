@@ -137,7 +137,10 @@ def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
         whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
         with torch.enable_grad(), mode:
             return whole.mul_(leaf).as_strided(x.size(), x.stride())
-    fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
+    if x.device == _CPU:
+        fake = _fake(mode, meta, x.requires_grad)
+    else:
+        fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
     return fake
@@ -265,15 +268,15 @@ def _wrapped(mode: _Mode, found: Any) -> Any:
     return _fake(mode, found) if type(found) is torch.Tensor else found
 
 
-def _fake(mode: _Mode, meta: torch.Tensor) -> FakeTensor:
+def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeTensor:
     """FakeTensor(mode, meta, "cpu") in a tenth of the time: its attributes as they were before."""
-    state = mode.__dict__.get("_fusee_state")
+    state = vars(mode).get("_fusee_state")
     if state is None:
-        first = FakeTensor(mode, meta, _CPU)
+        first = FakeTensor(mode, meta, _CPU, requires_grad=requires_grad)
         mode._fusee_state = dict(vars(first))
         return first
     made: Any = torch.Tensor._make_subclass(
-        FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=_CPU
+        FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=_CPU
     )
     torch._C._set_throw_on_mutable_data_ptr(made)
     vars(made).update(state)
