@@ -33,10 +33,11 @@ def generator_states(devices: Sequence[torch.device]) -> Callable[[], States]:
     return lambda: [(generator, generator.get_state()) for generator in generators]
 
 
-def failing(eagerly: Callable[..., Any], state: State, changes: bool) -> Callable[..., None]:
+def failing(eagerly: Callable[..., Any] | None, state: State, changes: bool) -> Callable[..., None]:
     """What takes an error of a graph. It raises GraphFailed once all is as before the graph.
 
-    eagerly   the graph, run by torch; where it does not raise, the error is the backend's own
+    eagerly   the graph, run by torch; where it does not raise, the error is the backend's own. None
+              for what follows the graph
     state     that of torch when the piece begins
     changes   whether the graph changes its inputs: then its own error is raised, with a note
     """
@@ -47,7 +48,7 @@ def failing(eagerly: Callable[..., Any], state: State, changes: bool) -> Callabl
         for generator, before in generators:
             generator.set_state(before)
 
-    def failed(error: Exception, inputs: Sequence[Any], generators: States = ()) -> None:
+    def failed(error: Exception, inputs: Sequence[Any] = (), generators: States = ()) -> None:
         restore(generators)
         if isinstance(error, FuseeError):
             raise error
@@ -57,6 +58,8 @@ def failing(eagerly: Callable[..., Any], state: State, changes: bool) -> Callabl
                 " compiled function around it were left out"
             )
             raise error
+        if eagerly is None:
+            raise GraphFailed from None
         try:
             eagerly(*inputs)
         except Exception:  # noqa: BLE001  # whatever it is, Python will raise it

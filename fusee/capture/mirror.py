@@ -6,8 +6,9 @@ import collections
 from typing import Any, NamedTuple
 
 from fusee.capture.origin import Origin
+from fusee.capture.tracebacks import Line
 
-__all__ = ["Mirror", "Opened", "dict_class", "empty_like", "snapshot"]
+__all__ = ["Later", "Mirror", "Opened", "dict_class", "empty_like", "snapshot"]
 
 
 class Opened(NamedTuple):
@@ -16,6 +17,15 @@ class Opened(NamedTuple):
     iterator: Any
     stand_in: Any
     size: int
+
+
+class Later(NamedTuple):
+    """A call that comes after the graph, as if from these lines, the outermost first."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lines: list[Line]
 
 
 class Mirror:

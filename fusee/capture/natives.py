@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import types
 from typing import Any
 
@@ -39,7 +40,7 @@ _PURE_CLASSES = (
 )  # fmt: skip
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
-    *CONTAINERS,
+    re.Pattern, re.Match, *CONTAINERS,
 )  # fmt: skip
 
 
@@ -102,6 +103,8 @@ def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A bound method of a builtin container, number or string."""
     name = function.__name__
+    if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
+        raise _unknown(function)
     if m.is_outside(owner) and isinstance(owner, CONTAINERS):
         # by the class in C that has it: a subclass may have another one in Python
         home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)

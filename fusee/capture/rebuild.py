@@ -24,6 +24,7 @@ from fusee.capture.numbers import Number
 from fusee.capture.opcodes import table
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
+from fusee.capture.tracebacks import calling_from
 from fusee.capture.world import DELETED, World, is_scalar
 
 __all__ = ["Lost", "Rebuild"]
@@ -260,6 +261,16 @@ class Rebuild:
             else:
                 self.lines.append(f"{target}.cell_contents = {self.value(value)}")
         self.lines += self._places
+
+    def later(self) -> list[str]:
+        """The calls that the program made and that come after its graph."""
+        calls = []
+        for function, args, kwargs, lines in self.world.later:
+            given = [*map(calling_from, lines), function, *args]
+            first, *more = map(self.source.constant, given)
+            more += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
+            calls.append(f"{first}({', '.join(more)})")
+        return calls
 
     def _advance(self, opened: Opened) -> None:
         mirrors = [self.world.mirrors.get(id(x)) for x in gone_through(opened.iterator)]

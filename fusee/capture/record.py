@@ -7,10 +7,11 @@ that are not interpreted as well. A torch function in Python that offers itself 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ class Recorder(TorchFunctionMode):
         self.nodes: dict[int, fx.Node] = {}
         self.where: Callable[[], str] = str
         self._keep: list[Any] = []
+        self._parts = 0
         self._input_names: set[str] = set()
         self._last_input: fx.Node | None = None
         self.calls = 0
@@ -234,6 +236,32 @@ class Recorder(TorchFunctionMode):
                     part.meta = {**node.meta, "example_value": item}
                     self._adopt_all(part, item)
 
+    # ---------------------------------------------------------------------- parts
+
+    @contextlib.contextmanager
+    def dropped(self) -> Iterator[None]:
+        """What is recorded inside leaves nothing but inputs in the graph."""
+        before, calls = set(self.graph.nodes), self.calls
+        yield
+        for node in reversed(list(self.graph.nodes)):
+            if node not in before and node.op != "placeholder":
+                self.graph.erase_node(node)
+        self.calls = calls
+
+    @contextlib.contextmanager
+    def recomputed(self) -> Iterator[Callable[[], bool]]:
+        """Marks the nodes that are recorded inside: meta["recompute"] is the part's number.
+
+        Gives what says whether they write to memory that is there before the graph.
+        """
+        before, number = set(self.graph.nodes), self._parts
+        self._parts += 1
+        made: list[fx.Node] = []
+        yield lambda: self._write_to_inputs(made)
+        made += [n for n in self.graph.nodes if n not in before and n.op != "placeholder"]
+        for node in made:
+            node.meta["recompute"] = number  # the outermost's, if they are nested
+
     # ---------------------------------------------------------------------- arguments
 
     def node(self, x: torch.Tensor) -> fx.Node:
@@ -305,13 +333,15 @@ class Recorder(TorchFunctionMode):
 
     def changes_inputs(self, graph: fx.GraphModule) -> bool:
         """Whether the graph writes to memory that is there before it, as far as can be told."""
-        inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        return self._write_to_inputs(list(graph.graph.nodes))
+
+    def _write_to_inputs(self, nodes: list[fx.Node]) -> bool:
+        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         with torch._C.DisableTorchFunction():
             outside = set().union(*map(_storages, inputs))
             return any(
-                _writes(node)
-                and (_may_write_all(node) or outside & _storages(*node.all_input_nodes))
-                for node in graph.graph.nodes
+                _writes(n) and (_may_write_all(n) or outside & _storages(*n.all_input_nodes))
+                for n in nodes
             )
 
     def is_random(self, graph: fx.GraphModule) -> bool:

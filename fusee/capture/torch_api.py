@@ -34,10 +34,12 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "apply_function",
     "call_impl",
     "enter_inference_mode",
     "fake_mode",
     "fake_of",
+    "graph_module",
     "graph_module",
     "has_global_hooks",
     "is_allowed_by_torch",
@@ -92,6 +94,9 @@ STATE_QUERIES: tuple[Any, ...] = (
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
+
+# `apply` of every class of autograd functions.
+apply_function: Any = torch.autograd.Function.__dict__["apply"].__func__
 
 
 def enter_inference_mode(mode: bool) -> Any:

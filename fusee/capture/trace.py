@@ -139,7 +139,7 @@ def capture(
     constant: set[str] = set()
 
     def varies(origin: Origin) -> bool:
-        may = bool(varying) and str(origin) in varying or is_learning_rate(origin)
+        may = (bool(varying) and str(origin) in varying) or is_learning_rate(origin)
         return may and str(origin) not in constant
 
     while True:
@@ -272,35 +272,43 @@ class _Attempt:
         lines = list(source.lines)
         if self.world.recorder.is_needed(graph):
             found.graph = graph
-            call = self._guarded(graph, inputs, source)
+            before, call, failed = self._guarded(graph, inputs, source)
             if found.grad != ambient:
                 switch = source.constant(set_grad_enabled)
                 call = [f"{switch}({found.grad})", *call, f"{switch}({ambient})"]
             if is_other:
                 mode = source.constant(torch.inference_mode)
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
-            lines += call
+            lines += [*before, *call]
+        else:
+            failed = f"{source.constant(failing(None, self.state, False))}(_error)"
+        for text in rebuild.later():
+            lines += [f"try: {text}", f"except Exception as _error: {failed}"]
         lines += [*rebuild.lines, f"return {result}"]
         body = "\n".join(f"    {line}" for line in lines)
         found.source = f"def run({', '.join(self.place.parameters)}):\n{body}\n"
         found.names = source.names
         return found
 
-    def _guarded(self, graph: fx.GraphModule, inputs: list[str], source: Source) -> list[str]:
-        """The call of a graph, and what becomes of an error that it raises."""
-        recorder = self.world.recorder
-        changes, before = recorder.changes_inputs(graph), []
-        failed = source.constant(failing(graph.forward, self.state, changes))
-        given = "".join(f"{name}, " for name in inputs)
-        if recorder.is_random(graph) and not changes:
+    def _guarded(
+        self, graph: fx.GraphModule, inputs: list[str], source: Source
+    ) -> tuple[list[str], list[str], str]:
+        """What comes before the call of a graph, the call, and what takes later errors."""
+        changes, before, more = self.recorder.changes_inputs(graph), [], ""
+        if self.recorder.is_random(graph) and not changes:
             devices = [x.device for x in self.captured.examples]
             before = [f"_before = {source.constant(generator_states(devices))}()"]
-        more = ", _before" if before else ""
-        return [
-            *before,
+            more = ", _before"
+        given = "".join(f"{name}, " for name in inputs)
+        failed, after = (
+            source.constant(failing(eagerly, self.state, changes))
+            for eagerly in (graph.forward, None)
+        )
+        call = [
             f"try: _out = _graph({given})",
             f"except Exception as _error: {failed}(_error, ({given}){more})",
         ]
+        return before, call, f"{after}(_error, (){more})"
 
     def _inputs(self, graph: fx.GraphModule, source: Source) -> list[str]:
         """Sources of the graph's inputs."""

@@ -5,29 +5,53 @@ from __future__ import annotations
 import ast
 import os
 import types
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fusee.capture.frame import Frame
 
-__all__ = ["raise_at"]
+__all__ = ["Line", "calling_from", "raise_at"]
 
 _OURS = os.path.dirname(__file__) + os.sep
 
 
+class Line(NamedTuple):
+    """Where a frame stands."""
+
+    code: types.CodeType
+    globals: dict[str, Any]
+    number: int
+
+    @classmethod
+    def of(cls, f: Frame) -> Line:
+        return cls(f.code, f.globals, f.instruction.line)
+
+
+def calling_from(line: Line) -> types.FunctionType:
+    """A function `(call, *args, **kwargs)` that does this call, as if it stood at a line."""
+    tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
+    (code,) = (x for x in _compiled(tree, line).co_consts if isinstance(x, types.CodeType))
+    code = code.replace(co_name=line.code.co_name, co_qualname=line.code.co_qualname)
+    return types.FunctionType(code, line.globals)
+
+
 def raise_at(f: Frame, error: BaseException) -> NoReturn:
     """Raise `error` from the line at which a frame stands."""
-    line = f.instruction.line
     take = ast.Call(ast.Name("_take", ast.Load()), [], [])
-    tree = ast.Module([ast.Raise(take)], [])
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr)):
-            node.lineno = node.end_lineno = line
-            node.col_offset = node.end_col_offset = 0
-    code = compile(tree, f.code.co_filename, "exec")
+    code = _compiled(ast.Module([ast.Raise(take)], []), Line.of(f))
     code = code.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
     # the frame must not keep the error, which keeps the frame
     exec(code, {"_take": [error.with_traceback(_without_ours(error.__traceback__))].pop})
     raise AssertionError("unreachable")
+
+
+def _compiled(tree: ast.Module | ast.Expression, line: Line) -> types.CodeType:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr, ast.arg)):
+            node.lineno = node.end_lineno = line.number
+            node.col_offset = node.end_col_offset = 0
+    kind = "exec" if isinstance(tree, ast.Module) else "eval"
+    made: types.CodeType = compile(tree, line.code.co_filename, kind)
+    return made
 
 
 def _without_ours(found: types.TracebackType | None) -> types.TracebackType | None:

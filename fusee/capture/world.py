@@ -15,6 +15,7 @@ import collections
 import enum
 import functools
 import operator
+import re
 import types
 import weakref
 from collections.abc import Callable
@@ -22,13 +23,26 @@ from typing import Any
 
 import torch
 
+from fusee.capture import numbers
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Facts, TensorFact
 from fusee.capture.frame import Marker
 from fusee.capture.iterators import remaining
-from fusee.capture.mirror import Mirror, Opened, dict_class, empty_like, snapshot
-from fusee.capture.numbers import Number, as_tensor, is_learning_rate
-from fusee.capture.origin import Attr, Call, Cell, Dict, Held, Item, Local, Origin
+from fusee.capture.mirror import Later, Mirror, Opened, dict_class, empty_like, snapshot
+from fusee.capture.origin import (
+    Attr,
+    Call,
+    Cell,
+    Dict,
+    Entry,
+    Held,
+    Item,
+    Origin,
+    input_name,
+    is_fixed,
+    is_remade,
+    same_path,
+)
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
@@ -39,8 +53,9 @@ DELETED = ABSENT
 # Guarded by value. Their instances hold nothing else.
 _SCALARS = (
     int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
 )  # fmt: skip
+
 
 _EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
 
@@ -75,6 +90,7 @@ def is_scalar(x: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def is_trusted(module: str | None) -> bool:
     """Whether what a module holds is taken as constant: torch's own names and Python's."""
     return module is not None and module.partition(".")[0] in _TRUSTED
@@ -88,7 +104,7 @@ class World:
     """
 
     def __init__(
-        self, where: Callable[[], str], varies: Callable[[Origin], bool] = is_learning_rate
+        self, where: Callable[[], str], varies: Callable[[Origin], bool] = numbers.is_learning_rate
     ) -> None:
         self.where = where
         self.varies = varies
@@ -99,9 +115,10 @@ class World:
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         self.cells: dict[int, tuple[Any, Origin, Any]] = {}
+        self.later: list[Later] = []
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
-        self.numbers: dict[Origin, Number] = {}
+        self.numbers: dict[str, numbers.Number] = {}
         self._origins: dict[int, Origin] = {}
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
@@ -122,18 +139,18 @@ class World:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
             if type(obj) is float and self.varies(origin):
-                return self._load_number(obj, origin)
+                return numbers.load(self, obj, origin)
             self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
             return obj
         if isinstance(obj, torch.Tensor):
             return self._load_tensor(obj, origin)
         known = self._origins.get(id(obj))
-        if isinstance(obj, types.FunctionType) and _is_remade(obj, known, origin):
+        if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
                 self.fact("is", origin, At(known))
                 return obj
             self.fact("type", origin, types.FunctionType)
-            self._know(obj, origin)
+            self.know(obj, origin)
             self.fact("is", self.place(obj, "__code__"), obj.__code__)
             return obj
         is_bound = isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS)
@@ -142,7 +159,7 @@ class World:
         if isinstance(obj, _FIXED) and not is_bound:
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
-            return obj if known is not None else self._know(obj, Held(obj, str(origin)))
+            return obj if known is not None else self.know(obj, Held(obj, str(origin)))
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
         if known is not None:
@@ -153,19 +170,19 @@ class World:
             owner = self.load(obj.__self__, Attr(origin, "__self__"))
             function = self.load(obj.__func__, Attr(origin, "__func__"))
             if owner is obj.__self__ and function is obj.__func__:
-                return self._know(obj, origin)
+                return self.know(obj, origin)
             return types.MethodType(function, owner)
         self.fact("type", origin, type(obj))
-        return self._know(obj, origin)
+        return self.know(obj, origin)
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
         self.fact("type", origin, type(obj))
         self.load(obj.__name__, Attr(origin, "__name__"))
         owner = self.load(obj.__self__, Attr(origin, "__self__"))
-        return self._know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
+        return self.know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
 
-    def _know(self, obj: Any, origin: Origin) -> Any:
+    def know(self, obj: Any, origin: Origin) -> Any:
         self._origins[id(obj)] = origin
         self._keep.append(obj)
         return obj
@@ -173,7 +190,7 @@ class World:
     def hold(self, obj: Any, words: str) -> Any:
         """Know an object that the capture may rely on without a guard."""
         if id(obj) not in self._origins:
-            self._know(obj, Held(obj, words))
+            self.know(obj, Held(obj, words))
         return obj
 
     def opened(self, iterator: Any) -> Any:
@@ -186,7 +203,7 @@ class World:
         items = remaining(iterator)
         self.fact("length", rest, len(items))
         loaded = iter([self.load(item, Item(rest, k)) for k, item in enumerate(items)])
-        opened = Opened(iterator, self._know(loaded, origin), len(items))
+        opened = Opened(iterator, self.know(loaded, origin), len(items))
         self.iterators[id(iterator)] = self.iterators[id(loaded)] = opened
         return loaded
 
@@ -197,7 +214,7 @@ class World:
     def know_dict(self, mirror: Mirror) -> Any:
         """The attributes of an instance, as a dict of their own."""
         if id(mirror.obj) not in self._origins:
-            self._know(mirror.obj, mirror.origin)
+            self.know(mirror.obj, mirror.origin)
         return mirror.obj
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
@@ -213,23 +230,6 @@ class World:
         found = self.mirrors.get(id(names))
         return found or self.mirror(names, Held(names, module))
 
-    def _load_number(self, obj: float, origin: Origin) -> Number:
-        """A float that may be another one at the next call."""
-        known = self._parts.get(("number", str(origin)))
-        if known is not None:
-            return self.numbers[known]
-        self.fact("type", origin, float)
-        given = self._parts["number", str(origin)] = Call(origin, as_tensor, "")
-        example = as_tensor(obj)
-        fake = fake_of(self.mode, example)
-        self._keep += [example, fake]
-        self.inputs[id(fake)] = (example, given)
-        self.recorder.add_input(fake, _words(origin), example)
-        number = self.recorder.item(fake, frozenset({str(origin)}))
-        self.numbers[given] = number
-        self._know(number, origin)
-        return number
-
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             return self._fake(x, origin)
@@ -238,7 +238,7 @@ class World:
         known = self._fakes.get(id(x))
         if known is not None:
             _, first = self.inputs[id(known)]
-            if first is not origin and not _same_path(first, origin):
+            if first is not origin and not same_path(first, origin):
                 self.fact("is", origin, At(first))
             return known
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -246,12 +246,16 @@ class World:
         if x.layout is not torch.strided or x.is_quantized:
             raise GraphBreak(f"tensors of layout {x.layout} are not captured")
         self.fact("tensor", origin, TensorFact.of(x))
+        fake = self._fakes[id(x)] = self.input(x, origin, origin)
+        self._origins[id(fake)] = origin
+        return fake
+
+    def input(self, x: torch.Tensor, origin: Origin, named: Origin) -> torch.Tensor:
+        """The stand-in for an input of the graph, found at `origin`, named after `named`."""
         fake = fake_of(self.mode, x)
-        self._fakes[id(x)] = fake
         self._keep += [x, fake]
         self.inputs[id(fake)] = (x, origin)
-        self._origins[id(fake)] = origin
-        self.recorder.add_input(fake, _words(origin), x)
+        self.recorder.add_input(fake, input_name(named), x)
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
@@ -322,6 +326,11 @@ class World:
     def item(self, origin: Origin, k: int) -> Origin:
         """The origin of an element of what is at `origin`."""
         return self._parts.setdefault(("element", origin, k), Item(origin, k))
+
+    def entry(self, mirror: Mirror, key: Any, words: str) -> Origin:
+        """The origin of an item of a dict whose key is an object."""
+        slot = ("entry", id(mirror.obj), id(key))
+        return self._parts.setdefault(slot, Entry(mirror.origin, key, words))
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         if isinstance(value, FakeTensor) and mirror.copy is None and key not in mirror.writes:
@@ -410,13 +419,14 @@ class World:
 
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""
-        if not (_is_fixed(a) and _is_fixed(b)):
+        if not (is_fixed(a) and is_fixed(b)):
             self.fact("not", a, At(b))
 
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
         sizes = [(len(m.writes), len(m.copy or ()), m.is_changed()) for m in self.mirrors.values()]
-        return self.recorder.calls, len(self.slots), len(self.cells), [s for s in sizes if s[2]]
+        counts = len(self.slots), len(self.cells), len(self.later)
+        return self.recorder.calls, counts, [s for s in sizes if s[2]]
 
     # ---------------------------------------------------------------------- slots and cells
 
@@ -475,28 +485,3 @@ class World:
                 self.hold(cell, name)
             else:
                 self.load(cell, self.item(self.place(function, "__closure__"), k))
-
-
-def _is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
-    """Whether another function of the same code may come by the next time: a lambda argument."""
-    if known is not None:
-        return not isinstance(known, Held)
-    first: Origin | None = origin
-    while first is not None and first.parent is not None:
-        first = first.parent
-    return isinstance(first, Local) and "<" in function.__qualname__
-
-
-def _is_fixed(origin: Origin | None) -> bool:
-    """Whether the object is a part of a held one's dict, which no other path can replace."""
-    while isinstance(origin, Dict):
-        origin = origin.parent
-    return isinstance(origin, Held)
-
-
-def _same_path(a: Origin, b: Origin) -> bool:
-    return str(a) == str(b)
-
-
-def _words(origin: Origin) -> str:
-    return str(origin).replace("._parameters", "").replace("._modules", "").replace("._buffers", "")

@@ -1,0 +1,146 @@
+"""What stands in for functions of Python's library: re, copy.deepcopy, warnings, logging.
+
+Warnings and records of a log come after the graph, from the program's own lines.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import logging
+import operator
+import re
+import warnings
+from typing import Any
+
+import torch
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.mirror import Later
+from fusee.capture.origin import Call
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.torch_api import FakeTensor
+from fusee.capture.tracebacks import Line
+from fusee.capture.world import is_scalar
+
+__all__: list[str] = []
+
+# ------------------------------------------------------------------------------ re
+
+
+def _on_text(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not all(map(is_scalar, (*args, *kwargs.values()))):
+            raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
+        return function(*args, **kwargs)
+
+    return stand
+
+
+for _function in (
+    re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
+    re.compile, re.escape,
+):  # fmt: skip
+    SPECIAL[_function] = _on_text(_function)
+
+# ------------------------------------------------------------------------------ copy
+
+
+@stands_for(copy.deepcopy)
+def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (x,) = args
+    return _Copies(m).of(x)
+
+
+class _Copies:
+    """Containers and tensors within one another, each copied once."""
+
+    def __init__(self, m: Capturing) -> None:
+        self.m = m
+        self._made: dict[int, Any] = {}
+        self._storages: set[int] = set()
+
+    def of(self, x: Any) -> Any:
+        if is_scalar(x) or isinstance(x, (type, *_FUNCTIONS)):
+            return x
+        if id(x) not in self._made:
+            self._made[id(x)] = self._tensor(x) if isinstance(x, FakeTensor) else self._container(x)
+        return self._made[id(x)]
+
+    def _tensor(self, x: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            storage = x.untyped_storage()._cdata
+            is_plain = not x.requires_grad and not getattr(x, "_is_param", False)
+            strides = torch.empty_like(x, device="meta").stride()
+            if not is_plain or storage in self._storages or x.stride() != strides:
+                raise GraphBreak("a deep copy of a tensor that needs gradients, or is a view")
+        self._storages.add(storage)
+        return self.m.call(torch.clone, (x,), {})
+
+    def _container(self, x: Any) -> Any:
+        kind = type(x)
+        if kind is tuple:
+            items = tuple(map(self.of, x))
+            return x if all(map(operator.is_, items, x)) else items
+        if kind not in (list, dict, set, collections.OrderedDict, collections.deque):
+            raise GraphBreak(f"a deep copy of a {kind.__qualname__}")
+        shown = self.m.plain(x)
+        made: Any = collections.deque(maxlen=shown.maxlen) if kind is collections.deque else kind()
+        self._made[id(x)] = self._made[id(shown)] = made
+        if isinstance(shown, dict):
+            made.update((self.of(key), self.of(item)) for key, item in shown.items())
+        elif kind is set:
+            made.update(map(self.of, shown))
+        else:
+            made.extend(map(self.of, shown))
+        return made
+
+
+_FUNCTIONS = (type(len), type(lambda: None))
+
+# ------------------------------------------------------------------------------ what is said
+
+
+def _later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
+    """Call a function after the graph."""
+    given = (*args, *kwargs.values())
+    if not all(is_scalar(x) or isinstance(x, type) for x in given):
+        raise GraphBreak("what is said of an object may be another thing after the graph")
+    m.world.later.append(Later(function, args, kwargs, [Line.of(f) for f in m.frames]))
+
+
+@stands_for(warnings.warn)
+def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+    if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
+        raise GraphBreak("a warning that names the line of whoever called the compiled function")
+    _later(m, warnings.warn, args, kwargs)
+
+
+def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+        logger, *said = args if is_method else (m.world.hold(logging.root, "root logger"), *args)
+        at = said[0] if level is None else level
+        origin = m.world.origin(logger)
+        if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
+            raise GraphBreak("logging with what is known only as the program runs")
+        asked = Call(origin, functools.partial(_is_enabled, at), "what is logged by ")
+        if m.world.load(logger.isEnabledFor(at), asked):
+            owner = (logger,) if is_method else ()
+            _later(m, functools.partial(function, *owner), tuple(said), kwargs)
+
+    return stand
+
+
+def _is_enabled(level: int, logger: logging.Logger) -> bool:
+    return logger.isEnabledFor(level)
+
+
+for _name, _level in (
+    ("debug", 10), ("info", 20), ("warning", 30), ("warn", 30), ("error", 40), ("critical", 50),
+    ("log", None),
+):  # fmt: skip
+    SPECIAL[getattr(logging.Logger, _name)] = _logs(getattr(logging.Logger, _name), _level, True)
+    SPECIAL[getattr(logging, _name)] = _logs(getattr(logging, _name), _level, False)

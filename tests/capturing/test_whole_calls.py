@@ -1,0 +1,257 @@
+"""Calls that Python or torch make a story of, and capture takes as one: autograd functions,
+checkpoints, patterns, deep copies, warnings, logs.
+"""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.capturing.same import Traced, same
+
+T = Any
+X = torch.arange(6.0).reshape(2, 3) - 2
+SCALE = 2.0
+SEEN: list[Any] = []
+
+# ------------------------------------------------------------------------------ autograd functions
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T, power: int) -> T:
+        ctx.save_for_backward(x)
+        ctx.power = power
+        return x**power
+
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        (x,) = ctx.saved_tensors
+        return ctx.power * x ** (ctx.power - 1) * grad * SCALE, None
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(x: T) -> T:
+        return x * SCALE, x + 1
+
+    @staticmethod
+    def setup_context(ctx: T, inputs: T, output: T) -> None:
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: T, grad: T, other: T) -> T:
+        return grad * SCALE
+
+
+class Telling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T) -> T:
+        SEEN.append(x.shape)
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        return grad
+
+
+def applies(x: T) -> T:
+    y = Cube.apply(x * 2, 3)
+    first, second = Two.apply(y)
+    return first + 1, second, second.requires_grad
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_autograd_functions(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = X.clone().requires_grad_(grad)
+    traced = same(applies, x)
+    assert len(traced.graphs) == 1
+    monkeypatch.setattr(__import__(__name__, fromlist=["SCALE"]), "SCALE", 5.0)
+    got, want = traced(x), applies(x)
+    torch.testing.assert_close(got, want)
+    # without gradients nothing but `forward` counts; what `backward` reads is a fact otherwise
+    assert len(traced.graphs) == 2
+    if grad:
+        grads = [torch.autograd.grad(y[0].sum(), x)[0] for y in (got, want)]
+        torch.testing.assert_close(*grads)
+
+
+def test_an_autograd_function_with_effects_runs_in_python() -> None:
+    def tells(x: T) -> T:
+        return Telling.apply(x) * 2
+
+    traced = Traced(tells)
+    for count in (1, 2):
+        torch.testing.assert_close(traced(X), X * 2 + 2)
+        assert len(SEEN) == count
+    assert any("more than compute tensors" in stop for stop in traced.stops)
+
+
+# ------------------------------------------------------------------------------ checkpoint
+
+
+def checkpointed(x: T) -> T:
+    def part(a: T, by: T) -> T:
+        return torch.sin(a) * by
+
+    y = checkpoint(part, x, 2, use_reentrant=False)
+    return checkpoint(lambda a: a + 1, y, use_reentrant=False) * 3
+
+
+def checkpointed_with_statistics(x: T, norm: T) -> T:
+    return checkpoint(norm, x, use_reentrant=False)
+
+
+def checkpointed_otherwise(x: T) -> T:
+    return checkpoint(torch.sin, x, use_reentrant=True)
+
+
+def test_checkpoint() -> None:
+    x = X.clone().requires_grad_()
+    traced = same(checkpointed, x)
+    marks = [n.meta.get("recompute") for n in traced.graphs[0].graph.nodes if "call" in n.op]
+    assert marks == [0, 0, 1, None]
+    same(checkpointed_with_statistics, X, nn.BatchNorm1d(3), breaks=True)
+    same(checkpointed_with_statistics, X, nn.BatchNorm1d(3).eval())
+    same(checkpointed_otherwise, x, breaks=True)
+
+
+# ------------------------------------------------------------------------------ re, copy
+
+WORD = re.compile(r"(\w+)-(\d+)")
+
+
+def patterns(x: T, text: str) -> T:
+    found = WORD.match(text)
+    parts = re.split("-", text), re.sub("[0-9]", "#", text), re.findall(r"\d", text)
+    if re.search("layer", text, re.IGNORECASE) is None:
+        return x, parts
+    return (
+        x * int(found[2]),
+        found.group(1),
+        parts,
+        WORD,
+        [m.start() for m in re.finditer("-", text)],
+    )
+
+
+def deep_copies(x: T, given: T) -> T:
+    made = {"twice": [x, x], "sizes": (1, 2), "given": given, "none": (x, None)}
+    copied = copy.deepcopy(made)
+    copied["twice"][0].add_(1)
+    copied["given"].append(3)
+    return made, copied, copy.deepcopy((1, "a")), copied["twice"][0] is copied["none"][0]
+
+
+def deep_copies_parameters(x: T) -> T:
+    return copy.deepcopy([x])
+
+
+def test_patterns_and_deep_copies() -> None:
+    same(patterns, X, "Layer-12")
+    same(patterns, X, "norm-1")
+    same(deep_copies, X, [1, [2]])
+    same(deep_copies_parameters, X.clone().requires_grad_(), breaks=True)
+
+
+def test_another_pattern_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(patterns)
+    traced(X, "layer-2")
+    monkeypatch.setattr(__import__(__name__, fromlist=["WORD"]), "WORD", re.compile("(l)(.*)2"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        traced(X, "layer-2")
+
+
+# ------------------------------------------------------------------------------ what is said
+
+LOG = logging.getLogger("tests.capturing.said")
+
+
+def warns(x: T, log: T) -> T:
+    log.append("before")
+    careful(x)  # the caller
+    log.append("after")
+    return x + 1, log
+
+
+def careful(x: T) -> None:
+    warnings.warn(f"{x.shape[0]} rows", stacklevel=2)
+    warnings.warn("old", DeprecationWarning, stacklevel=1)  # the line
+
+
+def catches(x: T, log: T) -> T:
+    try:
+        warns(x, log)
+    except UserWarning as error:
+        log.append(str(error))
+    return x * 2, log
+
+
+@pytest.mark.parametrize("action", ["always", "once", "default", "ignore", "error"])
+@pytest.mark.parametrize("fn", [warns, catches])
+def test_warnings(fn: Callable[..., Any], action: str) -> None:
+    def run(call: Callable[..., Any]) -> Any:
+        globals().pop("__warningregistry__", None)
+        told: list[Any] = []
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter(action)
+            for _ in range(3):
+                log: list[str] = []
+                try:
+                    call(X, log)
+                except Warning as error:
+                    log.append(repr(error))
+                told.append(log)
+        return told, [(str(w.message), w.category, w.filename, w.lineno) for w in said]
+
+    traced = Traced(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced(X, [])
+    assert run(traced) == run(fn)
+    assert len(traced.graphs) == 1 and not traced.stops
+
+
+def logs(x: T) -> T:
+    LOG.debug("quiet")
+    LOG.warning("%d rows", x.shape[0])
+    LOG.log(logging.INFO, "made")
+    logging.error("from the root")
+    return x + 1
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.WARNING, logging.CRITICAL])
+def test_logs(level: int, caplog: Any) -> None:
+    def told(call: Callable[..., Any]) -> Any:
+        caplog.clear()
+        with caplog.at_level(level):
+            call(X)
+        return [(r.name, r.lineno, r.funcName, r.pathname, r.getMessage()) for r in caplog.records]
+
+    traced = Traced(logs)
+    traced(X)
+    assert told(traced) == told(logs)
+    assert told(traced) == told(logs)
+    assert not traced.stops and len(traced.graphs) <= 2
+
+
+def logs_what_changes(x: T) -> T:
+    LOG.error("%s", x * 2)
+    return x + 1
+
+
+def test_a_log_of_tensors_ends_the_graph(caplog: Any) -> None:
+    same(logs_what_changes, X, breaks=True)
+    assert "tensor([[-4." in caplog.text
