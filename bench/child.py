@@ -21,8 +21,14 @@ class Failed(Exception):
     """The measurement ended without a result; the text is the last line it wrote to stderr."""
 
 
-def measure(arguments: list[str], caches: Path, timeout_s: float = 1200) -> dict[str, Any]:
-    """The JSON that `python -m bench.measure ARGUMENTS` prints.
+def measure(
+    arguments: list[str],
+    caches: Path,
+    timeout_s: float = 1200,
+    *,
+    module: str = "bench.measure",
+) -> dict[str, Any]:
+    """The JSON that `python -m MODULE ARGUMENTS` prints.
 
     `peak_bytes` becomes the larger of what the process says and what was seen of it and its
     children together while it compiled (proportional set size where the system has it).
@@ -36,7 +42,7 @@ def measure(arguments: list[str], caches: Path, timeout_s: float = 1200) -> dict
         "TRANSFORMERS_VERBOSITY": "error",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.measure", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env=environment,
         text=True,
