@@ -37,7 +37,7 @@ from fusee.capture.tracebacks import raise_at
 from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
 
-__all__ = ["CompiledFunction", "Entry", "Notice", "Site", "live"]
+__all__ = ["CompiledFunction", "Entry", "Notice", "Site", "listeners", "live"]
 
 Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 
@@ -252,6 +252,8 @@ class CompiledFunction:
             if not (self.fullgraph and entry.captured.raises):
                 site.entries.append(entry)
             log.publish("guards", self.function.__qualname__, entry.check_source)
+            for listener in listeners:
+                listener(entry)
             return entry
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
@@ -403,6 +405,9 @@ class _Between(Semantics):
             function = self.owner.nested(function, args[0] if args else None)
         return super().call(function, args, kwargs)
 
+
+# Called with each entry that is made, in the thread that made it.
+listeners: list[Callable[[Entry], None]] = []
 
 # All that are alive: to reset them, and to renew their locks in a forked process.
 live: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()

@@ -194,9 +194,9 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
-    def html(self) -> str:
+    def html(self, title: str = "fusee.explain") -> str:
         """One page that needs nothing else."""
-        return page(self.summary, [_sections(piece) for piece in self.pieces])
+        return page(title, self.summary, [_sections(piece) for piece in self.pieces])
 
 
 def _many(count: int, noun: str) -> str:

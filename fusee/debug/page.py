@@ -12,7 +12,7 @@ _PAGE = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fusee.explain</title>
+<title>$title</title>
 <style>
   :root { color-scheme: light dark; }
   body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
@@ -22,7 +22,7 @@ _PAGE = Template("""<!doctype html>
   summary { cursor: pointer; } .title { color: #888; }
   .stop pre { border-color: #c60; }
 </style>
-<h1>fusee.explain</h1>
+<h1>$title</h1>
 <p>$summary</p>
 $pieces
 </html>
@@ -31,13 +31,15 @@ $pieces
 Section = tuple[str, str]
 
 
-def page(summary: str, pieces: Sequence[Sequence[Section]]) -> str:
+def page(title: str, summary: str, pieces: Sequence[Sequence[Section]]) -> str:
     """The page. Of each piece the first section's title is its heading."""
     shown = []
     for number, ((heading, _), *sections) in enumerate(pieces, 1):
         shown.append(f"<h2>{number}. {html.escape(heading)}</h2>")
         shown += [_section(title, text) for title, text in sections]
-    return _PAGE.substitute(summary=html.escape(summary), pieces="\n".join(shown))
+    return _PAGE.substitute(
+        title=html.escape(title), summary=html.escape(summary), pieces="\n".join(shown)
+    )
 
 
 def _section(title: str, text: str) -> str:
