@@ -5,7 +5,8 @@
     ├── SettingError         a FUSEE_* environment variable is unknown or has a wrong value
     ├── BackendError         a backend cannot be had or failed
     │   ├── UnknownBackend   no backend has that name
-    │   └── MissingPackage   the backend needs a package that is not installed
+    │   ├── MissingPackage   the backend needs a package that is not installed
+    │   └── MissingDevice    the backend needs a device that is not there
     ├── GraphBreakError      a graph would end where fullgraph=True or export() wants one graph
     ├── RecompileError       something was to be compiled, and the stance is fail_on_recompile
     ├── RegionError          a compiled function calls what only its callers may call
@@ -13,6 +14,7 @@
     │   └── MissingFake      an operator does not say what shape its results have
     ├── UnsupportedDevice    a tensor lives where this backend generates no code
     ├── InputError           a call does not fit what was compiled
+    ├── DoubleBackwardError  a gradient of a compiled graph is differentiated
     ├── CompileError         the code generator or LLVM refused what it was given
     └── CheckError           one of Fusee's own stages left a faulty result: a bug, please report it
 
@@ -40,10 +42,12 @@ __all__ = [
     "CacheWarning",
     "CheckError",
     "CompileError",
+    "DoubleBackwardError",
     "FuseeError",
     "FuseeWarning",
     "GraphBreakError",
     "InputError",
+    "MissingDevice",
     "MissingFake",
     "MissingPackage",
     "OptionError",
@@ -114,6 +118,10 @@ class MissingPackage(BackendError, ImportError):
     """The backend needs a package that is not installed."""
 
 
+class MissingDevice(BackendError):
+    """The backend needs a device that is not there."""
+
+
 class GraphBreakError(FuseeError):
     """A graph would end where one graph of the whole was asked for: `reason` says why."""
 
@@ -144,6 +152,10 @@ class UnsupportedDevice(FuseeError):
 
 class InputError(FuseeError):
     """A call's inputs do not fit what was compiled."""
+
+
+class DoubleBackwardError(FuseeError, RuntimeError):
+    """A gradient of a compiled graph is differentiated once more, which is not compiled."""
 
 
 class CompileError(FuseeError):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from fusee.backends.registry import Backend, later, register
+import torch
+
+from fusee.backends.registry import Backend, later, later_check, register
 from fusee.config import Options
 
 __all__: list[str] = []
+
+
+def no_cuda() -> str | None:
+    """What is missing to run on an NVIDIA GPU, or None."""
+    return None if torch.cuda.is_available() else "an NVIDIA GPU, and a build of torch with CUDA"
+
 
 register(
     Backend(
@@ -14,6 +22,45 @@ register(
         "our compiler: loops, LLVM, no C++ compiler",
         needs=("llvmlite",),
         validate=Options.parse,
+    )
+)
+register(
+    Backend(
+        "onnxrt",
+        later("fusee.backends.onnxrt", "compile_onnxrt"),
+        "regions run by ONNX Runtime",
+        needs=("onnxruntime", "onnxscript"),
+        validate=later_check("fusee.backends.onnx_options", "check"),
+        install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
+    )
+)
+register(
+    Backend(
+        "openvino",
+        later("fusee.backends.openvino", "compile_openvino"),
+        "regions run by OpenVINO, on Intel's processors, GPUs and NPUs",
+        needs=("openvino", "llvmlite"),
+        validate=later_check("fusee.backends.openvino", "check"),
+        install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+    )
+)
+register(
+    Backend(
+        "openvino_ts",
+        later("fusee.backends.openvino", "compile_openvino_ts"),
+        "OpenVINO by way of TorchScript, deprecated",
+        needs=("openvino", "llvmlite"),
+        validate=later_check("fusee.backends.openvino", "check_ts"),
+        install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+    )
+)
+register(
+    Backend(
+        "cudagraphs",
+        later("fusee.backends.cudagraphs", "compile_cudagraphs"),
+        "eager's CUDA kernels, recorded and replayed",
+        validate=later_check("fusee.backends.cudagraphs", "check"),
+        absent=no_cuda,
     )
 )
 register(

@@ -20,7 +20,7 @@ from torch import fx
 
 from fusee.backends import dynamo
 from fusee.config import Options, knobs
-from fusee.errors import MissingPackage, OptionError, UnknownBackend, nearest
+from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
 from fusee.runtime import collector
 
 CompiledFn = Callable[..., Any]
@@ -32,7 +32,9 @@ ENTRY_POINTS = "torch_dynamo_backends"
 class Backend:
     """One backend.
 
-    needs     packages that it imports
+    needs     modules of other packages that it imports
+    install   how to get them, and where they work; None: by the modules' names
+    absent    says which device is missing, or None if all is there
     validate  refuses wrong options, before anything is compiled
     """
 
@@ -42,10 +44,48 @@ class Backend:
     needs: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     validate: Callable[[Mapping[str, object]], object] | None = None
+    install: str | None = None
+    absent: Callable[[], str | None] | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
         return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
+
+    def state(self) -> str:
+        """Whether it can be used here: "ready", "missing package: ...", "missing device: ..."."""
+        missing = self.missing()
+        if missing:
+            return f"missing package: {', '.join(missing)}"
+        device = self.absent() if self.absent is not None else None
+        return "ready" if device is None else f"missing device: {device}"
+
+
+def later_check(module: str, function: str) -> Callable[[Mapping[str, object]], object]:
+    """A backend's `validate` from a module that is imported when it is first called."""
+
+    def validate(options: Mapping[str, object]) -> object:
+        return getattr(importlib.import_module(module), function)(options)
+
+    return validate
+
+
+class Listed(str):
+    """The name of a backend, with what one wants to know of it. Prints with its state.
+
+    state   "ready", "missing package: ...", "missing device: ..."; "" if it is not ours to know
+    help    one line on what it does
+    """
+
+    state: str
+    help: str
+
+    def __new__(cls, name: str, state: str = "", help: str = "") -> Listed:
+        made = super().__new__(cls, name)
+        made.state, made.help = state, help
+        return made
+
+    def __repr__(self) -> str:
+        return f"{str(self)!r} ({self.state})" if self.state else repr(str(self))
 
 
 _backends: dict[str, Backend] = {}
@@ -80,16 +120,22 @@ def later(module: str, function: str) -> Compile:
     return compile_with
 
 
-def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:
-    """Names that `lookup` knows: ours, those of all entry points, and "inductor".
+def list_backends(
+    exclude_tags: Sequence[str] | None = ("debug", "experimental"),
+) -> list[Listed]:
+    """Names that `lookup` knows: ours with their state, those of all entry points, and "inductor".
 
-    Stock torch's other names can be looked up as well; to list them takes importing torch._dynamo.
+    No package is imported to find out the state. Stock torch's other names can be looked up as
+    well; to list them takes importing torch._dynamo.
 
     source   torch.compiler.list_backends
     """
     excluded = set(exclude_tags or ())
-    ours = [b.name for b in _backends.values() if not excluded.intersection(b.tags)]
-    return sorted({*ours, *entry_points(group=ENTRY_POINTS).names, "inductor"})
+    found = {name: Listed(name) for name in (*entry_points(group=ENTRY_POINTS).names, "inductor")}
+    for b in _backends.values():
+        if not excluded.intersection(b.tags):
+            found[b.name] = Listed(b.name, b.state(), b.help)
+    return [found[name] for name in sorted(found)]
 
 
 _default: list[BackendLike] = ["fusee"]
@@ -133,7 +179,8 @@ def lookup(
 
     mode     torch's names; ours have no modes and leave it unread
 
-    raises   UnknownBackend, naming the nearest name and all; MissingPackage; OptionError
+    raises   UnknownBackend, naming the nearest name and all; MissingPackage; MissingDevice;
+             OptionError
     source   torch/_dynamo/backends/registry.py
     """
     given = dict(options or {})
@@ -159,7 +206,14 @@ def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
         raise MissingPackage(
             f"backend {backend.name!r} needs {', '.join(missing)}, which is not installed",
             did="stopped before compiling",
-            remedy=f"pip install {' '.join(missing)}",
+            remedy=backend.install or f"pip install {' '.join(missing)}",
+        )
+    device = backend.absent() if backend.absent is not None else None
+    if device is not None:
+        raise MissingDevice(
+            f"backend {backend.name!r} needs {device}",
+            did="stopped before compiling",
+            remedy=backend.install,
         )
     if backend.validate is not None:
         backend.validate(options)
@@ -189,7 +243,7 @@ def _foreign(name: str) -> CompiledFn:
         raise UnknownBackend(
             f"there is no backend named {name!r}",
             did="stopped before compiling",
-            remedy=(f"{close!r}; " if close else "") + f"known names: {', '.join(known)}",
+            remedy=(f"{str(close)!r}; " if close else "") + f"known names: {', '.join(known)}",
         )
     return found
 

@@ -1,0 +1,227 @@
+"""The backend "onnxrt": regions as ONNX models, run by ONNX Runtime.
+
+    claim    the exporter has a function for the operator, and the runtime takes the model of this
+             one call: asked by making a session of it, once for equal calls
+    compile  one model for the region; parameters are initialisers in torch's own memory
+    call     inputs and outputs are bound where they are: nothing is copied
+
+Initialisers are constants to the runtime, which packs and folds them. A parameter that changes
+means a session anew; if it keeps changing, as in training, parameters become inputs (`_Weights`).
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from fusee.aten.decompose import keep_core
+from fusee.aten.explicit import explicit, single
+from fusee.aten.graph import AtenGraph, Fresh
+from fusee.aten.operators import is_view
+from fusee.backends.onnx_api import element_type, is_translated, model_of
+from fusee.backends.onnx_options import OnnxOptions
+from fusee.backends.regions import Region, RegionCall
+from fusee.backends.report import CompiledGraph
+from fusee.backends.split_run import compile_with
+from fusee.config import Options
+from fusee.runtime.weights import Derived, DerivedSet, why_not_derivable
+
+__all__ = ["OnnxRuntime", "compile_onnxrt"]
+
+aten = torch.ops.aten
+
+# From this change on a region's parameters are inputs of its session.
+_CHANGES = 2
+
+# The exporter's functions for these do something else than ATen.
+_WRONG = {
+    aten.as_strided.default: "its strides mean nothing to ONNX",
+    aten.view.dtype: "ONNX reads no memory as another dtype",
+}
+
+
+def compile_onnxrt(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> CompiledGraph:
+    """Compile a captured graph for ONNX Runtime.
+
+    raises   OptionError; MissingFake for an operator that doesn't say what it returns
+    """
+    parsed = OnnxOptions.parse(options)
+    options_of_ours = Options(name=parsed.name)
+    return compile_with(OnnxRuntime(parsed), gm, example_inputs, options_of_ours)
+
+
+class OnnxRuntime:
+    """The engine, with one compiled function's options."""
+
+    name = "onnxrt"
+
+    def __init__(self, options: OnnxOptions) -> None:
+        self.options = options
+        self.device = ", ".join(name for name, _ in options.providers)
+        self.probed: dict[Any, str | None] = {}
+
+    def keeps(self, op: OpOverload) -> bool:
+        return keep_core(op) and is_translated(op)
+
+    def claim(self, node: fx.Node) -> str | None:
+        op = node.target
+        assert isinstance(op, OpOverload)
+        if op in self.options.disabled:
+            return "the option disabled_ops names it"
+        if op in _WRONG:
+            return _WRONG[op]
+        if op is not aten.squeeze.dims and not is_translated(op):
+            return "the exporter has no ONNX function for it"
+        for val in _tensors(node):
+            if val.numel() == 0:
+                return "a tensor without elements has no memory to bind"
+        for other in (node, *node.all_input_nodes):
+            device = torch.device(other.meta.get("device") or "cpu")
+            if device.type != "cpu":
+                return f"it is on {device}, and sessions are given memory of the CPU"
+        key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
+        if key not in self.probed:
+            self.probed[key] = self._probe(node)
+        return self.probed[key]
+
+    def _probe(self, node: fx.Node) -> str | None:
+        """What the exporter and the runtime say of this call alone."""
+        try:
+            self.options.session_of(model_of(single(node), {}, {}), {}, probe=True)
+        except Exception as error:  # noqa: BLE001  # any failure is the answer
+            lines = str(error.__cause__ or error).strip().splitlines()
+            return lines[0] if lines else type(error).__name__
+        return None
+
+    def compile(self, region: Region) -> RegionCall:
+        return _Weights(region, self.options)
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    """What a call takes and gives, less the results that nobody uses."""
+    used = [user for user in node.users if user.target is operator.getitem] or [node]
+    vals = [other.meta["val"] for other in (*node.all_input_nodes, *used)]
+    return [val for val in vals if isinstance(val, Tensor)]
+
+
+def _form(arg: Any, is_shape: bool) -> Any:
+    """Equal for arguments that the exporter and the runtime treat alike."""
+    if isinstance(arg, fx.Node):
+        val = arg.meta["val"]
+        return (val.dtype, val.dim()) if isinstance(val, Tensor) else type(val)
+    if isinstance(arg, (tuple, list)):
+        return tuple(_form(one, is_shape) for one in arg)
+    if isinstance(arg, Mapping):
+        return tuple((name, _form(one, is_shape)) for name, one in arg.items())
+    return type(arg) if is_shape else repr(arg)
+
+
+class _Session:
+    """A session and its bindings, one per call at a time."""
+
+    def __init__(
+        self, model: bytes, weights: Mapping[str, Tensor], region: AtenGraph, options: OnnxOptions
+    ) -> None:
+        self.session = options.session_of(model, weights)
+        self.free: list[Any] = []
+        self.inputs = [
+            (spec.index, spec.name, None if spec.dtype is None else element_type(spec.dtype))
+            for spec in region.inputs
+            if spec.name not in weights
+        ]
+        self.inputs = [row for row in self.inputs if row[1] in _names(self.session.get_inputs())]
+        dtypes = [node.meta["val"].dtype for node in region.results]
+        self.outputs = [
+            (name, dtype, element_type(dtype))
+            for name, dtype in zip(_names(self.session.get_outputs()), dtypes, strict=True)
+        ]
+
+    def run(self, inputs: tuple[Any, ...], sizes: Sequence[Sequence[int]]) -> list[Tensor]:
+        binding = self.free.pop() if self.free else self.session.io_binding()
+        kept = []  # what must live until the session has run
+        for index, name, kind in self.inputs:
+            x = inputs[index]
+            if kind is None:
+                x, kind = torch.tensor(x), _INT64
+            x = x if x.is_contiguous() else x.contiguous()
+            kept.append(x)
+            binding.bind_input(name, "cpu", 0, kind, x.shape, x.data_ptr())
+        results = []
+        for (name, dtype, kind), size in zip(self.outputs, sizes, strict=True):
+            x = torch.empty(size, dtype=dtype)
+            binding.bind_output(name, "cpu", 0, kind, size, x.data_ptr())
+            results.append(x)
+        self.session.run_with_iobinding(binding)
+        self.free.append(binding)
+        return results
+
+
+_INT64 = 7  # onnx.TensorProto.INT64
+
+
+def _names(arguments: Sequence[Any]) -> list[str]:
+    return [argument.name for argument in arguments]
+
+
+class _Weights:
+    """A region as it is called: its session follows the parameters."""
+
+    def __init__(self, region: Region, options: OnnxOptions) -> None:
+        self.graph, self.options = region.graph, options
+        self.sizes = _sizes_of(region.graph)
+        static = [
+            spec
+            for spec in region.graph.inputs
+            if spec.is_static and why_not_derivable(region.examples[spec.index]) is None
+        ]
+        self.names = [spec.name for spec in static]
+        positions = tuple(spec.index for spec in static)
+        self.known = DerivedSet([Derived(positions, lambda tensors: tensors)])
+        self.lock = threading.Lock()
+        self.made: tuple[int, _Session] = (
+            (0, self._session({})) if not static else self._follow(region.examples)
+        )
+
+    def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
+        version, session = self.made
+        if self.names and version != self.known.current(inputs).version:
+            with self.lock:
+                self.made = _, session = self._follow(inputs)
+        return session.run(inputs, self.sizes(inputs))
+
+    def _follow(self, inputs: tuple[Any, ...]) -> tuple[int, _Session]:
+        """The session of the parameters as they are."""
+        snapshot = self.known.current(inputs)
+        if snapshot.version > _CHANGES:
+            self.names = []
+            return 0, self._session({})
+        weights = dict(zip(self.names, snapshot.tensors, strict=True))
+        return snapshot.version, self._session(weights)
+
+    def _session(self, weights: Mapping[str, Tensor]) -> _Session:
+        model = model_of(explicit(self.graph), weights, self.graph.constants)
+        return _Session(model, weights, self.graph, self.options)
+
+
+def _sizes_of(graph: AtenGraph) -> Callable[[tuple[Any, ...]], Sequence[Sequence[int]]]:
+    """A function of the inputs: the sizes of the results."""
+    sizes: Any = [spec.size for spec in graph.outputs if isinstance(spec, Fresh)]
+    if not graph.symbols:
+        return lambda inputs: sizes
+    lines = ["def sizes(inputs):"]
+    for name, source in graph.symbols.items():
+        size = "" if source.axis is None else f".size({source.axis})"
+        lines.append(f"    {name} = inputs[{source.index}]{size}")
+    lines.append(f"    return {[list(size) for size in sizes]!r}")
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    found: Callable[[tuple[Any, ...]], Sequence[Sequence[int]]] = names["sizes"]
+    return found
