@@ -26,9 +26,7 @@ class Capturing(Semantics):
     inference      torch.inference_mode objects that it is within, and what left them in C
     """
 
-    def __init__(
-        self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate
-    ) -> None:
+    def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
         super().__init__()
         self.policy = policy
         self.world = World(self.where, varies)

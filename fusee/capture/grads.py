@@ -37,10 +37,11 @@ def read(m: Capturing, fake: torch.Tensor) -> Any:
 
 def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
     """`state[parameter]` of a dict from outside."""
-    real, _ = m.world.inputs.get(id(key), (None, None))
-    if real is None or real not in mirror.obj or mirror.is_changed():
+    real, origin = m.world.inputs.get(id(key), (None, None))
+    if real is None or origin is None or real not in mirror.obj or mirror.is_changed():
         raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
-    return m.world.load(dict.__getitem__(mirror.obj, real), m.world.item(mirror.origin, real))
+    place = m.world.entry(mirror, real, str(origin))
+    return m.world.load(dict.__getitem__(mirror.obj, real), place)
 
 
 def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.origin import Item, Origin
+from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
     "Number",
@@ -61,7 +61,7 @@ class Number:
         self.need()
 
     __float__ = __int__ = __index__ = __bool__ = __complex__ = __round__ = __trunc__ = need
-    __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = need  # type: ignore[assignment]
+    __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = need
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = need
     __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = need
 
@@ -116,6 +116,21 @@ def shown(x: Any) -> Any:
     if type(x) is dict:
         return {key: shown(item) for key, item in x.items()}
     return type(x)(map(shown, x)) if type(x) in (tuple, list) else x
+
+
+def load(world: Any, value: float, origin: Origin) -> Number:
+    """The Number for a float from outside: an input of the graph, a fact is its type alone."""
+    words = str(origin)
+    known: Number | None = world.numbers.get(words)
+    if known is not None:
+        return known
+    world.fact("type", origin, float)
+    with torch._C.DisableTorchFunction():
+        fake = world.input(as_tensor(value), Call(origin, as_tensor, ""), origin)
+    number: Number = world.recorder.item(fake, frozenset({words}))
+    world.numbers[words] = number
+    world.know(number, origin)
+    return number
 
 
 def as_tensor(value: float) -> torch.Tensor:

@@ -2,12 +2,12 @@
 
 `step` and the update formulas are captured like any Python. These are not:
 
-_init_group       finds gradients and state; it runs for real, since state that is missing is made at
-                  this very step anyway, and what it found are facts and inputs
-_get_value        `step.item()`, which becomes a float of the graph
-the list form     is taken where torch would go through the parameters one by one: the same
-                  formulas, on whole lists
-fused forms       torch's kernels compute what the list form says
+_init_group     finds gradients and state. It runs for real: state that is missing is made at this
+                very step anyway. What it found are facts, and inputs of the graph
+_get_value      `step.item()`, which becomes a float of the graph
+the list form   is taken where torch would go through the parameters one by one: the same formulas,
+                on whole lists
+fused forms     torch's kernels compute what the list form says
 
 Tested with torch 2.13.
 """
@@ -26,7 +26,6 @@ from torch.utils import _foreach_utils
 from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
-from fusee.capture.origin import Item
 from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, stands_for
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
@@ -61,7 +60,7 @@ def _step(function: types.FunctionType, m: Capturing, args: Args, kwargs: Kwargs
     return m.call(m.world.hold(_without_grad, "step"), (inner, *args), kwargs)
 
 
-_USE_GRAD: Any = base._use_grad_for_differentiable(lambda: None)
+_USE_GRAD: Any = base._use_grad_for_differentiable(print)
 BY_CODE[id(_USE_GRAD.__code__)] = _step
 
 
@@ -97,8 +96,8 @@ class _Group:
         state = m.attribute(optimizer, "state")
         self.state = m.world.mirror(state)
         self.tensors = m.items(m.subscript(group, "params"))
-        written = any(name == "grad" for _, name in m.world.slots)
-        if written or self.state.is_changed() or m.world.mirror(group).is_changed():
+        changed = self.state.is_changed() or m.world.mirror(group).is_changed()
+        if changed or any(name == "grad" for _, name in m.world.slots):
             raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
         for key in dict.keys(group):
             m.subscript(group, key)
@@ -116,21 +115,17 @@ class _Group:
             state = dict.get(self.state.obj, param)
             if state is None:
                 continue
-            world.load(state, world.item(self.state.origin, param))
-            mirror = world.mirror(state)
+            mirror = world.mirror(grads.item_by_tensor(self.m, self.state, fake))
             world.fact("keys", mirror.origin, tuple(state))
             for key, value in state.items():
                 loaded = world.get(mirror, key)
                 if isinstance(value, torch.Tensor):
                     found[id(value)] = loaded
-        keep = found
 
         def fake_of(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            if id(x) not in keep:
+            if isinstance(x, torch.Tensor) and id(x) not in found:
                 raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
-            return keep[id(x)]
+            return found.get(id(x), x)
 
         return fake_of
 

@@ -10,10 +10,14 @@ words in which reports name it.
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Attr", "Call", "Cell", "Dict", "Held", "Item", "Local", "Namespace", "Origin", "Type"]
+__all__ = [
+    "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Namespace", "Origin", "Type",
+    "input_name", "is_fixed", "is_remade", "same_path",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +120,16 @@ class Item(_Part):
 
 
 @dataclass(frozen=True, eq=False)
+class Entry(Item):
+    """An element of a dict whose key is an object: `words` are shown for it."""
+
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.of}[{self.words}]"
+
+
+@dataclass(frozen=True, eq=False)
 class Call(_Part):
     """What a method without arguments gives: `tuple` of the keys of a dict, for one."""
 
@@ -168,3 +182,29 @@ class Type(_Part):
 
     def __str__(self) -> str:
         return f"type({self.of})"
+
+
+def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
+    """Whether another function of the same code may come by the next time: a lambda argument."""
+    if known is not None:
+        return not isinstance(known, Held)
+    first: Origin | None = origin
+    while first is not None and first.parent is not None:
+        first = first.parent
+    return isinstance(first, Local) and "<" in function.__qualname__
+
+
+def is_fixed(origin: Origin | None) -> bool:
+    """Whether the object is a part of a held one's dict, which no other path can replace."""
+    while isinstance(origin, Dict):
+        origin = origin.parent
+    return isinstance(origin, Held)
+
+
+def same_path(a: Origin, b: Origin) -> bool:
+    return str(a) == str(b)
+
+
+def input_name(origin: Origin) -> str:
+    """Words for a tensor that is an input of a graph."""
+    return str(origin).replace("._parameters", "").replace("._modules", "").replace("._buffers", "")

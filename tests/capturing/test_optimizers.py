@@ -1,0 +1,391 @@
+"""Whole training steps: backward between two graphs, and each optimizer's update as one graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.capturing.same import Traced
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"weight_decay": 0.1}),
+    "sgd momentum": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}),
+    "sgd nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.1}),
+    "adam amsgrad": (torch.optim.Adam, {"amsgrad": True, "maximize": True}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "weight_decay": 0.01}),
+    "rmsprop": (torch.optim.RMSprop, {"weight_decay": 0.1}),
+    "rmsprop centered": (torch.optim.RMSprop, {"centered": True, "momentum": 0.5}),
+    "adadelta": (torch.optim.Adadelta, {}),
+    "adamax": (torch.optim.Adamax, {}),
+    "nadam": (torch.optim.NAdam, {}),
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "loop": {"foreach": False},
+    "lists": {"foreach": True},
+    "fused": {"fused": True},
+}
+HAVE_FUSED = ("sgd", "adam", "adamw", "adagrad")
+STEPS = 5
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+Step = Callable[[nn.Module, Any], Callable[..., Tensor]]
+
+
+def plain_step(model: nn.Module, optimizer: Any) -> Callable[..., Tensor]:
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+class Trained:
+    """What five steps make of a network."""
+
+    def __init__(
+        self,
+        make: Callable[[nn.Module], Any],
+        step: Step,
+        compiler: Callable[[Any], Any] | None,
+        schedule: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.model = network()
+        self.optimizer = make(self.model)
+        scheduler = schedule(self.optimizer) if schedule else None
+        run: Any = step(self.model, self.optimizer)
+        self.run = run = run if compiler is None else compiler(run)
+        torch.manual_seed(1)
+        self.losses, self.entries = [], []
+        for _ in range(STEPS):
+            x, y = torch.randn(6, 4), torch.randn(6, 3)
+            self.losses.append(run(x, y).item())
+            if scheduler is not None:
+                scheduler.step()
+            self.entries.append(getattr(run, "entries", 0))
+
+    def check(self, other: Trained) -> None:
+        """Equal to what eager has made."""
+        torch.testing.assert_close(self.losses, other.losses)
+        for ours, theirs in zip(self.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        ours, theirs = self.optimizer.state_dict(), other.optimizer.state_dict()
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert list(ours["state"]) == list(theirs["state"])
+        for key, state in theirs["state"].items():
+            assert list(ours["state"][key]) == list(state)
+            for name, value in state.items():
+                assert type(ours["state"][key][name]) is type(value), name
+                if isinstance(value, Tensor):
+                    torch.testing.assert_close(ours["state"][key][name], value)
+                else:
+                    assert ours["state"][key][name] == value
+
+
+def both(make: Callable[[nn.Module], Any], step: Step = plain_step, **more: Any) -> Trained:
+    """Five steps as graphs, which must equal eager's."""
+    ours = Trained(make, step, Traced, **more)
+    ours.check(Trained(make, step, None, **more))
+    return ours
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_equal_eagers(name: str, form: str) -> None:
+    kind, options = OPTIMIZERS[name]
+    if form == "fused" and name.split()[0] not in HAVE_FUSED:
+        pytest.skip("torch has no fused form")
+    options = {"lr": 0.05, **options, **FORMS[form]}
+    ours = both(lambda model: kind(model.parameters(), **options))
+    assert ours.entries[1] == ours.entries[-1]
+    assert all("backward" in stop for stop in ours.run.stops), ours.run.stops
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["sgd momentum", "adamw", "rmsprop", "adagrad"])
+def test_a_scheduler_does_not_compile_again(name: str, schedule: str) -> None:
+    kind, options = OPTIMIZERS[name]
+    ours = both(
+        lambda model: kind(model.parameters(), lr=0.05, **options), schedule=SCHEDULES[schedule]
+    )
+    assert ours.entries[1] == ours.entries[-1]
+    assert all("backward" in stop for stop in ours.run.stops), ours.run.stops
+
+
+def test_an_optimizer_that_branches_on_its_steps_runs_in_python() -> None:
+    ours = both(lambda model: torch.optim.RAdam(model.parameters(), lr=0.05))
+    assert any("needs a float that the graph computes" in stop for stop in ours.run.stops)
+
+
+# ------------------------------------------------------------------------------ what is trained
+
+
+def adamw(model: nn.Module, **more: Any) -> Any:
+    return torch.optim.AdamW(model.parameters(), lr=0.05, **more)
+
+
+def test_groups_have_their_own_rates() -> None:
+    def make(model: Any) -> Any:
+        first, second = model[0].parameters(), model[2].parameters()
+        groups = [{"params": first}, {"params": second, "lr": 0.2, "weight_decay": 0.5}]
+        return torch.optim.AdamW(groups, lr=0.05)
+
+    ours = both(make, schedule=SCHEDULES["step"])
+    assert ours.entries[1] == ours.entries[-1]
+
+
+def test_frozen_parameters_and_parameters_without_gradient() -> None:
+    def make(model: Any) -> Any:
+        model[0].bias.requires_grad_(False)
+        model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+        return adamw(model)
+
+    ours = both(make)
+    assert ours.entries[1] == ours.entries[-1]
+
+
+def test_gradients_that_appear_later() -> None:
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        calls = iter(range(STEPS))
+
+        def train(x: Tensor, y: Tensor, late: bool) -> Tensor:
+            optimizer.zero_grad()
+            hidden = model[0](x)
+            loss = nn.functional.mse_loss(model[2](hidden), y) if late else hidden.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return lambda x, y: train(x, y, next(calls) > 1)
+
+    both(adamw, step)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("owner", ["optimizer", "foreach", "model"])
+def test_zero_grad(owner: str, set_to_none: bool) -> None:
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            (model if owner == "model" else optimizer).zero_grad(set_to_none)
+            return loss
+
+        return train
+
+    ours = both(lambda model: adamw(model, foreach=owner == "foreach"), step)
+    assert [p.grad is None for p in ours.model.parameters()] == [set_to_none] * 4
+    assert ours.entries[1] == ours.entries[-1]
+
+
+def test_gradients_accumulate_over_parts_of_a_batch() -> None:
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            total = x.new_zeros(())
+            for part, wanted in zip(x.chunk(3), y.chunk(3)):
+                loss = nn.functional.mse_loss(model(part), wanted) / 3
+                loss.backward()
+                total = total + loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            return total
+
+        return train
+
+    ours = both(adamw, step)
+    assert not any(stop.startswith("eager") for stop in ours.run.stops), ours.run.stops
+    assert ours.entries[2] == ours.entries[-1]
+
+
+@pytest.mark.parametrize("norm", [2.0, float("inf")])
+def test_gradients_are_clipped_in_the_graph_of_the_update(norm: float) -> None:
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            total = nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm)
+            optimizer.step()
+            return loss + total.detach()
+
+        return train
+
+    ours = both(adamw, step)
+    assert all("backward" in stop for stop in ours.run.stops), ours.run.stops
+    assert ours.entries[1] == ours.entries[-1]
+
+
+def test_hooks_of_parameters_and_autocast() -> None:
+    def make(model: Any) -> Any:
+        model[0].weight.register_hook(lambda grad: grad * 2)
+        return adamw(model)
+
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.mse_loss(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return train
+
+    ours = both(make, step)
+    assert all("backward" in stop for stop in ours.run.stops), ours.run.stops
+
+
+def test_hooks_of_the_optimizer_and_a_closure() -> None:
+    seen: list[str] = []
+
+    def make(model: Any) -> Any:
+        optimizer = adamw(model)
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        return optimizer
+
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Any:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure)
+
+        return train
+
+    both(make, step)
+    assert seen == ["before", "after"] * 2 * STEPS
+
+
+def test_a_loaded_state_is_gone_on_with() -> None:
+    before = Trained(adamw, plain_step, None).optimizer.state_dict()
+
+    def make(model: nn.Module) -> Any:
+        optimizer = adamw(model)
+        optimizer.load_state_dict(copy.deepcopy(before))
+        return optimizer
+
+    ours = both(make)
+    assert ours.entries[1] == ours.entries[-1]
+
+
+def test_the_step_alone_is_one_graph() -> None:
+    networks = network(), network()
+    optimizers = [adamw(model) for model in networks]
+    for model in networks:
+        model(torch.ones(2, 4)).sum().backward()
+    traced = Traced(optimizers[0].step.__func__)
+    for rate in (0.1, 0.2, 0.3):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+        traced(optimizers[0])
+        optimizers[1].step()
+    assert len(traced.graphs) == 1 and traced.entries == 1
+    for ours, theirs in zip(*(model.parameters() for model in networks), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# ------------------------------------------------------------------------------ gradients
+
+
+def test_gradients_are_read_and_replaced() -> None:
+    def fn(p: Any) -> Any:
+        if p.grad is None:
+            p.grad = torch.ones_like(p)
+            return 0
+        p.grad.mul_(2)
+        p.grad = p.grad + 1
+        return p.grad
+
+    traced, theirs = Traced(fn), nn.Parameter(torch.zeros(2))
+    ours = nn.Parameter(torch.zeros(2))
+    for _ in range(4):
+        result, wanted = traced(ours), fn(theirs)
+        assert torch.equal(torch.as_tensor(result), torch.as_tensor(wanted))
+        assert torch.equal(ours.grad, theirs.grad) and ours.grad.requires_grad is False
+        assert ours.grad is result or result == 0
+    assert traced.entries == 2 and not traced.stops
+    ours.grad = None
+    traced(ours)
+    assert torch.equal(ours.grad, torch.ones(2)) and traced.entries == 2
+
+
+def test_a_gradient_unlike_its_tensor_is_pythons() -> None:
+    def fn(p: Any, grad: Any) -> None:
+        p.grad = grad
+
+    with pytest.raises(RuntimeError, match="attempting to assign a gradient of size"):
+        Traced(fn)(nn.Parameter(torch.zeros(2)), torch.zeros(3))
+    with pytest.raises(TypeError, match="assigned grad expected to be a Tensor or None"):
+        Traced(fn)(nn.Parameter(torch.zeros(2)), 1)
+
+
+# ------------------------------------------------------------------------------ floats
+
+
+def test_a_float_that_changes_becomes_an_input() -> None:
+    def fn(x: Any, by: float) -> Any:
+        return x * by + (1 - by) ** 2
+
+    traced, x = Traced(fn), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, -1.0, 3.0):
+        assert torch.equal(traced(x, by), fn(x, by))
+    assert traced.entries == 2
+    assert torch.equal(traced(x, 2), fn(x, 2)) and traced.entries == 3  # an int is no float
+
+
+def test_a_float_that_decides_stays_a_constant() -> None:
+    def fn(x: Any, by: float) -> Any:
+        return x + 1 if by > 0.3 else x * by
+
+    traced, x = Traced(fn), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, 0.5):
+        assert torch.equal(traced(x, by), fn(x, by))
+    assert traced.entries == 3 and not traced.stops
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, by: x * round(by, 1),
+        lambda x, by: f"{by:.2f}",
+        lambda x, by: {by: x}[by],
+        lambda x, by: nn.functional.dropout(x, by, training=False),
+        lambda x, by: (by, [by, by * 2]),
+        lambda x, by: x + max(by, 0.2),
+        lambda x, by: (isinstance(by, float), type(by), by.is_integer()),
+        lambda x, by: torch.full((2,), by),
+    ],
+)
+def test_floats_that_changed_may_be_used_in_any_way(use: Callable[..., Any]) -> None:
+    traced, x = Traced(use), torch.randn(3)
+    for by in (0.5, 0.25, 0.125, 0.5):
+        ours, theirs = traced(x, by), use(x, by)
+        assert type(ours) is type(theirs)
+        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
