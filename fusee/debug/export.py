@@ -18,8 +18,10 @@ from fusee.errors import GraphBreakError, source_line
 
 __all__ = ["export"]
 
-# Lines of a piece's source that do nothing but make values.
-_MAKES_A_VALUE = re.compile(r"\s*(_out|_v\d+|_r\d+) = |\s*return |def run\(")
+# Lines of a piece's source that do nothing but make values, or tell where an error comes from.
+_MAKES_A_VALUE = re.compile(
+    r"\s*(try: )?(_out|_v\d+|_r\d+) = |\s*except Exception as _error: |\s*return |def run\("
+)
 
 
 class _Output:
