@@ -39,6 +39,8 @@ from fusee.sym.parts import coefficient, hint, product, symbols
 MIN_PARALLEL = 16
 SMALL_WORK = 1 << 15
 MAX_MEMBERS = 48
+# Elements in one piece from which it does not matter where the next piece lies.
+LONG_RUN = 32
 
 
 @dataclass
@@ -315,7 +317,9 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
-    if loop.acc is None and not _inside(member.index, inner, outer):
+    if loop.acc is None and not (
+        _inside(member.index, inner, outer) or _follows(group, member.index, inner, points)
+    ):
         return "its further axes are not the innermost of what it stores"
     return Placement(group, member, outer, inner, saved)
 
@@ -334,6 +338,22 @@ def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -
 
     widest = max(map(stride, inner), default=0)
     return all(stride(axis) >= widest for axis in outer)
+
+
+def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) -> bool:
+    """True if the kernel walks the same axes anyway and the store moves in long runs.
+
+    So does a batch norm: per channel it sums up pieces of all images, then stores them.
+    """
+    if points < MIN_PARALLEL or not any(set(inner) == set(phase) for phase in group.phases):
+        return False
+    run = 1
+    steps = [(coefficient(index, axis), axis) for axis in inner]
+    for parts, axis in sorted(steps, key=lambda step: abs(hint(step[0][0])) if step[0] else 0):
+        if parts is None or axis.hi is None or parts[0] != run:
+            break
+        run *= hint(axis.hi)
+    return run >= LONG_RUN
 
 
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fusee.codegen.llvm.access import store_scalar, store_vector
 from fusee.codegen.llvm.context import Context
@@ -111,7 +111,33 @@ class Body:
             for copy in range(ctx.copies)
         ]
 
+    def carry(
+        self,
+        start: str,
+        stop: str,
+        step: int,
+        parts: Parts,
+        kinds: Callable[[Acc], list[str]],
+        body: Callable[[str, Parts], Parts],
+    ) -> Parts:
+        """A loop that carries accumulators round; `kinds` are the types of one copy."""
+        types = [kind for acc, copies in parts.items() for _ in copies for kind in kinds(acc)]
+        carried = list(zip(types, _flat(parts), strict=True))
+        names = self.writer.loop(
+            start, stop, step, carried, lambda i, c: _flat(body(i, _shaped(parts, c)))
+        )
+        return _shaped(parts, names)
+
     def publish(self, how: Carried, parts: list[list[str]]) -> None:
         """What reading the accumulator yields from here on."""
         names = [result(how, part) for part in parts]
         self.ctx.acc_names[how.acc] = names if self.ctx.lanes > 1 else names[0]
+
+
+def _flat(parts: Parts) -> list[str]:
+    return [name for copies in parts.values() for part in copies for name in part]
+
+
+def _shaped(like: Parts, names: list[str]) -> Parts:
+    left = iter(names)
+    return {acc: [[next(left) for _ in part] for part in copies] for acc, copies in like.items()}

@@ -46,6 +46,7 @@ class Context:
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
         self.uses_spare = False
+        self.arrays: list[str] = []  # instructions that make room for accumulators
         self.uses_status = False
         # the vectors of the loop being written; lane is None where everything is scalar
         self.lane: Symbol | None = None
@@ -110,6 +111,12 @@ class Context:
         """Memory that lanes excluded by a mask may read and write."""
         self.uses_spare = True
         return "%spare"
+
+    def array(self, size: int) -> str:
+        """That many bytes of memory of this thread."""
+        name = f"%array{len(self.arrays)}"
+        self.arrays.append(f"{name} = alloca [{size} x i8], align 64")
+        return name
 
     # -------------------------------------------------------------------------- facts
 

@@ -25,14 +25,17 @@ from fusee.codegen.llvm.shape import (
     is_short,
     phase_cost,
 )
+from fusee.codegen.llvm.strip import Strip
 from fusee.codegen.llvm.tile import Tile, choose_tile
 from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Buffer, Kernel
 from fusee.sym.expr import Size, Symbol, minimum
-from fusee.sym.parts import product
+from fusee.sym.parts import hint, product
 
 # Lanes per parallel iteration: of plain kernels, of those that reduce within, and so on.
 BLOCK, BLOCK_REDUCING, BLOCK_ORDERED, BLOCK_TILED = 1024, 64, 256, 256
+# Strips of columns that a reduction down the rows should have at least; how wide they may be.
+STRIPS, WIDEST_STRIP = 16, 1024
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,15 @@ class _Emitter:
                 self.stages = [Stage(1, 1)]
         self.ctx.base_rank = 1 + len(self.ordered) + bool(self.lane) + bool(self.tile)
         self.block = BLOCK
+        reduces = not all(is_short(phase) for phase in kernel.phases)
+        scans = any(map(self.body.is_scan, kernel.phases))
+        self.is_strip = self.lane is not None and reduces and not self.ordered and not scans
         if self.tile is not None:
             self.block = BLOCK_TILED
         elif self.ordered:
             self.block = BLOCK_ORDERED
-        elif not all(is_short(phase) for phase in kernel.phases):
-            self.block = BLOCK_REDUCING
+        elif reduces:
+            self.block = self._strip_width()
 
     def _outer_lane(self) -> Symbol | None:
         """The outer axis for vectors. Ordered kernels come without: their last axis may serve."""
@@ -101,11 +107,19 @@ class _Emitter:
             return None
         return last
 
+    def _strip_width(self) -> int:
+        """Columns that are read row by row: long runs of them, but enough strips for threads."""
+        if self.lane is None or self.lane.hi is None:
+            return BLOCK_REDUCING
+        others = hint(product(axis.hi for axis in self.parallel if axis.hi is not None))
+        fair = hint(self.lane.hi) * max(others, 1) // STRIPS
+        return min(max(fair & -BLOCK_REDUCING, BLOCK_REDUCING), WIDEST_STRIP)
+
     # -------------------------------------------------------------------------- function
 
     def emit(self) -> KernelCode:
         ctx = self.ctx
-        if self.lane is not None and not self.parallel:
+        if self.lane is not None and not self.parallel and not self.is_strip:
             self._one_range()
         else:
             self._points()
@@ -113,6 +127,7 @@ class _Emitter:
         lines = ["entry:"]
         if ctx.uses_spare:
             lines.append("  %spare = alloca [2048 x i8], align 64")
+        lines += [f"  {line}" for line in ctx.arrays]
         if ctx.uses_status:
             lines.append(f"  %status_at = getelementptr ptr, ptr %bufs, i64 {status}")
             lines.append("  %status = load ptr, ptr %status_at")
@@ -290,13 +305,11 @@ class _Emitter:
 
     def _outer_lanes(self, lane: Symbol, low: str, high: str) -> None:
         phases = self.kernel.phases
-        start = low
-        for stage in self.stages:
-            stop = high
-            if not stage.masked and stage.lanes > 1:
-                op = self.writer.top.op
-                whole = op(f"and i64 {op(f'sub i64 {high}, {start}')}, {-stage.width}")
-                stop = op(f"add i64 {start}, {whole}")
+        parts = self._stage_parts(low, high)
+        if self.is_strip:
+            Strip(self.body, phases, lane, parts, (low, high), self.block).emit()
+            return
+        for stage, start, stop in parts:
 
             def body(i: str, _: list[str], stage: Stage = stage) -> list[str]:
                 self.body.open_lanes(lane, stage, i, high, self.ctx.base_rank)
@@ -305,4 +318,17 @@ class _Emitter:
                 return []
 
             self.writer.loop(start, stop, stage.width, [], body)
+
+    def _stage_parts(self, low: str, high: str) -> list[tuple[Stage, str, str]]:
+        """Each stage with the part of [low, high) that it covers."""
+        found = []
+        start = low
+        for stage in self.stages:
+            stop = high
+            if not stage.masked and stage.lanes > 1:
+                op = self.writer.top.op
+                whole = op(f"and i64 {op(f'sub i64 {high}, {start}')}, {-stage.width}")
+                stop = op(f"add i64 {start}, {whole}")
+            found.append((stage, start, stop))
             start = stop
+        return found

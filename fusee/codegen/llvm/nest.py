@@ -29,17 +29,9 @@ from fusee.loops.ir import Acc, Accumulate, Phase
 SUM_ALONG, SUM_ACROSS = 128, 16
 
 
-def _hows(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
+def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
+    """How each accumulator of a phase is kept; sums in two levels if so asked."""
     return {s.acc: carried(s, two_level) for s in phase.body if isinstance(s, Accumulate)}
-
-
-def _flat(parts: Parts) -> list[str]:
-    return [name for copies in parts.values() for part in copies for name in part]
-
-
-def _shaped(like: Parts, names: list[str]) -> Parts:
-    left = iter(names)
-    return {acc: [[next(left) for _ in part] for part in copies] for acc, copies in like.items()}
 
 
 class _Nest:
@@ -52,7 +44,7 @@ class _Nest:
         self.ctx, self.writer = body.ctx, body.writer
         self.rank = self.ctx.base_rank + 1  # of the first inner axis
         scans = body.is_scan(phase)
-        self.hows = _hows(phase, not scans and not is_short(phase))
+        self.hows = accumulators(phase, not scans and not is_short(phase))
         self.two_level = any(how.two_level for how in self.hows.values())
 
     def carry(
@@ -65,14 +57,7 @@ class _Nest:
         body: Callable[[str, Parts], Parts],
     ) -> Parts:
         """A loop that carries accumulators round; `kinds` are the types of one copy."""
-        types = [
-            kind for acc, copies in parts.items() for _ in copies for kind in kinds(self.hows[acc])
-        ]
-        carried_in = list(zip(types, _flat(parts), strict=True))
-        names = self.writer.loop(
-            start, stop, step, carried_in, lambda i, c: _flat(body(i, _shaped(parts, c)))
-        )
-        return _shaped(parts, names)
+        return self.body.carry(start, stop, step, parts, lambda acc: kinds(self.hows[acc]), body)
 
 
 class Across(_Nest):

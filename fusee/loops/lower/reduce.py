@@ -22,6 +22,10 @@ Map = Callable[[Value], Value]
 FEW = 16
 MANY = 1 << 16
 CHUNK = 1 << 12
+# Sums down columns read rows in pieces of at most STRIP elements. Where that leaves few pieces for
+# threads, rows are summed up in at least ROWS chunks first.
+STRIP = 1 << 10
+ROWS = 8
 
 
 def normal_dims(dims: Any, rank: int) -> list[int]:
@@ -114,8 +118,15 @@ def _accumulate(
 ) -> Tensor:
     points = hint(product(kept))
     elements = hint(product(axis.hi for axis in reduced if axis.hi is not None))
-    if which is None and points < FEW and points * elements > MANY:
-        return _in_two_stages(lowering, value, kept, reduced, kind, acc_dtype, dtype, after)
+    if which is None and points * elements > MANY:
+        if points < FEW:
+            return _in_two_stages(lowering, value, kept, reduced, kind, acc_dtype, dtype, after)
+        rows = _rows(lowering, value, kept, reduced)
+        if rows is not None and points < FEW * STRIP:
+            order = [rows, *(axis for axis in reduced if axis is not rows)]
+            return _in_two_stages(
+                lowering, value, kept, order, kind, acc_dtype, dtype, after, _chunk_of_rows(rows)
+            )
     acc = lowering.accumulator(kind, acc_dtype)
     buffer = lowering.buffer(kept, dtype, _layout(lowering, value, kept))
     result = None if after is None else cast(after(lowering.values.acc(acc)), dtype)
@@ -157,20 +168,24 @@ def _in_two_stages(
     acc_dtype: torch.dtype,
     dtype: torch.dtype,
     after: Map | None,
+    length: Size | None = None,
 ) -> Tensor:
-    """Chunks first, each to one partial result; then the partial results."""
+    """Chunks first, each to one partial result; then the partial results.
+
+    length   of a chunk along reduced[0]; found here unless given
+    """
     first = reduced[0]
     assert first.hi is not None
     rest, size = reduced[1:], first.hi
     inner = hint(product(axis.hi for axis in rest if axis.hi is not None))
-    if FEW <= hint(size) <= CHUNK <= inner * FEW:
+    if length == 1 or (length is None and FEW <= hint(size) <= CHUNK <= inner * FEW):
         # the outermost reduced axis makes good chunks as it is
         partial = _partial(lowering, kept, size, acc_dtype)
         chunk = lowering.axis("c0", size)
         moved = rewrite([value], {first: chunk.expr})[0]
         _store_partial(lowering, partial, kept, chunk, moved, rest, kind)
     else:
-        length = max(CHUNK // max(inner, 1), 1)
+        length = max(CHUNK // max(inner, 1), 1) if length is None else length
         whole = floordiv(size, length)
         left = size - whole * length
         partial = _partial(lowering, kept, whole if left == 0 else whole + 1, acc_dtype)
@@ -183,6 +198,31 @@ def _in_two_stages(
             _store_partial(lowering, partial, kept, whole, moved, [step, *rest], kind)
     last = len(kept)
     return squeeze(reduce(partial, [last], kind, acc_dtype, dtype, None, after), [last])
+
+
+def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) -> Symbol | None:
+    """The widest reduced axis of many points, if what is read lies along kept ones."""
+    axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
+    for load in lowering.loads(value):
+        columns = axis_strides(load.attr[1], axes)
+        rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
+        if columns is None or rows is None or min(columns.values()) != 1:
+            continue
+        long = [k for k, axis in enumerate(reduced) if axis.hi and hint(axis.hi) >= ROWS]
+        return reduced[max(long, key=lambda k: rows[k])] if long else None
+    return None
+
+
+def _chunk_of_rows(axis: Symbol) -> Size:
+    """How many points of an axis make one chunk: all chunks alike if its size can be divided."""
+    assert axis.hi is not None
+    size = hint(axis.hi)
+    if size < 4 * ROWS:
+        return 1
+    if not isinstance(axis.hi, int):
+        return max(size // (2 * ROWS), 1)
+    whole = [n for n in range(2 * ROWS, 4 * ROWS) if size % n == 0]
+    return size // (whole[0] if whole else 2 * ROWS)
 
 
 def _partial(lowering: Lowering, kept: Shape, count: Size, dtype: torch.dtype) -> Tensor:

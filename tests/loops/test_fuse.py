@@ -1,0 +1,42 @@
+"""What becomes one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.backends import lookup
+from tests.aten.harness import one_node
+
+aten = torch.ops.aten
+
+
+def kernels_of(fn: Any, *args: Tensor) -> Any:
+    compiled: Any = lookup("fusee")(one_node(fn, list(args)), list(args))
+    return compiled.report().kernels
+
+
+def test_batch_norm_reads_each_channel_while_it_is_in_the_cache() -> None:
+    x, w = torch.randn(4, 32, 14, 14), torch.rand(32)
+
+    def forward(x: Tensor, w: Tensor) -> Any:
+        return aten._native_batch_norm_legit_functional(x, w, w, w, w, True, 0.1, 1e-5)
+
+    def backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
+        g = aten.threshold_backward(g, x, 0)
+        masks = [True, True, True]
+        return aten.native_batch_norm_backward(g, x, w, None, None, w, w, True, 1e-5, masks)
+
+    assert len(kernels_of(forward, x, w)) == 1
+    assert len(kernels_of(backward, x, x, w)) == 1
+
+
+def test_short_pieces_are_stored_in_their_own_order() -> None:
+    x, w = torch.randn(4, 32, 3, 3), torch.rand(32)
+
+    def forward(x: Tensor, w: Tensor) -> Any:
+        return aten._native_batch_norm_legit.no_stats(x, w, w, True, 0.1, 1e-5)
+
+    assert len(kernels_of(forward, x, w)) == 2
