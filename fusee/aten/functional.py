@@ -95,6 +95,7 @@ class Builder:
         self.values: dict[int, Value] = {}
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}
+        self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
 
     # -------------------------------------------------------------------------- nodes
 
@@ -111,7 +112,12 @@ class Builder:
             args, kwargs = _with_sizes((args, kwargs), self.to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
         node = self.graph.create_node("call_function", op, args, kwargs, name)
-        node.meta = {"val": val, "device": device, "stack_trace": self.stack_trace}
+        node.meta = {
+            "val": val,
+            "device": device,
+            "stack_trace": self.stack_trace,
+            **self.marks,
+        }
         return node
 
     def constant(self, x: torch.Tensor) -> fx.Node:

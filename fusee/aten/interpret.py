@@ -24,7 +24,9 @@ from fusee.aten.torch_api import without_autocast
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import substitute, symbols
 
-__all__ = ["executable", "read_symbols", "run"]
+__all__ = ["around", "executable", "read_symbols", "run"]
+
+increment_version = torch.autograd.graph.increment_version
 
 Values = Mapping[str, int]
 
@@ -42,7 +44,11 @@ def executable(graph: AtenGraph) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"torch": torch, **graph.constants}
     code = compile(function_source(graph), "<aten graph>", "exec")
     exec(code, namespace)
-    body = namespace["graph"]
+    return around(graph, namespace["graph"])
+
+
+def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """`executable` with another function that computes the graph's results from its inputs."""
 
     def call(*inputs: Any) -> Any:
         guard = without_autocast() if graph.no_autocast else contextlib.nullcontext()
@@ -50,6 +56,7 @@ def executable(graph: AtenGraph) -> Callable[..., Any]:
             results = body(*inputs)
             for mutation in graph.mutations:
                 inputs[mutation.index].copy_(results[mutation.position])
+                increment_version(inputs[mutation.index])  # copy_ may run below autograd
             values = read_symbols(graph, inputs)
             returned: list[Any] = []
             for spec in graph.outputs:

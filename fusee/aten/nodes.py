@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.aten.scalars import holds_scalar, is_read, on_tensors, read
 from fusee.aten.torch_api import HigherOrderOperator, active, is_skipped
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError, user_line
 
-__all__ = ["run_nodes"]
+__all__ = ["WithData", "failed", "inline", "run_inner", "run_nodes"]
 
 
 def run_nodes(
@@ -66,10 +67,12 @@ def _run(
     target: Any = node.target
     if node.op == "call_function":
         if isinstance(target, HigherOrderOperator):
-            return _inline(t, target, args, kwargs, attribute)
+            name: str = target.name()  # type: ignore[no-untyped-call]
+            inner = t.higher_order.get(name, inline)
+            return inner(t, target, args, kwargs, attribute)
         if target is operator.getitem and not isinstance(args[0], torch.Tensor):
             return args[0][args[1]]
-        if is_skipped(target):
+        if is_skipped(target, with_grad=t.above is not None):
             return None
         call = target
     elif node.op == "call_method":
@@ -79,28 +82,56 @@ def _run(
             else (getattr(type(args[0]), target))
         )
     else:
-        call = gm.get_submodule(target)
+        call = _module(t, gm, target, attribute)
     if call is torch.Tensor.item and isinstance(node.meta.get("example_value"), torch.SymFloat):
         # A Python float of the program, which torch.compile passes in as a tensor. Its value
         # becomes a guard.
         return float(node.meta["example_value"])
     if call is torch.Tensor.new_tensor:
         args, call = (t, *args), _new_tensor
+    if is_read(call, args):
+        call = read
+    elif holds_scalar((*args, *kwargs.values())):
+        call = on_tensors(call) or _refused(t, node)
     try:
         special = _DATA.get(call)
         if special is not None:
             args, kwargs = special(t, args, dict(kwargs))
         t.look_at_autocast()
-        with active(t), _WithData(t) if _is_python(call) else _NOTHING:
+        with active(t), t.above or (WithData(t) if _is_python(call) else _NOTHING):
             return call(*args, **kwargs)
     except (TraceError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        raise _failed(t, node, error) from error
+        name = target if isinstance(target, str) else target.__name__
+        raise failed(t, name, error) from error
 
 
-def _failed(t: Tracer, node: fx.Node, error: Exception) -> TraceError:
-    name = node.target if isinstance(node.target, str) else node.target.__name__
+def _refused(t: Tracer, node: fx.Node) -> Callable[..., Any]:
+    raise TraceError(
+        f"{node.target} takes a float that the graph reads from a tensor",
+        where=user_line(t.b.stack_trace),
+        did="stopped tracing this graph; the caller may run it eagerly",
+    )
+
+
+def _module(
+    t: Tracer,
+    gm: torch.nn.Module,
+    name: str,
+    attribute: Callable[[torch.nn.Module, str], Any],
+) -> Callable[..., Any]:
+    """A module that the graph calls. With autograd on it must work on twins, as all does."""
+    module = gm.get_submodule(name)
+    if t.above is None:
+        return module
+    own = [*module.named_parameters(), *module.named_buffers()]
+    twins = {inner: attribute(gm, f"{name}.{inner}") for inner, _ in own}
+    return lambda *args, **kwargs: torch.func.functional_call(module, twins, args, kwargs)
+
+
+def failed(t: Tracer, name: str, error: Exception) -> TraceError:
+    """The error for something that raised while it was traced."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return TraceError(
         f"{name} cannot run on meta tensors: {first}",
@@ -194,7 +225,7 @@ _DATA: dict[Any, Literal] = {
 }
 
 
-class _WithData(torch.overrides.TorchFunctionMode):
+class WithData(torch.overrides.TorchFunctionMode):
     """Does the same for what a Python function calls, and sees it switch autocast."""
 
     def __init__(self, t: Tracer) -> None:
@@ -239,24 +270,24 @@ _INLINE = {
 }
 
 
-def _inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
+def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     name = op.name()
     if name == "wrap_with_autocast":
         device, dtype, enabled, cache, inner, *rest = args
         with torch.autocast(device, dtype, enabled, cache):
-            return _run_inner(t, inner, rest, attribute)
+            return run_inner(t, inner, rest, attribute)
     if name == "strict_mode":
-        return _run_inner(t, args[0], list(args[1]), attribute)
+        return run_inner(t, args[0], list(args[1]), attribute)
     if name == "hints_wrapper":
-        return _run_inner(t, args[0], list(args[1]), attribute)
+        return run_inner(t, args[0], list(args[1]), attribute)
     if name not in _INLINE:
         raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
     at, first = _INLINE[name]
-    out = _run_inner(t, args[at], list(args[first:]), attribute)
+    out = run_inner(t, args[at], list(args[first:]), attribute)
     return out[0] if name == "autograd_function_apply" else out
 
 
-def _run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
+def run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
     if not isinstance(inner, fx.GraphModule):
         raise t.b.unsupported("a higher-order operator on something that is not a graph")
     return run_nodes(t, inner, inner.graph, inputs, attribute)

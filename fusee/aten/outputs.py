@@ -56,6 +56,7 @@ class Results:
         self.inputs = inputs
         self.to_size = to_size
         self.nodes: list[fx.Node] = []
+        self.tensors: list[torch.Tensor] = []
         self.memory: dict[fx.Node, Store] = {}
         self.returned: dict[int, int] = {}
         self.carriers: dict[int, tuple[int, Value]] = {}
@@ -65,7 +66,7 @@ class Results:
         found = []
         for index, value in enumerate(self.inputs):
             if value is not None and value.store.version > 0:
-                found.append(Mutation(index, self._position(value)))
+                found.append(Mutation(index, self.position(value)))
         return tuple(found)
 
     def outputs(self, leaves: list[Any]) -> tuple[OutputSpec, ...]:
@@ -111,13 +112,14 @@ class Results:
             if value.store.origin is None:
                 groups.setdefault(id(value.store), {})[id(value)] = value
         for key, group in groups.items():
-            members = list(group.values())
+            # where autograd is traced, what it knows of carries what is detached from it
+            members = sorted(group.values(), key=lambda v: not v.tensor.requires_grad)
             base = members[0].store.base
             carrier = members[0]
             if len(members) > 1 or not self._is_dense(carrier):
                 whole = [v for v in members if self._is_whole(v, base)]
                 carrier = whole[0] if whole else base
-            self.carriers[key] = (self._position(carrier), carrier)
+            self.carriers[key] = (self.position(carrier), carrier)
 
     def _is_dense(self, value: Value) -> bool:
         size = [self.to_size(n) for n in value.tensor.shape]
@@ -129,7 +131,8 @@ class Results:
         counts = [product(map(self.to_size, t.shape)) for t in (x, y)]
         return x.dtype == y.dtype and counts[0] == counts[1] and self._is_dense(value)
 
-    def _position(self, value: Value) -> int:
+    def position(self, value: Value) -> int:
+        """Append a result: what `value` holds, in memory that no other storage has."""
         node = self.b.node(value)
         root = _root(node)
         if root.op in ("placeholder", "get_attr") or self.memory.get(root, value.store) is not (
@@ -139,6 +142,7 @@ class Results:
             root = node
         self.memory[root] = value.store
         self.nodes.append(node)
+        self.tensors.append(value.tensor)
         return len(self.nodes) - 1
 
 

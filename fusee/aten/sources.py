@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +10,15 @@ from torch import fx
 
 from fusee.aten.functional import Builder, Value
 from fusee.aten.graph import InputSpec, Mutation, SymbolSource
-from fusee.aten.torch_api import is_plain, is_static, is_twin, storage_id
+from fusee.aten.torch_api import below_autograd, is_plain, is_static, is_twin, storage_id
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size
 from fusee.sym.from_torch import Symbols
 
-__all__ = ["Inputs"]
+__all__ = ["Inputs", "Prepare"]
+
+# What is done to the twin of each input: (index, twin, what the input is like).
+Prepare = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 class Inputs:
@@ -26,9 +29,15 @@ class Inputs:
     """
 
     def __init__(
-        self, b: Builder, gm: fx.GraphModule, examples: Sequence[Any], to_size: Symbols
+        self,
+        b: Builder,
+        gm: fx.GraphModule,
+        examples: Sequence[Any],
+        to_size: Symbols,
+        prepare: Prepare | None = None,
     ) -> None:
         self.b = b
+        self.prepare = prepare
         self.gm = gm
         self.to_size = to_size
         self.given: list[Any] = []
@@ -50,8 +59,18 @@ class Inputs:
         devices = [v.store.device for v in self.values if v is not None]
         return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
-    def _add(self, name: str, example: Any, fake: Any, attribute: str | None = None) -> Any:
-        """Append a placeholder; what stands for it while tracing."""
+    def _add(
+        self,
+        name: str,
+        example: Any,
+        fake: Any,
+        attribute: str | None = None,
+        device: torch.device | None = None,
+    ) -> Any:
+        """Append a placeholder; what stands for it while tracing.
+
+        device   where a call has it, if not where the example is
+        """
         index = len(self._specs)
         node = self._placeholder(name)
         self.examples.append(example)
@@ -69,9 +88,12 @@ class Inputs:
         if reason is not None:
             raise self.b.unsupported(f"the input {name} is {reason}")
         shaped = fake if isinstance(fake, torch.Tensor) else example
-        twin = self._twin(shaped, example)
-        node.meta = {"val": twin, "device": example.device, "stack_trace": None}
-        value = self.b.fresh(twin, node, example.device)
+        device = device or example.device
+        twin = self._twin(shaped, example.dtype, device)
+        if self.prepare is not None:
+            self.prepare(index, twin, example)
+        node.meta = {"val": twin, "device": device, "stack_trace": None}
+        value = self.b.fresh(twin, node, device)
         value.store.origin = index
         self._specs.append(
             InputSpec(
@@ -81,7 +103,7 @@ class Inputs:
                 tuple(map(self.to_size, twin.shape)),
                 tuple(map(self.to_size, twin.stride())),
                 self.to_size(twin.storage_offset()),
-                example.device,
+                device,
                 is_static=attribute is not None or is_static(example),
                 attribute=attribute,
             )
@@ -90,9 +112,8 @@ class Inputs:
         self.given.append(twin)
         return twin
 
-    def _twin(self, shaped: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    def _twin(self, shaped: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A twin of the geometry of `shaped`."""
-        dtype, device = example.dtype, example.device
         offset = shaped.storage_offset()
         if type(offset) is int and offset == 0:
             return self.b.twins.empty(shaped.shape, shaped.stride(), dtype, device)
@@ -103,7 +124,14 @@ class Inputs:
                 break
             extent = extent + (size - 1) * stride
         flat = self.b.twins.empty((extent,), (1,), dtype, device)
-        return flat.as_strided(shaped.shape, shaped.stride(), offset)
+        with below_autograd():  # to autograd it is no view
+            return flat.as_strided(shaped.shape, shaped.stride(), offset)
+
+    def add_tangent(self, like: Value) -> torch.Tensor:
+        """Append an input of the geometry of `like`, to come with the backward."""
+        name = f"tangent_{len(self._specs)}"
+        found: torch.Tensor = self._add(name, like.tensor, None, device=like.store.device)
+        return found
 
     def _placeholder(self, name: str) -> fx.Node:
         graph = self.b.graph

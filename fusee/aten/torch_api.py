@@ -168,21 +168,28 @@ def explicit(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 _SKIPPED = frozenset(
     {
-        torch._C._set_grad_enabled,
         torch._C._functorch.set_single_level_autograd_function_allowed,
         torch._C._autograd._saved_tensors_hooks_disable,
         torch._C._autograd._saved_tensors_hooks_enable,
+    }
+)
+_GRAD_SWITCHES = frozenset(
+    {
+        torch._C._set_grad_enabled,
         torch.autograd.grad_mode._enter_inference_mode,
         torch.autograd.grad_mode._exit_inference_mode,
     }
 )
 
 
-def is_skipped(target: Any) -> bool:
-    """Whether a call has no effect on values: switches of autograd and records of profilers."""
+def is_skipped(target: Any, with_grad: bool = False) -> bool:
+    """Whether a call has no effect on values: switches of autograd and records of profilers.
+
+    with_grad   autograd is traced too, so grad mode matters
+    """
     if isinstance(target, OpOverload):
         return target.namespace == "profiler"
-    return target in _SKIPPED
+    return target in _SKIPPED or (target in _GRAD_SWITCHES and not with_grad)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ What has no functional ATen form raises TraceError with the reason and the user'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -31,9 +31,10 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.mutate import write_rule
 from fusee.aten.nodes import run_nodes
 from fusee.aten.outputs import Results, flatten
-from fusee.aten.sources import Inputs
+from fusee.aten.sources import Inputs, Prepare
 from fusee.aten.tidy import merge_equal, remove_dead
 from fusee.aten.torch_api import (
+    FakeTensorMode,
     OpOverload,
     active,
     autocast_restored,
@@ -47,7 +48,7 @@ from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.aten.twins import FakeTwins, MetaTwins
 from fusee.sym.from_torch import Symbols
 
-__all__ = ["trace"]
+__all__ = ["start", "trace"]
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -66,11 +67,8 @@ def trace(
     raises           TraceError if there is no such graph; MissingFake for a custom operator
                      that doesn't say what it returns
     """
-    mode = symbolic_mode(_examples(gm, example_inputs))
-    to_size = Symbols()
-    b = Builder(MetaTwins(), None) if mode is None else Builder(FakeTwins(mode), to_size)
-    inputs = Inputs(b, gm, example_inputs, to_size)
-    tracer = Tracer(b, _policy(keep, decompositions), inputs.lift, inputs.device)
+    tracer, inputs = start(gm, example_inputs, keep, decompositions, kind=Tracer)
+    b, to_size = tracer.b, inputs.to_size
     ambient = torch.is_autocast_enabled(inputs.device.type)
     with below_autograd(), autocast_restored(), torch.no_grad():
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
@@ -97,6 +95,34 @@ def trace(
         to_size=to_size,
         no_autocast=ambient,
     )
+
+
+T = TypeVar("T", bound=Tracer)
+
+
+def start(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    keep: Callable[[OpOverload], bool],
+    decompositions: Table | None,
+    *,
+    kind: type[T],
+    prepare: Prepare | None = None,
+    with_devices: bool = False,
+) -> tuple[T, Inputs]:
+    """A tracer with an empty graph, and the inputs to run `gm` with.
+
+    kind          the class of the tracer
+    with_devices  the twins must say on which device they are
+    """
+    mode = symbolic_mode(_examples(gm, example_inputs))
+    to_size = Symbols()
+    if mode is not None:
+        b = Builder(FakeTwins(mode), to_size)
+    else:
+        b = Builder(FakeTwins(FakeTensorMode()) if with_devices else MetaTwins(), None)
+    inputs = Inputs(b, gm, example_inputs, to_size, prepare)
+    return kind(b, _policy(keep, decompositions), inputs.lift, inputs.device), inputs
 
 
 def _examples(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:

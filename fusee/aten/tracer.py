@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     policy      the rule of an operator that comes up for the first time
     lift        makes the Value of a tensor that the program did not compute
     device      where factory functions put their results unless told
+    above       sees the functions that the program calls, while autograd is between them and this
+    higher_order   what runs a higher-order operator, by name, where it isn't run inline
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.device = device
         self.rules: dict[OpOverload, Rule] = {}
         self.autocast = False
+        self.above: torch.overrides.TorchFunctionMode | None = None
+        self.higher_order: Mapping[str, Callable[..., Any]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -64,7 +64,7 @@ class Saved(NamedTuple):
     """What is kept for the backward: an input of the forward as it is, or one of its results."""
 
     kind: Literal["input", "result"]
-    index: int
+    position: int
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ results into what the traced program returned: mutations are counted, views and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from fusee.aten.graph import (
 )
 from fusee.aten.passes import Derived
 from fusee.aten.passes.parts import parts
+from fusee.autodiff.joint import Joint
 from fusee.codegen.host import HostCode
 from fusee.loops.ir import Buffer, LoopGraph
 from fusee.runtime import weights
@@ -34,17 +36,23 @@ from fusee.runtime.program import Frame, Program, runner
 Finish = Callable[[Sequence[Any], Sequence[Tensor]], Any]
 
 
-def finishing(graph: AtenGraph) -> Finish | None:
+def finishing(graph: AtenGraph, joint: Joint | None = None) -> Finish | None:
     """A function (inputs, results) -> what the caller gets; None if that is tuple(results).
 
+    joint    the call is differentiated: results come from an autograd.Function, and what the joint
+             graph's forward has noted is done here, under autograd
     source   generated once, so that a call pays for what its outputs need and no more
     """
+    if joint is not None:
+        graph = dataclasses.replace(graph, mutations=(), _module=None)
     outputs = graph.outputs
+    rebinds = () if joint is None else joint.rebinds
+    count = len(graph.results) if joint is None else joint.forward_results
     plain = all(isinstance(o, Fresh) and o.position == k for k, o in enumerate(outputs))
     marks = [object() for _ in outputs]
     flat = graph.structure(list(marks))
     is_flat = isinstance(flat, (tuple, list)) and list(flat) == marks
-    if plain and is_flat and not graph.mutations and len(outputs) == len(graph.results):
+    if plain and is_flat and not graph.mutations and not rebinds and len(outputs) == count:
         return None
     names: dict[str, Any] = {
         "structure": type(flat) if is_flat else graph.structure,
@@ -57,8 +65,12 @@ def finishing(graph: AtenGraph) -> Finish | None:
         lines.append(f"    {name} = inputs[{source.index}]{size}")
     for mutation in graph.mutations:
         lines.append(f"    increment_version(inputs[{mutation.index}])")
+    for index, position in rebinds:
+        lines.append(f"    inputs[{index}].copy_(results[{position}])")
     for k, spec in enumerate(outputs):
-        lines.append(f"    o{k} = {_output(spec, k, names)}")
+        is_view = isinstance(spec, (ViewOfInput, ViewOfOutput))
+        detach = joint is not None and is_view and not joint.requires_grad[k]
+        lines.append(f"    o{k} = {_output(spec, k, names)}{'.detach()' if detach else ''}")
     listed = ", ".join(f"o{k}" for k in range(len(outputs)))
     lines.append(f"    return structure([{listed}])")
     exec("\n".join(lines), names)

@@ -1,7 +1,8 @@
 """Backends that compile nothing, the first two steps of any bisection.
 
 `eager` runs the captured graph as it is: what differs from plain PyTorch is capture. `aot_eager`
-runs its functional ATen form on eager kernels: what differs from `eager` is fusee.aten.
+runs its functional ATen form on eager kernels, backward included: what differs from `eager` is
+fusee.aten and fusee.autodiff.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
-from fusee.errors import TraceError
+from fusee.autodiff.partition import partition
+from fusee.autodiff.trace import trace_joint
+from fusee.backends.training import (
+    bind_training,
+    flat_backward,
+    flat_forward,
+    is_differentiated,
+)
 
 
 def run_captured(
@@ -28,18 +35,15 @@ def run_captured(
 def run_aten(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> Callable[..., Any]:
-    """The functional ATen graph on eager kernels; inference only.
+    """The functional ATen graph on eager kernels, and its backward if anything requires grad.
 
-    raises   TraceError if the graph needs gradients or has no functional ATen form
+    raises   TraceError if the graph has no functional ATen form
     """
-    if torch.is_grad_enabled() and any(
-        isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs
-    ):
-        raise TraceError(
-            "an input requires grad, and aot_eager traces inference only",
-            did="stopped before compiling",
-            remedy="call under torch.no_grad(), or use the backend 'eager'",
-        )
+    joint = trace_joint(gm, example_inputs) if is_differentiated(gm, example_inputs) else None
+    if joint is not None:
+        split = partition(joint)
+        backward = executable(flat_backward(split))
+        return bind_training(gm, joint, split, executable(flat_forward(split)), lambda: backward)
     graph = trace(gm, example_inputs)
     call = executable(graph)
     if all(spec.attribute is None for spec in graph.inputs):

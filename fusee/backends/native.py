@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, fx
 
 from fusee import log
@@ -31,10 +30,19 @@ from fusee.aten.externs import WHOLE, extern_of
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
 from fusee.aten.trace import trace
+from fusee.autodiff.partition import partition
+from fusee.autodiff.trace import trace_joint
 from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
 from fusee.backends.source import captured_source
+from fusee.backends.training import (
+    bind_training,
+    describe,
+    flat_backward,
+    flat_forward,
+    is_differentiated,
+)
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
@@ -80,10 +88,9 @@ def _trace(c: Compilation) -> None:
 def _weights(c: Compilation) -> None:
     specs = []
     for spec in c.aten.inputs:
-        tensor = c.example_inputs[spec.index] if spec.attribute is None else None
         reason = None
-        if spec.is_static and isinstance(tensor, Tensor):
-            reason = why_not_derivable(tensor)
+        if spec.is_static and spec.attribute is None:
+            reason = why_not_derivable(c.example_inputs[spec.index])
         if reason is not None:
             c.report.notes.append(f"nothing is derived from {spec.name}: {reason}")
             spec = dataclasses.replace(spec, is_static=False)
@@ -198,7 +205,9 @@ def compile_native(
         reason = _why_eager(example_inputs)
         if reason is None:
             try:
-                call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
+                call = _compile_training(gm, example_inputs, parsed, report)
+                if call is None:
+                    call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
                 remember(report)
@@ -216,7 +225,7 @@ def compile_aten(
 ) -> Callable[..., Any]:
     """Compile a graph that is traced already, and reads nothing from a module; changes it.
 
-    example_inputs   one per InputSpec; only parameters and buffers are looked at
+    example_inputs   one per InputSpec; only those that are static are looked at
     report           receives the kernels, and the time of each stage on top of what it has
     raises           as compile_native
     """
@@ -224,6 +233,34 @@ def compile_aten(
     c = Compilation(fx.GraphModule({}, fx.Graph()), example_inputs, options, report)
     c.aten = aten
     return _compile(c, PIPELINE[1:])
+
+
+def _compile_training(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, report: Report
+) -> Callable[..., Any] | None:
+    """The graph with its backward; None if no result depends on anything that requires grad.
+
+    The backward is compiled with the forward: the loop that calls it once calls it often, and an
+    operator without a form is refused before anything has run.
+    """
+    if not is_differentiated(gm, example_inputs):
+        return None
+    begin = time.perf_counter()
+    with collector.paused():
+        joint = trace_joint(gm, example_inputs, keep=(supported() | WHOLE).__contains__)
+    if joint is None:
+        return None
+    log.publish("aten", "joint", lambda: str(joint.aten))
+    traced = time.perf_counter()
+    with collector.paused():
+        split = partition(joint)
+    report.stages_ms["trace"] = (traced - begin) * 1e3
+    report.stages_ms["partition"] = (time.perf_counter() - traced) * 1e3
+    report.notes.append(describe(split))
+    report.backward = Report(f"{report.name}.backward")
+    forward = compile_aten(flat_forward(split), example_inputs, options, report)
+    backward = compile_aten(flat_backward(split), (), options, report.backward)
+    return bind_training(gm, joint, split, forward, lambda: backward)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
@@ -240,8 +277,6 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
 
 def _why_eager(example_inputs: Sequence[Any]) -> str | None:
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "an input requires grad, and training is not compiled yet; use torch.no_grad()"
     for x in tensors:
         if x.device.type != "cpu":
             return f"an input is on {x.device}, and code is generated for the CPU only"

@@ -14,6 +14,7 @@ from fusee.sym.metas.table import (
     aten,
     broadcast,
     empty,
+    is_dense,
     laid_out,
     like,
     meta,
@@ -86,6 +87,25 @@ for _names, _is_unary, _to_bool, _is_float in (
     for _name in _names:
         _op = overload(_name)
         METAS[_op] = _pointwise(_op, _is_unary, _to_bool, _is_float)
+
+# The backward of pointwise operators, by which operand their result is laid out as.
+_LIKE_GRADIENT = "gelu silu sigmoid tanh hardswish hardsigmoid hardtanh mish".split()
+_LIKE_OPERAND = "threshold leaky_relu".split()
+
+
+def _gradient(op: Op, place: int) -> Meta:
+    def result(grad: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        model = (grad, x)[place]
+        plain = grad.shape == x.shape and grad.dtype == x.dtype and _is_known(x)
+        return like(model, x.dtype) if plain and is_dense(model) else op(grad, x, *args, **kwargs)
+
+    return result
+
+
+for _place, _names in enumerate((_LIKE_GRADIENT, _LIKE_OPERAND)):
+    for _name in _names:
+        _op = overload(f"{_name}_backward")
+        METAS[_op] = _gradient(_op, _place)
 
 
 @meta(aten.where.self)

@@ -11,6 +11,7 @@ __all__ = [
     "METAS",
     "broadcast",
     "empty",
+    "is_dense",
     "laid_out",
     "like",
     "meta",
@@ -71,12 +72,13 @@ def like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """torch.empty_like, which takes 100 us on meta tensors, for the layouts that are common."""
     if x.is_contiguous():
         return torch.empty(x.shape, dtype=dtype, device="meta")
-    if _is_dense(x):
+    if is_dense(x):
         return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta")
     return torch.empty_like(x, dtype=dtype)
 
 
-def _is_dense(x: torch.Tensor) -> bool:
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether the elements of `x`, of known sizes, fill its memory without gaps."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
         if stride != expected:

@@ -1,0 +1,160 @@
+"""Compiled forward and backward as one torch.autograd.Function, made per compiled graph.
+
+All that is differentiated goes through the Function: inputs in, results out, what the backward
+needs through save_for_backward. So hooks on saved tensors, version checks, retain_graph,
+accumulation and gradients of some inputs are torch's own. Views, and writes to inputs that
+autograd must know of, happen after it, on its results: see `Joint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.aten.graph import InputSpec
+from fusee.aten.torch_api import below_autograd, without_autocast
+from fusee.autodiff.joint import Joint, Split
+from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks
+from fusee.errors import DoubleBackwardError, InputError
+
+__all__ = ["differentiable"]
+
+# Inputs, one per InputSpec, to results.
+Call = Callable[..., Sequence[Any]]
+
+
+def differentiable(
+    joint: Joint, split: Split, forward: Call, backward: Callable[[], Call]
+) -> Callable[..., Sequence[Any]]:
+    """A function of the forward's inputs; its results are those of the joint graph's forward.
+
+    forward   runs split.forward on its inputs
+    backward  gives what runs split.backward on its inputs; called at the first backward
+    raises    (in backward) DoubleBackwardError if a gradient is differentiated again; InputError
+              if a hook on saved tensors gave back another kind of tensor
+    """
+    differentiated = set(joint.tangents)
+    constant = [k for k in range(joint.forward_results) if k not in differentiated]
+    saved, gradients, count = split.saved, split.gradients, joint.forward_results
+    specs = split.backward.inputs
+    tangents = _tangents(joint)
+    symbols = list(joint.aten.symbols)
+    sizes = [symbols.index(name) for name in split.sizes]
+    sources = list(joint.aten.symbols.values())
+
+    def numbers(inputs: Sequence[Any]) -> list[int]:
+        """The value of each symbol."""
+        return [
+            inputs[s.index] if s.axis is None else inputs[s.index].size(s.axis) for s in sources
+        ]
+
+    class CompiledGraph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            with below_autograd():  # what it returns is a view of nothing
+                results = forward(*inputs)
+            ctx.save_for_backward(
+                *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
+            )
+            ctx.numbers = numbers(inputs)
+            ctx.has_hooks = has_saved_tensor_hooks()
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(results[k] for k in constant))
+            return tuple(results[:count])
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            kept = list(ctx.saved_tensors)
+            clear_saved(ctx)
+            if ctx.has_hooks:
+                kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
+            kept += [ctx.numbers[k] for k in sizes]
+            kept += tangents([given[k] for k in joint.tangents], ctx.numbers)
+            with torch.no_grad(), below_autograd(), without_autocast():
+                found = backward()(*kept)
+            if torch.is_grad_enabled():
+                found = _once(torch.ones((), requires_grad=True), *found)
+            return tuple(None if k is None else found[k] for k in gradients)
+
+    apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
+    if not joint.aten.no_autocast:
+        return apply
+
+    def without_casts(*inputs: Any) -> Any:
+        with without_autocast():
+            return apply(*inputs)
+
+    return without_casts
+
+
+def _tangents(joint: Joint) -> Callable[[list[Tensor | None], Sequence[int]], list[Tensor]]:
+    """A function (gradients of results, values of symbols) -> tangents as they are compiled for.
+
+    source   generated once, as sizes and strides may be expressions
+    """
+    names: dict[str, Any] = {"zeros": _zeros, "laid_out": _laid_out}
+    lines = ["def tangents(grads, numbers):"]
+    if joint.aten.symbols:
+        lines.append(f"    {', '.join(joint.aten.symbols)}, = numbers")
+    for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
+        size, stride = _tuple(spec.size), _tuple(spec.stride)
+        names[f"dtype{k}"] = spec.dtype
+        lines.append(f"    g = grads[{k}]")
+        lines.append(f"    if g is None: grads[{k}] = zeros({size}, {stride}, dtype{k})")
+        lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
+    lines.append("    return grads")
+    exec("\n".join(lines), names)
+    found: Callable[[list[Tensor | None], Sequence[int]], list[Tensor]] = names["tangents"]
+    return found
+
+
+def _tuple(sizes: Sequence[object]) -> str:
+    return "(" + "".join(f"{size}, " for size in sizes) + ")"
+
+
+def _zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype).zero_()
+
+
+def _laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
+    """What a hook gave back, as the backward takes it.
+
+    raises   InputError for another dtype or number of dimensions, or other sizes
+    """
+    known = all(not isinstance(n, int) or n == m for n, m in zip(spec.size, x.shape))
+    if x.dtype != spec.dtype or x.dim() != len(spec.size) or not known:
+        raise InputError(
+            f"a hook on saved tensors gave back {x.dtype}{list(x.shape)} for {spec.name}, which was"
+            f" {spec.dtype}{list(spec.size)}",
+            remedy="unpack must give back what pack was given",
+        )
+    stride = tuple(spec.stride)
+    if all(isinstance(n, int) for n in stride) and x.stride() != stride:
+        return _laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
+    return x
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are; to differentiate them is an error, not a wrong result."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, *gradients: Any) -> Any:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise DoubleBackwardError(
+            "a gradient of a compiled graph is differentiated: double backward is not compiled",
+            did="stopped this backward; parameters keep the gradients they have",
+            remedy="call the module itself, not what was compiled of it, where create_graph=True",
+        )
+
+
+_once: Callable[..., Sequence[Any]] = _Once.apply

@@ -1,0 +1,90 @@
+"""The private API of torch that ahead-of-time autograd stands on. Tested with torch 2.13.
+
+Everything here exists from 2.11 to 2.15; the names used are
+    torch._C._current_autograd_node   the node whose backward formula runs
+    torch._C._autograd                numbers of the nodes that autograd makes, in order
+    torch.autograd.graph              the engine, without the checks that import sympy
+    torch._fused_sdp_choice           which attention kernel eager takes
+    ctx.maybe_clear_saved_tensors     frees what a Function saved, unless retain_graph keeps it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "clear_saved",
+    "current_node_number",
+    "gradients",
+    "has_saved_tensor_hooks",
+    "next_node_number",
+    "uses_flash_attention",
+]
+
+_flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
+_choose: Any = torch._fused_sdp_choice
+
+
+def next_node_number() -> int:
+    """The number that the next node of autograd gets. They grow in the order of the forward."""
+    found: int = torch._C._autograd._get_sequence_nr()
+    return found
+
+
+def current_node_number() -> int | None:
+    """The number of the node whose backward runs; None outside of backward."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Any], tangents: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad with allow_unused; `inputs` may be gradient edges."""
+    run: Any = torch.autograd.graph._engine_run_backward
+    found: tuple[Tensor | None, ...] = run(
+        tuple(outputs),
+        tuple(tangents),
+        False,  # keep_graph
+        False,  # create_graph
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
+
+
+def uses_flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> bool:
+    """Whether eager's attention on the CPU is its flash kernel for tensors of these geometries."""
+    with torch.no_grad():
+        given = [None if x is None else _on_cpu(x) for x in (q, k, v, mask)]
+    choice = _choose(*given, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return int(choice) == int(_flash)
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return empty.requires_grad_(x.requires_grad)
+
+
+def clear_saved(ctx: Any) -> None:
+    """Let go of what `ctx` saved, unless this backward retains the graph."""
+    ctx.maybe_clear_saved_tensors()
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -1,0 +1,147 @@
+"""Training steps of functions and modules, eager and compiled, from the same start."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusee.backends import lookup
+from fusee.errors import FuseeWarning
+
+BACKENDS = ("aot_eager", "fusee")
+
+Fn = Callable[..., Any]
+
+
+def compiled(function: Fn, backend: str = "fusee", **kwargs: Any) -> Fn:
+    """torch.compile by a backend of ours; a graph that runs eagerly is a failure."""
+    torch._dynamo.reset()
+    inner = torch.compile(function, backend=lookup(backend), fullgraph=True, **kwargs)
+
+    def call(*args: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FuseeWarning)
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # TorchDynamo's
+            return inner(*args)
+
+    return call
+
+
+def copies(inputs: Sequence[Any]) -> list[Any]:
+    """Copies that require grad where the originals do; one copy of what is there twice."""
+    made: dict[int, Any] = {}
+    for x in inputs:
+        if isinstance(x, Tensor) and id(x) not in made:
+            fresh = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+            made[id(x)] = fresh.requires_grad_(x.requires_grad)
+    return [made.get(id(x), x) for x in inputs]
+
+
+def compare(
+    function: Fn,
+    *inputs: Any,
+    backend: str = "fusee",
+    around: Fn | None = None,
+    loss: Callable[[list[Any]], Tensor] | None = None,
+) -> None:
+    """Values, gradients of the inputs, what is written to them, against eager's, in two calls.
+
+    around   (function, *inputs) -> results; what it does besides calling is not compiled
+    loss     of the results; without one each that requires grad counts, with other weights
+    """
+    step = compiled(function, backend)
+    call = around or (lambda f, *args: f(*args))
+    for _ in range(2):
+        ours = _outcome(lambda *args: call(step, *args), inputs, loss)
+        theirs = _outcome(lambda *args: call(function, *args), inputs, loss)
+        assert len(ours) == len(theirs)
+        for k, (x, y) in enumerate(zip(ours, theirs, strict=True)):
+            same(f"item {k}", x, y)
+
+
+def _outcome(function: Fn, inputs: Sequence[Any], loss: Any) -> list[Any]:
+    given = copies(inputs)
+    torch.manual_seed(0)
+    out = function(*given)
+    results = list(out) if isinstance(out, (tuple, list)) else [out]
+    ends = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
+    if loss is not None:
+        loss(results).backward()
+    elif ends:
+        weighted = [x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view_as(x) for x in ends]
+        torch.autograd.backward([x.sum() for x in weighted])
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    return [*results, *(x.detach() for x in tensors), *(x.grad for x in tensors)]
+
+
+def same(what: str, x: Any, y: Any) -> None:
+    """Equal in kind, and in value as far as float32 can be."""
+    if not isinstance(y, Tensor):
+        assert type(x) is type(y) and x == y, (what, x, y)
+        return
+    torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6, msg=lambda text: f"{what}: {text}")
+    assert x.stride() == y.stride(), (what, x.stride(), y.stride())
+    assert x.requires_grad == y.requires_grad, what
+    assert x.is_leaf == y.is_leaf, what
+
+
+def train(
+    module: nn.Module, step: Fn, batches: Sequence[Sequence[Any]], optimizer: Fn
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of one step per batch; parameters, buffers and gradients after the last."""
+    chosen = optimizer(module.parameters())
+    losses = []
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        chosen.zero_grad()
+        loss = step(module, *batch)
+        loss.backward()
+        chosen.step()
+        losses.append(float(loss))
+    state = {name: x.detach() for name, x in module.state_dict().items()}
+    grads = {f"{n}.grad": p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return losses, {**state, **grads}
+
+
+def check_training(
+    module: nn.Module,
+    loss: Fn,
+    batches: Sequence[Sequence[Any]],
+    *,
+    optimizer: Fn,
+    compile_step: Fn = compiled,
+) -> None:
+    """Some steps eagerly, compiled, and in float64, which arbitrates.
+
+    loss   (module, *batch) -> the loss, to be compiled whole
+    """
+    other, exact = copy.deepcopy(module), copy.deepcopy(module).double()
+    theirs, expected = train(module, loss, batches, optimizer)
+    ours, got = train(other, compile_step(loss), batches, optimizer)
+    wide = [[x.double() if _is_float(x) else x for x in batch] for batch in batches]
+    truth, ideal = train(exact, loss, wide, optimizer)
+    for step, (a, b, c) in enumerate(zip(ours, theirs, truth, strict=True)):
+        assert abs(a - c) <= 2 * abs(b - c) + 1e-5 * abs(c) + 1e-6, (step, a, b, c)
+    assert got.keys() == expected.keys()
+    for name, x in got.items():
+        _near(name, x, expected[name], ideal[name])
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _near(name: str, x: Tensor, y: Tensor, exact: Tensor) -> None:
+    """`x` as near to the exact value as eager's `y`, within twice its error and rounding."""
+    assert x.dtype == y.dtype and x.stride() == y.stride(), name
+    if not x.is_floating_point():
+        assert torch.equal(x, y), name
+        return
+    scale = float(exact.abs().max()) if exact.numel() else 0.0
+    ours, theirs = (float((t.double() - exact).abs().max()) if t.numel() else 0.0 for t in (x, y))
+    assert ours <= 2 * theirs + 2e-5 * scale + 1e-7, (name, ours, theirs, scale)

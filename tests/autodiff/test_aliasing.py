@@ -1,0 +1,200 @@
+"""What is written and what shares memory, in functions that are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.autodiff.steps import BACKENDS, compare, compiled
+
+Case = tuple[Callable[..., Any], Callable[[], list[Any]]]
+
+
+def rand(*size: int, grad: bool = True) -> Tensor:
+    return torch.rand(size, generator=torch.Generator().manual_seed(sum(size))).requires_grad_(grad)
+
+
+def nonleaf(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a function on something computed from the first input, and returns that as well."""
+
+    def around(f: Callable[..., Any], x: Tensor, *rest: Any) -> Any:
+        inner = x * 1.5
+        out = f(inner, *rest)
+        return (*out, inner) if isinstance(out, tuple) else (out, inner)
+
+    return around
+
+
+def write_input(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(w)
+    return x.sin() * w
+
+
+def write_view(x: Tensor, w: Tensor) -> Tensor:
+    x[1].add_(w[0])
+    return x * w
+
+
+def write_and_return(x: Tensor, w: Tensor) -> Tensor:
+    x.add_(w)
+    return x
+
+
+def write_and_return_view(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    x.mul_(w)
+    return x[0], x.t()
+
+
+def write_without_grad(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.add_(1)
+    return (x + 2) * w.sum()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "function",
+    [write_input, write_view, write_and_return, write_and_return_view, write_without_grad],
+)
+def test_writes_to_what_was_computed(function: Any, backend: str) -> None:
+    compare(function, rand(3, 3), rand(3, 3), backend=backend, around=nonleaf(function))
+
+
+def write_plain(x: Tensor, w: Tensor) -> Tensor:
+    x.add_(1)
+    return x * w
+
+
+def write_of_grad(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(w)  # from here on x requires grad
+    return x + 1
+
+
+def running(mean: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        mean.mul_(0.9).add_(w.sum(0), alpha=0.1)
+    return w * w.mean()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", [write_plain, write_of_grad])
+def test_writes_to_an_input_without_grad(function: Any, backend: str) -> None:
+    compare(function, rand(4, 4, grad=False), rand(4, 4), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_running_statistics(backend: str) -> None:
+    compare(running, rand(4, grad=False), rand(5, 4), backend=backend)
+
+
+def views_of_input(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x[1:], x.t(), x.view(-1)
+
+
+def input_itself(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x * 2
+
+
+def views_of_one(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = x * 2
+    return y, y[0], y.t()
+
+
+def views_alone(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y[0], y[1:]
+
+
+def detached_view(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.exp()
+    return y.detach(), y, y.detach()[0]
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.cos()
+    return y, y
+
+
+def detached_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.detach(), x.sin()
+
+
+def without_grad(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        y = x * 3
+    return y, x * y
+
+
+def integers(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    return x.argmax(1), x.sum(1), x.shape[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        views_of_input,
+        input_itself,
+        views_of_one,
+        views_alone,
+        detached_view,
+        twice,
+        detached_input,
+        without_grad,
+        integers,
+    ],
+)
+def test_outputs_that_share_memory(function: Any, backend: str) -> None:
+    compare(function, rand(3, 3), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_input_twice(backend: str) -> None:
+    x = rand(3, 3)
+    compare(lambda a, b: a * b.sin(), x, x, backend=backend)
+
+
+def test_outputs_keep_their_aliases() -> None:
+    step = compiled(views_of_one)
+    x = rand(3, 3)
+    y, row, turned = step(x)
+    with torch.no_grad():
+        y.zero_()
+    assert not row.any() and not turned.any()
+    a, b = compiled(twice)(x)
+    assert a is b
+    assert compiled(input_itself)(x)[0] is x
+
+
+def test_a_later_write_to_a_result_that_is_saved_is_refused_as_eager_does() -> None:
+    step = compiled(torch.exp)
+    x = rand(3)
+    y = step(x)
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_write_that_eager_refuses_raises_eagers_error() -> None:
+    def bad(x: Tensor) -> Tensor:
+        y = x.exp()
+        y.add_(1)  # exp saved it
+        return y * 2
+
+    x = rand(3)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        y = torch.compile(bad, backend="fusee")(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_write_to_a_leaf_raises_eagers_error() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="leaf Variable"):
+        torch.compile(lambda x: x.add_(1), backend="fusee")(rand(3))
