@@ -25,6 +25,7 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
 from fusee.backends.call import finishing
+from fusee.backends.intervals import note_values
 from fusee.backends.native import CompiledGraph, compile_aten, compile_native
 from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
 from fusee.backends.report import RegionRow, Report, first_line, remember
@@ -88,6 +89,7 @@ def compile_split(
     options          for what our compiler gets
     """
     begin = time.perf_counter()
+    note_values(aten, example_inputs)
     decided = split(aten, engine)
     parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed

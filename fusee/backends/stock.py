@@ -1,16 +1,17 @@
-"""The entry point of stock torch.compile: torch.compile(m, backend="fusee", options={...})."""
+"""The entry points of stock torch.compile: torch.compile(m, backend="fusee", options={...})."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.registry import lookup
 from fusee.errors import OptionError
 
-__all__ = ["compile_fx"]
+__all__ = ["compile_fx", "compile_openvino"]
 
 
 def compile_fx(
@@ -25,10 +26,29 @@ def compile_fx(
     raises   OptionError; MissingPackage; MissingFake
     source   docs "Custom Backends" of PyTorch: the group torch_dynamo_backends
     """
+    _check_mode("fusee", mode)
+    return compile_native(gm, example_inputs, options or {})
+
+
+def compile_openvino(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """`fusee_openvino`: our backend "openvino", whose plain name is upstream's in stock torch.
+
+    raises   OptionError; MissingPackage; MissingFake
+    """
+    _check_mode("fusee_openvino", mode)
+    return lookup("openvino", options)(gm, example_inputs)
+
+
+def _check_mode(name: str, mode: str | None) -> None:
     if mode not in (None, "default"):
         raise OptionError(
-            f"the backend 'fusee' has no modes, but got mode={mode!r}",
+            f"the backend {name!r} has no modes, but got mode={mode!r}",
             did="stopped before compiling",
             remedy="options={...}; docs/options.md lists them",
         )
-    return compile_native(gm, example_inputs, options or {})

@@ -1,0 +1,247 @@
+"""The backends openvino and openvino_ts: regions in OpenVINO, the rest in our own compiler.
+
+Parameters and buffers become constants of the compiled model, which share torch's memory. A region
+whose parameters changed is compiled again; one whose parameters keep changing takes them as inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.decompose import Table, decomposition
+from fusee.aten.externs import WHOLE
+from fusee.aten.source import python_source
+from fusee.aten.torch_api import OpOverload
+from fusee.backends import openvino_api
+from fusee.backends.blobs import Blobs, digest
+from fusee.backends.intervals import LARGEST_SIZE, holds
+from fusee.backends.openvino_api import Executable
+from fusee.backends.openvino_claims import OPERATORS, indexed, why_not
+from fusee.backends.openvino_graph import decodable
+from fusee.backends.openvino_options import OpenVINOOptions
+from fusee.backends.openvino_ts import scripted
+from fusee.backends.regions import Declined, Region, RegionCall
+from fusee.backends.split_run import compile_with
+from fusee.errors import BackendError, FuseeWarning, layout
+from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
+
+# How often a region is compiled for new values of its parameters before they become inputs.
+_MOST_COMPILES = 3
+
+
+class OpenVINO:
+    """The engine of one compiled function."""
+
+    def __init__(self, options: OpenVINOOptions, name: str = "openvino") -> None:
+        self.options = options
+        self.name = name
+        self.device = options.device
+        self.blobs = Blobs(options.cache_dir) if options.model_caching else None
+
+    def keeps(self, op: OpOverload) -> bool:
+        return (op in OPERATORS or op in WHOLE) and op not in self.options.decompositions
+
+    def table(self) -> Table:
+        """How the operators of the option `decompositions` are taken apart."""
+        found: dict[OpOverload, Callable[..., Any]] = {}
+        for op in self.options.decompositions:
+            function = decomposition(op) or torch._decomp.decomposition_table.get(op)
+            if function is not None:
+                found[op] = function
+        return found
+
+    def claim(self, node: fx.Node) -> str | None:
+        if node.target in self.options.disabled_ops:
+            return "the option disabled_ops names it"
+        return why_not(node)
+
+    def compile(self, region: Region) -> RegionCall:
+        return _RegionCall(region, self)
+
+    def executable(self, region: Region, weights: Mapping[int, Tensor]) -> Executable:
+        """The region compiled, with these inputs as constants: from the cache if it is there."""
+        key = None
+        outputs = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in region.graph.results]
+        if self.blobs is not None:
+            key = self._key(region, weights)
+            blob = self.blobs.read(key)
+            if blob is not None:
+                try:
+                    return openvino_api.from_blob(blob, self.device, self.options.config, outputs)
+                except BackendError as error:
+                    self.blobs.refuse(key, error.what)
+        model = self._convert(region, weights)
+        found = openvino_api.compile_model(model, self.device, self.options.config, outputs)
+        if self.blobs is not None and key is not None:
+            try:
+                self.blobs.write(key, found.blob())
+            except BackendError as error:
+                self.blobs.skip(f"{self.device}: {error.what}")
+        return found
+
+    def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
+        inputs = [
+            (spec.dtype or torch.int64, [_bounds(n) for n in spec.size])
+            for spec in region.graph.inputs
+            if spec.index not in weights
+        ]
+        if self.name == "openvino_ts":
+            return openvino_api.convert_traced(scripted(region.graph, weights), inputs)
+        return openvino_api.convert_fx(decodable(region.graph, weights), inputs)
+
+    def _key(self, region: Region, weights: Mapping[int, Tensor]) -> str:
+        graph = region.graph
+        config = sorted((name, str(value)) for name, value in self.options.config.items())
+        texts = [
+            self.name,
+            openvino_api.identity(self.device),
+            torch.__version__,
+            self.device,
+            str(config),
+            python_source(graph),
+            str(graph.inputs),
+            str(sorted(weights)),
+        ]
+        return digest([*texts, *graph.constants.values(), *weights.values()])
+
+
+def _bounds(size: Any) -> openvino_api.Size:
+    return size if isinstance(size, int) else (0, LARGEST_SIZE)
+
+
+# ------------------------------------------------------------------------------ calls
+
+
+class _RegionCall:
+    """One compiled region. May be called from several threads."""
+
+    def __init__(self, region: Region, engine: OpenVINO) -> None:
+        self.region, self.engine = region, engine
+        self.weights = tuple(
+            spec.index
+            for spec, example in zip(region.graph.inputs, region.examples, strict=True)
+            if spec.is_static and isinstance(example, Tensor) and why_not_derivable(example) is None
+        )
+        self.known = DerivedSet([Derived(self.weights, lambda tensors: ())])
+        self.lock = threading.Lock()
+        self.compiles = 0
+        self.latest: tuple[Snapshot | None, Executable, tuple[int, ...]]
+        self._refresh(region.examples)
+        self.prepare = _prepare(region, self.weights if self.latest[0] else ())
+
+    def primitives(self) -> dict[str, int]:
+        """What OpenVINO executes: kinds of primitives, and how often each runs."""
+        return self.latest[1].primitives()
+
+    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
+        snapshot, found, given = self.latest
+        if snapshot is not None and self.known.current(inputs) is not snapshot:
+            found, given = self._refresh(inputs)
+        outputs = self.prepare(inputs)
+        taken = [inputs[k] for k in given]
+        found([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
+        return outputs
+
+    def _refresh(self, inputs: tuple[Any, ...]) -> tuple[Executable, tuple[int, ...]]:
+        """Compile for the present values of the parameters."""
+        with self.lock:
+            fixed = self.weights if self.compiles < _MOST_COMPILES else ()
+            snapshot = self.known.current(inputs) if fixed else None
+            if self.compiles and snapshot is self.latest[0]:
+                return self.latest[1:]  # another thread was here
+            for node, x in zip(self.region.graph.placeholders, inputs, strict=True):
+                if isinstance(x, Tensor) and not holds(node, x):
+                    raise BackendError(f"{node.name} holds greater integers than it did")
+            weights = {k: inputs[k].detach().contiguous() for k in fixed}
+            found = self.engine.executable(self.region, weights)
+            self.compiles += 1
+            given = tuple(k for k in range(len(inputs)) if k not in weights)
+            self.latest = snapshot, found, given
+            return found, given
+
+
+def _prepare(region: Region, fixed: Sequence[int]) -> Callable[[tuple[Any, ...]], list[Tensor]]:
+    """A function of a call's inputs: memory for the results, once the inputs are looked at.
+
+    OpenVINO doesn't look whether an index is in range, and its sizes have a bound.
+    """
+    graph = region.graph
+    lines = ["def prepare(inputs):"]
+    for name, source in graph.symbols.items():
+        size = "" if source.axis is None else f".size({source.axis})"
+        lines.append(f"    {name} = inputs[{source.index}]{size}")
+        lines.append(f"    if {name} > {LARGEST_SIZE}: raise Declined")
+    position = {node: k for k, node in enumerate(graph.placeholders)}
+    for node in region.calls():
+        for index, low, size in indexed(node):
+            if index in position:
+                at = position[index]
+                lines.append(f"    check(inputs[{at}], {low}, {graph.to_size(size)})")
+    made = []
+    for node in graph.results:
+        val = node.meta["val"]
+        sizes = "".join(f"{graph.to_size(n)}, " for n in val.shape)
+        made.append(f"empty(({sizes}), dtype={val.dtype})")
+    lines.append(f"    return [{', '.join(made)}]")
+    names: dict[str, Any] = {
+        "check": _check,
+        "empty": torch.empty,
+        "torch": torch,
+        "Declined": Declined,
+    }
+    exec("\n".join(dict.fromkeys(lines)), names)
+    found: Callable[[tuple[Any, ...]], list[Tensor]] = names["prepare"]
+    return found
+
+
+def _check(index: Tensor, low: int, size: int) -> None:
+    """raises  Declined if an index is out of range: our compiler raises what eager does"""
+    if index.numel():
+        least, greatest = torch.aminmax(index)
+        if least < low or greatest >= size:
+            raise Declined
+
+
+# ------------------------------------------------------------------------------ backends
+
+
+def compile_openvino(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """Compile a captured graph. raises OptionError, SettingError"""
+    engine = OpenVINO(OpenVINOOptions.parse(options))
+    return compile_with(engine, gm, example_inputs, decompositions=engine.table())
+
+
+def compile_openvino_ts(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """Compile a captured graph, its regions by way of TorchScript."""
+    engine = OpenVINO(OpenVINOOptions.parse(options), "openvino_ts")
+    return compile_with(engine, gm, example_inputs, decompositions=engine.table())
+
+
+def check(options: Mapping[str, object]) -> None:
+    """Refuse wrong options. raises OptionError, SettingError"""
+    OpenVINOOptions.parse(options)
+
+
+def check_ts(options: Mapping[str, object]) -> None:
+    """As `check`, with a note that the backend is deprecated."""
+    OpenVINOOptions.parse(options)
+    warnings.warn(
+        layout(
+            FuseeWarning,
+            "the backend 'openvino_ts' goes through TorchScript, which torch gives up",
+            did="compiles with it nevertheless",
+            remedy="backend='openvino' takes the same options",
+        ),
+        FuseeWarning,
+        stacklevel=4,
+    )

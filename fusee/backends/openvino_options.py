@@ -1,0 +1,180 @@
+"""Options of the backends openvino and openvino_ts, as OpenVINO documents them, but checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusee.aten.decompose import decomposition
+from fusee.aten.torch_api import OpOverload, OpOverloadPacket, is_composite
+from fusee.backends import openvino_api
+from fusee.errors import OptionError, SettingError, nearest
+
+__all__ = ["OpenVINOOptions"]
+
+_DEVICE = "OPENVINO_TORCH_BACKEND_DEVICE"
+_CACHING = "OPENVINO_TORCH_MODEL_CACHING"
+_CACHE_DIR = "OPENVINO_TORCH_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class OpenVINOOptions:
+    """The options of one compiled function.
+
+    device          CPU, GPU, GPU.0, NPU, AUTO, MULTI:GPU,CPU, HETERO:GPU,CPU, ...
+    aot_autograd    training works, with the forward pass in OpenVINO
+    model_caching   keep compiled models on disk, in the folder `cache_dir`
+    decompositions  operators that are taken apart even if OpenVINO has them
+    disabled_ops    operators that PyTorch runs
+    config          properties of OpenVINO, by name
+
+    source   docs.openvino.ai/torchcompile
+    """
+
+    device: str = "CPU"
+    aot_autograd: bool = False
+    model_caching: bool = False
+    cache_dir: Path = Path("cache")
+    decompositions: frozenset[OpOverload] = frozenset()
+    disabled_ops: frozenset[OpOverload] = frozenset()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> OpenVINOOptions:
+        """Options on top of OPENVINO_TORCH_* variables. raises OptionError, SettingError"""
+        for name in given:
+            if name not in _READ:
+                close = nearest(str(name), _READ)
+                raise _wrong(
+                    f"an option named {name!r} does not exist",
+                    (f"{close!r}; " if close else "") + f"known options: {', '.join(_READ)}",
+                )
+        values = _from_environment()
+        values.update({name: _READ[name](name, value) for name, value in given.items()})
+        found = cls(**values)
+        _check_device(found.device)
+        return _with_config(found)
+
+    def __post_init__(self) -> None:
+        for op in self.decompositions:
+            if decomposition(op) is None and not is_composite(op) and not _has_table(op):
+                raise _wrong(f"decompositions: torch has none for {op}", "leave it out")
+
+
+def _has_table(op: OpOverload) -> bool:
+    return op in torch._decomp.decomposition_table
+
+
+def _from_environment() -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if device := os.environ.get(_DEVICE):
+        values["device"] = device
+    if (caching := os.environ.get(_CACHING)) is not None:
+        if caching.strip().lower() not in ("", "0", "1", "true", "false", "on", "off", "yes", "no"):
+            raise SettingError(
+                f"{_CACHING}={caching!r} is neither true nor false",
+                did="stopped before compiling",
+                remedy="unset it, or set it to True",
+            )
+        values["model_caching"] = caching.strip().lower() in ("1", "true", "on", "yes")
+    if folder := os.environ.get(_CACHE_DIR):
+        values["cache_dir"] = Path(folder)
+    return values
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _takes(name, "a device name such as 'CPU'", value)
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _takes(name, "True or False", value)
+    return value
+
+
+def _folder(name: str, value: object) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise _takes(name, "a path", value)
+    return Path(os.fspath(value))
+
+
+def _operators(option: str, value: object) -> frozenset[OpOverload]:
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise _takes(option, "a list of operators such as [torch.ops.aten.add.Tensor]", value)
+    found: set[OpOverload] = set()
+    for item in value:
+        if isinstance(item, OpOverload):
+            found.add(item)
+        elif isinstance(item, OpOverloadPacket):
+            names: list[str] = item.overloads()  # type: ignore[no-untyped-call]
+            found.update(getattr(item, name) for name in names)
+        else:
+            raise _takes(option, "operators such as torch.ops.aten.add.Tensor", item)
+    return frozenset(found)
+
+
+def _properties(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _takes(name, "a dict of OpenVINO properties", value)
+    return dict(value)
+
+
+_READ: dict[str, Callable[[str, object], Any]] = {
+    "device": _text,
+    "aot_autograd": _flag,
+    "model_caching": _flag,
+    "cache_dir": _folder,
+    "decompositions": _operators,
+    "disabled_ops": _operators,
+    "config": _properties,
+}
+
+
+# ------------------------------------------------------------------------------ what OpenVINO has
+
+
+def _check_device(device: str) -> None:
+    there = openvino_api.devices()
+    kinds = {name.partition(".")[0] for name in there}
+    for name in openvino_api.base_devices(device):
+        if name not in there and name not in kinds:
+            listed = ", ".join([*there, "AUTO"])
+            raise _wrong(f"the device {name!r} is not there", f"devices here: {listed}")
+
+
+def _with_config(options: OpenVINOOptions) -> OpenVINOOptions:
+    """With the defaults of ours, once OpenVINO has accepted the whole."""
+    config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
+    if openvino_api.check_config(options.device, config) is not None:
+        config = {}  # a device without float32, such as an NPU
+    if options.device == "CPU":
+        config["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
+    config.update(options.config)
+    problem = openvino_api.check_config(options.device, config)
+    if problem is not None:
+        raise _wrong(
+            f"config: OpenVINO refuses {dict(options.config)!r} on {options.device}: {problem}",
+            "docs.openvino.ai lists the properties of each device",
+        )
+    return OpenVINOOptions(**{**vars(options), "config": config})
+
+
+def _takes(name: str, what: str, value: object) -> OptionError:
+    return _wrong(
+        f"option {name!r} takes {what}, not {value!r} ({type(value).__name__})",
+        "docs/openvino.md describes each option",
+    )
+
+
+def _wrong(what: str, remedy: str) -> OptionError:
+    return OptionError(what, did="stopped before compiling", remedy=remedy)

@@ -1,0 +1,147 @@
+"""Model caching of the backend openvino: a second process, damaged blobs, folders of no use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fusee.backends import blobs, lookup, openvino_api
+from fusee.errors import CacheWarning
+
+pytest.importorskip("openvino")
+
+
+def two_layers(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
+
+
+def compiled(folder: Path, w: Tensor | None = None, **options: object) -> Any:
+    gm = fx.symbolic_trace(two_layers)
+    given = {"model_caching": True, "cache_dir": folder, **options}
+    w = torch.nn.Parameter(torch.ones(4, 4)) if w is None else w
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        call = lookup("openvino", given)(gm, [x, w])
+        torch.testing.assert_close(call(x, w), two_layers(x, w))
+    return call
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each model that was not found on disk."""
+    found: list[str] = []
+    convert = openvino_api.convert_fx
+
+    def counting(*args: Any) -> Any:
+        found.append("converted")
+        return convert(*args)
+
+    monkeypatch.setattr(openvino_api, "convert_fx", counting)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "_told", set())
+
+
+def test_the_second_time_nothing_is_converted(tmp_path: Path, conversions: list[str]) -> None:
+    compiled(tmp_path)
+    compiled(tmp_path)
+    assert len(conversions) == 1
+
+
+def test_what_the_key_depends_on(tmp_path: Path, conversions: list[str]) -> None:
+    compiled(tmp_path)
+    compiled(tmp_path, torch.nn.Parameter(torch.full((4, 4), 2.0)))
+    compiled(tmp_path, config={"NUM_STREAMS": 2})
+    assert len(conversions) == len(list(tmp_path.iterdir())) == 3
+    with pytest.warns(CacheWarning, match="AUTO: compiled models cannot be kept"):
+        compiled(tmp_path, device="AUTO")
+    assert len(conversions) == 4 and len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "another_version"])
+def test_a_damaged_blob_is_rebuilt_and_said_once(
+    damage: str, tmp_path: Path, conversions: list[str]
+) -> None:
+    compiled(tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "foreign":
+        path.write_bytes(b"<?xml something else")
+    else:
+        blobs.Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
+    with pytest.warns(CacheWarning, match="cannot be used"):
+        compiled(tmp_path)
+    assert len(conversions) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(tmp_path)
+    assert len(conversions) == 2
+    path.write_bytes(whole[:7])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once said is enough
+        compiled(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(CacheWarning, match="cannot be written to") as told:
+        compiled(tmp_path / "file" / "cache")
+        compiled(tmp_path / "file" / "cache")
+    assert len(told) >= 1 and len(conversions) == 2
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.warns(CacheWarning, match="No space left"):
+        compiled(tmp_path / "full")
+    assert list((tmp_path / "full").iterdir()) == []
+
+
+_PROGRAM = """
+import json, sys, time, torch
+from torch import nn
+from fusee.backends import openvino_api
+import fusee.backends
+convert, converted = openvino_api.convert_fx, []
+openvino_api.convert_fx = lambda *args: converted.append(1) or convert(*args)
+torch.manual_seed(0)
+m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+x = torch.randn(1, 3, 12, 12)
+options = {"model_caching": True, "cache_dir": sys.argv[1]}
+call = torch.compile(m, backend=fusee.backends.lookup("openvino", options))
+with torch.no_grad():
+    print(json.dumps([len(converted) if call is None else call(x).sum().item(), len(converted)]))
+"""
+
+
+def test_another_process_finds_the_models(tmp_path: Path) -> None:
+    found = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=Path(__file__).parent.parent.parent,
+            ).stdout.splitlines()[-1]
+        )
+        for _ in range(2)
+    ]
+    assert [converted for _, converted in found] == [1, 0]
+    assert found[0][0] == found[1][0]
