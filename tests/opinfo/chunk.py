@@ -1,6 +1,6 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee < pairs.json
+    python -m tests.opinfo.chunk fusee [gradients] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fusee.backends import lookup
+from tests.opinfo.gradients import run_gradients
 from tests.opinfo.sweep import Backend, Outcome, run_op
 
 SECONDS_PER_OP = 300
@@ -43,6 +44,7 @@ def _timeout(*_: Any) -> None:
 
 def main() -> None:
     backend = backend_named(sys.argv[1])
+    run = run_gradients if "gradients" in sys.argv[2:] else run_op
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _timeout)
@@ -50,7 +52,7 @@ def main() -> None:
         print(json.dumps({"start": [name, dtype]}), flush=True)
         signal.alarm(SECONDS_PER_OP)
         try:
-            outcome = run_op(name, dtype, backend)
+            outcome = run(name, dtype, backend)
         except TimeoutError as error:
             outcome = Outcome(name, dtype, failures=[str(error)])
         signal.alarm(0)

@@ -1,8 +1,9 @@
-"""The full sweep: `scripts/opinfo [--backend NAME] [--ops a,b] [--dtypes float32,...]`.
+"""The full sweep: `scripts/opinfo [--gradients] [--backend NAME] [--ops a,b] [--dtypes ...]`.
 
 Ops run in child processes of some tens, so that a crash costs one op. Outcomes are appended to
-out/opinfo/BACKEND.jsonl as they come; a second run does only what is missing (`--again NAMES`
-repeats some, `--failed` those that failed). The summary lists what failed, by op.
+out/opinfo/BACKEND.jsonl (gradients: BACKEND.gradients.jsonl) as they come; a second run does only
+what is missing (`--again NAMES` repeats some, `--failed` those that failed). The summary lists what
+failed, by op.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tests.opinfo.exclusions import EXCLUDED
-from tests.opinfo.results import markdown
+from tests.opinfo.gradients import GRADIENT_DTYPES, wanted_gradients
+from tests.opinfo.results import gradients_markdown, markdown
 from tests.opinfo.sweep import DTYPES, wanted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,10 +41,10 @@ def load(path: Path) -> dict[Pair, Row]:
     return {(row["op"], row["dtype"]): row for row in rows}
 
 
-def run_chunk(pairs: list[Pair], backend: str, path: Path) -> int:
+def run_chunk(pairs: list[Pair], backend: str, path: Path, kind: Sequence[str] = ()) -> int:
     """Run pairs in one child and append their outcomes. Returns how many have one now."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.opinfo.chunk", backend],
+        [sys.executable, "-m", "tests.opinfo.chunk", backend, *kind],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -97,16 +100,20 @@ def summary(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="opinfo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="fusee", help="a name, or module:function")
+    parser.add_argument("--gradients", action="store_true", help="of ops that have any")
     parser.add_argument("--ops", default="", help="comma-separated; all unless given")
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--dtypes", default=",".join(dict.fromkeys([*DTYPES, *GRADIENT_DTYPES])))
     parser.add_argument("--again", action="store_true", help="run what has an outcome, too")
     parser.add_argument("--failed", action="store_true", help="run what failed once more")
     parser.add_argument("--write", type=Path, help="a file for the summary, in Markdown")
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
-    path = ROOT / "out" / "opinfo" / (given.backend.replace(":", ".") + ".jsonl")
+    kind = ["gradients"] if given.gradients else []
+    name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])
+    path = ROOT / "out" / "opinfo" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    pairs = wanted(given.ops.split(",") if given.ops else [], given.dtypes.split(","))
+    choose = wanted_gradients if given.gradients else wanted
+    pairs = choose(given.ops.split(",") if given.ops else [], given.dtypes.split(","))
     before = load(path)
 
     def is_done(pair: Pair) -> bool:
@@ -118,7 +125,7 @@ def main() -> int:
     with Progress(console=console) as progress:
         task = progress.add_task("op database", total=len(pairs), completed=len(pairs) - len(todo))
         while todo:
-            done = run_chunk(todo[: given.chunk], given.backend, path)
+            done = run_chunk(todo[: given.chunk], given.backend, path, kind)
             progress.advance(task, done)
             if done == 0:
                 raise SystemExit(
@@ -127,7 +134,8 @@ def main() -> int:
             todo = todo[done:]
     rows = [row for pair, row in load(path).items() if pair in set(pairs)]
     if given.write is not None:
-        given.write.write_text(markdown(rows, given.backend))
+        write = gradients_markdown if given.gradients else markdown
+        given.write.write_text(write(rows, given.backend))
     console.print(summary(rows), markup=False, highlight=False, soft_wrap=True)
     return int(any(row["failures"] for row in rows))
 

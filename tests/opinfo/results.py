@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.opinfo.exclusions import EXCLUDED
+from tests.opinfo.gradients import GRADIENT_DTYPES
 from tests.opinfo.sweep import DTYPES
 
 Row = dict[str, Any]
@@ -17,7 +18,7 @@ Row = dict[str, Any]
 
 def markdown(rows: Iterable[Row], backend: str) -> str:
     """Counts per dtype, what failed, what was left to eager and why, what is excluded and why."""
-    found = sorted(rows, key=lambda row: (row["op"], row["dtype"]))
+    found = _in_order(rows)
     lines = [
         f"# Torch's op database through the backend {backend!r}",
         "",
@@ -32,7 +33,43 @@ def markdown(rows: Iterable[Row], backend: str) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_counts(dtype, [row for row in found if row["dtype"] == dtype]) for dtype in DTYPES]
-    lines += ["", "## Failures", ""]
+    lines += _failures_and_reasons(found)
+    lines += ["", "## Excluded", "", "| op | reason |", "|---|---|"]
+    lines += [f"| {op} | {reason} |" for op, reason in EXCLUDED.items()]
+    return "\n".join([*lines, ""])
+
+
+def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
+    """The same of a sweep over gradients: tests/opinfo/GRADIENTS.md."""
+    found = _in_order(rows)
+    lines = [
+        f"# Gradients of torch's op database through the backend {backend!r}",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}, CPU, one thread. Written by",
+        "`scripts/opinfo --gradients --write tests/opinfo/GRADIENTS.md`.",
+        "",
+        "An op passes with a dtype if every sample that eager differentiates does: the results that"
+        " require",
+        "grad and the gradients of all inputs that do, for fixed random tangents (float64"
+        " arbitrates), their",
+        "dtype, shape and, unless eager's gradient is an expanded view, strides. Excluded are the"
+        " ops that",
+        "RESULTS.md excludes.",
+        "",
+        "| dtype | ops | ops passed | samples passed | samples failed | compiled | left to eager |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for dtype in GRADIENT_DTYPES:
+        lines.append(_counts(dtype, [row for row in found if row["dtype"] == dtype]))
+    return "\n".join([*lines, *_failures_and_reasons(found), ""])
+
+
+def _in_order(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["op"], row["dtype"]))
+
+
+def _failures_and_reasons(found: list[Row]) -> list[str]:
+    lines = ["", "## Failures", ""]
     failed = [row for row in found if row["failures"]]
     lines += [f"- {r['op']} {r['dtype']}: {_short(r['failures'][0])}" for r in failed] or ["None."]
     lines += ["", "## Left to eager, by reason", "", "| samples | reason |", "|---|---|"]
@@ -40,9 +77,7 @@ def markdown(rows: Iterable[Row], backend: str) -> str:
     for row in found:
         reasons.update(row.get("eager", {}))
     lines += [f"| {count} | {reason} |" for reason, count in reasons.most_common()]
-    lines += ["", "## Excluded", "", "| op | reason |", "|---|---|"]
-    lines += [f"| {op} | {reason} |" for op, reason in EXCLUDED.items()]
-    return "\n".join([*lines, ""])
+    return lines
 
 
 def _counts(dtype: str, rows: list[Row]) -> str:

@@ -79,7 +79,7 @@ def run_op(
     functions = [op.op]
     if variants and op.inplace_variant is not None and op.inplace_variant is not op.op:
         functions.append(op.inplace_variant)
-    for number, sample in _samples(op, DTYPES[dtype], which):
+    for number, sample in samples(op, DTYPES[dtype], which):
         for function in functions:
             inplace = function is op.inplace_variant and function is not op.op
             if inplace and sample.broadcasts_input:
@@ -94,18 +94,21 @@ def run_op(
             except Exception as error:  # noqa: BLE001  any failure is a row of the summary
                 text = f"{type(error).__name__}: {error}".splitlines()
                 kind = "in place, " if inplace else ""
-                outcome.failures.append(f"{kind}sample {number} {_show(sample)}: {text[0][:300]}")
+                outcome.failures.append(f"{kind}sample {number} {show(sample)}: {text[0][:300]}")
     return outcome
 
 
-def _samples(op: OpInfo, dtype: torch.dtype, which: str) -> Iterator[tuple[int, SampleInput]]:
+def samples(
+    op: OpInfo, dtype: torch.dtype, which: str, requires_grad: bool = False
+) -> Iterator[tuple[int, SampleInput]]:
+    """The samples with their numbers: all, the plainest, or one chosen by the op's name."""
     torch.manual_seed(0)
-    samples = enumerate(op.sample_inputs("cpu", dtype, requires_grad=False))
+    found = enumerate(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
     if which == "all":
-        yield from samples
-    elif which == "first":  # the plainest
-        yield from itertools.islice(samples, 1)
-    elif early := list(itertools.islice(samples, 8)):
+        yield from found
+    elif which == "first":
+        yield from itertools.islice(found, 1)
+    elif early := list(itertools.islice(found, 8)):
         # Chosen by name, so that it is the same each time.
         yield early[zlib.crc32(full_name(op).encode()) % len(early)]
 
@@ -137,11 +140,11 @@ def run_sample(function: Callable[..., Any], sample: SampleInput, backend: Backe
 
     with torch.no_grad():
         gm, rebuild = capture(lambda args, kwargs: function(*args, **kwargs), copy_tree(call))
-        compiled = backend(gm, _tensors(copy_tree(call)))
+        compiled = backend(gm, tensors(copy_tree(call)))
         for _ in range(2):
             given = copy_tree(call)
             torch.manual_seed(SEED)
-            got = rebuild(compiled(*_tensors(given)))
+            got = rebuild(compiled(*tensors(given)))
             assert_same(got, want, oracle(1))
             assert_same(given, want_args, oracle(0))
             if (ours := sharing(given, got)) != (eagers := sharing(want_args, want)):
@@ -168,7 +171,7 @@ def excluded_input(call: Any) -> bool:
     return any(leaf.layout != torch.strided or leaf.is_quantized for leaf in leaves)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -176,7 +179,7 @@ def _widen(x: Any) -> Any:
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _show(sample: SampleInput) -> str:
+def show(sample: SampleInput) -> str:
     def leaf(x: Any) -> str:
         return (
             f"{x.dtype}{list(x.shape)}".removeprefix("torch.") if isinstance(x, Tensor) else repr(x)
