@@ -133,14 +133,14 @@ def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
     meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
     if not x.is_leaf:
         # computed from a leaf with the same layout: writing to it in place is allowed
-        leaf = FakeTensor(mode, meta.new_empty(()), x.device, requires_grad=True)
+        leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
         whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
         with torch.enable_grad(), mode:
             return whole.mul_(leaf).as_strided(x.size(), x.stride())
     if x.device == _CPU:
         fake = _fake(mode, meta, x.requires_grad)
     else:
-        fake = FakeTensor(mode, meta, x.device, requires_grad=x.requires_grad)
+        fake = FakeTensor(mode, meta.requires_grad_(x.requires_grad), x.device)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
     return fake
@@ -272,7 +272,7 @@ def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeT
     """FakeTensor(mode, meta, "cpu") in a tenth of the time: its attributes as they were before."""
     state = vars(mode).get("_fusee_state")
     if state is None:
-        first = FakeTensor(mode, meta, _CPU, requires_grad=requires_grad)
+        first = FakeTensor(mode, meta.requires_grad_(requires_grad), _CPU)
         mode._fusee_state = dict(vars(first))
         return first
     made: Any = torch.Tensor._make_subclass(
