@@ -7,6 +7,7 @@ results do not require grad, do not count.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -103,11 +104,15 @@ def run_gradient_sample(op: OpInfo, sample: SampleInput, backend: Backend) -> st
     for _ in range(2):
         given = copy_tree(call)
         torch.manual_seed(SEED)
-        got = _gradients(lambda _, given=given: rebuild(compiled(*tensors(given))), given)
+        got = _gradients(functools.partial(_compiled, compiled, rebuild), given)
         assert_same(_unexpanded(got, want), _unexpanded(want, want), oracle)
     report = getattr(compiled, "report", None)
     reason: str | None = report().eager if report is not None else None
     return reason and reason.splitlines()[0]
+
+
+def _compiled(compiled: Callable[..., Any], rebuild: Callable[[Any], Any], given: Any) -> Any:
+    return rebuild(compiled(*tensors(given)))
 
 
 def _unexpanded(run: Any, eager: Any) -> Any:
