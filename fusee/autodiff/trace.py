@@ -44,10 +44,8 @@ def trace_joint(
     *,
     keep: Callable[[OpOverload], bool] = keep_core,
     decompositions: Table | None = None,
-) -> Joint | None:
+) -> Joint:
     """Forward and backward of `gm` called with inputs like these, with grad mode on.
-
-    None if no result depends on a tensor that requires grad: then there is no backward.
 
     keep, decompositions   as in fusee.aten.trace
     raises                 TraceError, MissingFake as fusee.aten.trace; TraceError where eager's
@@ -68,8 +66,6 @@ def trace_joint(
     with autocast_restored(), torch.enable_grad(), symbolic:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, returned)
-        if not finish.tangents:
-            return None
         with torch.autocast("cpu", enabled=False):
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast
@@ -197,10 +193,10 @@ class _Finish:
         edges = self.leaves.edges
         try:
             with active(self.tracer), self.tracer.functions:
-                found = gradients(ends, list(edges.values()), given)
+                found = gradients(ends, list(edges.values()), given) if ends else ()
         except RuntimeError as error:
             raise failed(self.tracer, "backward", error) from error
-        by_index = dict(zip(edges, found, strict=True))
+        by_index = dict(zip(edges, found))
         places: dict[int, int] = {}
         for index in range(outer):
             gradient = by_index.get(index)

@@ -22,7 +22,7 @@ from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition as min_cut
 from fusee.autodiff.trace import trace_joint
-from fusee.backends.training import bind_training, flat_backward, flat_forward, is_differentiated
+from fusee.backends.training import is_differentiated, train
 from fusee.errors import TraceError
 
 __all__ = ["aot"]
@@ -48,23 +48,24 @@ def aot(
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if is_differentiated(gm, example_inputs):
             joint = trace_joint(gm, example_inputs)
-            if joint is not None:
-                _refuse_symbols(joint.aten)
-                split = partition(joint)
-                forward = _compiled(flat_forward(split), fw_compiler)
-                backward = _compiled(flat_backward(split), bw_compiler or fw_compiler)
-                return bind_training(gm, joint, split, forward, lambda: backward)
+            _refuse_symbols(joint.aten)
+            return train(gm, joint, partition, _by(fw_compiler), _by(bw_compiler or fw_compiler))
         graph = trace(gm, example_inputs)
         _refuse_symbols(graph)
-        call = _compiled(graph, fw_compiler)
+        call = _by(fw_compiler)(graph)
         return lambda *inputs: call(*inputs, *graph.attributes(gm))
 
     return compile_graph
 
 
-def _compiled(graph: AtenGraph, compiler: GraphCompiler) -> Callable[..., Any]:
-    examples = [node.meta["val"] for node in graph.placeholders]
-    return around(graph, compiler(graph.module, examples))
+def _by(compiler: GraphCompiler) -> Callable[[AtenGraph], Callable[..., Any]]:
+    """A compiler of graph modules as one of AtenGraphs."""
+
+    def compile_one(graph: AtenGraph) -> Callable[..., Any]:
+        examples = [node.meta["val"] for node in graph.placeholders]
+        return around(graph, compiler(graph.module, examples))
+
+    return compile_one
 
 
 def _refuse_symbols(graph: AtenGraph) -> None:

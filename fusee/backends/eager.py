@@ -16,12 +16,7 @@ from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
-from fusee.backends.training import (
-    bind_training,
-    flat_backward,
-    flat_forward,
-    is_differentiated,
-)
+from fusee.backends.training import is_differentiated, train
 
 
 def run_captured(
@@ -39,11 +34,9 @@ def run_aten(
 
     raises   TraceError if the graph has no functional ATen form
     """
-    joint = trace_joint(gm, example_inputs) if is_differentiated(gm, example_inputs) else None
-    if joint is not None:
-        split = partition(joint)
-        backward = executable(flat_backward(split))
-        return bind_training(gm, joint, split, executable(flat_forward(split)), lambda: backward)
+    if is_differentiated(gm, example_inputs):
+        joint = trace_joint(gm, example_inputs)
+        return train(gm, joint, partition, executable, executable)
     graph = trace(gm, example_inputs)
     call = executable(graph)
     if all(spec.attribute is None for spec in graph.inputs):

@@ -30,19 +30,14 @@ from fusee.aten.externs import WHOLE, extern_of
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
 from fusee.aten.trace import trace
+from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
 from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
 from fusee.backends.source import captured_source
-from fusee.backends.training import (
-    bind_training,
-    describe,
-    flat_backward,
-    flat_forward,
-    is_differentiated,
-)
+from fusee.backends.training import describe, is_differentiated, train
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
@@ -205,8 +200,9 @@ def compile_native(
         reason = _why_eager(example_inputs)
         if reason is None:
             try:
-                call = _compile_training(gm, example_inputs, parsed, report)
-                if call is None:
+                if is_differentiated(gm, example_inputs):
+                    call = _compile_training(gm, example_inputs, parsed, report)
+                else:
                     call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
@@ -237,30 +233,34 @@ def compile_aten(
 
 def _compile_training(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, report: Report
-) -> Callable[..., Any] | None:
-    """The graph with its backward; None if no result depends on anything that requires grad.
+) -> Callable[..., Any]:
+    """The graph with its backward.
 
     The backward is compiled with the forward: the loop that calls it once calls it often, and an
     operator without a form is refused before anything has run.
     """
-    if not is_differentiated(gm, example_inputs):
-        return None
     begin = time.perf_counter()
     with collector.paused():
         joint = trace_joint(gm, example_inputs, keep=(supported() | WHOLE).__contains__)
-    if joint is None:
-        return None
+    report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
     log.publish("aten", "joint", lambda: str(joint.aten))
-    traced = time.perf_counter()
-    with collector.paused():
-        split = partition(joint)
-    report.stages_ms["trace"] = (traced - begin) * 1e3
-    report.stages_ms["partition"] = (time.perf_counter() - traced) * 1e3
-    report.notes.append(describe(split))
-    report.backward = Report(f"{report.name}.backward")
-    forward = compile_aten(flat_forward(split), example_inputs, options, report)
-    backward = compile_aten(flat_backward(split), (), options, report.backward)
-    return bind_training(gm, joint, split, forward, lambda: backward)
+
+    def cut(joint: Joint) -> Split:
+        begin = time.perf_counter()
+        with collector.paused():
+            split = partition(joint)
+        report.stages_ms["partition"] = (time.perf_counter() - begin) * 1e3
+        report.notes.append(describe(split))
+        return split
+
+    def forward(graph: AtenGraph) -> Callable[..., Any]:
+        return compile_aten(graph, example_inputs, options, report)
+
+    def backward(graph: AtenGraph) -> Callable[..., Any]:
+        report.backward = Report(f"{report.name}.backward")
+        return compile_aten(graph, (), options, report.backward)
+
+    return train(gm, joint, cut, forward, backward)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:

@@ -39,12 +39,15 @@ def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool
     return torch.is_grad_enabled() and any(x.requires_grad for x in given)
 
 
-def flat_forward(split: Split) -> AtenGraph:
+def flat_forward(joint: Joint, split: Split | None) -> AtenGraph:
     """The forward, to be compiled: it returns its results, saved values too, in a tuple.
 
     What requires grad is an input like any other: nothing may be derived from it ahead.
+
+    split   None for a graph without tangents
     """
-    graph = split.forward
+    graph = joint.aten if split is None else split.forward
+    gradients = joint.gradients
     to_size = graph.to_size
     outputs = []
     for position, node in enumerate(graph.results):
@@ -57,7 +60,7 @@ def flat_forward(split: Split) -> AtenGraph:
             is_static=spec.is_static and gradient is None and spec.attribute is None,
             attribute=None,
         )
-        for spec, gradient in zip(graph.inputs, split.gradients, strict=True)
+        for spec, gradient in zip(graph.inputs, gradients, strict=True)
     ]
     return dataclasses.replace(
         graph, outputs=tuple(outputs), structure=tuple, inputs=tuple(inputs), _module=None
@@ -73,16 +76,18 @@ def flat_backward(split: Split) -> AtenGraph:
 def bind_training(
     gm: fx.GraphModule,
     joint: Joint,
-    split: Split,
+    split: Split | None,
     forward: Half,
-    backward: Callable[[], Half],
+    backward: Callable[[], Half] | None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, and whose results know their backward.
 
-    forward   runs flat_forward(split)
-    backward  gives what runs flat_backward(split), when that is needed
+    forward   runs flat_forward(joint, split)
+    backward  gives what runs flat_backward(split), when that is needed; None without tangents
     """
-    run = differentiable(joint, split, forward, backward)
+    run: Half = forward
+    if split is not None and backward is not None:
+        run = differentiable(joint, split, forward, backward)
     finish = finishing(joint.aten, joint)
     if any(spec.attribute is not None for spec in joint.aten.inputs):
         inner = run
@@ -97,6 +102,22 @@ def bind_training(
     if finish is None:
         return run
     return lambda *inputs: finish(inputs, run(*inputs))
+
+
+def train(
+    gm: fx.GraphModule,
+    joint: Joint,
+    partition: Callable[[Joint], Split],
+    compile_forward: Callable[[AtenGraph], Half],
+    compile_backward: Callable[[AtenGraph], Half],
+) -> Callable[..., Any]:
+    """`bind_training` of a joint graph whose halves are compiled at once by these functions."""
+    if not joint.tangents:
+        return bind_training(gm, joint, None, compile_forward(flat_forward(joint, None)), None)
+    split = partition(joint)
+    forward = compile_forward(flat_forward(joint, split))
+    backward = compile_backward(flat_backward(split))
+    return bind_training(gm, joint, split, forward, lambda: backward)
 
 
 def describe(split: Split) -> str:
