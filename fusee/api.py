@@ -18,7 +18,7 @@ from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line
-from fusee.capture.policy import ORIGINAL, POLICY, innermost
+from fusee.capture.policy import POLICY, innermost
 from fusee.capture.targets import as_function, call_module, is_suspending, target_of
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import (
@@ -57,6 +57,7 @@ class Arguments(TypedDict, total=False):
     name: str | None
     disable: bool
     recompile_limit: int | None
+    isolate_recompiles: bool
 
 
 @overload
@@ -74,6 +75,7 @@ def compile(
     name: str | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
     **unknown: Any,
 ) -> Any:
     """Compile a function, method or module; or, without one, make a decorator. As torch.compile.
@@ -95,6 +97,7 @@ def compile(
     name             what reports call it: fusee.report(name)
     disable          give `model` back as it is
     recompile_limit  versions of each piece that are kept; other calls run eagerly. 8 unless said
+    isolate_recompiles  accepted: versions belong to what compile() gives, never to the function
     raises           OptionError, UnknownBackend, MissingPackage, at once
     source           torch.compile
     """
@@ -103,11 +106,25 @@ def compile(
     if backend is None or isinstance(backend, _Default):
         backend = registry.default_backend()
     _check_arguments(fullgraph, dynamic, mode, options, name, disable, recompile_limit)
+    if not isinstance(isolate_recompiles, bool):
+        raise OptionError(
+            f"isolate_recompiles={isolate_recompiles!r} is not True or False",
+            did="stopped before compiling",
+        )
     limit = RECOMPILE_LIMIT if recompile_limit is None else recompile_limit
     compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
     if disable:
         return _unchanged if model is None else model
     return compiler if model is None else compiler(model)
+
+
+def _compiling(backend: BackendLike) -> Callable[..., Any]:
+    """What compiles graphs where a stance forces a backend."""
+    found = registry.lookup(backend)
+    return guarded(found, registry.name_of(backend), lambda text, where: None, fall_back=False)
+
+
+POLICY.lookup = _compiling
 
 
 def _unchanged(model: Any) -> Any:
@@ -245,10 +262,7 @@ class Compiler:
 
     def call_of(self, function: types.FunctionType) -> Callable[..., Any]:
         """A function with the name, signature and attributes of `function`."""
-        call = self.function(function).call
-        functools.update_wrapper(call, function)
-        call.__dict__[ORIGINAL] = function
-        return call
+        return self.function(function).call
 
     def _class(self, cls: type) -> type:
         """A class whose instances are compiled."""

@@ -21,11 +21,12 @@ from fusee.backends.registry import (
 )
 from fusee.backends.registry import (
     list_backends,
+    lookup,
     set_default_backend,
 )
 from fusee.capture.dispatch import live
 from fusee.capture.facts import Guard
-from fusee.capture.policy import ORIGINAL, POLICY, STANCES, innermost
+from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
 from fusee.capture.regions import error_on_graph_break
 from fusee.errors import OptionError, nearest
 
@@ -251,7 +252,7 @@ def _wrong(what: str, given: object) -> OptionError:
 class _Stance:
     """What set_stance gives: the stance is set already; leaving `with` restores the one before."""
 
-    def __init__(self, stance: str) -> None:
+    def __init__(self, stance: Stance) -> None:
         self.stance = stance
         self.before = POLICY.stance
         POLICY.set_stance(stance)
@@ -269,7 +270,7 @@ class _Stance:
 
         @functools.wraps(fn)
         def under(*args: Any, **kwargs: Any) -> Any:
-            with set_stance(stance):
+            with _Stance(stance):
                 return fn(*args, **kwargs)
 
         return under  # type: ignore[return-value]
@@ -286,7 +287,14 @@ def set_stance(
         fail_on_recompile    use what is compiled; raise RecompileError for other calls
         eager_then_compile   run each place eagerly at first, compile it the second time
 
-    raises   OptionError for another name; RegionError in a compiled function
+    skip_guard_eval_unsafe   where one version is compiled, use it without checking that it fits:
+                             for programs that are warm, and that never need another version
+    force_backend            what compiles in place of each function's own backend; versions that
+                             the own one made come back afterwards. With the stance "default" only
+
+    What torch.compiler.set_stance sets is honoured too, and goes before this.
+
+    raises   OptionError for another name; UnknownBackend; RegionError in a compiled function
     source   torch.compiler.set_stance
     """
     if stance not in STANCES:
@@ -296,14 +304,15 @@ def set_stance(
             did="changed nothing",
             remedy=(f"{close!r}; " if close else "") + f"stances: {', '.join(STANCES)}",
         )
-    if skip_guard_eval_unsafe or force_backend is not None:
-        name = "skip_guard_eval_unsafe" if skip_guard_eval_unsafe else "force_backend"
-        raise OptionError(
-            f"set_stance() does not know {name} yet",
-            did="changed nothing",
-            remedy="guard_filter_fn leaves guards out; set_default_backend names a backend",
-        )
-    return _Stance(stance)
+    if force_backend is not None:
+        if stance != "default":
+            raise OptionError(
+                f"force_backend does not go with the stance {stance!r}",
+                did="changed nothing",
+                remedy='leave one of the two out: a backend is forced in the stance "default"',
+            )
+        lookup(force_backend)
+    return _Stance(Stance(stance, skip_guard_eval_unsafe, force_backend))
 
 
 set_stance.__dict__["_dynamo_forbidden"] = True

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusee import api, compiler
+from fusee.capture.policy import POLICY, Stance
 from fusee.errors import GraphBreakError, OptionError, RecompileError, RegionError, UnknownBackend
 
 
@@ -246,7 +247,48 @@ def test_stances_are_refused_at_once() -> None:
     with pytest.raises(OptionError, match="'force_eager'"):
         compiler.set_stance("force_eagr")
     with pytest.raises(OptionError, match="force_backend"):
-        compiler.set_stance("default", force_backend="eager")
+        compiler.set_stance("force_eager", force_backend="eager")
+    with pytest.raises(UnknownBackend, match="eagr"):
+        compiler.set_stance("default", force_backend="eagr")
+    assert POLICY.stance == Stance()
+
+
+def test_a_forced_backend(backend: Counting) -> None:
+    other = Counting()
+    fast = api.compile(grown, backend=backend)
+    fast(x)
+    for _ in range(2):
+        with compiler.set_stance("default", force_backend=other):
+            torch.testing.assert_close(fast(x), x + 1)
+            torch.testing.assert_close(fast(x), x + 1)
+        fast(x)
+    assert len(backend.graphs) == len(other.graphs) == 1
+
+
+def test_versions_that_are_not_checked(backend: Counting) -> None:
+    fast = api.compile(lambda t, by: t * by, backend=backend)
+    fast(x, 2)
+    with compiler.set_stance("default", skip_guard_eval_unsafe=True):
+        torch.testing.assert_close(fast(x, 3), x * 2)  # unsafe, as it says
+    torch.testing.assert_close(fast(x, 3), x * 3)
+    with compiler.set_stance("default", skip_guard_eval_unsafe=True):
+        torch.testing.assert_close(fast(x, 3), x * 3)  # of two versions, the right one
+    assert len(backend.graphs) == 2
+
+
+def test_stances_of_torch_are_honoured(backend: Counting) -> None:
+    other = Counting()
+    fast = api.compile(grown, backend=backend)
+    with torch.compiler.set_stance("force_eager"):
+        torch.testing.assert_close(fast(x), x + 1)
+    assert not backend.graphs
+    with torch.compiler.set_stance("default", force_backend=other):
+        torch.testing.assert_close(fast(x), x + 1)
+    assert not backend.graphs and len(other.graphs) == 1
+    with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RecompileError):
+        fast(x)
+    fast(x)
+    assert len(backend.graphs) == 1
 
 
 def test_no_stance_inside_a_compiled_function(backend: Counting) -> None:

@@ -117,7 +117,9 @@ class CompiledFunction:
         self._nested = weakref.WeakKeyDictionary()  # by module or function
         self._nested_codes: dict[types.CodeType, int] = {}
         self.call, self._native = entrances(self)
-        self.take_defaults()
+        self.is_forced = False
+        self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
+        self._owner: Callable[[], Any] = lambda: None
         live.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,10 +145,27 @@ class CompiledFunction:
             self._nested.clear()
             self._nested_codes.clear()
 
-    def take_defaults(self) -> None:
-        """Bind arguments with the defaults that the function has now."""
-        function, call = self.function, self.call
-        call.__defaults__, call.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    def renew(self) -> Callable[..., Any]:
+        """Compile anew, since the function's code is another one. Gives `call`."""
+        with self.lock:
+            self.reset()
+            made, self._native = entrances(self)
+            self.call.__globals__.update(made.__globals__)
+            for name in ("__defaults__", "__kwdefaults__", "__code__"):
+                setattr(self.call, name, getattr(made, name))
+        return self.call
+
+    def another(self, function: types.FunctionType, compile_graph: Compile) -> CompiledFunction:
+        """Another function, or backend, under the same settings."""
+        return CompiledFunction(
+            function,
+            compile_graph,
+            self.policy,
+            self.recompile_limit,
+            fullgraph=self.fullgraph,
+            guard_filter=self.guard_filter,
+            notice=self.notice,
+        )
 
     def _log_notice(self, text: str, where: str) -> None:
         log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
@@ -157,6 +176,9 @@ class CompiledFunction:
         """A call that no entry of the beginning is good for, or not for sure."""
         if self.policy.is_eager():
             return self._native(**values)
+        other = self._stand_in(values)
+        if other is not self:
+            return other.miss(values)
         entry = self._entry(self.start, values)
         if entry is None or entry.run is None:
             result = self._native(**values)
@@ -168,6 +190,28 @@ class CompiledFunction:
         except GraphFailed:
             result = _AGAIN
         return self._native(**values) if result is _AGAIN else self.finish(entry, result)
+
+    def _stand_in(self, values: dict[str, Any]) -> CompiledFunction:
+        """What runs a call in place of this: with the stance's backend, or a copy's own."""
+        backend = self.policy.now().backend
+        if backend is not None and not self.is_forced and self.policy.lookup is not None:
+            if backend not in self._forced:
+                made = self.another(self.function, self.policy.lookup(backend))
+                made.is_forced = True
+                self._forced[backend] = made
+            return self._forced[backend]
+        owner = next(iter(values.values()), None)
+        if not isinstance(owner, torch.nn.Module) or owner is self._owner():
+            return self
+        if self._owner() is None:
+            self._owner = weakref.ref(owner)
+            return self
+        for name, method in list(owner.__dict__.items()):
+            if type(method) is types.MethodType and method.__func__ is self.call:
+                made = self.another(self.function, self.compile_graph)
+                owner.__dict__[name] = types.MethodType(made.call, owner)
+                return made
+        return self
 
     def finish(self, entry: Entry, result: Any) -> Any:
         """Go on after a piece: its result if the function returned, else the next pieces'."""
@@ -235,10 +279,13 @@ class CompiledFunction:
         values.update({f"_c_{name}": f.cells[name] for name in own})
         if handled:
             values["_h"] = between.handled
-        return site.find(values) or self._entry(site, values), values
+        return self._entry(site, values), values
 
     def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
+        found = self._found(site, values)
+        if found is not None:
+            return found
         with self.lock:
             found = site.find(values)
             if found is not None:
@@ -255,6 +302,11 @@ class CompiledFunction:
             for listener in listeners:
                 listener(entry)
             return entry
+
+    def _found(self, site: Site, values: dict[str, Any]) -> Entry | None:
+        if len(site.entries) == 1 and self.policy.now().unchecked:
+            return site.entries[0]
+        return site.find(values)
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
@@ -299,7 +351,7 @@ class CompiledFunction:
 
     def _is_refused(self, site: Site, values: dict[str, Any]) -> bool:
         """Whether nothing may be compiled for a place now."""
-        stance = self.policy.stance
+        stance = self.policy.now().name
         if stance == "eager_on_recompile" or self.policy.is_eager():
             return True
         if stance == "fail_on_recompile":
@@ -350,7 +402,6 @@ class CompiledFunction:
         owner = owner if of_module else function
         known = self._nested.get(owner, {})
         if function in known:
-            known[function].take_defaults()
             return known[function]
         code = function.__code__
         flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -366,15 +417,8 @@ class CompiledFunction:
         if count >= self.recompile_limit and not of_module:  # made anew at each call
             return function
         self._nested_codes[code] = count + 1
-        made = self._nested.setdefault(owner, {})[function] = CompiledFunction(
-            function,
-            self.compile_graph,
-            self.policy,
-            self.recompile_limit,
-            fullgraph=self.fullgraph,
-            guard_filter=self.guard_filter,
-            notice=self.notice,
-        )
+        made = self.another(function, self.compile_graph)
+        self._nested.setdefault(owner, {})[function] = made
         return made
 
     def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
@@ -405,6 +449,9 @@ class _Between(Semantics):
             function = self.owner.nested(function, args[0] if args else None)
         return super().call(function, args, kwargs)
 
+
+# Called with each entry that is made, in the thread that made it.
+listeners: list[Callable[[Entry], None]] = []
 
 # Called with each entry that is made, in the thread that made it.
 listeners: list[Callable[[Entry], None]] = []

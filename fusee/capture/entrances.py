@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import types
 from typing import Any
 
 from fusee.capture.failures import GraphFailed
+from fusee.capture.frame import UNBOUND
+from fusee.capture.policy import ORIGINAL
+from fusee.capture.torch_api import DYNAMO, dynamo_stance
 from fusee.capture.trace import parameters
 
 __all__ = ["entrances"]
@@ -23,9 +28,14 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     listed = ", ".join(names)
     signature, passed = _signature(function)
     values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    optional = [*_optional(function), *(function.__kwdefaults__ or ())]
+    filled = "".join(f"    if {n} is _unset: {n} = _default({n!r})\n" for n in optional)
     text = (
         f"def call({signature}):\n"
-        f"    if _policy.is_unusual:\n"
+        f"    if _function.__code__ is not _code:\n"
+        f"        return _bind_anew({values})\n"
+        f"{filled}"
+        f"    if _policy.is_unusual or _dynamo in _modules and _is_other_stance():\n"
         f"        return _miss({values})\n"
         f"    for _e in _entries:\n"
         f"        if _e.check({listed}):\n"
@@ -45,28 +55,68 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         f"    return _function({passed})\n"
     )
     space: dict[str, Any] = {
+        "_code": code,
+        "_default": functools.partial(_default, function),
+        "_dynamo": DYNAMO,
         "_entries": start.entries,
         "_failed": GraphFailed,
         "_finish": owner.finish,
+        "_is_other_stance": dynamo_stance,
         "_miss": owner.miss,
+        "_modules": sys.modules,
         "_policy": owner.policy,
+        "_bind_anew": functools.partial(_bind_anew, owner, code),
+        "_unset": UNBOUND,
         "_function": function,
     }
     exec(compile(text, f"<fusee entrance of {function.__qualname__}>", "exec"), space)
     call: types.FunctionType = space["call"]
-    call.__name__, call.__qualname__ = function.__name__, function.__qualname__
+    functools.update_wrapper(call, function)
+    call.__dict__[ORIGINAL] = function
     return call, space["native"]
 
 
+def _bind_anew(owner: Any, code: types.CodeType, values: dict[str, Any]) -> Any:
+    """Call the function with its new code, with what the parameters of `code` were given."""
+    args = []
+    for name in code.co_varnames[: code.co_argcount]:
+        if values[name] is UNBOUND:
+            break
+        args.append(values.pop(name))
+    rest = code.co_argcount + code.co_kwonlyargcount
+    if code.co_flags & inspect.CO_VARARGS:
+        args += values.pop(code.co_varnames[rest])
+        rest += 1
+    more = values.pop(code.co_varnames[rest]) if code.co_flags & inspect.CO_VARKEYWORDS else {}
+    given = {name: value for name, value in values.items() if value is not UNBOUND}
+    return owner.renew()(*args, **given, **more)
+
+
+def _optional(function: types.FunctionType) -> tuple[str, ...]:
+    """The parameters with a default that may be given by position."""
+    count = function.__code__.co_argcount
+    return function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
+
+
+def _default(function: types.FunctionType, name: str) -> Any:
+    """The default that a parameter has now: it may be another one than when this was compiled."""
+    found = dict(zip(_optional(function), function.__defaults__ or ()))
+    found.update(function.__kwdefaults__ or {})
+    if name not in found:
+        raise TypeError(
+            f"{function.__qualname__}() missing 1 required positional argument: {name!r}"
+        )
+    return found[name]
+
+
 def _signature(function: types.FunctionType) -> tuple[str, str]:
-    """The parameters as in a `def`, and as a call passes them on. Defaults are set later."""
+    """The parameters as in a `def`, and as a call passes them on."""
     code = function.__code__
     names = code.co_varnames
-    defaults = len(function.__defaults__ or ())
+    optional = _optional(function)
     taken, passed = [], []
     for k in range(code.co_argcount):
-        default = k - (code.co_argcount - defaults)
-        taken.append(names[k] + ("=None" if default >= 0 else ""))
+        taken.append(names[k] + ("=_unset" if names[k] in optional else ""))
         passed.append(names[k])
         if k + 1 == code.co_posonlyargcount:
             taken.append("/")
@@ -79,7 +129,7 @@ def _signature(function: types.FunctionType) -> tuple[str, str]:
         taken.append("*")
     for name in names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]:
         has_default = name in (function.__kwdefaults__ or {})
-        taken.append(name + ("=None" if has_default else ""))
+        taken.append(name + ("=_unset" if has_default else ""))
         passed.append(f"{name}={name}")
     if code.co_flags & inspect.CO_VARKEYWORDS:
         taken.append(f"**{names[at]}")

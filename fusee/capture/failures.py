@@ -25,10 +25,12 @@ class GraphFailed(BaseException):
 States = Sequence[tuple[torch.Generator, torch.Tensor]]
 
 
-def generator_states(devices: Sequence[torch.device]) -> Callable[[], States]:
-    """What notes how the random generators stand that a graph on these devices may use."""
+def generator_states(inputs: Sequence[torch.Tensor]) -> Callable[[], States]:
+    """What notes how the random generators stand that a graph with these inputs may use."""
     generators = [torch.default_generator]
-    if any(device.type == "cuda" for device in devices):
+    with torch._C.DisableTorchFunction():
+        is_on_gpu = any(x.is_cuda for x in inputs)
+    if is_on_gpu:
         generators += torch.cuda.default_generators
     return lambda: [(generator, generator.get_state()) for generator in generators]
 

@@ -9,19 +9,33 @@ import copy
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.origin import Held
-from fusee.capture.torch_api import FakeTensor, is_allowed_by_torch, run_for_real
+from fusee.capture.torch_api import FakeTensor, dynamo_stance, is_allowed_by_torch, run_for_real
 
-__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "innermost", "original"]
+__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "Stance", "innermost", "original"]
 
 STANCES = (
     "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile",
 )  # fmt: skip
+
+
+class Stance(NamedTuple):
+    """What compiled functions do.
+
+    name       one of STANCES
+    unchecked  whether a place with one version uses it without looking at what it relies on
+    backend    what compiles in place of a function's own backend; or None
+    """
+
+    name: str = "default"
+    unchecked: bool = False
+    backend: Any = None
+
 
 _FUNCTIONS = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
@@ -42,7 +56,8 @@ class Policy:
     in_graph     functions that become one node, unlooked-at
     constant     functions that run once; their result is baked in
     substitutes  functions in C and what is traced in their place
-    stance       one of STANCES
+    stance       what fusee.compiler.set_stance set
+    lookup       the function that compiles graphs, for a backend that a stance names
     is_unusual   whether a call must look at the stance, and at whether it is in an eager region
     is_exporting what torch.compiler.is_exporting() says to a program that is captured
     """
@@ -51,7 +66,8 @@ class Policy:
         self.in_graph: set[Any] = set()
         self.constant: set[Any] = set()
         self.substitutes: dict[Any, Any] = {}
-        self.stance = "default"
+        self.stance = Stance()
+        self.lookup: Callable[[Any], Callable[..., Any]] | None = None
         self.is_unusual = False
         self.is_exporting = False
         self._here = _Here()
@@ -60,14 +76,22 @@ class Policy:
 
     # ---------------------------------------------------------------------- when to run eagerly
 
-    def set_stance(self, stance: str) -> None:
+    def set_stance(self, stance: Stance) -> None:
         with self._lock:
             self.stance = stance
             self._note()
 
+    def now(self) -> Stance:
+        """The stance: torch.compiler.set_stance's goes before that of fusee.compiler."""
+        torchs = dynamo_stance()
+        if torchs is None:
+            return self.stance
+        name, unchecked, backend = torchs
+        return Stance(name.removeprefix("aot_"), unchecked, backend)
+
     def is_eager(self) -> bool:
         """Whether calls on this thread run as plain Python."""
-        return self.stance == "force_eager" or self._here.depth > 0
+        return self._here.depth > 0 or self.now().name == "force_eager"
 
     def enter_eager(self) -> None:
         """From here on this thread runs eagerly, until leave_eager."""
@@ -89,7 +113,7 @@ class Policy:
         return other
 
     def _note(self) -> None:
-        self.is_unusual = self._eager_regions > 0 or self.stance != "default"
+        self.is_unusual = self._eager_regions > 0 or self.stance != Stance()
 
     # ---------------------------------------------------------------------- functions
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import operator
 import types
 from collections.abc import Callable, Generator
@@ -409,6 +410,14 @@ def _defaultdict(r: Rebuild, x: Any) -> str:
     return f"{r.source.constant(collections.defaultdict)}({factory}, {_dict(r, x)})"
 
 
+def _view(r: Rebuild, x: Any) -> str:
+    """`d.items()` and the like."""
+    (owner,) = gc.get_referents(x)
+    return f"{r.value(owner)}.{type(x).__name__.rpartition('_')[2]}()"
+
+
+_EMPTY = ({}, collections.OrderedDict())
+
 _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",
     list: lambda r, x: f"[{_items(r, x)}]",
@@ -426,6 +435,7 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     ),
     operator.itemgetter: _reduced,
     operator.attrgetter: _reduced,
+    **{type(view): _view for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
     types.FunctionType: _function,
     types.CellType: _cell,
     functools.partial: _partial,

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from fusee.capture.torch_fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
+    "DYNAMO",
     "FIXED_ANSWERS",
     "NEEDS_VALUES",
     "STATE_QUERIES",
@@ -36,6 +37,7 @@ __all__ = [
     "OpOverloadPacket",
     "apply_function",
     "call_impl",
+    "dynamo_stance",
     "enter_inference_mode",
     "fake_mode",
     "fake_of",
@@ -142,6 +144,18 @@ def is_allowed_by_torch(function: Any) -> bool:
     """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     return rules is not None and id(function) in rules._allowed_callable_ids
+
+DYNAMO = "torch._dynamo.eval_frame"
+
+
+def dynamo_stance() -> tuple[str, bool, Any] | None:
+    """What torch.compiler.set_stance, which imports TorchDynamo, was given; None if nothing."""
+    stance = getattr(sys.modules.get(DYNAMO), "_stance", None)
+    if stance is None:
+        return None
+    found = (stance.stance, stance.skip_guard_eval_unsafe, stance.backend)
+    return None if found == ("default", False, None) else found
+
 
 
 def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

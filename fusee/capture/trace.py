@@ -296,8 +296,8 @@ class _Attempt:
         """What comes before the call of a graph, the call, and what takes later errors."""
         changes, before, more = self.recorder.changes_inputs(graph), [], ""
         if self.recorder.is_random(graph) and not changes:
-            devices = [x.device for x in self.captured.examples]
-            before = [f"_before = {source.constant(generator_states(devices))}()"]
+            states = generator_states(self.captured.examples)
+            before = [f"_before = {source.constant(states)}()"]
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
