@@ -55,6 +55,7 @@ WHOLE: frozenset[OpOverload] = frozenset(
     {
         aten.convolution.default,
         aten.dot.default,
+        aten.embedding_dense_backward.default,
         aten.hardswish.default,
         aten.hardtanh.default,
         aten.leaky_relu.default,

@@ -50,11 +50,9 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
         "",
         "An op passes with a dtype if every sample that eager differentiates does: the results that"
         " require",
-        "grad and the gradients of all inputs that do, for fixed random tangents (float64"
-        " arbitrates), their",
-        "dtype, shape and, unless eager's gradient is an expanded view, strides. Excluded are the"
-        " ops that",
-        "RESULTS.md excludes.",
+        "grad and what `backward` with fixed random tangents leaves in `grad` of each input"
+        " (float64",
+        "arbitrates), dtypes, shapes and strides. RESULTS.md says what is excluded.",
         "",
         "| dtype | ops | ops passed | samples passed | samples failed | compiled | left to eager |",
         "|---|---|---|---|---|---|---|",

@@ -76,6 +76,22 @@ def _softmax(grad: torch.Tensor, out: torch.Tensor, axis: int, dtype: torch.dtyp
     return empty(grad.shape, dtype)
 
 
+@meta(aten.mse_loss_backward.default, aten.huber_loss_backward.default)
+@meta(aten.smooth_l1_loss_backward.default, aten.glu_backward.default)
+def _row_by_row(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return empty(x.shape, x.dtype)
+
+
+@meta(aten.binary_cross_entropy_backward.default)
+def _as_input(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return like(x, x.dtype)
+
+
+@meta(aten.log_sigmoid_forward.default)
+def _log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty(x.shape, x.dtype), empty(x.shape, x.dtype)
+
+
 @meta(aten.convolution_backward.default)
 def _convolution(
     grad: torch.Tensor,
