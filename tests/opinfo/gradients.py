@@ -158,7 +158,7 @@ def gradcheck(op: OpInfo, sample: SampleInput, backend: Backend) -> None:
     compiled = backend(gm, leaves)
 
     def run(*inputs: Tensor) -> Any:
-        given: list[Any] = [x.detach() for x in leaves]
+        given: list[Any] = [x.detach().clone() for x in leaves]
         for k, x in zip(chosen, inputs, strict=True):
             given[k] = x
         torch.manual_seed(SEED)
