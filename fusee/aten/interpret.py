@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fusee.aten.cut import inverse
 from fusee.aten.graph import (
     AtenGraph,
     Constant,
@@ -22,9 +23,11 @@ from fusee.aten.graph import (
 from fusee.aten.source import function_source
 from fusee.aten.torch_api import without_autocast
 from fusee.sym.expr import Size, Symbol
-from fusee.sym.parts import substitute, symbols
+from fusee.sym.parts import hint, substitute, symbols
 
-__all__ = ["around", "executable", "read_symbols", "run"]
+__all__ = ["around", "executable", "executable_anywhere", "read_symbols", "run"]
+
+aten = torch.ops.aten
 
 increment_version = torch.autograd.graph.increment_version
 
@@ -62,6 +65,40 @@ def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[...
             for spec in graph.outputs:
                 returned.append(_output(spec, inputs, results, returned, values))
         return graph.structure(returned)
+
+    return call
+
+
+def executable_anywhere(graph: AtenGraph) -> Callable[..., Any]:
+    """`executable` of a part, for kernels that choose other strides than tracing knows; changes it.
+
+    Tracing knows what the CPU's kernels choose; those of other devices may differ. Results have
+    the strides that tracing knows.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source = node.args[0]
+        val = source.meta["val"]
+        with graph.graph.inserting_before(node):
+            sizes = (tuple(map(graph.to_size, val.shape)), tuple(map(graph.to_size, val.stride())))
+            empty = graph.graph.call_function(aten.new_empty_strided.default, (source, *sizes))
+            laid_out = graph.graph.call_function(aten.copy.default, (empty, source))
+        for made in (empty, laid_out):
+            made.meta = dict(source.meta)
+        node.replace_input_with(source, laid_out)
+    body = executable(graph)
+    orders = []
+    for spec in graph.outputs:
+        assert isinstance(spec, Fresh)
+        steps = [hint(step) for step in spec.stride]
+        orders.append(tuple(sorted(range(len(steps)), key=lambda k: -steps[k])))
+
+    def call(*inputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            x.permute(order).contiguous().permute(inverse(order))
+            for x, order in zip(body(*inputs), orders, strict=True)
+        )
 
     return call
 

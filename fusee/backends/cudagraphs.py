@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.externs import WHOLE
-from fusee.aten.interpret import executable
+from fusee.aten.interpret import executable_anywhere
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends.engine_options import check_names, operators
 from fusee.backends.regions import Region, RegionCall
@@ -84,7 +84,7 @@ class _Replayed:
         self.given = [s.index for s in specs if s.dtype is not None and not s.is_static]
         self.static = [s.index for s in specs if s.dtype is not None and s.is_static]
         self.numbers = [s.index for s in specs if s.dtype is None]
-        self.body = executable(region.graph)
+        self.body = executable_anywhere(region.graph)
         self.lock = threading.Lock()
         self.graphs: dict[Any, _Recording] = {}
         self.pool: Any = None
@@ -123,7 +123,7 @@ class _Replayed:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=side):
-            results = [x.contiguous() for x in self.body(*mine)]
+            results = self.body(*mine)
         return _Recording(graph, [mine[k] for k in self.given], results)
 
 

@@ -22,7 +22,7 @@ from fusee import log
 from fusee.aten.cut import Order, Part, cut, inverse
 from fusee.aten.decompose import Table
 from fusee.aten.graph import AtenGraph
-from fusee.aten.interpret import executable
+from fusee.aten.interpret import executable_anywhere
 from fusee.aten.trace import trace
 from fusee.backends.call import finishing
 from fusee.backends.intervals import note_values
@@ -122,7 +122,7 @@ def _rest(
     if devices <= {"cpu"}:
         call = compile_aten(graph, examples, options, report)
     else:
-        call = executable(graph)
+        call = executable_anywhere(graph)
     return lambda inputs: call(*inputs)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import fusee
+from fusee.aten.interpret import executable_anywhere
+from fusee.aten.trace import trace
 from fusee.backends import cudagraphs
 from fusee.errors import FuseeWarning, MissingDevice, OptionError
 
@@ -191,3 +193,17 @@ def test_threads_on_their_own_streams() -> None:
     for thread in threads:
         thread.join()
     assert len(wrong) == 400 and max(wrong) == 0
+
+
+def test_graphs_run_on_kernels_that_choose_other_strides() -> None:
+    def viewed(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(x)
+        return y.view(2, 12) * 2, y.as_strided((3, 2), (2, 1), 1) + 1
+
+    traced = trace(fx.symbolic_trace(viewed), [torch.randn(6, 4)])
+    want = viewed(x := torch.randn(6, 4))
+    run = executable_anywhere(traced)
+    for given in (x, x.t().contiguous().t()):
+        got = run(given)
+        torch.testing.assert_close(got, want)
+        assert [y.stride() for y in got] == [y.stride() for y in want]
