@@ -81,7 +81,7 @@ def executable_anywhere(graph: AtenGraph) -> Callable[..., Any]:
         source = node.args[0]
         val = source.meta["val"]
         with graph.graph.inserting_before(node):
-            sizes = (tuple(map(graph.to_size, val.shape)), tuple(map(graph.to_size, val.stride())))
+            sizes: Any = [tuple(map(graph.to_size, row)) for row in (val.shape, val.stride())]
             empty = graph.graph.call_function(aten.new_empty_strided.default, (source, *sizes))
             laid_out = graph.graph.call_function(aten.copy.default, (empty, source))
         for made in (empty, laid_out):
