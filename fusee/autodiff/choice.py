@@ -55,8 +55,9 @@ class Facts:
         gradients = {results[k] for k in joint.gradients if k is not None}
         self.nodes = [node for node in graph.graph.nodes if node.op != "output"]
         self.position = {node: k for k, node in enumerate(self.nodes)}
+        self.kinds = {node: kind(node) for node in self.nodes}
         behind = joint.backward_nodes()
-        runs = [node for node in self.nodes if not _may_repeat(node)]
+        runs = [n for n, sort in self.kinds.items() if sort is Kind.ONCE and not is_pure(n)]
         self.forward = closure([*returned, *(n for n in runs if n not in behind)])
         self.backward = behind & closure([*gradients, *(n for n in runs if n in behind)])
         self.wanted = {
@@ -78,7 +79,7 @@ class Facts:
 
     def _look_at_lives(self, results: Sequence[fx.Node]) -> None:
         """Find what is in memory anyway, and what lives on beyond the next call to ATen."""
-        self.in_memory: set[fx.Node] = {n for n in results if kind(n) is not Kind.INPUT}
+        self.in_memory: set[fx.Node] = {n for n in results if self.kinds[n] is not Kind.INPUT}
         self.long_lived: set[fx.Node] = set()
         end = len(self.nodes)
         first: dict[fx.Node, int] = {}
@@ -87,13 +88,13 @@ class Facts:
             node = self.nodes[at]
             if node not in self.forward:
                 continue
-            sort = kind(node)
+            sort = self.kinds[node]
             stop, stay = end, last.get(node, at)
             for user in node.users:
                 if user in self.forward:
-                    is_call = kind(user) in _CALLS
+                    is_call = self.kinds[user] in _CALLS
                     stop = min(stop, self.position[user] if is_call else first[user])
-                    is_free = kind(user) is Kind.FREE
+                    is_free = self.kinds[user] is Kind.FREE
                     stay = max(stay, last[user] if is_free else self.position[user])
                     if is_call or (is_free and user in self.in_memory):
                         self.in_memory.add(node)
@@ -135,9 +136,9 @@ class Facts:
         for node in reversed(self.nodes):
             for user in node.users:
                 if user in self.backward:
-                    if kind(user) in _CALLS:
+                    if self.kinds[user] in _CALLS:
                         found.add(node)
-                elif kind(user) is Kind.FREE and user in found:
+                elif self.kinds.get(user) is Kind.FREE and user in found:
                     found.add(node)
         return found
 
@@ -201,7 +202,7 @@ class _Chooser:
 
     def _is_fixed(self, node: fx.Node) -> bool:
         """Whether the backward must not compute the node."""
-        facts, sort = self.facts, kind(node)
+        facts, sort = self.facts, self.facts.kinds[node]
         if sort is Kind.INPUT or not _may_repeat(node) or node in facts.leaving:
             return True
         if node.meta.get("recompute") == "save":
@@ -216,7 +217,7 @@ class _Chooser:
 
     def _saving(self, node: fx.Node) -> int:
         facts, size = self.facts, self.costs.bytes(node)
-        sort = kind(node)
+        sort = facts.kinds[node]
         if not isinstance(node.meta.get("val"), torch.Tensor) or node in facts.inside:
             return _NEVER
         read = size * MOVE + 1
@@ -239,10 +240,11 @@ class _Chooser:
         facts = self.facts
         if node not in facts.forward:
             return 0
-        cost = self.costs.work(node)
-        if node in facts.feeds_calls and kind(node) is Kind.POINTWISE:
+        sort = facts.kinds[node]
+        cost = self.costs.work(node, sort)
+        if node in facts.feeds_calls and sort is Kind.POINTWISE:
             cost += self.costs.bytes(node) * MOVE
-        if node in facts.long_lived and kind(node) is not Kind.FREE:
+        if node in facts.long_lived and sort is not Kind.FREE:
             cost += self.costs.bytes(node) * (HOLD + MOVE)
         return cost
 

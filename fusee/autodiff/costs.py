@@ -126,9 +126,8 @@ class Costs:
             found = self._bytes[node] = sum(self.count(x) * x.itemsize for x in tensors)
         return found
 
-    def work(self, node: fx.Node) -> int:
+    def work(self, node: fx.Node, sort: Kind) -> int:
         """Computing `node` from operands that are at hand, inside a larger kernel if it can be."""
-        sort = kind(node)
         if sort in (Kind.FREE, Kind.INPUT):
             return 0
         val = node.meta.get("val")

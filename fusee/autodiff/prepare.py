@@ -15,6 +15,7 @@ from torch import fx
 
 from fusee.aten.geometry import is_row_major
 from fusee.autodiff.joint import Joint
+from fusee.autodiff.norms import open_norm
 
 __all__ = ["prepare"]
 
@@ -23,19 +24,22 @@ aten = torch.ops.aten
 
 def prepare(joint: Joint) -> None:
     """Rewrite the graph in place. Its results stay what they are, bit by bit."""
-    for node in list(joint.aten.graph.nodes):
-        if node.op != "call_function":
-            continue
+    graph = joint.aten.graph
+    for node in list(graph.nodes):
+        open_norm(joint.aten, node)
+    for node in list(graph.nodes):
         dtype = _narrow_dtype(node)
-        if dtype is not None and not node.meta.get("backward"):
-            _narrow(joint.aten.graph, node, dtype)
-        elif node.target in _FILLS:
+        if dtype is not None:
+            _narrow(graph, node, dtype)
+        elif node.op == "call_function" and node.target in _FILLS:
             _fill(joint, node)
 
 
 def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
     """A smaller dtype that holds every value that `node` can have."""
     val: Any = node.meta.get("val")
+    if node.op != "call_function" or node.meta.get("backward"):
+        return None
     if node.target in (aten.bernoulli.p, aten.bernoulli.default):
         return None if val.dtype is torch.bool else torch.bool  # zeros and ones
     if node.target is operator.getitem and node.args[1] == 1:

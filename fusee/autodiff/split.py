@@ -248,8 +248,11 @@ class _Copier:
         if op:
             made = self.graph.create_node(op, node.name, name=node.name)
         else:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), self.made.__getitem__)
-            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+            # create_node looks for SymInts among arguments that it is given, which takes long
+            made = self.graph.create_node(node.op, node.target, name=node.name)
+            made.args = fx.map_arg(node.args, self.made.__getitem__)
+            if node.kwargs:
+                made.kwargs = fx.map_arg(node.kwargs, self.made.__getitem__)
         made.meta = dict(node.meta if meta is None else meta)
         self.made[node] = made
         return made

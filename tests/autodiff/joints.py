@@ -8,6 +8,7 @@ check(joint, inputs, tangents)             splits it, runs both halves, compares
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,8 @@ def joint_of(aten: AtenGraph, tangents: int, forward: int = 1) -> Joint:
     results = max(taken) + 1
     of_forward = closure(aten.results[:results])
     for node in aten.graph.nodes:
-        if node.op == "call_function" and node not in of_forward:
+        made_by = node.args[0] if node.target is operator.getitem else node
+        if node.op == "call_function" and made_by not in of_forward:
             node.meta["backward"] = True
     return Joint(
         aten=dataclasses.replace(aten, outputs=outputs, structure=tuple),
@@ -116,7 +118,8 @@ def calls(graph: AtenGraph) -> set[str]:
 def operators(graph: AtenGraph) -> list[str]:
     """Base names of the operators called, in order."""
     targets: list[Any] = [n.target for n in graph.graph.nodes if n.op == "call_function"]
-    return [target._schema.name.partition("::")[2] for target in targets]
+    called = [target for target in targets if target is not operator.getitem]
+    return [target._schema.name.partition("::")[2] for target in called]
 
 
 def saved_names(split: Split) -> list[str]:
