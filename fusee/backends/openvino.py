@@ -23,7 +23,7 @@ from fusee.backends.blobs import Blobs, digest
 from fusee.backends.intervals import LARGEST_SIZE, holds
 from fusee.backends.openvino_api import Executable
 from fusee.backends.openvino_claims import OPERATORS, indexed, why_not
-from fusee.backends.openvino_graph import decodable
+from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_ts import scripted
 from fusee.backends.regions import Declined, Region, RegionCall
@@ -67,7 +67,8 @@ class OpenVINO:
     def executable(self, region: Region, weights: Mapping[int, Tensor]) -> Executable:
         """The region compiled, with these inputs as constants: from the cache if it is there."""
         key = None
-        outputs = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in region.graph.results]
+        results, _ = distinct(region.graph.results)
+        outputs = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in results]
         if self.blobs is not None:
             key = self._key(region, weights)
             blob = self.blobs.read(key)
@@ -86,14 +87,15 @@ class OpenVINO:
         return found
 
     def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
+        results, _ = distinct(region.graph.results)
         inputs = [
             (spec.dtype or torch.int64, [_bounds(n) for n in spec.size])
             for spec in region.graph.inputs
             if spec.index not in weights
         ]
         if self.name == "openvino_ts":
-            return openvino_api.convert_traced(scripted(region.graph, weights), inputs)
-        return openvino_api.convert_fx(decodable(region.graph, weights), inputs)
+            return openvino_api.convert_traced(scripted(region.graph, weights, results), inputs)
+        return openvino_api.convert_fx(decodable(region.graph, weights, results), inputs)
 
     def _key(self, region: Region, weights: Mapping[int, Tensor]) -> str:
         graph = region.graph
@@ -130,6 +132,8 @@ class _RegionCall:
         )
         self.known = DerivedSet([Derived(self.weights, lambda tensors: ())])
         self.lock = threading.Lock()
+        results, places = distinct(region.graph.results)
+        self.places = places if places != list(range(len(results))) else None
         self.compiles = 0
         self.latest: tuple[Snapshot | None, Executable, tuple[int, ...]]
         self._refresh(region.examples)
@@ -146,7 +150,14 @@ class _RegionCall:
         outputs = self.prepare(inputs)
         taken = [inputs[k] for k in given]
         found([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
-        return outputs
+        if self.places is None:
+            return outputs
+        given_out: set[int] = set()
+        results = []
+        for k in self.places:
+            results.append(outputs[k].clone() if k in given_out else outputs[k])
+            given_out.add(k)
+        return results
 
     def _refresh(self, inputs: tuple[Any, ...]) -> tuple[Executable, tuple[int, ...]]:
         """Compile for the present values of the parameters."""
@@ -184,7 +195,7 @@ def _prepare(region: Region, fixed: Sequence[int]) -> Callable[[tuple[Any, ...]]
                 at = position[index]
                 lines.append(f"    check(inputs[{at}], {low}, {graph.to_size(size)})")
     made = []
-    for node in graph.results:
+    for node in distinct(graph.results)[0]:
         val = node.meta["val"]
         sizes = "".join(f"{graph.to_size(n)}, " for n in val.shape)
         made.append(f"empty(({sizes}), dtype={val.dtype})")

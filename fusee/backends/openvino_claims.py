@@ -120,6 +120,12 @@ def _attention(node: fx.Node) -> str | None:
     return _floats(node)
 
 
+def _average(node: fx.Node) -> str | None:
+    if len(node.args) > 4 and node.args[4]:
+        return "with ceil_mode it divides by other counts"
+    return _floats(node)
+
+
 def _converts(node: fx.Node) -> str | None:
     source, dtype = _val(node.args[0]).dtype, _val(node).dtype
     if source.is_floating_point and not dtype.is_floating_point:
@@ -172,13 +178,13 @@ OPERATORS: dict[OpOverload, Rule] = {
             "reciprocal relu round rsqrt sigmoid sign silu sin sinh sqrt tan tanh erfinv",
             "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
             "div.Tensor_mode rsub.Scalar rsub.Tensor pow.Tensor_Scalar pow.Tensor_Tensor",
-            "pow.Scalar addcmul fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor",
+            "pow.Scalar addcmul",
             "logaddexp maximum minimum clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
             "clamp_max.Tensor glu",
             "_softmax _log_softmax _safe_softmax logsumexp amax amin mean mean.dim sum",
             "sum.dim_IntList prod prod.dim_int linalg_vector_norm var.correction std.correction",
             "cumsum addmm baddbmm bmm mm dot linear convolution",
-            "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
+            "_adaptive_avg_pool2d _adaptive_avg_pool3d",
             "grid_sampler_2d col2im rms_norm",
             "upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec",
             "upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec",
@@ -209,6 +215,7 @@ OPERATORS: dict[OpOverload, Rule] = {
         _first_only,
     ),
     **dict.fromkeys(_named("native_batch_norm _native_batch_norm_legit"), _batch_norm),
+    **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
     aten.scaled_dot_product_attention.default: _attention,
     aten._to_copy.default: _converts,
 }

@@ -11,22 +11,41 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
 
-__all__ = ["decodable"]
+__all__ = ["decodable", "distinct"]
 
 aten = torch.ops.aten
 
 
-def decodable(graph: AtenGraph, weights: Mapping[int, Tensor]) -> fx.GraphModule:
-    """The graph with the inputs in `weights` as attributes; the others stay placeholders.
+def decodable(
+    graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]
+) -> fx.GraphModule:
+    """The graph up to these results, with the inputs in `weights` as attributes."""
+    return _Rewriter(graph, weights, results).run()
 
-    raises   BackendError if a size has no form in OpenVINO
+
+def distinct(results: Sequence[fx.Node]) -> tuple[list[fx.Node], list[int]]:
+    """Results without copies of one another, and for each result which of these it is.
+
+    OpenVINO takes a copy for the same tensor, and refuses to give that out twice.
     """
-    return _Rewriter(graph, weights).run()
+    found: dict[fx.Node, int] = {}
+    places = []
+    for node in results:
+        source = node
+        while source.target is aten.clone.default and isinstance(source.args[0], fx.Node):
+            if source.args[0].op != "call_function":
+                break
+            source = source.args[0]
+        places.append(found.setdefault(source, len(found)))
+    return list(found), places
 
 
 class _Rewriter:
-    def __init__(self, graph: AtenGraph, weights: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]
+    ) -> None:
         self.aten = graph
+        self.results = results
         self.weights = weights
         self.made = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -48,8 +67,8 @@ class _Rewriter:
                 self.copies[node] = self.made.get_attr(str(node.target))
             elif node.op == "call_function":
                 self._call(node)
-        results = tuple(self.copies[node] for node in self.aten.results)
-        self.made.output(results)
+        self.made.output(tuple(self.copies[node] for node in self.results))
+        self.made.eliminate_dead_code()
         return fx.GraphModule(attributes, self.made, "Region")
 
     def _name_symbols(self) -> None:
@@ -127,7 +146,7 @@ class _Number:
         return self.call(operator.neg, self)
 
     def __pow__(self, other: int) -> _Number:
-        return self if other == 1 else self * self ** (other - 1)
+        return self if other == 1 else self.call(operator.mul, self, self ** (other - 1))
 
     def __floordiv__(self, other: Any) -> _Number:
         return self.call(operator.floordiv, self, other)
@@ -136,7 +155,7 @@ class _Number:
         return self.call(operator.floordiv, other, self)
 
     def __mod__(self, other: Any) -> _Number:
-        return self - (self // other) * other
+        return self.call(operator.sub, self, self.call(operator.mul, self // other, other))
 
     __radd__, __rmul__ = __add__, __mul__
 

@@ -7,13 +7,14 @@ are spelt as the former.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
+from fusee.backends.openvino_graph import decodable
 from fusee.errors import BackendError
 
 __all__ = ["scripted"]
@@ -21,25 +22,24 @@ __all__ = ["scripted"]
 aten = torch.ops.aten
 
 
-def scripted(graph: AtenGraph, weights: Mapping[int, Tensor]) -> Any:
-    """The graph as a TorchScript module, with the inputs in `weights` as its own.
+def scripted(graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]) -> Any:
+    """The graph up to these results as TorchScript, with the inputs in `weights` as its own.
 
     raises   BackendError if it has symbolic sizes, which tracing would fix
     """
     if graph.symbols:
         raise BackendError("tracing for TorchScript fixes all sizes, and this region has open ones")
-    specs = graph.inputs
-    run = _Spelling(graph.module)
+    gm = decodable(graph, weights, results)
+    run = _Spelling(gm)
     examples = [
         torch.zeros(spec.size, dtype=spec.dtype)  # type: ignore[arg-type]  # no symbols: ints
-        for spec in specs
+        for spec in graph.inputs
         if spec.index not in weights
     ]
 
     class Region(torch.nn.Module):
         def forward(self, *given: Tensor) -> Any:
-            rest = iter(given)
-            return run.run(*[weights[s.index] if s.index in weights else next(rest) for s in specs])
+            return run.run(*given)
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch says that TorchScript is deprecated; so do we

@@ -104,8 +104,8 @@ class Split:
 def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
     """Decide which calls go to the engine.
 
-    least   a region with fewer calls that compute, and none that is heavy, goes back to the rest,
-            unless it is the whole graph
+    least   a region with fewer calls that compute, and none that is heavy, goes back to the rest;
+            if it is the whole graph, one is enough
     """
     reasons: dict[fx.Node, str] = {}
     for node in aten.graph.nodes:
@@ -116,8 +116,9 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
             reasons[node] = reason
     while True:
         levels = _levels(aten.graph, reasons)
-        small = [nodes for claimed, nodes in levels if claimed and not _is_worth(nodes, least)]
-        if len(levels) == 1 or not small:
+        enough = 1 if len(levels) == 1 else least
+        small = [nodes for claimed, nodes in levels if claimed and not _is_worth(nodes, enough)]
+        if not small:
             break
         for nodes in small:
             calls = _calls(nodes)
@@ -187,8 +188,9 @@ _HEAVY = frozenset(
         aten.scaled_dot_product_attention.default,
     }
 )
+_COPIES = (aten.clone.default, aten.copy.default)
 
 
 def _is_worth(nodes: Sequence[fx.Node], least: int) -> bool:
-    calls = [node for node in _calls(nodes) if not is_view(node.target)]
+    calls = [n for n in _calls(nodes) if not is_view(n.target) and n.target not in _COPIES]
     return len(calls) >= least or any(node.target in _HEAVY for node in calls)
