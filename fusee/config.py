@@ -29,7 +29,7 @@ _rows: dict[type, tuple[Knob, ...]] = {}
 
 
 class Knob(NamedTuple):
-    """One row of the tables below. `choices` empty: any value of the type, `least` and up."""
+    """One row of the tables below. `choices` empty: any value of the type, `least` to `most`."""
 
     name: str
     type: type
@@ -38,6 +38,7 @@ class Knob(NamedTuple):
     help: str
     choices: tuple[Any, ...] = ()
     least: int | None = None
+    most: int | None = None
 
 
 def knob(
@@ -46,9 +47,10 @@ def knob(
     env: str | None = None,
     choices: tuple[Any, ...] = (),
     least: int | None = None,
+    most: int | None = None,
 ) -> Any:
     """A dataclass field that carries the rest of its row. A function as default is called."""
-    metadata = {"help": help, "env": env, "choices": choices, "least": least}
+    metadata = {"help": help, "env": env, "choices": choices, "least": least, "most": most}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -73,6 +75,13 @@ class Options:
     )
     channels_last: bool = knob(True, "let convolutional networks run in channels-last layout")
     fuse: bool = knob(True, "merge loops into fewer passes over memory")
+    memory_budget: float = knob(
+        1.0,
+        "in training, how much memory values saved for the backward may take: 1 for all that"
+        " only costly work could bring back, 0 for none that any work could",
+        least=0,
+        most=1,
+    )
     threads: int = knob(0, "threads a kernel may use; 0 follows torch.get_num_threads()", least=0)
     vector_bits: int = knob(
         0, "width of vector registers; 0 is the host's widest", choices=(0, 128, 256, 512)
@@ -156,6 +165,8 @@ def describe(row: Knob) -> str:
     """What values a knob takes: `bool`, `int >= 0`, `one of 0, 128, 256, 512`."""
     if row.choices:
         return "one of " + ", ".join(map(str, row.choices))
+    if row.most is not None:
+        return f"{row.type.__name__} from {row.least} to {row.most}"
     if row.least is not None:
         return f"{row.type.__name__} >= {row.least}"
     return row.type.__name__
@@ -175,11 +186,14 @@ def _plain_type(hint: Any) -> type:
 
 def _fits(row: Knob, value: object) -> bool:
     # bool is a subclass of int: True must not pass for a number of threads.
-    if type(value) is not row.type:
+    if type(value) is not row.type and not (row.type is float and type(value) is int):
         return False
     if row.choices:
         return value in row.choices
-    return row.least is None or (isinstance(value, int) and value >= row.least)
+    number: Any = value
+    if row.least is not None and not number >= row.least:
+        return False
+    return row.most is None or number <= row.most
 
 
 def _check_option(row: Knob, value: object) -> None:

@@ -17,6 +17,7 @@ def test_defaults_and_given_options() -> None:
     assert Options.parse(None) == Options()
     assert Options.parse({"threads": 2, "fuse": False}) == Options(threads=2, fuse=False)
     assert Options.parse(Options(cache=False)).cache is False
+    assert Options.parse({"memory_budget": 0}).memory_budget == 0
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,9 @@ def test_defaults_and_given_options() -> None:
         ({"threads": -1}, ["takes int >= 0", "not -1 (int)"]),
         ({"vector_bits": 64}, ["takes one of 0, 128, 256, 512"]),
         ({"fuse": 1}, ["takes bool", "not 1 (int)"]),
+        ({"memory_budget": 1.5}, ["takes float from 0 to 1", "not 1.5 (float)"]),
+        ({"memory_budget": float("nan")}, ["takes float from 0 to 1", "not nan"]),
+        ({"memory_budget": True}, ["takes float from 0 to 1", "not True (bool)"]),
         ({3: 1}, ["an option named 3 does not exist"]),
     ],
 )

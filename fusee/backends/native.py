@@ -248,7 +248,7 @@ def _compile_training(
     def cut(joint: Joint) -> Split:
         begin = time.perf_counter()
         with collector.paused():
-            split = partition(joint)
+            split = partition(joint, budget=options.memory_budget)
         report.stages_ms["partition"] = (time.perf_counter() - begin) * 1e3
         report.notes.append(describe(split))
         return split
