@@ -90,7 +90,6 @@ def is_scalar(x: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-@functools.lru_cache(maxsize=4096)
 def is_trusted(module: str | None) -> bool:
     """Whether what a module holds is taken as constant: torch's own names and Python's."""
     return module is not None and module.partition(".")[0] in _TRUSTED
