@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import os
+import sys
 import threading
 import time
 import types
@@ -28,7 +29,7 @@ from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
-from fusee.capture.opcodes import table
+from fusee.capture.opcodes import refused, table
 from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
@@ -406,7 +407,9 @@ class CompiledFunction:
         code = function.__code__
         flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
         is_comprehension = code.co_varnames[:1] == (".0",)
-        if code.co_flags & flags or is_comprehension or is_trusted(function.__module__):
+        home = (function.__module__ or "").partition(".")[0]
+        is_pythons = is_trusted(home) or home in sys.stdlib_module_names
+        if code.co_flags & flags or is_comprehension or is_pythons:
             return function
         if self.policy.refusal(function) is not None:
             is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
@@ -425,6 +428,8 @@ class CompiledFunction:
         """A function that runs as Python, while those that it calls are compiled."""
         function = function.__dict__.get(ORIGINAL, function)
         between, code = _Between(self), function.__code__
+        if refused(code):
+            return function(*args, **kwargs)
         f = Frame(between, code, function.__globals__, table())
         f.function = function
         f.cells = dict(zip(code.co_freevars, function.__closure__ or ()))
@@ -449,9 +454,6 @@ class _Between(Semantics):
             function = self.owner.nested(function, args[0] if args else None)
         return super().call(function, args, kwargs)
 
-
-# Called with each entry that is made, in the thread that made it.
-listeners: list[Callable[[Entry], None]] = []
 
 # Called with each entry that is made, in the thread that made it.
 listeners: list[Callable[[Entry], None]] = []

@@ -1,8 +1,8 @@
 """What each instruction does to a frame: one function per opcode, named after it.
 
 `TABLES` has one table per Python version. What an operation means for its operands is asked of
-`frame.machine`. Opcodes that jump, call or raise are in control.py, those for names
-and closures in variables.py.
+`frame.machine`. Opcodes that jump, call or raise are in control.py, those for names and closures in
+variables.py, those of `match` in matching.py.
 
 source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its versions
          for 3.11 and 3.12; CPython's Python/bytecodes.c
@@ -11,16 +11,17 @@ source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructi
 from __future__ import annotations
 
 import sys
+import types
 from typing import Any
 
-from fusee.capture import control, variables
-from fusee.capture.bytecode import Instruction
+from fusee.capture import control, matching, variables
+from fusee.capture.bytecode import Instruction, program
 from fusee.capture.frame import NULL, Frame
 from fusee.capture.opcode_table import COMMON, V311, V312, V313, Handler, op
 
-__all__ = ["REFUSED", "TABLES", "table"]
+__all__ = ["REFUSED", "TABLES", "refused", "table"]
 
-FILLED_BY = (control, variables)  # importing them fills the tables
+FILLED_BY = (control, matching, variables)  # importing them fills the tables
 
 
 def _nothing(f: Frame, i: Instruction) -> None:
@@ -326,14 +327,21 @@ def _refused(f: Frame, i: Instruction) -> None:
     raise f.machine.unsupported(f"the instruction {i.name}")
 
 
-# Coroutines, exception groups and structural matching: the function runs eagerly, and says so.
+# Coroutines and exception groups: the function runs eagerly, and says so.
 REFUSED = (
     "ASYNC_GEN_WRAP BEFORE_ASYNC_WITH CALL_INTRINSIC_2 CHECK_EG_MATCH END_ASYNC_FOR GET_AITER"
-    " GET_ANEXT GET_AWAITABLE IMPORT_STAR MATCH_CLASS MATCH_KEYS MATCH_MAPPING MATCH_SEQUENCE"
-    " PREP_RERAISE_STAR PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR"
+    " GET_ANEXT GET_AWAITABLE IMPORT_STAR PREP_RERAISE_STAR"
+    " PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR"
 ).split()
 for _name in REFUSED:
     COMMON[_name] = _refused
+
+
+def refused(code: types.CodeType) -> str:
+    """Why Python itself must run all of a function; "" if it need not."""
+    found = {i.name for i in program(code).instructions}.intersection(REFUSED)
+    return f"it has the instruction {min(found)}, for except* or await" if found else ""
+
 
 TABLES: dict[tuple[int, int], dict[str, Handler]] = {
     (3, 11): {**COMMON, **V311},

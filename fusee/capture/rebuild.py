@@ -22,7 +22,7 @@ from fusee.capture.frame import Frame, Marker, Suspended
 from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
-from fusee.capture.opcodes import table
+from fusee.capture.opcodes import refused, table
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import calling_from
@@ -195,6 +195,8 @@ class Rebuild:
         f = x.frame
         code = f.code
         if x.started:
+            if refused(code):
+                raise Lost(f"a generator is half way: {refused(code)}")
             parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
             parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), x.finished))
             return self._named(f"{self.source.constant(_resumed)}({', '.join(parts)})")
@@ -416,7 +418,7 @@ def _view(r: Rebuild, x: Any) -> str:
     return f"{r.value(owner)}.{type(x).__name__.rpartition('_')[2]}()"
 
 
-_EMPTY = ({}, collections.OrderedDict())
+_EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 
 _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",

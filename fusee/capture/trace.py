@@ -25,7 +25,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.inference import left
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
-from fusee.capture.opcodes import table
+from fusee.capture.opcodes import refused, table
 from fusee.capture.origin import Local, Origin
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
@@ -139,6 +139,9 @@ def capture(
     constant: set[str] = set()
 
     def varies(origin: Origin) -> bool:
+    why = refused(place.function.__code__)
+    if why:
+        return Captured(place, Facts(), conditions, eager=why)
         may = (bool(varying) and str(origin) in varying) or is_learning_rate(origin)
         return may and str(origin) not in constant
 
@@ -335,6 +338,7 @@ class _Attempt:
         mirrors = list(self.world.mirrors.values())
         for mirror in mirrors:
             if not mirror.is_changed():
+        self.world.separate_cells()
                 continue
             for other in mirrors:
                 if other is not mirror and type(other.obj) is type(mirror.obj):

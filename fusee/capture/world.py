@@ -464,6 +464,14 @@ class World:
         place = self._parts.setdefault(("cell", id(cell)), Cell(origin, name))
         return self.load(contents, place)
 
+    def separate_cells(self) -> None:
+        """A cell that was written must not be one that was read under another name."""
+        read = [part.parent for part in self._parts.values() if isinstance(part, Cell)]
+        for _, origin, _ in self.cells.values():
+            for other in read:
+                if other is not None and other is not origin:
+                    self.distinct(origin, other)
+
     def set_cell(self, cell: types.CellType, value: Any) -> None:
         origin = self._origins.get(id(cell))
         if origin is not None:
