@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusee.aten.onednn import packed
+from fusee.aten.torch_api import recurrent_layer
 
 __all__ = ["EXTERNS", "WHOLE", "ExternSpec", "extern_of"]
 
@@ -28,12 +29,14 @@ class ExternSpec:
     """A row: `call` takes the overload's arguments, `out` these and the keyword `out`.
 
     in_place  writes its result over the argument number `operand`, which it takes first
+    exact     the tensors that it takes must have eager's strides
     """
 
     call: Callable[..., Any]
     out: Callable[..., Any] | None = None
     in_place: Callable[..., Any] | None = None
     operand: int = 0
+    exact: bool = False
 
 
 # `out` only where the kernel writes into the given memory itself, of any row stride, and where what
@@ -46,6 +49,7 @@ EXTERNS: dict[OpOverload, ExternSpec] = {
     aten.mv.default: ExternSpec(torch.mv, torch.mv),
     aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
     aten.convolution.default: ExternSpec(torch.convolution),
+    aten.mkldnn_rnn_layer.default: ExternSpec(recurrent_layer, exact=True),
 }
 
 

@@ -21,7 +21,7 @@ from fusee.aten.graph import (
     ViewOfOutput,
 )
 from fusee.aten.source import function_source
-from fusee.aten.torch_api import without_autocast
+from fusee.aten.torch_api import recurrent_layer, without_autocast
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import hint, substitute, symbols
 
@@ -45,7 +45,11 @@ def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
 def executable(graph: AtenGraph) -> Callable[..., Any]:
     """`run` with the graph compiled to Python once, for many calls."""
     namespace: dict[str, Any] = {"torch": torch, **graph.constants}
-    code = compile(function_source(graph), "<aten graph>", "exec")
+    source = function_source(graph)
+    if graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
+        source = source.replace("torch.ops.aten.mkldnn_rnn_layer.default", "recurrent_layer")
+        namespace["recurrent_layer"] = recurrent_layer
+    code = compile(source, "<aten graph>", "exec")
     exec(code, namespace)
     return around(graph, namespace["graph"])
 

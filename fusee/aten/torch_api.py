@@ -62,6 +62,12 @@ def below_autograd() -> Iterator[None]:
         yield
 
 
+def recurrent_layer(*args: Any) -> Any:
+    """aten.mkldnn_rnn_layer, which leaves out what its backward needs unless grad mode is on."""
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(*args)
+
+
 class active:
     """`mode` sees the operators called inside. Cheaper than `with mode`, which keeps more state."""
 

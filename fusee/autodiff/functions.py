@@ -48,6 +48,8 @@ def _opened(func: Any) -> Callable[..., Any] | None:
     """A Python function of torch without its first step: to hand itself over whole to a mode."""
     if not isinstance(func, types.FunctionType) or not func.__module__.startswith("torch."):
         return None
+    if hasattr(Tensor.__base__, func.__name__) and getattr(Tensor, func.__name__, None) is func:
+        return None  # the method in C that it ends with would come here by the same name
     names = func.__globals__
     found = {name: _never for name in _CHECKS if name in func.__code__.co_names and name in names}
     if not found:

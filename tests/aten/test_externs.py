@@ -25,7 +25,21 @@ ARGUMENTS: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op", EXTERNS, ids=str)
+def test_recurrent_layers_give_what_backward_needs_without_grad_mode() -> None:
+    op = aten.mkldnn_rnn_layer.default
+    weights = torch.randn(16, 8), torch.randn(16, 4), torch.randn(16), torch.randn(16)
+    state = torch.zeros(3, 4)
+    shape = (False, [], 2, 4, 1, True, False, False, True)
+    args = (torch.randn(6, 3, 8), *weights, state, state, *shape)
+    expected = op(*args)
+    with torch.no_grad():
+        got = EXTERNS[op].call(*args)
+    assert not got[0].requires_grad
+    assert all(torch.equal(x, y) for x, y in zip(got[:3], expected[:3], strict=True))
+    assert got[3].shape == expected[3].shape
+
+
+@pytest.mark.parametrize("op", ARGUMENTS, ids=str)
 def test_cheap_call_equals_the_overload(op: Any) -> None:
     args, kwargs = ARGUMENTS[op]
     spec = EXTERNS[op]

@@ -25,6 +25,11 @@ class ExternSpec(Protocol):
         ...
 
     @property
+    def exact(self) -> bool:
+        """Whether the tensors that it takes must have eager's strides."""
+        ...
+
+    @property
     def out(self) -> Callable[..., Any] | None:
         """The same with one more argument `out`, the tensor to fill; None if there is none."""
         ...
@@ -62,7 +67,10 @@ def extern(
     kernel may rely on the contiguous copy that the program made for it.
     """
     images = layout == "channels_last"
-    exact = spec is None and op.namespace not in ("mkl", "mkldnn") and op not in ANY_LAYOUT
+    if spec is not None:
+        exact = spec.exact
+    else:
+        exact = op.namespace not in ("mkl", "mkldnn") and op not in ANY_LAYOUT
     given = tuple(_argument(lowering, arg, images, exact) for arg in args)
     named_args = {key: _argument(lowering, arg, images, exact) for key, arg in kwargs.items()}
     out = spec.out if spec is not None and len(metas) == 1 and metas[0] is not None else None
@@ -144,7 +152,6 @@ calls(
     "random numbers come from ATen's generator, so that the stream is eager's",
     *named("rand randn randperm rand_like randn_like bernoulli native_dropout multinomial"),
     *named("normal_functional uniform exponential geometric cauchy log_normal"),
-    *named("bernoulli", "p"),
     *named("randint", "default", "low"),
     *named("randint_like", "default", "low_dtype"),
     *named("rrelu_with_noise_functional"),
