@@ -136,12 +136,12 @@ def capture(
     """
     limit, stop = -1, None
     conditions = state_conditions()
-    constant: set[str] = set()
-
-    def varies(origin: Origin) -> bool:
     why = refused(place.function.__code__)
     if why:
         return Captured(place, Facts(), conditions, eager=why)
+    constant: set[str] = set()
+
+    def varies(origin: Origin) -> bool:
         may = (bool(varying) and str(origin) in varying) or is_learning_rate(origin)
         return may and str(origin) not in constant
 
@@ -335,10 +335,10 @@ class _Attempt:
 
     def _distinct(self) -> None:
         """What was written must not be, under another name, what was read."""
+        self.world.separate_cells()
         mirrors = list(self.world.mirrors.values())
         for mirror in mirrors:
             if not mirror.is_changed():
-        self.world.separate_cells()
                 continue
             for other in mirrors:
                 if other is not mirror and type(other.obj) is type(mirror.obj):
