@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
 
-__all__ = ["LARGEST_SIZE", "fits", "holds", "interval", "note_values"]
+__all__ = ["LARGEST_SIZE", "QUANTIZING", "fits", "holds", "interval", "note_values"]
 
 aten = torch.ops.aten
 
@@ -21,6 +21,15 @@ Interval = tuple[int, int]
 
 # What a symbolic size is taken to be at most; engines check it at each call.
 LARGEST_SIZE = 2**30
+
+# Operators of exported quantized models, by name: they exist once a library of quantization is
+# imported. For those that quantize: where the least of the numbers is among the arguments.
+QUANTIZING: dict[str, int | None] = {
+    "quantized_decomposed.quantize_per_tensor.default": 3,
+    "quantized_decomposed.quantize_per_channel.default": 4,
+    "quantized_decomposed.dequantize_per_tensor.default": None,
+    "quantized_decomposed.dequantize_per_channel.default": None,
+}
 
 _INT32 = (-(2**31), 2**31 - 1)
 
@@ -71,6 +80,9 @@ def _find(node: fx.Node) -> Interval | None:
         return 0, 1
     if node.op != "call_function":
         return _range(val.dtype) if val.itemsize <= 4 else None
+    at = QUANTIZING.get(str(node.target))
+    if at is not None:
+        return _hull([_size(n) for n in node.args[at : at + 2]])
     rule = _RULES.get(node.target)
     return rule(node) if rule is not None else None
 

@@ -22,7 +22,7 @@ from fusee.backends import openvino_api
 from fusee.backends.blobs import Blobs, digest
 from fusee.backends.intervals import LARGEST_SIZE, holds
 from fusee.backends.openvino_api import Executable
-from fusee.backends.openvino_claims import OPERATORS, indexed, why_not
+from fusee.backends.openvino_claims import indexed, is_known, why_not
 from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_ts import scripted
@@ -45,7 +45,7 @@ class OpenVINO:
         self.blobs = Blobs(options.cache_dir) if options.model_caching else None
 
     def keeps(self, op: OpOverload) -> bool:
-        return (op in OPERATORS or op in WHOLE) and op not in self.options.decompositions
+        return (is_known(op) or op in WHOLE) and op not in self.options.decompositions
 
     def table(self) -> Table:
         """How the operators of the option `decompositions` are taken apart."""
@@ -226,16 +226,23 @@ def compile_openvino(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> Callable[..., Any]:
     """Compile a captured graph. raises OptionError, SettingError"""
-    engine = OpenVINO(OpenVINOOptions.parse(options))
-    return compile_with(engine, gm, example_inputs, decompositions=engine.table())
+    return _compile(OpenVINO(OpenVINOOptions.parse(options)), gm, example_inputs)
 
 
 def compile_openvino_ts(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> Callable[..., Any]:
     """Compile a captured graph, its regions by way of TorchScript."""
-    engine = OpenVINO(OpenVINOOptions.parse(options), "openvino_ts")
-    return compile_with(engine, gm, example_inputs, decompositions=engine.table())
+    return _compile(OpenVINO(OpenVINOOptions.parse(options), "openvino_ts"), gm, example_inputs)
+
+
+def _compile(
+    engine: OpenVINO, gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    training = engine.options.aot_autograd
+    return compile_with(
+        engine, gm, example_inputs, decompositions=engine.table(), training=training
+    )
 
 
 def check(options: Mapping[str, object]) -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.intervals import fits, interval
+from fusee.backends.intervals import QUANTIZING, fits, interval
 
-__all__ = ["OPERATORS", "indexed", "why_not"]
+__all__ = ["indexed", "is_known", "why_not"]
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 def why_not(node: fx.Node) -> str | None:
     """Why OpenVINO does not run this call, or None if it does."""
-    rule = OPERATORS.get(node.target) if isinstance(node.target, OpOverload) else None
+    rule = _rule(node.target)
     if rule is None:
         return "OpenVINO has no such operator that computes what eager does"
     skipped = {id(index) for index, _, _ in indexed(node)}
@@ -37,6 +37,17 @@ def why_not(node: fx.Node) -> str | None:
         if reason is not None:
             return reason
     return rule(node) or _cannot_hold(node)
+
+
+def is_known(op: OpOverload) -> bool:
+    """Whether OpenVINO may run calls of this operator."""
+    return _rule(op) is not None
+
+
+def _rule(op: object) -> Rule | None:
+    if not isinstance(op, OpOverload):
+        return None
+    return OPERATORS.get(op) or (_always if str(op) in QUANTIZING else None)
 
 
 def _cannot_hold(node: fx.Node) -> str | None:

@@ -21,17 +21,22 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten.cut import Order, Part, cut, inverse
 from fusee.aten.decompose import Table
+from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable_anywhere
 from fusee.aten.trace import trace
+from fusee.autodiff.partition import partition
+from fusee.autodiff.trace import trace_joint
 from fusee.backends.call import finishing
 from fusee.backends.intervals import note_values
 from fusee.backends.native import CompiledGraph, compile_aten, compile_native
 from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
 from fusee.backends.report import RegionRow, Report, first_line, remember
 from fusee.backends.source import captured_source
+from fusee.backends.training import is_differentiated, train
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, layout, user_line
+from fusee.loops.lower.graph import supported
 
 __all__ = ["compile_split", "compile_with"]
 
@@ -44,23 +49,30 @@ def compile_with(
     example_inputs: Sequence[Any],
     options: Options | None = None,
     decompositions: Table | None = None,
+    training: bool = False,
 ) -> CompiledGraph:
-    """Compile a captured graph: the engine's regions, and ours between them. Inference.
+    """Compile a captured graph: the engine's regions, and ours between them.
 
-    Graphs that need gradients, or have no functional ATen form, are our compiler's whole.
+    Graphs without a functional ATen form are our compiler's whole.
 
     options         for what our compiler gets
     decompositions  for operators that the engine does not keep
+    training        the forward of graphs that need gradients is the engine's, too; else these
+                    graphs are our compiler's whole
     """
     options = options or Options.parse(None)
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
-    tensors = [x for x in example_inputs if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    differentiated = is_differentiated(gm, example_inputs)
+    if differentiated and not training:
         return compile_native(gm, example_inputs, asdict(options))
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
         begin = time.perf_counter()
         try:
+            if differentiated:
+                call = _compile_training(engine, gm, example_inputs, options, report)
+                remember(report)
+                return CompiledGraph(call, report)
             aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
         except MissingFake:
             raise
@@ -74,6 +86,28 @@ def compile_with(
     if not attributes:
         return CompiledGraph(call, report)
     return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
+
+
+def _compile_training(
+    engine: Engine,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    report: Report,
+) -> Callable[..., Any]:
+    """The forward split between the engine and us, the backward ours."""
+    ours = supported() | WHOLE
+    joint = trace_joint(gm, example_inputs, keep=lambda op: op in ours or engine.keeps(op))
+    examples = [*example_inputs, *joint.aten.attributes(gm)]
+
+    def forward(graph: AtenGraph) -> Callable[..., Any]:
+        return compile_split(graph, examples, engine, options, report)
+
+    def backward(graph: AtenGraph) -> Callable[..., Any]:
+        report.backward = Report(f"{report.name}.backward")
+        return compile_aten(graph, (), options, report.backward)
+
+    return train(gm, joint, partition, forward, backward)
 
 
 def compile_split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -307,3 +308,37 @@ def test_the_older_name_says_so() -> None:
     torch.testing.assert_close(call(x, x), two_layers(x, x))
     (row,) = call.report().regions
     assert row.engine == "openvino_ts" and row.failed is None
+
+
+# ------------------------------------------------------------------------------ training
+
+
+def test_training_with_aot_autograd() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    twin = copy.deepcopy(module)
+    seen: list[Report] = []
+    call = torch.compile(module, backend=through(seen, aot_autograd=True))
+    ours = torch.optim.SGD(module.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
+    with torch.enable_grad():
+        for _ in range(5):
+            x = torch.randn(2, 3, 8, 8)
+            for model, optimizer in ((call, ours), (twin, theirs)):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+            torch.testing.assert_close(list(module.parameters()), list(twin.parameters()))
+    (report,) = seen
+    assert report.backward is not None and report.backward.kernels
+    assert report.regions and all(row.failed is None for row in report.regions)
+    assert sum(row.calls for row in report.regions) == 5 * len(report.regions)
+
+
+def test_without_it_training_is_ours() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    with torch.enable_grad():
+        call = compiled(two_layers, x, x)
+        call(x, x).sum().backward()
+    assert not call.report().regions and x.grad is not None
