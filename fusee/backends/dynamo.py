@@ -2,7 +2,6 @@
 
     torch._dynamo.backends.registry.lookup_backend   name -> function
     torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
-    Tensor._dynamo_static_input_type                 marks module buffers and parameters
 
 torch._dynamo takes a second to import and is imported here only when a stock backend is asked for.
 """
@@ -52,10 +51,3 @@ def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable
             remedy=repr(close) if close else "torch._inductor.list_options() lists them",
         ) from error
     return bound
-
-
-def is_module_state(tensor: torch.Tensor) -> bool:
-    """True for parameters and module buffers: tensors whose values rarely change."""
-    return isinstance(tensor, torch.nn.Parameter) or (
-        getattr(tensor, "_dynamo_static_input_type", None) is not None
-    )
