@@ -24,9 +24,11 @@ from fusee.aten.decompose import keep_core
 from fusee.aten.explicit import explicit, single
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
+from fusee.backends.intervals import interval
 from fusee.backends.onnx_api import element_type, is_translated, model_of
 from fusee.backends.onnx_options import OnnxOptions
-from fusee.backends.regions import Region, RegionCall
+from fusee.backends.openvino_claims import indexed
+from fusee.backends.regions import Declined, Region, RegionCall
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
@@ -39,10 +41,19 @@ aten = torch.ops.aten
 # From this change on a region's parameters are inputs of its session.
 _CHANGES = 2
 
-# The exporter's functions for these do something else than ATen.
+# What the exporter's functions compute otherwise than ATen. Found with tests/opinfo.
 _WRONG = {
     aten.as_strided.default: "its strides mean nothing to ONNX",
     aten.view.dtype: "ONNX reads no memory as another dtype",
+    aten.atan2.default: "the exporter composes it of a division and an arc tangent",
+    **dict.fromkeys(
+        (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
+        "the exporter composes it of a division and a product, which round",
+    ),
+    **dict.fromkeys(
+        (aten.linspace.default, aten.linspace.Tensor_Tensor),
+        "the exporter rounds its steps otherwise",
+    ),
 }
 
 
@@ -80,6 +91,9 @@ class OnnxRuntime:
             return _WRONG[op]
         if op is not aten.squeeze.dims and not is_translated(op):
             return "the exporter has no ONNX function for it"
+        for index, low, _ in indexed(node):
+            if low == 0 and index.op != "placeholder" and (interval(index) or (-1, 0))[0] < 0:
+                return "an index computed in the graph may be negative: ONNX counts from the end"
         for val in _tensors(node):
             if val.numel() == 0:
                 return "a tensor without elements has no memory to bind"
@@ -183,6 +197,10 @@ class _Weights:
             if spec.is_static and why_not_derivable(region.examples[spec.index]) is None
         ]
         self.names = [spec.name for spec in static]
+        position = {node: k for k, node in enumerate(region.graph.placeholders)}
+        found = [row for node in region.calls() for row in indexed(node)]
+        # ONNX counts negative indices from the end, ATen refuses those of most operators
+        self.indices = sorted({position[x] for x, low, _ in found if low == 0 and x in position})
         positions = tuple(spec.index for spec in static)
         self.known = DerivedSet([Derived(positions, lambda tensors: tensors)])
         self.lock = threading.Lock()
@@ -191,11 +209,19 @@ class _Weights:
         )
 
     def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
+        for k in self.indices:
+            if inputs[k].numel() and int(inputs[k].min()) < 0:
+                raise Declined
         version, session = self.made
         if self.names and version != self.known.current(inputs).version:
             with self.lock:
                 self.made = _, session = self._follow(inputs)
-        return session.run(inputs, self.sizes(inputs))
+        try:
+            return session.run(inputs, self.sizes(inputs))
+        except Exception as error:  # the runtime's own classes, which it makes no names for
+            if "out of data bounds" in str(error):
+                raise Declined from error  # an index: our compiler raises what eager does
+            raise
 
     def _follow(self, inputs: tuple[Any, ...]) -> tuple[int, _Session]:
         """The session of the parameters as they are."""

@@ -1,0 +1,303 @@
+"""The backend onnxrt: results, partition, options, weights, threads, dynamic sizes, failures."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import fusee
+from fusee.backends import lookup
+from fusee.backends.onnx_options import OnnxOptions
+from fusee.backends.report import Report
+from fusee.errors import FuseeWarning, MissingPackage, OptionError
+from tests.check import check
+from tests.models import zoo
+
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Mapping[str, Tensor]]]:
+    """The sessions that regions get, each with the weights that are constants in it."""
+    made: list[tuple[Any, Mapping[str, Tensor]]] = []
+    make = OnnxOptions.session_of
+
+    def noting(self: OnnxOptions, model: bytes, weights: Any, *, probe: bool = False) -> Any:
+        session = make(self, model, weights, probe=probe)
+        if not probe:
+            made.append((session, weights))
+        return session
+
+    monkeypatch.setattr(OnnxOptions, "session_of", noting)
+    return made
+
+
+def compiled(fn: Callable[..., Any], *args: Any, **options: object) -> Any:
+    return lookup("onnxrt", options)(fx.symbolic_trace(fn), list(args))
+
+
+def through(seen: list[Report], **options: object) -> Callable[..., Any]:
+    """The backend for stock torch.compile, which notes the reports."""
+    found = lookup("onnxrt", options)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        call = found(gm, inputs)
+        seen.append(call.report())
+        return call
+
+    return backend
+
+
+def two_layers(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
+
+
+def convolved(x: Tensor, w: Tensor) -> Tensor:
+    return F.avg_pool2d(F.gelu(F.conv2d(x, w, padding=1)), 2).flatten(1)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
+
+
+# ------------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_layouts(layout: torch.memory_format) -> None:
+    x = torch.randn(2, 3, 8, 8).to(memory_format=layout)
+    w = torch.randn(4, 3, 3, 3)
+    check(convolved, x, w, backend="onnxrt", capture="fx")
+    check(convolved, x[:, :, ::2], w, backend="onnxrt", capture="fx")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dtypes_that_the_runtime_lacks_stay_with_us(dtype: torch.dtype) -> None:
+    x, w = torch.randn(6, 8).to(dtype), torch.randn(8, 8).to(dtype)
+    seen: list[Report] = []
+    check(two_layers, x, w, backend=through(seen))
+    assert bool(seen[0].unclaimed) == (dtype == torch.bfloat16)
+    assert all("implementation" in row.reason for row in seen[0].unclaimed if "mm" in row.op)
+
+
+def test_dtypes_are_promoted_as_torch_does() -> None:
+    def fn(x: Tensor, n: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
+        mixed = n * 0.5 + x, n > 1.5, x == n, torch.where(flag, n, x), n.sqrt()
+        return *mixed, flag + n, flag.sum(0), flag.cumsum(1), torch.cat([n, x]), x / n, n // 2
+
+    n = torch.arange(1, 7).view(2, 3)
+    check(fn, torch.randn(2, 3), n, n > 3, backend="onnxrt", capture="fx")
+    check(fn, torch.randn(2, 3), n.int(), n > 3, backend="onnxrt", capture="fx")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit", "bert", "llama"])
+def test_models(name: str) -> None:
+    module, args, kwargs = zoo.load(name, "test")
+    seen: list[Report] = []
+    check(module, *args, kwargs=kwargs, backend=through(seen))
+    claimed = sum(sum(row.ops.values()) for report in seen for row in report.regions)
+    left = sum(len(report.unclaimed) for report in seen)
+    assert claimed >= 0.95 * (claimed + left), str(seen[0])
+    assert all(row.failed is None and row.calls for report in seen for row in report.regions)
+
+
+def test_sizes_are_open_with_dynamic() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).reshape(x.shape[0] * 2, -1)
+        steps = torch.arange(x.shape[0], dtype=x.dtype)
+        return torch.softmax(y, -1), torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
+
+    args = [(torch.randn(n, 8), torch.randn(8, 8)) for n in (5, 3, 17)]
+    seen: list[Report] = []
+    check(fn, *args[0], backend=through(seen), dynamic=True, again=args[1:])
+    (report,) = seen
+    assert [row.failed for row in report.regions] == [None]
+
+
+def test_indices_out_of_range_are_eagers_error() -> None:
+    table = torch.randn(10, 6)
+    call = compiled(lambda i, t: torch.tanh(F.embedding(i, t)) @ t.t(), torch.tensor([1]), table)
+    for wrong in (10, -1):
+        with pytest.raises(IndexError):
+            call(torch.tensor([wrong]), table)
+    good = torch.tensor([9])
+    torch.testing.assert_close(call(good, table), torch.tanh(table[good]) @ table.t())
+    (row,) = call.report().regions
+    assert row.failed is None and row.calls == 1
+
+
+# ------------------------------------------------------------------------------ partition
+
+
+def test_what_it_computes_differently_is_not_claimed() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return two_layers(x, x), torch.rand_like(x), torch.atan2(x, x), torch.remainder(x, 0.3)
+
+    report = compiled(fn, torch.randn(4, 4)).report()
+    reasons = {row.op: row.reason for row in report.unclaimed}
+    assert "random" in reasons["aten.rand_like.default"]
+    assert "composes it" in reasons["aten.atan2.default"]
+    assert "composes it" in reasons["aten.remainder.Scalar"]
+    assert [sum(row.ops.values()) for row in report.regions] == [5]
+
+
+def test_disabled_ops_stay_with_us() -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    call = compiled(two_layers, x, w, disabled_ops=[aten._softmax, aten.tanh.default])
+    torch.testing.assert_close(call(x, w), two_layers(x, w))
+    report = call.report()
+    assert {row.op for row in report.unclaimed} >= {"aten._softmax.default", "aten.tanh.default"}
+    assert len(report.regions) == 2
+
+
+def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = OnnxOptions.session_of
+
+    def failing(self: OnnxOptions, model: bytes, weights: Any, *, probe: bool = False) -> Any:
+        if b"Softmax" in model and not probe:
+            raise RuntimeError("no room for _softmax/3")
+        return make(self, model, weights, probe=probe)
+
+    monkeypatch.setattr(OnnxOptions, "session_of", failing)
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.softmax(x @ w, -1) @ w
+        return torch.tanh(torch.rand_like(y) * 0 + y) @ w
+
+    with pytest.warns(FuseeWarning, match=r"at aten\._softmax\.default") as caught:
+        call = compiled(fn, x, w)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            torch.testing.assert_close(call(x, w), fn(x, w))
+    failed, good = call.report().regions
+    assert "no room" in failed.failed and good.failed is None and good.calls == 2
+
+
+# ------------------------------------------------------------------------------ weights
+
+
+def test_weights_are_followed(sessions: list[Any]) -> None:
+    module, x = small(), torch.randn(3, 8)
+    fast = fusee.compile(module, backend="onnxrt")
+    constants = []
+    for _ in range(5):
+        torch.testing.assert_close(fast(x), module(x))
+        torch.testing.assert_close(fast(x), module(x))
+        constants.append(len(sessions[-1][1]))
+        module.get_parameter("0.weight").add_(0.5)
+    # folded twice; what keeps changing is an input from then on
+    assert constants == [6, 6, 0, 0, 0] and len(sessions) == 3
+    module[3].weight = nn.Parameter(torch.randn(4, 16))
+    torch.testing.assert_close(fast(x), module(x))
+    assert len(sessions) == 3
+
+
+def test_weights_share_the_modules_memory(sessions: list[Any]) -> None:
+    module = small()
+    fusee.compile(module, backend="onnxrt")(torch.randn(3, 8))
+    (_, weights), *_ = sessions
+    theirs = {x.data_ptr() for x in module.parameters()}
+    assert {x.data_ptr() for x in weights.values()} == theirs
+
+
+def test_threads_share_a_compiled_function() -> None:
+    module = small()
+    fast = fusee.compile(module, backend="onnxrt")
+    fast(torch.randn(4, 8))
+    inputs = [torch.randn(4, 8) for _ in range(200)]
+
+    def wrong(x: Tensor) -> float:
+        with torch.no_grad():
+            return float((fast(x) - module(x)).abs().max())
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert max(pool.map(wrong, inputs)) < 1e-5
+
+
+# ------------------------------------------------------------------------------ options
+
+
+def test_options_are_each_functions_own(sessions: list[Any]) -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    entries = {"session.intra_op.allow_spinning": "1"}
+    options = {"intra_op_num_threads": 1, "graph_optimization_level": "ORT_DISABLE_ALL"}
+    one = compiled(two_layers, x, w, session_options={**options, "session_config_entries": entries})
+    other = compiled(two_layers, x, w, name="other")
+    for call in (one, other):
+        torch.testing.assert_close(call(x, w), two_layers(x, w))
+    ours, default = (session.get_session_options() for session, _ in sessions)
+    level = runtime.GraphOptimizationLevel
+    assert ours.intra_op_num_threads == 1 != default.intra_op_num_threads or (
+        torch.get_num_threads() == 1
+    )
+    assert ours.graph_optimization_level == level.ORT_DISABLE_ALL
+    assert default.graph_optimization_level == level.ORT_ENABLE_ALL
+    for found, spins in ((ours, "1"), (default, "0")):
+        assert found.get_session_config_entry("session.intra_op.allow_spinning") == spins
+
+
+def test_providers_in_both_of_the_runtimes_forms(sessions: list[Any]) -> None:
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    cpu, arena = "CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"}
+    compiled(two_layers, x, w, providers=[cpu])
+    compiled(two_layers, x, w, providers=[(cpu, {})], provider_options=[{}])
+    assert [session.get_providers() for session, _ in sessions] == [[cpu], [cpu]]
+    parsed = OnnxOptions.parse({"providers": [(cpu, arena)]})
+    assert parsed.providers == ((cpu, arena),)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"provider": []}, "'providers'"),
+        ({"providers": ["TensorFlow"]}, "available: .*CPUExecutionProvider"),
+        ({"providers": "CPUExecutionProvider"}, "a list of providers"),
+        ({"providers": [3]}, "a name, or a name and its options"),
+        ({"provider_options": [{}, {}]}, "one for each of providers"),
+        ({"provider_options": [1]}, "a dict"),
+        ({"session_options": []}, "a dict"),
+        ({"session_options": {"intra_op_threads": 1}}, "'intra_op_num_threads'"),
+        ({"session_options": {"intra_op_num_threads": "1"}}, "takes int"),
+        ({"session_options": {"execution_mode": "parallel"}}, "ORT_PARALLEL"),
+        ({"session_options": {"session_config_entries": {"a": 1}}}, "a dict of texts"),
+        ({"disabled_ops": ["aten.relu"]}, "torch.ops.aten"),
+        ({"name": 3}, "a text"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        lookup("onnxrt", options)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> Any:
+        return None if name == "onnxscript" else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(MissingPackage, match=r"needs onnxscript[\s\S]*pip install 'fusee\[onnx\]'"):
+        lookup("onnxrt")
+    states = {str(name): name.state for name in fusee.compiler.list_backends()}
+    assert states["onnxrt"] == "missing package: onnxscript" and states["fusee"] == "ready"
