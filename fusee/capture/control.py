@@ -330,7 +330,7 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     elif i.arg == 5:
         value = f.machine.unary("pos", value)
     elif i.arg == 6:
-        value = tuple(value)
+        value = tuple(f.machine.items(value))
     else:
         raise f.machine.unsupported(f"the instruction CALL_INTRINSIC_1 {i.arg}")
     f.push(value)

@@ -48,6 +48,9 @@ GuardFilter = Callable[[list[Guard]], Sequence[bool]]
 
 RECOMPILE_LIMIT = 8
 
+# What functions of one code may differ in.
+_OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
+
 _AGAIN = object()  # in place of the result of a piece whose graph raised: Python is to run it
 
 
@@ -400,10 +403,13 @@ class CompiledFunction:
         Each module has entries of its own: a hundred layers don't fight for a limit of eight.
         """
         of_module = isinstance(owner, torch.nn.Module)
-        owner = owner if of_module else function
-        known = self._nested.get(owner, {})
-        if function in known:
-            return known[function]
+        same: Any = function
+        if not any(getattr(function, name) for name in _OWN):
+            same = function.__code__  # made anew, it does the same
+        owner = owner if of_module else same
+        known = self._nested.get(owner, {}).get(same)
+        if known is not None and known.function.__globals__ is function.__globals__:
+            return known
         code = function.__code__
         flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
         is_comprehension = code.co_varnames[:1] == (".0",)
@@ -421,7 +427,7 @@ class CompiledFunction:
             return function
         self._nested_codes[code] = count + 1
         made = self.another(function, self.compile_graph)
-        self._nested.setdefault(owner, {})[function] = made
+        self._nested.setdefault(owner, {})[same] = made
         return made
 
     def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
