@@ -209,19 +209,17 @@ class Inputs:
 
     def check_aliases(self, mutations: Sequence[Mutation]) -> None:
         """raises TraceError if an input that is written to shares its memory with another one."""
+        sharing: dict[int, list[int]] = {}
+        for index, example in enumerate(self.examples):
+            if isinstance(example, torch.Tensor):
+                sharing.setdefault(storage_id(example), []).append(index)
         for mutation in mutations:
-            written = self.examples[mutation.index]
-            for index, other in enumerate(self.examples):
-                if index != mutation.index and isinstance(other, torch.Tensor):
-                    if shares_memory(written, other):
-                        names = self._specs[mutation.index].name, self._specs[index].name
-                        raise self.b.unsupported(
-                            f"the inputs {names[0]} and {names[1]} share memory and are written to"
-                        )
-
-
-def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return storage_id(x) == storage_id(y)
+            for index in sharing[storage_id(self.examples[mutation.index])]:
+                if index != mutation.index:
+                    names = self._specs[mutation.index].name, self._specs[index].name
+                    raise self.b.unsupported(
+                        f"the inputs {names[0]} and {names[1]} share memory and are written to"
+                    )
 
 
 def _only_symbol(size: Size | None) -> str | None:

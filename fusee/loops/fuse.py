@@ -158,7 +158,11 @@ class _Fuser:
             return f"{loop.buffer} is written in pieces"
         if group.position < self.last_extern and not any(b in produced for b in reads(loop)):
             return "its result would lie in memory long before it is read"
-        return _legality(loop, group, produced)
+        answer = _legality(loop, group, produced)
+        overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
+        if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
+            return "what overwrites its operands shares only a single pass over the same points"
+        return answer
 
     def _read_outside(self) -> dict[Group, set[Buffer]]:
         """Per group, the buffers that must really be stored."""
@@ -181,8 +185,40 @@ def _label(loop: Loop) -> str:
 
 
 def _stands_alone(loop: Loop) -> bool:
-    """Loops whose stores may collide, accumulate in memory or change the caller's tensors."""
-    return bool(loop.ordered) or loop.mode != "set" or loop.buffer.role == "input"
+    """Loops whose stores may collide, accumulate in memory or change what others still read."""
+    if loop.ordered or loop.mode != "set":
+        return True
+    return loop.buffer.role == "input" and not _is_update(loop)
+
+
+def _is_update(loop: Loop) -> bool:
+    """Whether a loop changes a tensor of the caller's, each element from that element at most."""
+    if loop.buffer.role != "input" or loop.acc is not None or loop.mode != "set" or loop.ordered:
+        return False
+    return _reads_only_at(loop.value, loop.buffer, loop.index)
+
+
+def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
+    loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
+    return all(v.attr[1] == index for v in loads)
+
+
+def _is_one_body(placement: Placement) -> bool:
+    """Whether the kernel stays one pass over the same points, each of which sees its own alone.
+
+    All that is loaded then was there before the kernel; what is there after it is forwarded.
+    """
+    group, new = placement.group, placement.member
+    (inner, *more) = group.phases
+    members = [*group.members, new]
+    same = placement.outer == group.outer and set(placement.inner) == set(inner) and not more
+    masked = any(v.op == "load" and v.args for v in walk([new.value]))
+    return (
+        same
+        and not masked
+        and all(m.loop.acc is None for m in members)
+        and all(_reads_only_at(m.value, new.loop.buffer, new.index) for m in group.members)
+    )
 
 
 # ------------------------------------------------------------------------------ legality

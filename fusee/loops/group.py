@@ -66,7 +66,7 @@ class Group:
 
 def build(group: Group, live: set[Buffer]) -> Kernel | None:
     """Forward values between members, drop dead stores, order the loops. None: all is dead."""
-    by_buffer = {m.loop.buffer: m for m in group.members}
+    by_buffer: dict[Buffer, Member] = {}  # of the members so far
     bodies: list[list[Statement]] = [[] for _ in group.phases]
     finals: list[list[Statement]] = [[] for _ in group.phases]
     for member in group.members:
@@ -74,6 +74,7 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
         values = [v for v in (member.value, member.result, member.which) if v is not None]
         order = walk(values + payloads(member.index))
         new = dict(zip(map(id, order), rewrite(order, None, replace), strict=True))
+        by_buffer[member.loop.buffer] = member
         member.value = new[id(member.value)]
         member.result = None if member.result is None else new[id(member.result)]
         member.which = None if member.which is None else new[id(member.which)]

@@ -69,7 +69,11 @@ class Body:
         done: set[int] = set()
         for value in self.order(phase):
             if value.op == "load" and any(s.buffer is value.attr[0] for s in pending):
-                self._flush(pending, rank)
+                # loads of the caller's tensors are of what was there before the kernel
+                if value.attr[0].role != "input":
+                    last = [s for s in pending if s.buffer.role == "input"]
+                    self._flush([s for s in pending if s.buffer.role != "input"], rank)
+                    pending = last
             emit_value(ctx, value)
             done.add(id(value))
             while waiting and needed[id(waiting[-1])] <= done:
@@ -93,7 +97,6 @@ class Body:
                 store_square(ctx, store, rank)
             else:
                 (store_vector if varies else store_scalar)(ctx, store, rank)
-        pending.clear()
 
     def _accumulate(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int

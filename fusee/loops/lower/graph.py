@@ -28,6 +28,7 @@ from fusee.loops.lower import (
     norm,
     norm_gradient,
     pool,
+    random,
     resample,
     scan,
     scatter,
@@ -48,7 +49,7 @@ __all__ = ["InputLayout", "lower", "supported"]
 # importing these modules fills the tables
 RULES = (
     activation, aggregate, arithmetic, cat, fill, gather, gradient, loss, norm, norm_gradient, pool,
-    resample, scan, scatter, view, window_gradient,
+    random, resample, scan, scatter, view, window_gradient,
 )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ class _Lowerer:
         self.writes = writes
         self.lowering = Lowering()
         self.env: dict[fx.Node, Any] = {}
+        self.readers: dict[Buffer, list[fx.Node]] = {}  # of inputs: what was computed from them
         self.layouts = list(inputs)
         self.uses: dict[fx.Node, int] = {}
         self.placeholders: list[Tensor | None] = []
@@ -196,12 +198,14 @@ class _Lowerer:
             return
         if node in self.growing:
             self.env[node] = self._grow(node)
+            self._note_readers(node)
             return
         args = tuple(self._argument(arg) for arg in node.args)
         kwargs = {key: self._argument(arg) for key, arg in node.kwargs.items()}
         op: Any = node.target
         if not isinstance(op, OpOverload):
             self.env[node] = op(*args, **kwargs)  # getitem of several results, sums of sizes
+            self._note_readers(node)
             return
         self.lowering.origin = origin(node)
         many = isinstance(value, (tuple, list))
@@ -214,6 +218,13 @@ class _Lowerer:
             if result is not None and meta is not None:
                 results[k] = self._finish(result, meta, self.uses[node])
         self.env[node] = tuple(results) if many else results[0] if results else None
+        self._note_readers(node)
+
+    def _note_readers(self, node: fx.Node) -> None:
+        for tensor in _tensors(self.env[node]):
+            for buffer in tensor.reads():
+                if buffer.role == "input":
+                    self.readers.setdefault(buffer, []).append(node)
 
     def _grow(self, node: fx.Node) -> Tensor:
         growth, longest = self.growing[node]
@@ -236,7 +247,8 @@ class _Lowerer:
         if reason is None and op in HANDLERS:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
-            call = Call(self.lowering, op, known, used, self._layouts(node), self._overwrites(node))
+            layouts, overwrites = self._layouts(node), self._overwrites(node)
+            call = Call(self.lowering, op, known, used, layouts, self.extern_of, overwrites)
             reason = refusal(op, call, args, kwargs)
             if reason is None and known and all(0 in meta.shape for meta in metas if meta):
                 return [None if meta is None else self._empty(meta) for meta in metas]
@@ -292,9 +304,9 @@ class _Lowerer:
         buffer = self.env[source].storage.buffer
         operands = _inputs(node.args[1:]) | _inputs(node.kwargs.values())
         readers: list[Tensor] = []
-        for other, value in self.env.items():
-            for tensor in value if isinstance(value, (tuple, list)) else (value,):
-                if not isinstance(tensor, Tensor) or buffer not in tensor.reads():
+        for other in (source, *self.readers.get(buffer, ())):
+            for tensor in _tensors(self.env[other]):
+                if buffer not in tensor.reads():
                     continue
                 waiting = [user for user in other.users if user not in self.env]
                 if other in operands or any(user is not node for user in waiting):
@@ -414,3 +426,8 @@ def _unknown_dtype(metas: Sequence[Meta | None], args: Sequence[Any]) -> str | N
         if isinstance(item, (Meta, Tensor)) and item.dtype not in DTYPES:
             return f"tensors of {str(item.dtype).removeprefix('torch.')}"
     return None
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return [x for x in several if isinstance(x, Tensor)]
