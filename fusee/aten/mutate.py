@@ -18,6 +18,7 @@ from fusee.aten.always import convert
 from fusee.aten.canonical import batch_norm, bound
 from fusee.aten.custom import functional_twin
 from fusee.aten.functional import Value
+from fusee.aten.geometry import is_row_major
 from fusee.aten.torch_api import (
     OpOverload,
     is_composite,
@@ -223,7 +224,16 @@ def _fill_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     probability = args[1] if len(args) > 1 else 0.5
     _refuse_gaps(t, op, [args[0]])
-    store(t, args[0], t.call(aten.bernoulli.p, args[0], probability, **kwargs))
+    x = t.value(args[0]).tensor
+    if is_row_major(x):
+        store(t, args[0], t.call(aten.bernoulli.p, args[0], probability, **kwargs))
+        return args[0]
+    # bernoulli_ goes along the memory, bernoulli along the rows: so make the memory's order rows
+    order = sorted(range(x.dim()), key=lambda axis: -x.stride()[axis])
+    rows = t.call(aten.permute.default, args[0], order)
+    found = t.call(aten.bernoulli.p, rows, probability, **kwargs)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    store(t, args[0], t.call(aten.permute.default, found, back))
     return args[0]
 
 

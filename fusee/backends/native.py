@@ -23,12 +23,14 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.externs import WHOLE, extern_of
+from fusee.aten.externs import WHOLE, ExternSpec, extern_of
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
+from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
@@ -49,7 +51,7 @@ from fusee.loops.lower.graph import InputLayout, lower, supported
 from fusee.loops.lower.strides import contiguous
 from fusee.loops.memory import Plan, plan_memory, reuse_operands, show_plan
 from fusee.loops.same import form
-from fusee.runtime import collector, cpu
+from fusee.runtime import collector, cpu, random
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.weights import why_not_derivable
 
@@ -97,6 +99,14 @@ def _weights(c: Compilation) -> None:
     log.publish("weights", "", lambda: str(c.derived))
 
 
+# Calls that are machine code of ours.
+_OWN = {torch.ops.aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli)}
+
+
+def _call_of(op: OpOverload) -> ExternSpec | None:
+    return _OWN.get(op) or extern_of(op)
+
+
 def _lower(c: Compilation) -> None:
     targets = c.derived.targets if c.derived is not None else ()
     inputs = [
@@ -117,7 +127,7 @@ def _lower(c: Compilation) -> None:
         inputs,
         constants=c.aten.constants,
         size_of=c.aten.to_size,
-        extern_of=extern_of,
+        extern_of=_call_of,
         writes=writes,
     )
     c.report.notes += c.loops.notes

@@ -43,6 +43,7 @@ class Call:
     metas: tuple[Meta, ...]  # of its results
     used: tuple[bool, ...]  # which results anyone uses
     layouts: Callable[[int], tuple[tuple[Size, ...], Size]]
+    call_of: Callable[[OpOverload], Any]  # how to call an op on whole tensors: an ExternSpec
     overwrites: bool = False  # argument 0 is an input, which the result replaces: store in place
 
     @property

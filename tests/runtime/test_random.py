@@ -1,0 +1,63 @@
+"""Dropout masks: torch's stream, bit by bit, before, within and after."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusee.backends import lookup
+from fusee.runtime import random
+from tests.aten.harness import one_node
+
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 311, 312, 313, 624, 5000])
+@pytest.mark.parametrize("drawn_before", [0, 1, 2, 623, 624])
+def test_stream(drawn_before: int, count: int) -> None:
+    for p in (0.0, 0.3, 0.9999, 1.0):
+        found = []
+        for draw in (
+            lambda x, p=p: x.bernoulli_(p),
+            lambda x, p=p: random.bernoulli(p, out=x),
+        ):
+            torch.manual_seed(count)
+            torch.rand(drawn_before)
+            mask = draw(torch.empty(count, dtype=torch.bool))
+            found.append((mask, torch.rand(3), torch.randn(20), torch.get_rng_state()))
+        for got, want in zip(*found, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_it_is_in_use() -> None:
+    """On the builds of torch that are tested; elsewhere ATen draws."""
+    assert random._drawer() is not None
+
+
+def test_no_probability() -> None:
+    with pytest.raises(RuntimeError, match="p to be in"):
+        random.bernoulli(1.5, out=torch.empty(3, dtype=torch.bool))
+
+
+def test_another_stream_is_atens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "_drawer", lambda: None)
+    torch.manual_seed(0)
+    want = torch.empty(9, dtype=torch.bool).bernoulli_(0.5)
+    torch.manual_seed(0)
+    assert torch.equal(random.bernoulli(0.5, out=torch.empty(9, dtype=torch.bool)), want)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_dropout(layout: torch.memory_format) -> None:
+    def drop(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return F.dropout(x, 0.3), torch.rand(2), F.dropout(x * 2, 0.1)
+
+    x = torch.randn(2, 3, 5, 7).to(memory_format=layout)
+    compiled = lookup("fusee")(one_node(drop, [x]), [x])
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        want = drop(x)
+        torch.manual_seed(seed)
+        for got, expected in zip(compiled(x), want, strict=True):
+            assert torch.equal(got, expected) and got.stride() == expected.stride()
