@@ -7,9 +7,10 @@ Both get the same backend, which does nothing, so that what remains of a call is
              capture, the guards' construction and one check of them
     warm     the same in a process in which the same one has compiled a small module before, which
              takes imports and what is set up once out of it
+    import   `import fusee` and the first use of fusee.compile, after `import torch`
     guards   a later call, the two taking turns in one process: checks, and the way to the graph
 
-Cold and warm are processor time of the process: both do their work in one thread, and what else
+All but guards are processor time of the process: both do their work in one thread, and what else
 runs on the machine must not count. Each is the median of several processes.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import importlib
 import json
 import os
 import statistics
@@ -69,18 +71,16 @@ def compiled(column: str, program: Callable[..., Any], backend: Any) -> Callable
     """`program` as a column compiles it. What it imports, it imports here or when it is called."""
     if column == "dynamo":
         return torch.compile(program, backend=backend)
-    import fusee
-
-    made: Callable[..., Any] = fusee.compile(program, backend=backend)
+    made: Callable[..., Any] = importlib.import_module("fusee").compile(program, backend=backend)
     return made
 
 
 def first_call(kind: str, model: str, column: str, size: zoo.Size) -> Row:
     """Processor and wall-clock seconds of capture and guards in this process."""
+    torch.set_num_threads(1)  # those that wait for work take processor time
     module, args, kwargs = zoo.load(model, size)
     with torch.no_grad():
-        for _ in range(2):
-            module(*args, **kwargs)
+        module(*args, **kwargs)
         if kind == "warm":
             small = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
             compiled(column, small, Idle())(torch.ones(2, 4))
@@ -90,6 +90,14 @@ def first_call(kind: str, model: str, column: str, size: zoo.Size) -> Row:
         seconds = time.process_time() - begin - backend.inside_s
         wall = time.perf_counter() - wall
     return {"cpu_s": seconds, "wall_s": wall, "graphs": backend.graphs, "load": load}
+
+
+def importing() -> Row:
+    """Seconds until fusee.compile can be called."""
+    load, wall, begin = os.getloadavg()[0], time.perf_counter(), time.process_time()
+    assert importlib.import_module("fusee").compile
+    cpu_s, wall_s = time.process_time() - begin, time.perf_counter() - wall
+    return {"cpu_s": cpu_s, "wall_s": wall_s, "load": load}
 
 
 def program_of(name: str) -> Program:
@@ -131,6 +139,8 @@ def child(arguments: Sequence[str]) -> None:
     kind, name, column, size = arguments
     if kind == "guards":
         print(json.dumps(guards(name, seconds=3.0)))
+    elif kind == "import":
+        print(json.dumps(importing()))
     else:
         print(json.dumps(first_call(kind, name, column, "test" if size == "test" else "bench")))
 
@@ -141,10 +151,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def first_calls(kind: str, model: str, size: str, repeats: int, results: Results) -> None:
-    """Both columns in turns; the row of each is that of its median."""
-    rows: dict[str, list[Row]] = {column: [] for column in COLUMNS}
+    """The columns in turns; the row of each is that of its median."""
+    columns = COLUMNS if kind in FIRST_CALLS else ("compile",)
+    rows: dict[str, list[Row]] = {column: [] for column in columns}
     for _ in range(repeats):
-        for column in COLUMNS:
+        for column in columns:
             rows[column].append(run([kind, model, column, size]))
     for column, found in rows.items():
         middle = statistics.median_low(row["cpu_s"] for row in found)
@@ -161,7 +172,7 @@ def later_calls(name: str, results: Results) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.capture", description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(zoo.MODELS), help="comma-separated")
-    parser.add_argument("--kinds", default="cold,warm,guards", help="comma-separated")
+    parser.add_argument("--kinds", default="import,cold,warm,guards", help="comma-separated")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results/capture.json")
     parser.add_argument("--size", choices=("test", "bench"), default="bench")
     parser.add_argument("--repeats", type=int, default=3, help="processes per figure")
@@ -172,8 +183,13 @@ def main() -> None:
     results, kinds, console = Results(given.results), given.kinds.split(","), Console()
     todo = [(kind, m) for m in given.models.split(",") for kind in FIRST_CALLS if kind in kinds]
     todo += [("guards", name) for name in PROGRAMS if "guards" in kinds]
+    todo += [("import", "fusee")] if "import" in kinds else []
     if not given.again:
-        todo = [(k, m) for k, m in todo if not all(results.has(m, k, c) for c in COLUMNS)]
+        todo = [
+            (k, m)
+            for k, m in todo
+            if not all(results.has(m, k, c) for c in COLUMNS[k == "import" :])
+        ]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("", total=len(todo))
@@ -192,7 +208,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in (*FIRST_CALLS, "guards"):
+    if sys.argv[1:2] and sys.argv[1] in (*FIRST_CALLS, "guards", "import"):
         child(sys.argv[1:])
     else:
         main()
