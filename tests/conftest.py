@@ -15,6 +15,7 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 
 from fusee import config  # noqa: E402
+from tests.counting import Counting  # noqa: E402
 
 # The same examples each time: a change is judged by what it changes. `--hypothesis-profile=search`
 # looks for new ones.
@@ -54,3 +55,15 @@ def cache_dir(environment: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     environment.setenv("FUSEE_CACHE_DIR", str(tmp_path / "cache"))
     config.settings.cache_clear()
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def backend() -> Counting:
+    """Runs graphs as they are and keeps them."""
+    return Counting()
+
+
+@pytest.fixture
+def without_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield

@@ -25,21 +25,11 @@ from fusee.errors import (
     UnknownBackend,
     anchor,
 )
-from tests.test_compiler import Counting
+from tests.counting import Counting
 
 ROOT = Path(__file__).parent.parent
 x = torch.linspace(-1, 1, 4)
-
-
-@pytest.fixture
-def backend() -> Counting:
-    return Counting()
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_grad")
 
 
 def step(t: Tensor, scale: float = 2.0, *, shift: int = 1) -> Tensor:

@@ -10,7 +10,6 @@ import threading
 import timeit
 import warnings
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,12 @@ import torch
 from torch import Tensor
 
 from fusee import api
+from tests.counting import Counting
 from tests.test_compile import Net, step
-from tests.test_compiler import Counting
 
 ROOT = Path(__file__).parent.parent
 x = torch.linspace(-1, 1, 4)
-
-
-@pytest.fixture
-def backend() -> Counting:
-    return Counting()
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_grad")
 
 
 def test_sixteen_threads_on_a_first_call(backend: Counting) -> None:

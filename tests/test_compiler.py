@@ -5,41 +5,18 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fusee import api, compiler
 from fusee.capture.policy import POLICY, Stance
 from fusee.errors import GraphBreakError, OptionError, RecompileError, RegionError, UnknownBackend
-
-
-class Counting:
-    """A backend that runs graphs as they are and keeps them."""
-
-    def __init__(self) -> None:
-        self.graphs: list[fx.GraphModule] = []
-
-    def __call__(self, gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        self.graphs.append(gm)
-        return gm.forward
-
-    @property
-    def targets(self) -> list[list[Any]]:
-        """What the nodes of each graph call."""
-        return [
-            [n.target for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
-            for gm in self.graphs
-        ]
-
-
-@pytest.fixture
-def backend() -> Counting:
-    return Counting()
+from tests.counting import Counting
 
 
 @pytest.fixture(autouse=True)

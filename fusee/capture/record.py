@@ -372,9 +372,26 @@ def _has_effect(node: fx.Node) -> bool:
         return True
     if _writes(node):
         return True
+    if _may_raise(node):
+        return True
     if node.op == "call_method" or node.target in (operator.getitem, getattr):
         return False
     return str(getattr(node.target, "__name__", "")).startswith("_set") or not _is_pure(node.target)
+
+
+def _may_raise(node: fx.Node) -> bool:
+    """Whether values that a graph computes can make a node raise, such as an index."""
+    if node.target is operator.getitem:
+        return len(node.all_input_nodes) > 1
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name in _RAISING or getattr(node.target, "__module__", "") == "torch._C._linalg"
+
+
+_RAISING = {
+    "embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "index_add",
+    "index_copy", "index_fill", "index_put", "scatter", "scatter_add", "scatter_reduce", "one_hot",
+    "cross_entropy", "nll_loss", "cholesky", "inverse", "_assert_async",
+}  # fmt: skip
 
 
 def _writes(node: fx.Node) -> bool:

@@ -236,6 +236,33 @@ def _with(w: Writer) -> None:
     w.short()
 
 
+# Patterns, and the kind of what each binds, if it binds a name.
+PATTERNS = [
+    ("0 | 1", ""), ("int({0})", "I"), ("[int({0}), *_]", "I"), ("[_, *{0}]", "LI"), ("[]", ""),
+    ("{{'a': int({0})}}", "I"), ("{{'b': _, **{0}}}", "D"), ("Box(count={0})", "I"),
+    ("Box(w={0}, double=2 | 4)", "T"), ("Pair(int({0}), _)", "I"), ("Sub() as {0}", "O"),
+    ("str({0})", "S"), ("'a' | 'zz' as {0}", "S"), ("Record(size={0})", "I"), ("Pair(_, _, _)", ""),
+]  # fmt: skip
+
+
+def _match(w: Writer) -> None:
+    w.line(f"match {w.value(w.pick('I', 'LI', 'D', 'O', 'P', 'S', 'R'))}:")
+    w.depth += 1
+    for pattern, kind in w.random.sample(PATTERNS, w.random.choice([1, 2, 3])):
+        name = w.new()
+        before = {k: list(names) for k, names in w.known.items()}
+        if kind:
+            w.know(kind, name)
+        guard = f" if {w.value('B', 1)}" if w.chance(0.3) else ""
+        w.line(f"case {pattern.format(name)}{guard}:")
+        w.short()
+        w.known = before
+    if w.chance(0.6):
+        w.line("case _:")
+        w.short()
+    w.depth -= 1
+
+
 def _inner(body: Callable[[Writer], None], kind: str, header: str) -> Callable[[Writer], None]:
     """A function or class inside, of the given kind of value."""
 
@@ -299,7 +326,7 @@ def _class(w: Writer) -> None:
 
 
 COMPOUND: list[Callable[[Writer], None]] = [
-    _if, _if, _if, _for, _for, _while, _try, _try, _with, _with,
+    _if, _if, _if, _for, _for, _while, _try, _try, _with, _with, _match,
     _inner(_closure, "FN", "def {}(a):"),
     _inner(_generator, "G", "def {}(a):"),
     _inner(_class, "class", "class {}(Box):"),

@@ -15,7 +15,7 @@ from torch import nn
 
 from fusee import api
 from tests.capturing.same import Traced
-from tests.test_compiler import Counting
+from tests.counting import Counting
 
 T = Any
 X = torch.arange(3.0)

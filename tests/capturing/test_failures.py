@@ -73,8 +73,14 @@ def in_no_grad(index: T, log: T) -> T:
     return y, torch.is_grad_enabled()
 
 
+def of_no_use(index: T, log: T) -> T:
+    WEIGHT[index]
+    torch.gather(WEIGHT, 0, index[:, None])
+    return index + 1
+
+
 @pytest.mark.parametrize("index", [INSIDE, OUTSIDE], ids=["inside", "outside"])
-@pytest.mark.parametrize("fn", [caught, not_caught, random_before, in_no_grad])
+@pytest.mark.parametrize("fn", [of_no_use, caught, not_caught, random_before, in_no_grad])
 def test_an_error_of_a_graph_is_the_programs(fn: Callable[..., Any], index: T) -> None:
     same(fn, index, [])
 

@@ -12,9 +12,11 @@ __all__ = ["EXPRESSIONS", "PREAMBLE", "SIMPLE"]
 PREAMBLE = """
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
+import re
 import zlib
 
 import torch
@@ -250,7 +252,8 @@ EXPRESSIONS: dict[str, list[str]] = {
         'a'; 'zz'; <LS>[0]; f'{<I>}-{<I>:03d}'; str(<I>); '-'.join(<LS>); <S> + 'b'; <S>.upper();
         repr(<LI>); f'{<F>:.2f}{<B>!r}'; type(<O>).__name__; <LS>[-1][:1]; str(<D>); '%s' % <I>;
         '{}'.format(<I>); Color(<I>).name; str(<P>); <R>.__class__.__name__; repr(<R>);
-        type(<G>).__name__; next(iter(<D>), 'none'); repr(<SE>)
+        type(<G>).__name__; next(iter(<D>), 'none'); repr(<SE>);
+        re.sub('[a-m]', '.', <S>); (re.match('(a*)', <S>) or [''])[0]
     """),
     "T": _words("""
         x; torch.ones(4); <T> + <T>; <T> * <F>; <T> - <I>; torch.relu(<T>); torch.sin(<T>);
@@ -264,7 +267,9 @@ EXPRESSIONS: dict[str, list[str]] = {
         torch.tensor([<I>, 1, 2, 3]) * <F>; <T>.new_zeros(4); torch.zeros_like(<T>);
         <V>.t().reshape(-1); [*<LT>][0]; <T>.sort().values; torch.split(<T>, 2)[0].repeat(2);
         (<T> > <I>) * <T>; <T>.contiguous(); <T>.sum() + <T>; <T>.max() - <T>;
-        torch.add(<T>, 1, out=<T>); <T>.nonzero().sum() + <T>
+        torch.add(<T>, 1, out=<T>); <T>.nonzero().sum() + <T>;
+        WEIGHT[torch.tensor([<I> % 6, 0, 1, 2])]; torch.take(<T>, torch.tensor([0, 1, <I> % 5, 3]));
+        copy.deepcopy(<T>)
     """),
     "V": _words("""
         torch.ones(2, 2); x.view(2, 2); <T>.view(2, 2); <T>.reshape(2, 2); <V>.t(); <V> + 1;
@@ -276,7 +281,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         [i for i in <LI> if i > 1]; list(map(<FN>, <LI>)); list(reversed(<LI>)); <LI>.copy();
         list(<G>); list(<O>); [k for k, _ in enumerate(<LI>)]; <R>.parts; sorted(<SE>);
         <LI>[::-1]; [a * b % 9 for a, b in zip(<LI>, <LI>)]; list(filter(None, <LI>));
-        <LI>[:3] * 2; list(<T>.shape); [i for i in <LI>[:4] for _ in range(2)];
+        <LI>[:3] * 2; copy.deepcopy(<LI>); list(<T>.shape); [i for i in <LI>[:4] for _ in range(2)];
         [noted(i) for i in <LI>]; [opaque(i) for i in <LI>]
     """),
     "LT": _words("""
