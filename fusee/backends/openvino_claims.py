@@ -131,6 +131,11 @@ def _attention(node: fx.Node) -> str | None:
     return _floats(node)
 
 
+def _joins(node: fx.Node) -> str | None:
+    ranks = {_val(x).dim() for x in node.all_input_nodes}
+    return None if len(ranks) == 1 else "it joins an empty tensor of another rank"
+
+
 def _average(node: fx.Node) -> str | None:
     if len(node.args) > 4 and node.args[4]:
         return "with ceil_mode it divides by other counts"
@@ -174,8 +179,8 @@ def _named(*names: str) -> list[OpOverload]:
 OPERATORS: dict[OpOverload, Rule] = {
     **dict.fromkeys(
         _named(
-            "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone cat stack",
-            "copy flip roll slice_scatter select_scatter where.self masked_fill.Scalar tril triu",
+            "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy",
+            "flip roll slice_scatter select_scatter where.self masked_fill.Scalar tril triu",
             "masked_fill.Tensor full arange.start_step full_like zeros_like ones_like new_full",
         ),
         _always,
@@ -186,7 +191,7 @@ OPERATORS: dict[OpOverload, Rule] = {
             "reflection_pad3d unfold",
             "abs acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1",
             "floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish neg",
-            "reciprocal relu round rsqrt sigmoid sign silu sin sinh sqrt tan tanh erfinv",
+            "reciprocal relu round rsqrt sigmoid sign silu sin sinh sqrt tan tanh",
             "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
             "div.Tensor_mode rsub.Scalar rsub.Tensor pow.Tensor_Scalar pow.Tensor_Tensor",
             "pow.Scalar addcmul",
@@ -226,6 +231,7 @@ OPERATORS: dict[OpOverload, Rule] = {
         _first_only,
     ),
     **dict.fromkeys(_named("native_batch_norm _native_batch_norm_legit"), _batch_norm),
+    aten.cat.default: _joins,
     **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
     aten.scaled_dot_product_attention.default: _attention,
     aten._to_copy.default: _converts,

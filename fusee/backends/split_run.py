@@ -7,6 +7,7 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 import warnings
@@ -234,11 +235,12 @@ def culprit(region: Region, text: str) -> fx.Node | None:
     calls = region.calls()
     if len(calls) == 1:
         return calls[0]
-    words = set(text.replace("'", " ").replace('"', " ").replace("/", " ").split())
-    for node in calls:
-        if node.name in words or op_of(node) in words:
-            return node
-    return next((node for node in calls if op_of(node) in text), None)
+    for line in text.splitlines():
+        words = set(re.split(r"[\s'\"/,:;()]+", line))
+        for node in calls:
+            if node.name in words or op_of(node) in words:
+                return node
+    return None
 
 
 # ------------------------------------------------------------------------------ host

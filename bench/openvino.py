@@ -1,0 +1,203 @@
+"""`python -m bench.openvino`: our OpenVINO backend beside upstream's, model by model.
+
+Per model, each figure from new processes:
+    correct   runs at all, and is as near to eager as float32 allows
+    first     the first call, capture included
+    warm      ours with model caching: a first process, and a second one that finds the models
+    steady    both take turns in one process; the median of each
+    memory    resident after a call, over that of eager's process
+
+Upstream's backend is told to compute in float32, as ours does unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from bench.child import Failed, measure
+from bench.results_file import machine
+from tests.models import zoo
+
+HERE = Path(__file__).parent
+F32 = {"config": {"INFERENCE_PRECISION_HINT": "f32"}}
+COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "upstream": ("openvino", F32),
+    "ours": ("fusee_openvino", F32),
+}
+# As near as two orders of adding float32 numbers may come, relative to the largest result.
+TOLERANCE = 1e-3
+
+Row = dict[str, Any]
+
+
+# ------------------------------------------------------------------------------ one process
+
+
+def run(kind: str, model: str, column: str, size: str, folder: str) -> Row:
+    """What a child process measures."""
+    warnings.simplefilter("ignore")
+    module, args, kwargs = zoo.load(model, size)  # type: ignore[arg-type]
+    with torch.no_grad():
+        want = module(*args, **kwargs)
+        if kind == "steady":
+            return _steady(module, args, kwargs)
+        start = time.perf_counter()
+        call = module if column == "eager" else _compiled(module, column, folder)
+        got = call(*args, **kwargs)
+        first = time.perf_counter() - start
+        call(*args, **kwargs)
+    return {"first_s": first, "error": _error(got, want), "resident_mb": _resident()}
+
+
+def _compiled(module: Any, column: str, folder: str) -> Callable[..., Any]:
+    backend, options = COLUMNS[column]
+    if folder:
+        options = {**options, "model_caching": True, "cache_dir": folder}
+    found: Callable[..., Any] = torch.compile(module, backend=backend, options=options)
+    return found
+
+
+def _steady(module: Any, args: Any, kwargs: Any) -> Row:
+    calls = {name: _compiled(module, name, "") for name in COLUMNS}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call(*args, **kwargs)
+    end = time.perf_counter() + 12
+    while time.perf_counter() < end or len(times["ours"]) < 5:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(*args, **kwargs)
+            times[name].append(time.perf_counter() - start)
+    return {f"{name}_ms": statistics.median(found) * 1e3 for name, found in times.items()} | {
+        f"{name}_best_ms": min(found) * 1e3 for name, found in times.items()
+    }
+
+
+def _error(got: Any, want: Any) -> float:
+    pairs = zip(pytree.tree_leaves(_plain(got)), pytree.tree_leaves(_plain(want)), strict=True)
+    return max(
+        ((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30)).item()
+        for a, b in pairs
+        if isinstance(b, Tensor)
+    )
+
+
+def _plain(x: Any) -> Any:
+    return x.to_tuple() if hasattr(x, "to_tuple") else x
+
+
+def _resident() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (row for row in status.read_text().splitlines() if row.startswith("VmRSS"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# ------------------------------------------------------------------------------ all of it
+
+
+def compare(model: str, size: str) -> Row:
+    """All figures of one model."""
+    row: Row = {"load": os.getloadavg()[0]}
+    for column in ("eager", *COLUMNS):
+        row[column] = _child("first", model, column, size, "")
+    with tempfile.TemporaryDirectory() as folder:
+        row["cold"] = _child("first", model, "ours", size, folder)
+        row["warm"] = _child("first", model, "ours", size, folder)
+    if is_right(row["upstream"]) and is_right(row["ours"]):
+        row["steady"] = _child("steady", model, "both", size, "")
+    return row
+
+
+def _child(*arguments: str) -> Row:
+    with tempfile.TemporaryDirectory() as caches:
+        try:
+            return measure(["--child", *arguments], Path(caches), 900, module="bench.openvino")
+        except Failed as error:
+            return {"failed": str(error)[:300]}
+
+
+def is_right(row: Row) -> bool:
+    return row.get("error", math.inf) <= TOLERANCE
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Markdown: a row per model, and the geometric means."""
+    lines = [
+        "| model | upstream | ours | first call, s: upstream / ours | steady: upstream / ours |"
+        " first call with caching: cold / warm | memory: ours / eager |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    ratios: dict[str, list[float]] = {"first": [], "steady": [], "caching": [], "memory": []}
+    for model, row in rows.items():
+        upstream, ours = row["upstream"], row["ours"]
+        cells = [model, _state(upstream), _state(ours)]
+        cells.append(_ratio(ratios["first"], upstream, ours, "first_s", is_right(upstream)))
+        steady = row.get("steady", {})
+        cells.append(_pair(ratios["steady"], steady.get("upstream_ms"), steady.get("ours_ms")))
+        cells.append(_ratio(ratios["caching"], row["cold"], row["warm"], "first_s", True))
+        cells.append(_ratio(ratios["memory"], ours, row["eager"], "resident_mb", True))
+        lines.append(f"| {' | '.join(cells)} |")
+    means = [_mean(ratios[name]) for name in ("first", "steady", "caching", "memory")]
+    right = [sum(is_right(row[name]) for row in rows.values()) for name in COLUMNS]
+    lines.append(f"| geometric mean, {right[0]} and {right[1]} right | | | {' | '.join(means)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _state(row: Row) -> str:
+    return f"error {row['error']:.0e}" if "error" in row else "fails"
+
+
+def _ratio(kept: list[float], a: Row, b: Row, key: str, counts: bool) -> str:
+    return _pair(kept, a.get(key) if counts else None, b.get(key))
+
+
+def _pair(kept: list[float], a: float | None, b: float | None) -> str:
+    if a is None or b is None:
+        return f"- / {b:.2f}" if b is not None else "-"
+    kept.append(a / b)
+    return f"{a:.2f} / {b:.2f} = {a / b:.2f}"
+
+
+def _mean(found: list[float]) -> str:
+    return f"{statistics.geometric_mean(found):.2f}" if found else "-"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.openvino")
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--models", default=",".join(zoo.names()))
+    parser.add_argument("--size", default="bench", choices=("bench", "test"))
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "openvino.json")
+    given = parser.parse_args()
+    if given.child is not None:
+        print(json.dumps(run(*given.child)))
+        return
+    data: Row = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
+    data["machine"] = {**machine(), "size": given.size}
+    for model in given.models.split(","):
+        data["models"][model] = compare(model, given.size)
+        given.out.write_text(json.dumps(data, indent=1) + "\n")
+        given.out.with_suffix(".md").write_text(table(data["models"]))
+        print(model, json.dumps(data["models"][model]), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
