@@ -26,6 +26,7 @@ from torch import fx
 from fusee.aten.always import ALWAYS
 from fusee.aten.canonical import CANONICAL
 from fusee.aten.decompose import Table, decomposition, keep_core
+from fusee.aten.foreach import FOREACH
 from fusee.aten.functional import Builder
 from fusee.aten.graph import AtenGraph
 from fusee.aten.mutate import write_rule
@@ -135,8 +136,8 @@ def _policy(
     keep: Callable[[OpOverload], bool], table: Table | None
 ) -> Callable[[OpOverload], Rule]:
     def policy(op: OpOverload) -> Rule:
-        if op in ALWAYS:
-            return ALWAYS[op]
+        if op in ALWAYS or op in FOREACH:
+            return ALWAYS.get(op) or FOREACH[op]
         writes = write_rule(op)
         if writes is not None:
             return writes

@@ -164,3 +164,30 @@ def _check(name: str, fn: Any, args: list[Any]) -> None:
     assert_functional(graph)
     assert_vals(graph, args)
     assert_same_call(lambda *given: run(graph, given), fn, args)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div"])
+def test_lists_with_one_tensor(name: str) -> None:
+    kwargs = {"alpha": 2} if name == "add" else {}  # without it, torch takes the tensor's number
+
+    def fn(a: Tensor, b: Tensor, x: Tensor) -> Any:
+        return getattr(torch, f"_foreach_{name}")([a, b], x, **kwargs)
+
+    def in_place(a: Tensor, b: Tensor, x: Tensor) -> None:
+        getattr(torch, f"_foreach_{name}_")([a, b], x, **kwargs)
+
+    for call in (fn, in_place):
+        _check(name, call, [torch.randn(3, 4), torch.randn(5), torch.tensor(1.5)])
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+def test_lists_with_a_factor_each(name: str) -> None:
+    def fn(a: Tensor, b: Tensor, c: Tensor, d: Tensor, factors: Tensor) -> Any:
+        return getattr(torch, f"_foreach_{name}")([a, b], [c, d], [c, d], factors)
+
+    lists = [torch.rand(3, 4), torch.rand(5), torch.rand(3, 4), torch.rand(5)]
+    graph = traced(fn, *lists, torch.tensor([0.5, 2.0]))
+    assert_functional(graph)
+    # eager reads the factors, which meta tensors cannot give
+    want = fn(*lists, torch.tensor([0.5, 2.0]))
+    torch.testing.assert_close(run(graph, [*lists, torch.tensor([0.5, 2.0])]), want)

@@ -90,6 +90,22 @@ def _binary_cross_entropy_backward(
     return pointwise(call.lowering, operands, fn, meta.shape, meta.dtype, None, meta.strides)
 
 
+@lowers(*named("soft_margin_loss_backward"))
+def _soft_margin_backward(
+    call: Call, grad: Tensor, x: Tensor, target: Tensor, reduction: int
+) -> Tensor:
+    """-y * z / (1 + z) for z = exp(-y * x): sigmoid(y * x) - 1 would lose all its digits."""
+
+    def fn(g: Value, a: Value, y: Value) -> Value:
+        power = op("exp", op("neg", op("mul", y, a)))
+        share = op("div", op("mul", y, power), op("add", const(a, 1), power))
+        return op("mul", op("neg", _averaged(call, x, reduction, share)), g)
+
+    meta = call.meta
+    operands = [grad, x, target]
+    return pointwise(call.lowering, operands, fn, meta.shape, meta.dtype, None, meta.strides)
+
+
 # ------------------------------------------------------------------------------ likelihood
 
 

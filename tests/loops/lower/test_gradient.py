@@ -74,6 +74,7 @@ def test_distances(reduction: int, dtype: torch.dtype) -> None:
     check_op(aten.mse_loss_backward.default, grad, x, target, reduction)
     check_op(aten.huber_loss_backward.default, grad, x, target, reduction, 0.5)
     check_op(aten.smooth_l1_loss_backward.default, grad, x, target, reduction, 0.5)
+    check_op(aten.soft_margin_loss_backward.default, grad, x * 8, target.sign(), reduction)
     p, q = x.sigmoid(), target.sigmoid()
     p[1, 0], p[1, 1] = 0, 1
     for weight in (None, torch.rand(5, dtype=dtype)):
