@@ -114,11 +114,11 @@ def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return x + _number(value, x) * a * b
+    return torch.add(x, _number(value, x) * a * b)
 
 
 def _addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return x + _number(value, x) * a / b
+    return torch.add(x, _number(value, x) * a / b)
 
 
 def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:

@@ -1,8 +1,9 @@
 """The check of one entry: facts about what dicts hold are watched, the others are looked at.
 
 Most facts of a model are about the attributes and parameters of its modules. Where dicts have
-versions (runtime/watch.py) all of these together are one call, as long as nothing changed; after a
-change they are looked at once, and noted anew.
+versions (runtime/watch.py) all of these together are one call, as long as nothing changed. Of a
+dict that changed the items that facts lead through are looked at; if one of them is another object,
+all facts are, and noted anew. Facts about tensors that are new at each call are one call too.
 """
 
 from __future__ import annotations
@@ -11,28 +12,35 @@ import collections
 import functools
 import gc
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture.facts import At, Fact, Facts
-from fusee.capture.origin import Dict, Held, Item, Origin
-from fusee.runtime.watch import Watch, available, can_watch, changed
+from fusee.capture.facts import ABSENT, At, Fact, Facts, Source, TensorFact
+from fusee.capture.origin import Attr, Dict, Held, Item, Origin
+from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs
 
 __all__ = ["compile_check"]
 
 _FEW = 8  # facts that are looked at as quickly as they are watched
-_DICTS = (dict, collections.OrderedDict)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _UNCHANGING = (*_DICTS, list, tuple, set, frozenset)  # classes that an instance cannot leave
+_PLAIN = (int, bool, str, float)
+_A_FLOAT = object()  # stands for any float
 
 
 def compile_check(
-    facts: Facts, parameters: list[str], names: dict[str, Any], conditions: list[str]
+    facts: Facts,
+    parameters: list[str],
+    names: dict[str, Any],
+    conditions: list[str],
+    values: Mapping[str, Any],
 ) -> tuple[Callable[..., bool], Callable[[], str]]:
     """The check as a function of the locals, and what gives its source.
 
     conditions   about global state, with `names` for what they use
+    values       the locals, for which all facts hold now
     """
     if not available():
         return _plainly(facts, parameters, names, conditions)
@@ -40,12 +48,25 @@ def compile_check(
     for fact in facts.rows:
         (watched.facts if watched.takes(fact) else others).rows.append(fact)
     if len(watched.facts.rows) < _FEW:
-        return _plainly(facts, parameters, names, conditions)
-    watched.start()
-    more = {"_changed": changed(), "_watched": watched}
-    condition = "_changed(_watched.address) < 0 or _watched.look()"
-    check, text = others.compile(parameters, {**names, **more}, [*conditions, condition])
-    return check, lambda: f"{text}\n# _watched.look():\n{watched.compiled[1]}"
+        watched, others = _Watched(facts.kinds), Facts(facts.rows, facts.kinds)
+    fresh = _fresh(others, values)
+    if watched.facts.rows:
+        watched.start()
+        names = {**names, "_changed": changed(), "_watched": watched}
+        conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
+    if fresh is not None:
+        others.listed = [fact.origin for fact in fresh.facts]
+        names = {**names, "_differs": differs(), "_table": fresh.table}
+    check, text = others.compile(parameters, names, conditions)
+
+    def source() -> str:
+        if fresh is None and not watched.facts.rows:
+            return text
+        seen = [] if fresh is None else [f"# _table: {fact}" for fact in fresh.facts]
+        looked = watched.compiled[1] if watched.facts.rows else ""
+        return "\n".join([text, *seen, "# _watched.look():", looked])
+
+    return check, source
 
 
 def _plainly(
@@ -55,59 +76,121 @@ def _plainly(
     return check, lambda: text
 
 
+class _Fresh(NamedTuple):
+    """Facts about tensors that one call of machine code looks at."""
+
+    facts: list[Fact]
+    table: Table
+
+
+def _fresh(others: Facts, values: Mapping[str, Any]) -> _Fresh | None:
+    """Takes those facts out of `others`; None if they are few."""
+    source = Source(others.kinds)
+    source.names.update(values)
+    taken: list[Fact] = []
+    found: list[torch.Tensor | None] = []
+    for fact in others.rows:
+        known, is_grad = fact.value, isinstance(fact.origin, Attr) and fact.origin.name == "grad"
+        if fact.kind == "tensor" and isinstance(known, TensorFact):
+            if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
+                continue  # whether it is a leaf matters too
+            tensor = source.value(fact.origin)
+            if can_watch(tensor):
+                taken.append(fact)
+                found.append(tensor)
+        elif fact.kind == "equals" and known is None and is_grad:
+            taken.append(fact)
+            found.append(None)
+    if len(taken) < _FEW:
+        return None
+    gone = set(map(id, taken))
+    others.rows = [fact for fact in others.rows if id(fact) not in gone]
+    return _Fresh(taken, Table(found))
+
+
 class _Watched:
-    """Facts that hold as long as some dicts do not change."""
+    """Facts that hold as long as some dicts, lists and tensors do not change.
+
+    _through   by dict: what it holds where facts lead through it, ABSENT included
+    _wholly    by dict: its keys, where they are a fact
+    """
 
     def __init__(self, kinds: dict[Origin, type]) -> None:
         self.facts = Facts(kinds=kinds)
         self.address = 0
-        self._dicts: dict[int, tuple[Origin, dict[Any, Any]]] = {}
-        self._tensors: list[tuple[Origin, torch.Tensor]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._dicts: dict[int, dict[Any, Any]] = {}
+        self._lists: dict[int, list[Any]] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._through: dict[int, dict[Any, Any]] = {}
+        self._wholly: dict[int, tuple[Any, ...]] = {}
 
     def takes(self, fact: Fact) -> bool:
-        """Whether the fact follows from what dicts hold; notes which ones."""
+        """Whether the fact follows from what is watched; notes what that is."""
         if fact.kind in ("absent", "keys", "length"):
-            return self._dict(fact.origin) is not None
+            return self._takes_whole(fact)
         if not isinstance(fact.origin, Item) or isinstance(fact.value, (At, set)):
             return False
-        names = self._dict(fact.origin.of)
-        if names is None:
+        if fact.kind == "type" and fact.value is float:
+            of = self._container(fact.origin.of)
+            if isinstance(of, dict):
+                self._through[id(of)].setdefault(fact.origin.key, _A_FLOAT)
+            return isinstance(of, dict)
+        found = self._object(fact.origin)
+        if found is ABSENT:
             return False
         if fact.kind == "tensor":
-            tensor = names[fact.origin.key]
-            if can_watch(tensor):
-                self._tensors.append((fact.origin, tensor))
-            return can_watch(tensor)
+            if can_watch(found):
+                self._tensors.append(found)
+            return can_watch(found)
         if fact.kind not in ("is", "equals", "type", "empty"):
             return False
         if fact.kind == "type":
             return fact.value in _UNCHANGING
-        return fact.kind != "empty" or self._dict(fact.origin) is not None
+        return fact.kind != "empty" or self._takes_whole(fact)
+
+    def _takes_whole(self, fact: Fact) -> bool:
+        whole = self._container(fact.origin)
+        if isinstance(whole, dict):
+            if fact.kind == "absent":
+                self._through[id(whole)][fact.value] = ABSENT
+            else:
+                self._wholly[id(whole)] = tuple(whole)
+        return whole is not None and (fact.kind == "length" or isinstance(whole, dict))
 
     def start(self) -> None:
         """Begin to watch. The facts hold now."""
-        self._watch_anew()
-
-    def _watch_anew(self) -> None:
-        dicts = [one for _, one in self._dicts.values()]
-        self._watch = Watch(dicts, [tensor for _, tensor in self._tensors])
+        self._watch = Watch([*self._dicts.values()], self._tensors, [*self._lists.values()])
         self.address = self._watch.address
 
     def look(self) -> bool:
-        """Look at all facts, since a dict changed. If they hold, that is what is watched for."""
+        """Whether the facts hold, since something that is watched has changed."""
+        while (k := changed()(self.address)) >= 0:
+            if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
+                return self._look_at_all()
+            self._watch.note(k)
+        return True
+
+    def _is_as_it_was(self, names: dict[Any, Any]) -> bool:
+        """Whether facts lead to the same objects through a dict as before."""
+        for key, was in self._through[id(names)].items():
+            now = dict.get(names, key, ABSENT)
+            if now is was or (was is _A_FLOAT and type(now) is float):
+                continue
+            if type(now) is not type(was) or type(now) not in _PLAIN or repr(now) != repr(was):
+                return False
+        keys = self._wholly.get(id(names))
+        return keys is None or keys == tuple(names)
+
+    def _look_at_all(self) -> bool:
         if not self.compiled[0]():
             return False
-        before = [*self._dicts.values(), *self._tensors]
-        self._dicts = {}
-        for origin, one in before:
-            if not isinstance(one, torch.Tensor):
-                self._dict(origin)
-        self._tensors = [(origin, self._object(origin)) for origin, _ in self._tensors]
-        after = [*self._dicts.values(), *self._tensors]
-        if len(after) == len(before) and all(x is y for (_, x), (_, y) in zip(before, after)):
-            self._watch.note()
-        else:
-            self._watch_anew()
+        self._forget()
+        for fact in self.facts.rows:
+            self.takes(fact)
+        self.start()
         return True
 
     @functools.cached_property
@@ -115,28 +198,37 @@ class _Watched:
         """All facts as a function, made when first needed: most dicts never change."""
         return self.facts.compile([], {}, [])
 
-    # ---------------------------------------------------------------------- dicts
+    # ---------------------------------------------------------------------- containers
 
-    def _dict(self, origin: Origin) -> dict[Any, Any] | None:
-        """The dict at an origin that only held objects and watched dicts lead to."""
+    def _container(self, origin: Origin) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | None:
+        """The container at an origin that only held objects and what is watched lead to."""
         found: Any = None
         if isinstance(origin, Held):
             found = origin.value
             if isinstance(found, types.MappingProxyType):
                 found = next((x for x in gc.get_referents(found) if type(x) is dict), None)
         elif isinstance(origin, Dict):
-            found = getattr(self._object(origin.of), "__dict__", None)
+            owner = self._object(origin.of)
+            found = None if owner is ABSENT else getattr(owner, "__dict__", None)
         elif isinstance(origin, Item):
             found = self._object(origin)
-        if type(found) not in _DICTS:
+        if type(found) in _DICTS:
+            self._dicts[id(found)] = found
+            self._through.setdefault(id(found), {})
+        elif type(found) is list:
+            self._lists[id(found)] = found
+        elif type(found) is not tuple:
             return None
-        self._dicts.setdefault(id(found), (origin, found))
         return found  # type: ignore[no-any-return]
 
     def _object(self, origin: Origin) -> Any:
+        """What is there; ABSENT if nothing is, or nothing that is watched leads there."""
         if isinstance(origin, Held):
             return origin.value
-        if isinstance(origin, Item):
-            names = self._dict(origin.of)
-            return None if names is None else names.get(origin.key)
-        return None
+        of = self._container(origin.of) if isinstance(origin, Item) else None
+        if of is None or not isinstance(origin, Item):
+            return ABSENT
+        if isinstance(of, dict):
+            found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)
+            return found
+        return of[origin.key] if origin.key in range(len(of)) else ABSENT

@@ -320,7 +320,7 @@ class CompiledFunction:
         begin = time.perf_counter()
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
-        check, check_source = captured.check()
+        check, check_source = captured.check(values)
         times["guards"] = _milliseconds(begin)
         run = None
         if not captured.eager:

@@ -359,10 +359,14 @@ class Guard:
 
 @dataclass
 class Facts:
-    """The facts of one entry, each once, in the order of discovery."""
+    """The facts of one entry, each once, in the order of discovery.
+
+    listed   origins whose objects the check holds against `_table`
+    """
 
     rows: list[Fact] = field(default_factory=list)
     kinds: dict[Origin, type] = field(default_factory=dict)
+    listed: list[Origin] = field(default_factory=list)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
 
@@ -398,6 +402,9 @@ class Facts:
         for fact in self.rows:
             for condition in fact.conditions(source):
                 source.lines.append(f"if not ({condition}): return False")
+        if self.listed:
+            listed = ", ".join(map(source.expression, self.listed))
+            source.lines.append(f"if _differs(_table.address, [{listed}]) >= 0: return False")
         body = "\n".join(f"        {line}" for line in [*source.lines, "return True"])
         text = (
             f"def check({', '.join(parameters)}):\n    try:\n{body}\n"

@@ -162,6 +162,8 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+        if name.startswith("_foreach_") and name.endswith("_"):
+            return args[0]  # values change, and nothing else of hundreds of tensors
         try:
             with torch._C.DisableTorchFunction(), self.mode:
                 return func(*shown(args), **shown(kwargs))
@@ -225,7 +227,7 @@ class Recorder(TorchFunctionMode):
                 self.adopt(out, node)
         elif isinstance(out, (tuple, list)):
             for k, item in enumerate(out):
-                if _holds_tensor(item):
+                if _holds_tensor(item) and id(item) not in self.nodes:
                     part = self.graph.call_function(operator.getitem, (node, k))
                     part.meta = {**node.meta, "example_value": item}
                     self._adopt_all(part, item)

@@ -42,7 +42,6 @@ __all__ = [
     "fake_mode",
     "fake_of",
     "graph_module",
-    "graph_module",
     "has_global_hooks",
     "is_allowed_by_torch",
     "is_bookkeeping",
@@ -145,6 +144,7 @@ def is_allowed_by_torch(function: Any) -> bool:
     rules = sys.modules.get("torch._dynamo.trace_rules")
     return rules is not None and id(function) in rules._allowed_callable_ids
 
+
 DYNAMO = "torch._dynamo.eval_frame"
 
 
@@ -155,7 +155,6 @@ def dynamo_stance() -> tuple[str, bool, Any] | None:
         return None
     found = (stance.stance, stance.skip_guard_eval_unsafe, stance.backend)
     return None if found == ("default", False, None) else found
-
 
 
 def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

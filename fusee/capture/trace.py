@@ -99,10 +99,13 @@ class Captured:
     inference: bool | None = None
     breaks: list[GraphBreak] = field(default_factory=list)
 
-    def check(self) -> tuple[Callable[..., bool], Callable[[], str]]:
-        """The function that says whether a call may use this, and its source."""
+    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
+        """The function that says whether a call may use this, and its source.
+
+        values   the locals that it was captured with
+        """
         conditions, names = self.conditions
-        return compile_check(self.facts, self.place.parameters, names, conditions)
+        return compile_check(self.facts, self.place.parameters, names, conditions, values)
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:

@@ -1,11 +1,15 @@
-"""Whether any of many dicts or tensors has changed, at a few nanoseconds for each.
+"""Whether any of many dicts, lists or tensors has changed, at a few nanoseconds for each.
 
 CPython 3.11 and 3.12 give each dict a version, unique in the process, at every change. Machine
 code compares the versions of all dicts of a table with those noted before. From 3.13 on dicts have
 no version: `available` is False there, and callers look at what the dicts hold.
 
 Of a tensor it compares what says its class of results: the words with sizes, strides, dtype,
-device and dispatch keys, and whether it requires a gradient. Values are not looked at.
+device and dispatch keys, and whether it requires a gradient. Values are not looked at. Of a list
+it compares the elements by identity.
+
+Tensors that are other objects at each call, such as gradients, are held against a table of the same
+words: `differs`.
 
 source   PEP 509; CPython's Include/cpython/dictobject.h (ma_version_tag); c10/core/TensorImpl.h
 """
@@ -23,7 +27,7 @@ import torch
 from fusee.runtime.layout import layout
 from fusee.runtime.runner import builtin
 
-__all__ = ["Watch", "available", "can_watch", "changed"]
+__all__ = ["Table", "Watch", "available", "can_watch", "changed", "differs"]
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
 
@@ -36,8 +40,14 @@ _AUTOGRAD_WORDS, _AUTOGRAD_BYTES = 8, 160
 # A row: Python object, C++ tensor, autograd's part of it, requires_grad, then the words.
 _ROW = 4 + _BEFORE + _AFTER
 
-# changed(table) -> index of the first dict or tensor that changed, or -1. The table holds 64-bit
-# words: the number of dicts, an address and a version for each, the number of tensors, their rows.
+# The word with dtype and device also has flags that follow from the others, and bits never written.
+_FLAGS, _DTYPE_AND_DEVICE = _BEFORE + 1, (1 << 40) - 1
+# A row of a Table: class, whether there is more to compare, requires_grad, then the words.
+_FRESH_ROW = 3 + _BEFORE + _AFTER
+
+# changed(table) -> index of the first dict, tensor or list that changed, or -1. The table holds
+# 64-bit words: the number of dicts, an address and a version for each, the number of tensors, their
+# rows, the number of lists, and for each its address, its length and those of its elements.
 _CHANGED = """
 define ptr @kernel(ptr %self, ptr %args, i64 %n) {
   %arg = load ptr, ptr %args
@@ -72,7 +82,7 @@ tensors:
 row.loop:
   %j = phi i64 [0, %tensors], [%j.next, %row.same]
   %j.more = icmp slt i64 %j, %rows
-  br i1 %j.more, label %row.look, label %none
+  br i1 %j.more, label %row.look, label %lists
 row.look:
   %row.at = mul i64 %j, ROW
   %row = getelementptr i64, ptr %first, i64 %row.at
@@ -84,10 +94,57 @@ row.same:
 row.found:
   %j.index = add i64 %count, %j
   br label %answer
+lists:
+  %all.rows = mul i64 %rows, ROW
+  %lists.at = getelementptr i64, ptr %first, i64 %all.rows
+  %lists.count = load i64, ptr %lists.at
+  %list.first = getelementptr i64, ptr %lists.at, i64 1
+  %before.lists = add i64 %count, %rows
+  br label %list.loop
+list.loop:
+  %l = phi i64 [0, %lists], [%l.next, %list.same]
+  %list.at = phi ptr [%list.first, %lists], [%list.after, %list.same]
+  %l.more = icmp slt i64 %l, %lists.count
+  br i1 %l.more, label %list.look, label %none
+list.look:
+  %list = load ptr, ptr %list.at
+  %length.at = getelementptr i64, ptr %list.at, i64 1
+  %length = load i64, ptr %length.at
+  %elements = getelementptr i64, ptr %list.at, i64 2
+  %size.at = getelementptr i8, ptr %list, i64 LIST_SIZE
+  %size = load i64, ptr %size.at
+  %items.at = getelementptr i8, ptr %list, i64 LIST_ITEMS
+  %items = load ptr, ptr %items.at
+  %same.size = icmp eq i64 %size, %length
+  br i1 %same.size, label %item.loop, label %list.found
+item.loop:
+  %m = phi i64 [0, %list.look], [%m.next, %item.look]
+  %differing = phi i64 [0, %list.look], [%differs.more, %item.look]
+  %m.more = icmp slt i64 %m, %length
+  br i1 %m.more, label %item.look, label %items.done
+item.look:
+  %item.at = getelementptr i64, ptr %items, i64 %m
+  %item = load i64, ptr %item.at
+  %element.at = getelementptr i64, ptr %elements, i64 %m
+  %element = load i64, ptr %element.at
+  %item.differs = xor i64 %item, %element
+  %differs.more = or i64 %differing, %item.differs
+  %m.next = add i64 %m, 1
+  br label %item.loop
+items.done:
+  %list.is.same = icmp eq i64 %differing, 0
+  br i1 %list.is.same, label %list.same, label %list.found
+list.same:
+  %l.next = add i64 %l, 1
+  %list.after = getelementptr i64, ptr %elements, i64 %length
+  br label %list.loop
+list.found:
+  %l.index = add i64 %before.lists, %l
+  br label %answer
 none:
   br label %answer
 answer:
-  %result = phi i64 [-1, %none], [%i, %found], [%j.index, %row.found]
+  %result = phi i64 [-1, %none], [%i, %found], [%j.index, %row.found], [%l.index, %list.found]
   %object = call ptr @PyLong_FromSsize_t(i64 %result)
   ret ptr %object
 }
@@ -95,6 +152,62 @@ answer:
 declare i64 @PyLong_AsSsize_t(ptr)
 declare ptr @PyLong_FromSsize_t(i64)
 """
+
+# differs(table, list) -> index of the first element unlike its row, or -1. The table holds the
+# number of rows, and those; the list has as many elements.
+_DIFFERS = """
+define ptr @kernel(ptr %self, ptr %args, i64 %n) {
+  %arg = load ptr, ptr %args
+  %address = call i64 @PyLong_AsSsize_t(ptr %arg)
+  %table = inttoptr i64 %address to ptr
+  %rows = load i64, ptr %table
+  %first = getelementptr i64, ptr %table, i64 1
+  %list.at = getelementptr ptr, ptr %args, i64 1
+  %list = load ptr, ptr %list.at
+  %items.at = getelementptr i8, ptr %list, i64 LIST_ITEMS
+  %items = load ptr, ptr %items.at
+  br label %loop
+loop:
+  %j = phi i64 [0, %0], [%next, %same]
+  %more = icmp slt i64 %j, %rows
+  br i1 %more, label %look, label %none
+look:
+  %item.at = getelementptr ptr, ptr %items, i64 %j
+  %tensor = load ptr, ptr %item.at
+  %row.at = mul i64 %j, FRESH_ROW
+  %row = getelementptr i64, ptr %first, i64 %row.at
+  %class.at = getelementptr i8, ptr %tensor, i64 OBJECT_CLASS
+  %class = load i64, ptr %class.at
+  %noted.class = load i64, ptr %row
+  %same.class = icmp eq i64 %class, %noted.class
+  br i1 %same.class, label %kind, label %found
+kind:
+  %kind.at = getelementptr i64, ptr %row, i64 1
+  %kind.word = load i64, ptr %kind.at
+  %is.tensor = icmp ne i64 %kind.word, 0
+  br i1 %is.tensor, label %compare, label %same
+compare:
+ROW_TEXT
+  br i1 %row.is.same, label %same, label %found
+same:
+  %next = add i64 %j, 1
+  br label %loop
+found:
+  br label %answer
+none:
+  br label %answer
+answer:
+  %result = phi i64 [-1, %none], [%j, %found]
+  %object = call ptr @PyLong_FromSsize_t(i64 %result)
+  ret ptr %object
+}
+@zero = internal constant i8 0
+declare i64 @PyLong_AsSsize_t(ptr)
+declare ptr @PyLong_FromSsize_t(i64)
+"""
+
+# Offsets in bytes in CPython's objects; `available` tries them out.
+_OBJECT_CLASS, _LIST_SIZE, _LIST_ITEMS = 8, 16, 24
 
 
 class _Places(NamedTuple):
@@ -107,29 +220,50 @@ class _Places(NamedTuple):
 
 
 class Watch:
-    """Notes the versions of some dicts and the facts of some tensors. Keeps both alive."""
+    """Notes the versions of some dicts, the facts of some tensors and the elements of some lists.
+
+    Keeps all of them alive.
+    """
 
     def __init__(
-        self, dicts: Sequence[dict[Any, Any]], tensors: Sequence[torch.Tensor] = ()
+        self,
+        dicts: Sequence[dict[Any, Any]],
+        tensors: Sequence[torch.Tensor] = (),
+        lists: Sequence[list[Any]] = (),
     ) -> None:
-        self._dicts = list(dicts)
-        self._tensors = list(tensors)
-        self._first_row = 2 + 2 * len(self._dicts)
-        self._words = (ctypes.c_uint64 * (self._first_row + _ROW * len(self._tensors)))()
-        self._words[0] = len(self._dicts)
-        self._words[self._first_row - 1] = len(self._tensors)
+        self.dicts = list(dicts)
+        words = [len(self.dicts)]
+        for one in self.dicts:
+            words += (id(one), _version(one))
+        words.append(len(tensors))
+        for tensor in tensors:
+            words += _row(tensor)
+        words.append(len(lists))
+        for some in lists:
+            words += (id(some), len(some), *map(id, some))
+        self._keep = [tensors, lists, [list(some) for some in lists]]
+        self._words = (ctypes.c_uint64 * len(words))(*words)
         self.address = ctypes.addressof(self._words)
-        self.note()
 
-    def note(self) -> None:
-        """What there is now is what there should be."""
-        for k, one in enumerate(self._dicts):
-            self._words[1 + 2 * k] = id(one)
-            self._words[2 + 2 * k] = _version(one)
-        for k, tensor in enumerate(self._tensors):
-            at = self._first_row + _ROW * k
-            for j, word in enumerate(_row(tensor)):
-                self._words[at + j] = word
+    def note(self, k: int) -> None:
+        """What the dict number `k` holds now is what it should."""
+        self._words[2 + 2 * k] = _version(self.dicts[k])
+
+
+class Table:
+    """What the elements of a list should be: None, or tensors with these facts and this class."""
+
+    def __init__(self, examples: Sequence[torch.Tensor | None]) -> None:
+        words = [len(examples)]
+        for x in examples:
+            row = [id(type(x)), 0, 0, *[0] * (_BEFORE + _AFTER)]
+            if x is not None:
+                _, _, _, requires, *facts = _row(x)
+                facts[_FLAGS] &= _DTYPE_AND_DEVICE
+                row = [id(type(x)), 1, requires, *facts]
+            words += row
+        self._words = (ctypes.c_uint64 * len(words))(*words)
+        self.address = ctypes.addressof(self._words)
 
 
 def _version(x: dict[Any, Any]) -> int:
@@ -152,18 +286,45 @@ def _row(tensor: torch.Tensor) -> list[int]:
 @functools.cache
 def changed() -> Callable[[int], int]:
     """The builtin `changed(watch.address)`."""
-    places = _places()
-    text = _CHANGED.replace("VERSION_OFFSET", str(_VERSION_OFFSET))
-    row = "  %row.is.same = icmp eq i64 0, 1" if places is None else _row_text(places)
-    text = text.replace("ROW_TEXT", row).replace("ROW", str(_ROW))
-    made: Callable[[int], int] = builtin("changed", text)
+    made: Callable[[int], int] = builtin("changed", _with_rows(_CHANGED, known_before=True))
     return made
 
 
-def _row_text(places: _Places) -> str:
-    """Compare one row: differences are or-ed together, and looked at once."""
+@functools.cache
+def differs() -> Callable[[int, list[Any]], int]:
+    """The builtin `differs(table.address, objects)`. Only where can_watch() says so."""
+    made: Callable[[int, list[Any]], int]
+    made = builtin("differs", _with_rows(_DIFFERS, known_before=False))
+    return made
+
+
+def _with_rows(text: str, *, known_before: bool) -> str:
+    places = _places()
+    row = "  %row.is.same = icmp eq i64 0, 1"
+    if places is not None:
+        row = ("\n  %tensor = load ptr, ptr %row" if known_before else "") + _row_text(
+            places, known_before
+        )
+    numbers = {
+        "VERSION_OFFSET": _VERSION_OFFSET,
+        "OBJECT_CLASS": _OBJECT_CLASS,
+        "LIST_SIZE": _LIST_SIZE,
+        "LIST_ITEMS": _LIST_ITEMS,
+        "FRESH_ROW": _FRESH_ROW,
+        "ROW": _ROW,
+    }
+    text = text.replace("ROW_TEXT", row)
+    for name, number in numbers.items():
+        text = text.replace(name, str(number))
+    return text
+
+
+def _row_text(places: _Places, known_before: bool) -> str:
+    """Compare one row: differences are or-ed together, and looked at once.
+
+    known_before   whether it must be the very object that was noted
+    """
     lines = f"""
-  %tensor = load ptr, ptr %row
   %impl.at = getelementptr i8, ptr %tensor, i64 {places.impl}
   %impl = load ptr, ptr %impl.at
   %impl.word = ptrtoint ptr %impl to i64
@@ -176,14 +337,19 @@ def _row_text(places: _Places) -> str:
   %requires = load i8, ptr %requires.at
   %requires.word = zext i8 %requires to i64
 """
-    terms = ["%impl.word", "%autograd.word", "%requires.word"]
+    start = 1 if known_before else 2
+    terms = ["%requires.word"]
+    if known_before:
+        terms = ["%impl.word", "%autograd.word", *terms]
     for k, at in enumerate(places.words):
         lines += f"  %w{k}.at = getelementptr i8, ptr %impl, i64 {at}\n"
         lines += f"  %w{k} = load i64, ptr %w{k}.at\n"
-        terms.append(f"%w{k}")
+        if k == _FLAGS and not known_before:
+            lines += f"  %m{k} = and i64 %w{k}, {_DTYPE_AND_DEVICE}\n"
+        terms.append(f"%m{k}" if k == _FLAGS and not known_before else f"%w{k}")
     total = "0"
     for k, term in enumerate(terms):
-        lines += f"  %noted{k}.at = getelementptr i64, ptr %row, i64 {k + 1}\n"
+        lines += f"  %noted{k}.at = getelementptr i64, ptr %row, i64 {k + start}\n"
         lines += f"  %noted{k} = load i64, ptr %noted{k}.at\n"
         lines += f"  %differs{k} = xor i64 {term}, %noted{k}\n"
         lines += f"  %all{k} = or i64 {total}, %differs{k}\n"
@@ -205,6 +371,11 @@ def available() -> bool:
     probe["b"] = 3
     third = _version(probe)
     del probe["b"]
+    filled = [probe, first]
+    if _word(id(filled) + _OBJECT_CLASS) != id(list) or _word(id(filled) + _LIST_SIZE) != 2:
+        return False
+    if _word(_word(id(filled) + _LIST_ITEMS) + 8) != id(first):
+        return False
     return len({first, second, third, _version(probe)}) == 4
 
 
@@ -243,7 +414,9 @@ def _places() -> _Places | None:
 
 def _tells_apart(places: _Places) -> bool:
     def facts(x: torch.Tensor) -> list[int]:
-        return [_word(x._cdata + at) for at in places.words]
+        found = [_word(x._cdata + at) for at in places.words]
+        found[_FLAGS] &= _DTYPE_AND_DEVICE
+        return found
 
     x = torch.zeros(2, 3)
     others = [torch.zeros(3, 2), x.t(), x.double(), x.unsqueeze(0), x[:, :2], x.to("meta")]

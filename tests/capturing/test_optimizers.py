@@ -323,8 +323,9 @@ def test_gradients_are_read_and_replaced() -> None:
         p.grad = p.grad + 1
         return p.grad
 
-    traced, theirs = Traced(fn), nn.Parameter(torch.zeros(2))
-    ours = nn.Parameter(torch.zeros(2))
+    traced = Traced(fn)
+    ours: Any = nn.Parameter(torch.zeros(2))
+    theirs: Any = nn.Parameter(torch.zeros(2))
     for _ in range(4):
         result, wanted = traced(ours), fn(theirs)
         assert torch.equal(torch.as_tensor(result), torch.as_tensor(wanted))

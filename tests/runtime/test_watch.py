@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.runtime.watch import Watch, available, can_watch, changed
+from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 
@@ -41,7 +41,7 @@ def test_changes_are_seen(name: str, of: str) -> None:
     assert changed()(watch.address) == -1
     CHANGES[name](names)
     assert changed()(watch.address) == 1
-    watch.note()
+    watch.note(1)
     assert changed()(watch.address) == -1
 
 
@@ -52,7 +52,7 @@ def test_attributes_that_are_set_are_seen() -> None:
         assert changed()(watch.address) == -1
         holder.kept += 1
         assert changed()(watch.address) == 0
-        watch.note()
+        watch.note(0)
 
 
 def test_reading_is_no_change() -> None:
@@ -82,5 +82,49 @@ def test_tensors(name: str) -> None:
     watch = Watch([{}], tensors)
     change(tensors[1])
     assert changed()(watch.address) == (2 if seen else -1)
-    watch.note()
+    table = Table([None, *tensors])
+    assert differs()(table.address, [None, *tensors]) == -1
+    others = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
+    assert differs()(table.address, [None, *others]) == (2 if seen else -1)
+    assert differs()(table.address, [None, *tensors[:2], tensors[2].data]) == 3
+
+
+def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
+    x = torch.randn(4, 6)
+    table = Table([x])
+    same = [
+        x.clone(),
+        x.detach(),
+        x.data,
+        torch.randn(6, 4).t().contiguous(),
+        torch.ones(9, 4, 6)[3],
+    ]
+    grown = torch.randn(4, 6, requires_grad=True)
+    for _ in range(2):
+        (grown * 2).sum().backward()
+        assert grown.grad is not None
+        same.append(grown.grad)
+    assert [differs()(table.address, [y]) for y in same] == [-1] * len(same)
+    others = [None, 1, torch.nn.Parameter(x), x.t(), x.double(), x.clone().requires_grad_()]
+    assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
+    assert differs()(Table([None]).address, [x]) == 0
+
+
+LIST_CHANGES: dict[str, Callable[[list[Any]], object]] = {
+    "another element": lambda x: x.__setitem__(1, "other"),
+    "more": lambda x: x.append(1),
+    "fewer": lambda x: x.pop(),
+    "order": lambda x: x.reverse(),
+    "none": lambda x: x.clear(),
+}
+
+
+@pytest.mark.parametrize("name", LIST_CHANGES)
+def test_lists(name: str) -> None:
+    lists: list[list[Any]] = [[], [object(), 2, "three"], [4]]
+    watch = Watch([{}], [torch.randn(3)], lists)
     assert changed()(watch.address) == -1
+    lists[2].append(lists[2].pop())
+    assert changed()(watch.address) == -1
+    LIST_CHANGES[name](lists[1])
+    assert changed()(watch.address) == 3
