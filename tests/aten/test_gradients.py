@@ -189,5 +189,5 @@ def test_lists_with_a_factor_each(name: str) -> None:
     graph = traced(fn, *lists, torch.tensor([0.5, 2.0]))
     assert_functional(graph)
     # eager reads the factors, which meta tensors cannot give
-    want = fn(*lists, torch.tensor([0.5, 2.0]))
+    want = fn(lists[0], lists[1], lists[2], lists[3], torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(run(graph, [*lists, torch.tensor([0.5, 2.0])]), want)
