@@ -183,7 +183,10 @@ class Rebuild:
         return self._named(f"{self.value(owner)}.{x.__name__}")
 
     def _iterator(self, x: Any) -> str:
-        made, args, *state = x.__reduce__()
+        try:
+            made, args, *state = x.__reduce__()
+        except RuntimeError as error:  # its dict or set has another size now
+            raise Lost(f"an iterator is alive that goes no further: {error}") from None
         text = f"{self.source.constant(made)}({', '.join(map(self.value, args))})"
         name = self._named(text)
         if state and state[0]:

@@ -169,6 +169,24 @@ def views_of_dicts(table: T, x: T) -> T:
     return list(names), list(values), list(items), isinstance(names, type(own.keys()))
 
 
+def changes_what_it_goes_through(table: T, log: T, x: T) -> T:
+    for key in table:
+        log.append(key)
+        table["more"] = 3
+        if x.sum() > 100:
+            break
+    return x
+
+
+def test_an_iterator_that_has_come_to_nothing() -> None:
+    traced = Traced(changes_what_it_goes_through)
+    for fn in (changes_what_it_goes_through, traced, traced):
+        table, log = {"first": 1}, []
+        with pytest.raises(RuntimeError, match="changed size"):
+            fn(table, log, X)
+        assert log == ["first"] and len(table) == 2
+
+
 def test_what_is_alive_at_a_break() -> None:
     same(
         over_parameters, nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), X, breaks=True
