@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fusee.backends.registry import Backend, later, later_check, register
 from fusee.config import Options
 
 __all__: list[str] = []
+
+
+def anything(options: Mapping[str, object]) -> None:
+    """The check of a backend that checks its options itself."""
 
 
 def no_cuda() -> str | None:
@@ -61,6 +67,39 @@ register(
         "eager's CUDA kernels, recorded and replayed",
         validate=later_check("fusee.backends.cudagraphs", "check"),
         absent=no_cuda,
+    )
+)
+register(
+    Backend(
+        "tvm",
+        later("fusee.backends.tvm", "compile_tvm"),
+        "regions compiled by Apache TVM's Relax",
+        needs=("tvm", "llvmlite"),
+        validate=later_check("fusee.backends.tvm", "check"),
+        install="pip install apache-tvm; Linux, macOS, Windows",
+    )
+)
+register(
+    Backend(
+        "tensorrt",
+        later("fusee.backends.foreign", "compile_tensorrt"),
+        "torch_tensorrt's own backend",
+        needs=("torch_tensorrt",),
+        paired=True,
+        validate=anything,
+        install="pip install torch_tensorrt, of torch's version; Linux and Windows, NVIDIA GPUs",
+        absent=no_cuda,
+    )
+)
+register(
+    Backend(
+        "ipex",
+        later("fusee.backends.foreign", "compile_ipex"),
+        "the Intel extension's own backend",
+        needs=("intel_extension_for_pytorch",),
+        paired=True,
+        install="the backends 'fusee' and 'openvino' on Intel's processors: the extension's last "
+        "version, 2.8, works with torch 2.8 alone",
     )
 )
 register(

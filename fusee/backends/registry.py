@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.metadata import entry_points
 from typing import Any, Union
 
@@ -33,6 +34,7 @@ class Backend:
     """One backend.
 
     needs     modules of other packages that it imports
+    paired    whether their version must be torch's, as 2.14.1 for torch 2.14.0
     install   how to get them, and where they work; None: by the modules' names
     absent    says which device is missing, or None if all is there
     validate  refuses wrong options, before anything is compiled
@@ -44,12 +46,20 @@ class Backend:
     needs: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     validate: Callable[[Mapping[str, object]], object] | None = None
+    paired: bool = False
     install: str | None = None
     absent: Callable[[], str | None] | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
-        return tuple(name for name in self.needs if importlib.util.find_spec(name) is None)
+        lacking = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if self.paired:
+            ours = _minor(torch.__version__)
+            others = [name for name in self.needs if name not in lacking]
+            lacking += [
+                f"{name} {ours}" for name in others if _minor(metadata.version(name)) != ours
+            ]
+        return tuple(lacking)
 
     def state(self) -> str:
         """Whether it can be used here: "ready", "missing package: ...", "missing device: ..."."""
@@ -67,6 +77,10 @@ def later_check(module: str, function: str) -> Callable[[Mapping[str, object]], 
         return getattr(importlib.import_module(module), function)(options)
 
     return validate
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 class Listed(str):

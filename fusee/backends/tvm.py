@@ -1,0 +1,218 @@
+"""The backend "tvm": regions imported into Apache TVM's Relax, compiled by it for the CPU.
+
+TVM's importer reads a torch.export.ExportedProgram, which is made here around the region's graph:
+nothing is captured or decomposed once more. Parameters are inputs, in torch's own memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram, ModuleCallEntry
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+
+from fusee.aten.explicit import explicit
+from fusee.aten.operators import is_view
+from fusee.aten.torch_api import OpOverload
+from fusee.backends.engine_options import check_names, operators, wrong
+from fusee.backends.regions import Region, RegionCall
+from fusee.backends.report import CompiledGraph
+from fusee.backends.split_run import compile_with
+from fusee.errors import OptionError
+
+__all__ = ["Tvm", "TvmOptions", "check", "compile_tvm"]
+
+aten = torch.ops.aten
+
+_SCHEDULERS = (None, "default", "meta_schedule")
+_KNOWN = ("scheduler", "trials", "opt_level", "disabled_ops")
+
+# What tests/backends/test_tvm.py compares with eager.
+_OPERATORS = frozenset(
+    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
+    for name in (
+        "convolution _native_batch_norm_legit_no_training native_layer_norm linear addmm mm bmm "
+        "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool2d mean.dim sum.dim_IntList "
+        "relu gelu silu hardswish hardsigmoid hardtanh sigmoid tanh exp sqrt rsqrt neg erf "
+        "abs bitwise_and.Tensor cos sin add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar "
+        "div.Tensor div.Scalar pow.Tensor_Scalar _softmax embedding where.self cat stack clone _to_copy "
+        "eq.Scalar le.Tensor lt.Tensor lt.Scalar gt.Scalar ge.Scalar logical_and logical_or "
+        "scaled_dot_product_attention"
+    ).split()
+)
+
+
+@dataclass(frozen=True)
+class TvmOptions:
+    """Options of one compiled function: fusee.compile(m, backend="tvm", options={...}).
+
+    scheduler   None or "default": TVM's own schedules; "meta_schedule": tuned, which takes minutes
+    trials      how many schedules meta_schedule tries
+    opt_level   TVM's, 0 to 4
+    disabled    operators left to our compiler
+    """
+
+    scheduler: str | None = None
+    trials: int = 20000
+    opt_level: int = 3
+    disabled: frozenset[OpOverload] = frozenset()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> TvmOptions:
+        """The options that a user gave, or the defaults. raises OptionError"""
+        check_names("an option", given, _KNOWN)
+        scheduler = given.get("scheduler")
+        if scheduler not in _SCHEDULERS:
+            if scheduler == "auto_scheduler":
+                raise OptionError(
+                    "the scheduler 'auto_scheduler' went from TVM together with Relay",
+                    did="stopped before compiling",
+                    remedy="'meta_schedule'",
+                )
+            raise wrong("scheduler", scheduler, f"one of {', '.join(map(repr, _SCHEDULERS))}")
+        trials, level = given.get("trials", cls.trials), given.get("opt_level", cls.opt_level)
+        if type(trials) is not int or trials < 1:
+            raise wrong("trials", trials, "int >= 1")
+        if type(level) is not int or not 0 <= level <= 4:
+            raise wrong("opt_level", level, "an int from 0 to 4")
+        return cls(
+            scheduler, trials, level, operators("disabled_ops", given.get("disabled_ops", ()))
+        )
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuse wrong options, before anything is compiled. raises OptionError"""
+    TvmOptions.parse(given)
+
+
+def compile_tvm(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> CompiledGraph:
+    """Compile a captured graph for TVM.
+
+    raises   OptionError; MissingFake for an operator that doesn't say what it returns
+    """
+    return compile_with(Tvm(TvmOptions.parse(options)), gm, example_inputs)
+
+
+class Tvm:
+    """The engine of one compiled function."""
+
+    name = "tvm"
+    device = "CPU"
+
+    def __init__(self, options: TvmOptions) -> None:
+        self.options = options
+        importer = _import("tvm.relax.frontend.torch.exported_program_translator")
+        self.known = frozenset(importer.ExportedProgramImporter().convert_map)
+
+    def keeps(self, op: OpOverload) -> bool:
+        return op in _OPERATORS and op.__name__ in self.known
+
+    def claim(self, node: fx.Node) -> str | None:
+        op = node.target
+        assert isinstance(op, OpOverload)
+        if op in self.options.disabled:
+            return "the option disabled_ops names it"
+        if op.__name__ not in self.known:
+            return "TVM's importer does not know it"
+        if op not in _OPERATORS and not (is_view(op) and op is not aten.as_strided.default):
+            return "TVM's results of it were not compared with eager's"
+        for other in (node, *node.all_input_nodes):
+            reason = _why_not(other)
+            if reason is not None:
+                return reason
+        return None
+
+    def compile(self, region: Region) -> RegionCall:
+        return _Compiled(region, self.options)
+
+
+_DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
+
+
+def _why_not(node: fx.Node) -> str | None:
+    if torch.device(node.meta.get("device") or "cpu").type != "cpu":
+        return f"{node} is not on the CPU"
+    vals = node.meta["val"]
+    for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+        if not isinstance(val, Tensor):
+            continue
+        if val.dtype not in _DTYPES:
+            return f"{str(val.dtype).removeprefix('torch.')} was not compared with eager's"
+        if not all(isinstance(size, int) for size in val.shape):
+            return "its sizes are open, and regions are compiled for one size"
+    return None
+
+
+class _Compiled:
+    """A region as it is called. A virtual machine is of one thread at a time."""
+
+    def __init__(self, region: Region, options: TvmOptions) -> None:
+        graph = region.graph
+        tvm, relax = _import("tvm"), _import("tvm.relax")
+        program = _program(explicit(graph))
+        importer = _import("tvm.relax.frontend.torch")
+        module = importer.from_exported_program(program, run_ep_decomposition=False)
+        target = tvm.target.Target("llvm")
+        with tvm.transform.PassContext(opt_level=options.opt_level):
+            if options.scheduler == "meta_schedule":
+                tune = relax.get_pipeline(
+                    "static_shape_tuning", total_trials=options.trials, target=target
+                )
+                with target:
+                    module = tune(module)
+            built = tvm.compile(module, target=target)
+        self.make: Callable[[], Any] = lambda: relax.VirtualMachine(built, tvm.cpu())["main"]
+        self.free: list[Any] = [self.make()]
+        self.given = tvm.runtime.from_dlpack
+        self.constants = [self.given(x.contiguous()) for x in graph.constants.values()]
+        self.lock = threading.Lock()
+
+    def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
+        with self.lock:
+            main = self.free.pop() if self.free else self.make()
+        given = [self.given(x.detach().contiguous()) for x in inputs]
+        results = main(*self.constants, *given)
+        with self.lock:
+            self.free.append(main)
+        return [torch.utils.dlpack.from_dlpack(x) for x in results]
+
+
+def _program(graph: fx.Graph) -> ExportedProgram:
+    """The graph as torch.export would give it, all its inputs the user's."""
+    inputs = [
+        InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), str(node.target))
+        for node in graph.find_nodes(op="placeholder")
+    ]
+    (output,) = graph.find_nodes(op="output")
+    results: Any = output.args[0]
+    outputs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in results
+    ]
+    return ExportedProgram(
+        fx.GraphModule({}, graph),
+        graph,
+        ExportGraphSignature(inputs, outputs),
+        {},
+        {},
+        [ModuleCallEntry("", None)],
+        constants={},
+    )
+
+
+def _import(name: str) -> Any:
+    return importlib.import_module(name)
