@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.aten.scalars import holds_scalar, is_read, on_tensors, read
+from fusee.aten.scalars import Scalar, holds_scalar, is_read, on_tensors, read, returned
 from fusee.aten.torch_api import HigherOrderOperator, active, is_skipped
 from fusee.aten.tracer import Tracer
 from fusee.errors import TraceError, user_line
@@ -43,7 +43,7 @@ def run_nodes(
             env[node] = next(given)
             continue
         if node.op == "output":
-            return fx.map_arg(node.args[0], load)
+            return fx.node.map_aggregate(fx.map_arg(node.args[0], load), returned)
         if node.op == "get_attr":
             env[node] = attribute(gm, node.target)
             continue
@@ -52,6 +52,8 @@ def run_nodes(
         args = fx.map_arg(node.args, load)
         kwargs = fx.map_arg(node.kwargs, load)
         env[node] = _run(t, gm, node, args, kwargs, attribute)
+        if type(env[node]) is Scalar:
+            env[node].known = node.meta.get("example_value")
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
 
@@ -83,16 +85,15 @@ def _run(
         )
     else:
         call = _module(t, gm, target, attribute)
-    if call is torch.Tensor.item and isinstance(node.meta.get("example_value"), torch.SymFloat):
-        # A Python float of the program, which torch.compile passes in as a tensor. Its value
-        # becomes a guard.
-        return float(node.meta["example_value"])
     if call is torch.Tensor.new_tensor:
         args, call = (t, *args), _new_tensor
     if is_read(call, args):
         call = read
     elif holds_scalar((*args, *kwargs.values())):
-        call = on_tensors(call) or _refused(t, node)
+        form = on_tensors(call)
+        if form is None:
+            args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
+        call = form or call
     try:
         special = _DATA.get(call)
         if special is not None:
@@ -105,14 +106,6 @@ def _run(
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         name = target if isinstance(target, str) else target.__name__
         raise failed(t, name, error) from error
-
-
-def _refused(t: Tracer, node: fx.Node) -> Callable[..., Any]:
-    raise TraceError(
-        f"{node.target} takes a float that the graph reads from a tensor",
-        where=user_line(t.b.stack_trace),
-        did="stopped tracing this graph; the caller may run it eagerly",
-    )
 
 
 def _module(

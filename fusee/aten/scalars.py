@@ -14,18 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Scalar", "holds_scalar", "is_read", "on_tensors", "read"]
+from fusee.errors import TraceError
+
+__all__ = ["Scalar", "holds_scalar", "is_read", "on_tensors", "read", "returned"]
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 class Scalar:
-    """A Python float of the program, as a float64 tensor without axes."""
+    """A Python float of the program, as a float64 tensor without axes.
 
-    __slots__ = ("value",)
+    known   what torch.compile has for it, which becomes a guard when it is made a float
+    """
+
+    __slots__ = ("known", "value")
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
+        self.known: Any = None
 
     def like(self, x: Tensor) -> Tensor:
         """As ATen has a number that meets `x`."""
@@ -47,6 +53,18 @@ def holds_scalar(args: Any) -> bool:
     return any(
         type(x) is Scalar or (isinstance(x, (list, tuple)) and holds_scalar(x)) for x in args
     )
+
+
+def returned(x: Any) -> Any:
+    """The float itself in place of a Scalar: torch.compile guards it. raises TraceError"""
+    if type(x) is not Scalar:
+        return x
+    if not isinstance(x.known, torch.SymFloat):
+        raise TraceError(
+            "a call needs the value of a float that the graph reads from a tensor",
+            did="stopped tracing this graph; the caller may run it eagerly",
+        )
+    return float(x.known)
 
 
 def on_tensors(call: Any) -> Callable[..., Any] | None:
