@@ -59,3 +59,12 @@ def test_sum_takes_in_what_it_adds_up() -> None:
     x = torch.randn(8, 32, 512)
     check(bias, x, capture="fx")
     assert len(kernels_of(bias, x)) == 2
+
+
+def test_sizes_left_open() -> None:
+    """Chunks are as long as the example's rows suggest; other calls have fewer or more of them."""
+    a = torch.randn
+    again = [(a(3, 200),), (a(77, 33),), (a(2000, 5),)]
+    check(lambda x: (x.sum(0), x.softmax(0)), a(600, 200), dynamic=True, again=again)
+    again = [(a(2, 3, 300),), (a(16, 200, 7),)]
+    check(lambda x: x.sum((0, 1)), a(8, 64, 300), dynamic=True, again=again)

@@ -208,7 +208,8 @@ def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) 
         rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
         if columns is None or rows is None or min(columns.values()) != 1:
             continue
-        long = [k for k, axis in enumerate(reduced) if axis.hi and hint(axis.hi) >= ROWS]
+        sizes = {k: hint(axis.hi) for k, axis in enumerate(reduced) if axis.hi is not None}
+        long = [k for k, size in sizes.items() if size >= ROWS]
         return reduced[max(long, key=lambda k: rows[k])] if long else None
     return None
 
