@@ -235,7 +235,7 @@ def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
 def cudagraph_mark_step_begin() -> None:
     """Say that a new step begins: results of the last one may be overwritten by CUDA graphs.
 
-    Ours replays no CUDA graphs; stock torch's, used as a backend, are told.
+    Ours copy their results out, so nothing is overwritten; stock torch's, as a backend, are told.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:

@@ -48,9 +48,9 @@ _OPERATORS = frozenset(
         "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool2d mean.dim sum.dim_IntList "
         "relu gelu silu hardswish hardsigmoid hardtanh sigmoid tanh exp sqrt rsqrt neg erf "
         "abs bitwise_and.Tensor cos sin add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar "
-        "div.Tensor div.Scalar pow.Tensor_Scalar _softmax embedding where.self cat stack clone _to_copy "
-        "eq.Scalar le.Tensor lt.Tensor lt.Scalar gt.Scalar ge.Scalar logical_and logical_or "
-        "scaled_dot_product_attention"
+        "div.Tensor div.Scalar pow.Tensor_Scalar _softmax embedding where.self cat stack clone "
+        "_to_copy eq.Scalar le.Tensor lt.Tensor lt.Scalar gt.Scalar ge.Scalar logical_and "
+        "logical_or scaled_dot_product_attention"
     ).split()
 )
 
