@@ -22,10 +22,11 @@ from torch._ops import OpOverload
 
 from fusee.aten.decompose import keep_core
 from fusee.aten.explicit import explicit, single
+from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
-from fusee.backends.intervals import interval
 from fusee.backends.onnx_api import element_type, is_translated, model_of
+from fusee.backends.onnx_claims import why_not
 from fusee.backends.onnx_options import OnnxOptions
 from fusee.backends.openvino_claims import indexed
 from fusee.backends.regions import Declined, Region, RegionCall
@@ -40,21 +41,6 @@ aten = torch.ops.aten
 
 # From this change on a region's parameters are inputs of its session.
 _CHANGES = 2
-
-# What the exporter's functions compute otherwise than ATen. Found with tests/opinfo.
-_WRONG = {
-    aten.as_strided.default: "its strides mean nothing to ONNX",
-    aten.view.dtype: "ONNX reads no memory as another dtype",
-    aten.atan2.default: "the exporter composes it of a division and an arc tangent",
-    **dict.fromkeys(
-        (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
-        "the exporter composes it of a division and a product, which round",
-    ),
-    **dict.fromkeys(
-        (aten.linspace.default, aten.linspace.Tensor_Tensor),
-        "the exporter rounds its steps otherwise",
-    ),
-}
 
 
 def compile_onnxrt(
@@ -80,20 +66,18 @@ class OnnxRuntime:
         self.probed: dict[Any, str | None] = {}
 
     def keeps(self, op: OpOverload) -> bool:
-        return keep_core(op) and is_translated(op)
+        return op in WHOLE or (keep_core(op) and is_translated(op))
 
     def claim(self, node: fx.Node) -> str | None:
         op = node.target
         assert isinstance(op, OpOverload)
         if op in self.options.disabled:
             return "the option disabled_ops names it"
-        if op in _WRONG:
-            return _WRONG[op]
         if op is not aten.squeeze.dims and not is_translated(op):
             return "the exporter has no ONNX function for it"
-        for index, low, _ in indexed(node):
-            if low == 0 and index.op != "placeholder" and (interval(index) or (-1, 0))[0] < 0:
-                return "an index computed in the graph may be negative: ONNX counts from the end"
+        reason = why_not(node)
+        if reason is not None:
+            return reason
         for val in _tensors(node):
             if val.numel() == 0:
                 return "a tensor without elements has no memory to bind"
