@@ -42,11 +42,11 @@ def _copied(x: Any) -> Any:
     return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
 
 
-def gone_through(iterator: Any) -> list[Any]:
-    """The containers that an iterator reads from, those of its parts included."""
-    found = []
+def gone_through(iterator: Any) -> list[tuple[Any, Any]]:
+    """The containers that an iterator, or one of its parts, reads from, each with its reader."""
+    found: list[tuple[Any, Any]] = []
     for part in gc.get_referents(iterator):
-        found += gone_through(part) if isinstance(part, ITERATORS) else [part]
+        found += gone_through(part) if isinstance(part, ITERATORS) else [(iterator, part)]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
+from fusee.capture.facts import ABSENT
 from fusee.capture.origin import Origin
 from fusee.capture.tracebacks import Line
 
@@ -50,6 +51,15 @@ class Mirror:
         if self.copy is None:
             return bool(self.writes)
         return not _same_items(self.copy, self.before)
+
+    def has_other_keys(self) -> bool:
+        """Of a dict: whether it has not the same keys in the same order any more."""
+        if self.copy is None:
+            return bool(self.moved) or any(
+                value is ABSENT or not dict.__contains__(self.obj, key)
+                for key, value in self.writes.items()
+            )
+        return list(self.copy) != list(self.before)
 
 
 def _same_items(a: Any, b: Any) -> bool:

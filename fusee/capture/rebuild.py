@@ -71,6 +71,10 @@ def _driven(inner: Suspended) -> Generator[Any, Any, Any]:
             return stop.value
 
 
+# Iterators that know when their dict has grown, and so must go on over the dict itself.
+_OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
+
+
 class Lost(Exception):
     """A value that is alive where a graph ends cannot be made again: `reason` says why."""
 
@@ -187,6 +191,12 @@ class Rebuild:
             made, args, *state = x.__reduce__()
         except RuntimeError as error:  # its dict or set has another size now
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
+        owner = next((d for d in gc.get_referents(x) if type(d) is dict), None)
+        if type(x) in _OF_DICTS and owner is not None:
+            name = self._named(f"iter({self.value(owner)}.{_OF_DICTS[type(x)]}())")
+            place = len(owner) - operator.length_hint(x)
+            self.lines.append(f"{self.source.constant(advance)}({name}, {place})")
+            return name
         text = f"{self.source.constant(made)}({', '.join(map(self.value, args))})"
         name = self._named(text)
         if state and state[0]:
@@ -279,9 +289,11 @@ class Rebuild:
         return calls
 
     def _advance(self, opened: Opened) -> None:
-        mirrors = [self.world.mirrors.get(id(x)) for x in gone_through(opened.iterator)]
-        if any(mirror is not None and mirror.is_changed() for mirror in mirrors):
-            raise Lost("a container changes while an iterator goes through it")
+        for reader, container in gone_through(opened.iterator):
+            mirror = self.world.mirrors.get(id(container))
+            of_keys = _OF_DICTS.get(type(reader)) == "keys"
+            if mirror is not None and (mirror.has_other_keys if of_keys else mirror.is_changed)():
+                raise Lost("a container changes while an iterator goes through it")
         count = consumed(opened.stand_in, opened.size)
         if count:
             target = self.value(opened.stand_in)

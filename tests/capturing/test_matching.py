@@ -178,9 +178,26 @@ def changes_what_it_goes_through(table: T, log: T, x: T) -> T:
     return x
 
 
+def changes_it_after_a_break(table: T, log: T, x: T) -> T:
+    for k, (key, value) in enumerate(table.items()):
+        if x.sum() > 100:
+            break
+        log.append(key)
+        table["more"] = value + k
+    return x
+
+
+def changes_values_only(table: T, x: T) -> T:
+    for key in table:
+        if x.sum() < 100:
+            table[key] = x + 1
+    return [*table]
+
+
 def test_an_iterator_that_has_come_to_nothing() -> None:
     traced = Traced(changes_what_it_goes_through)
-    for fn in (changes_what_it_goes_through, traced, traced):
+    late, traced_late = changes_it_after_a_break, Traced(changes_it_after_a_break)
+    for fn in (changes_what_it_goes_through, traced, traced, late, traced_late, traced_late):
         table, log = {"first": 1}, []
         with pytest.raises(RuntimeError, match="changed size"):
             fn(table, log, X)
@@ -192,6 +209,7 @@ def test_what_is_alive_at_a_break() -> None:
         over_parameters, nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), X, breaks=True
     )
     same(views_of_dicts, {"first": 1}, X, breaks=True)
+    same(changes_values_only, {"first": 1, "second": 2, "third": 3}, X, breaks=True)
 
 
 # ------------------------------------------------------------------------------ cells
