@@ -1,6 +1,6 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee [gradients] < pairs.json
+    python -m tests.opinfo.chunk fusee [gradients] [one] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -45,6 +45,7 @@ def _timeout(*_: Any) -> None:
 def main() -> None:
     backend = backend_named(sys.argv[1])
     run = run_gradients if "gradients" in sys.argv[2:] else run_op
+    which: Literal["all", "other"] = "other" if "one" in sys.argv[2:] else "all"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _timeout)
@@ -52,7 +53,7 @@ def main() -> None:
         print(json.dumps({"start": [name, dtype]}), flush=True)
         signal.alarm(SECONDS_PER_OP)
         try:
-            outcome = run(name, dtype, backend)
+            outcome = run(name, dtype, backend, which)
         except TimeoutError as error:
             outcome = Outcome(name, dtype, failures=[str(error)])
         signal.alarm(0)

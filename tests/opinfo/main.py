@@ -101,6 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="opinfo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="fusee", help="a name, or module:function")
     parser.add_argument("--gradients", action="store_true", help="of ops that have any")
+    parser.add_argument("--one", action="store_true", help="one sample of each op, not all")
     parser.add_argument("--ops", default="", help="comma-separated; all unless given")
     parser.add_argument("--dtypes", default=",".join(dict.fromkeys([*DTYPES, *GRADIENT_DTYPES])))
     parser.add_argument("--again", action="store_true", help="run what has an outcome, too")
@@ -108,7 +109,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a file for the summary, in Markdown")
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
-    kind = ["gradients"] if given.gradients else []
+    kind = ["gradients"] * given.gradients + ["one"] * given.one
     name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])
     path = ROOT / "out" / "opinfo" / name
     path.parent.mkdir(parents=True, exist_ok=True)
