@@ -16,7 +16,7 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import interval
 from fusee.backends.openvino_claims import indexed
 
-__all__ = ["why_not"]
+__all__ = ["REFUSED", "why_not"]
 
 aten = torch.ops.aten
 
@@ -61,6 +61,7 @@ _ROWS = (
     ("topk sort sort.stable argsort", "ONNX puts equal elements into another order"),
 )
 _WRONG: dict[OpOverload, str] = {op: why for names, why in _ROWS for op in _named(names)}
+REFUSED = frozenset(_WRONG)
 
 
 def _argument(node: fx.Node, position: int, name: str) -> Any:
@@ -74,9 +75,8 @@ def _pool(node: fx.Node) -> str | None:
 
 
 def _resize(node: fx.Node) -> str | None:
-    factors = node.args[-1] if str(node.target).endswith(".vec") else None
-    if not isinstance(factors, (tuple, list)):
-        return None
+    given = node.args[-1] if str(node.target).endswith(".vec") else node.args[2:]
+    factors = [f for f in given if type(f) is float] if isinstance(given, (tuple, list)) else []
     source: Any = node.args[0]
     sizes = source.meta["val"].shape[2:]
     if all(isinstance(n, int) and float(n * f).is_integer() for n, f in zip(sizes, factors)):
@@ -96,7 +96,8 @@ _AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = {
         _named(
             "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec "
             "upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec "
-            "upsample_nearest3d.vec"
+            "upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+            "upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d"
         ),
         _resize,
     ),

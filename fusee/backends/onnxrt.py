@@ -26,7 +26,7 @@ from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
 from fusee.backends.onnx_api import element_type, is_translated, model_of
-from fusee.backends.onnx_claims import why_not
+from fusee.backends.onnx_claims import REFUSED, why_not
 from fusee.backends.onnx_options import OnnxOptions
 from fusee.backends.openvino_claims import indexed
 from fusee.backends.regions import Declined, Region, RegionCall
@@ -66,7 +66,8 @@ class OnnxRuntime:
         self.probed: dict[Any, str | None] = {}
 
     def keeps(self, op: OpOverload) -> bool:
-        return op in WHOLE or (keep_core(op) and is_translated(op))
+        # taken apart, what is refused would come back in pieces
+        return op in WHOLE or op in REFUSED or (keep_core(op) and is_translated(op))
 
     def claim(self, node: fx.Node) -> str | None:
         op = node.target
