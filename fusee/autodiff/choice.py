@@ -14,7 +14,7 @@ whatever it costs, and nothing but what leaves the region is saved; or "save": n
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,8 +48,8 @@ class Facts:
     shared    results of the forward that the backward may have without a copy
     """
 
-    def __init__(self, joint: Joint) -> None:
-        graph = joint.aten
+    def __init__(self, joint: Joint, costs: Costs) -> None:
+        graph, self.costs = joint.aten, costs
         results = graph.results
         returned = results[: joint.forward_results]
         gradients = {results[k] for k in joint.gradients if k is not None}
@@ -78,32 +78,46 @@ class Facts:
         self.feeds_calls = self._feeding(gradients)
 
     def _look_at_lives(self, results: Sequence[fx.Node]) -> None:
-        """Find what is in memory anyway, and what lives on beyond the next call to ATen."""
+        """Find what is in memory anyway, and what had better be saved than computed from afar.
+
+        A value that loops read before and after a call to ATen, a residual stream for instance: to
+        compute it in the backward for the later reader, which comes first there, and to hold it for
+        the earlier one, is no better than to save it. So either it stays, or its later readers do.
+        """
         self.in_memory: set[fx.Node] = {n for n in results if self.kinds[n] is not Kind.INPUT}
-        self.long_lived: set[fx.Node] = set()
+        self.far: set[fx.Node] = set()
         end = len(self.nodes)
         first: dict[fx.Node, int] = {}
-        last: dict[fx.Node, int] = dict.fromkeys(results, end)
-        for at in range(end - 1, -1, -1):
-            node = self.nodes[at]
+        for node in reversed(self.nodes):
             if node not in self.forward:
                 continue
-            sort = self.kinds[node]
-            stop, stay = end, last.get(node, at)
+            sort, stop = self.kinds[node], end
             for user in node.users:
                 if user in self.forward:
                     is_call = self.kinds[user] in _CALLS
                     stop = min(stop, self.position[user] if is_call else first[user])
-                    is_free = self.kinds[user] is Kind.FREE
-                    stay = max(stay, last[user] if is_free else self.position[user])
-                    if is_call or (is_free and user in self.in_memory):
+                    if is_call or (self.kinds[user] is Kind.FREE and user in self.in_memory):
                         self.in_memory.add(node)
-            first[node], last[node] = stop, stay
+            first[node] = stop
             if sort in _CALLS or sort is Kind.REDUCTION:
                 self.in_memory.add(node)
-            if stay > stop:
-                self.long_lived.add(node)
+            if sort in _CALLS or sort in (Kind.FREE, Kind.INPUT):
+                continue
+            late = [user for user in self._readers(node) if self.position[user] > stop]
+            if late:
                 self.in_memory.add(node)
+                size = self.costs.bytes(node)
+                grows = any(self.costs.bytes(user) > size for user in late)
+                self.far.update([node] if grows else late)
+
+    def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Loops of the forward that read the node, or a view of it."""
+        for user in node.users:
+            if user in self.forward and self.kinds[user] not in _CALLS:
+                if self.kinds[user] is Kind.FREE:
+                    yield from self._readers(user)
+                else:
+                    yield user
 
     def _look_at_regions(self, returned: set[fx.Node]) -> None:
         """Find what leaves a checkpointed region, and what is inside of one for good."""
@@ -146,18 +160,18 @@ class Facts:
 _CALLS = (Kind.HEAVY, Kind.ONCE)
 
 
-def choose(facts: Facts, costs: Costs, scarcity: float | None) -> Choice:
+def choose(facts: Facts, scarcity: float | None) -> Choice:
     """The cheapest choice.
 
     scarcity   what memory is worth more than usual, at least 1; calls to ATen may then be repeated.
                None: they may not
     """
-    return _Chooser(facts, costs, scarcity).run()
+    return _Chooser(facts, scarcity).run()
 
 
 class _Chooser:
-    def __init__(self, facts: Facts, costs: Costs, scarcity: float | None) -> None:
-        self.facts, self.costs, self.scarcity = facts, costs, scarcity
+    def __init__(self, facts: Facts, scarcity: float | None) -> None:
+        self.facts, self.costs, self.scarcity = facts, facts.costs, scarcity
 
     def run(self) -> Choice:
         facts = self.facts
@@ -213,7 +227,7 @@ class _Chooser:
             return True
         if self.scarcity is not None or sort is Kind.FREE:
             return False
-        return sort is Kind.HEAVY or node in facts.long_lived
+        return sort is Kind.HEAVY or node in facts.far
 
     def _saving(self, node: fx.Node) -> int:
         facts, size = self.facts, self.costs.bytes(node)
@@ -244,7 +258,7 @@ class _Chooser:
         cost = self.costs.work(node, sort)
         if node in facts.feeds_calls and sort is Kind.POINTWISE:
             cost += self.costs.bytes(node) * MOVE
-        if node in facts.long_lived and sort is not Kind.FREE:
+        if node in facts.far and sort is not Kind.FREE:
             cost += self.costs.bytes(node) * (HOLD + MOVE)
         return cost
 

@@ -59,8 +59,9 @@ _MOVING = frozenset(
     " upsample_nearest1d upsample_nearest2d upsample_nearest3d".split()
 )
 _REDUCTIONS = frozenset(
-    "_fused_rms_norm all amax amin any argmax argmin count_nonzero linalg_vector_norm logsumexp"
-    " max mean min native_layer_norm prod std std_mean sum var var_mean".split()
+    "_fused_rms_norm _native_batch_norm_legit _native_batch_norm_legit_functional all amax amin any"
+    " argmax argmin count_nonzero linalg_vector_norm logsumexp max mean min native_group_norm"
+    " native_layer_norm prod std std_mean sum var var_mean".split()
 )
 _WORK = {
     **dict.fromkeys("div reciprocal sqrt rsqrt".split(), 4),

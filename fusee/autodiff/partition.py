@@ -27,26 +27,26 @@ def partition(joint: Joint, *, budget: float = 1.0) -> Split:
     raises   CheckError if nothing can be saved so that the backward could run
     """
     prepare(joint)
-    facts, costs = Facts(joint), Costs(joint.aten)
-    return split(joint, facts, _within(facts, costs, budget))
+    facts = Facts(joint, Costs(joint.aten))
+    return split(joint, facts, _within(facts, budget))
 
 
-def saved_bytes(facts: Facts, costs: Costs, choice: Choice) -> int:
+def saved_bytes(facts: Facts, choice: Choice) -> int:
     """Bytes that live until the backward for its sake alone. Unwritten inputs live anyway."""
     return sum(
-        costs.bytes(node)
+        facts.costs.bytes(node)
         for node in choice.saved
         if kind(node) is not Kind.INPUT or node in facts.written
     )
 
 
-def _within(facts: Facts, costs: Costs, budget: float) -> Choice:
+def _within(facts: Facts, budget: float) -> Choice:
     """The choice of least work whose saved values fit the budget."""
-    best = choose(facts, costs, None)
+    best = choose(facts, None)
     if budget >= 1:
         return best
-    least = choose(facts, costs, _UTMOST)
-    floor, full = (saved_bytes(facts, costs, choice) for choice in (least, best))
+    least = choose(facts, _UTMOST)
+    floor, full = (saved_bytes(facts, choice) for choice in (least, best))
     limit = floor + budget * max(0, full - floor)
     if budget <= 0:
         return least
@@ -54,8 +54,8 @@ def _within(facts: Facts, costs: Costs, budget: float) -> Choice:
     best = least
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5
-        choice = choose(facts, costs, middle)
-        if saved_bytes(facts, costs, choice) <= limit:
+        choice = choose(facts, middle)
+        if saved_bytes(facts, choice) <= limit:
             best, high = choice, middle
         else:
             low = middle

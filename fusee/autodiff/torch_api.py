@@ -4,6 +4,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C._current_autograd_node   the node whose backward formula runs
     torch._C._autograd                numbers of the nodes that autograd makes, in order
     torch.autograd.graph              the engine, without the checks that import sympy
+    torch.utils._python_dispatch      the stack of dispatch modes
     torch._fused_sdp_choice           which attention kernel eager takes
     ctx.maybe_clear_saved_tensors     frees what a Function saved, unless retain_graph keeps it
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "clear_saved",
@@ -69,9 +71,10 @@ def uses_flash_attention(
     enable_gqa: bool,
 ) -> bool:
     """Whether eager's attention on the CPU is its flash kernel for tensors of these geometries."""
-    with torch.no_grad():
-        given = [None if x is None else _on_cpu(x) for x in (q, k, v, mask)]
-    choice = _choose(*given, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with _disable_current_modes():  # else the tracer makes twins of what is to be on the CPU
+        with torch.no_grad():
+            given = [None if x is None else _on_cpu(x) for x in (q, k, v, mask)]
+        choice = _choose(*given, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
     return int(choice) == int(_flash)
 
 

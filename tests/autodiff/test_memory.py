@@ -1,0 +1,105 @@
+"""What real models save for the backward: never more than eager, and what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fusee.aten.externs import WHOLE
+from fusee.autodiff.joint import Joint
+from fusee.autodiff.partition import partition
+from fusee.autodiff.trace import trace_joint
+from fusee.loops.lower.graph import supported
+from tests.autodiff.joints import operators, run_split
+from tests.models.zoo import load
+
+MODELS = ["resnet18", "bert", "llama"]
+
+
+def joints(step: Callable[..., Any], *args: Any, dynamic: bool = False) -> list[tuple[Joint, Any]]:
+    """The joint graphs of a call, as the native backend traces them, and their inputs."""
+    found = []
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        joint = trace_joint(gm, inputs, keep=(supported() | WHOLE).__contains__)
+        if joint is not None:
+            found.append((joint, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(step, backend=backend, dynamic=dynamic)(*args)
+    return found
+
+
+def eager_bytes(step: Callable[..., Any], args: Any, others: list[Any]) -> int:
+    """Bytes of the storages that eager keeps for the backward, arguments and `others` aside."""
+    given = pytree.tree_leaves([args, others])
+    there = {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)}
+    kept: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage()._cdata not in there:
+            kept[x.untyped_storage()._cdata] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        step(*args)
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_save_at_most_three_quarters_of_what_eager_saves(name: str) -> None:
+    module, args, kwargs = load(name, "test")
+    module.train()
+
+    def step(*args: Any) -> Tensor:
+        out = pytree.tree_leaves(module(*args, **kwargs))
+        first: Tensor = next(x for x in out if isinstance(x, Tensor))
+        return torch.logsumexp(first, -1).mean()
+
+    total = 0
+    others = [list(module.parameters()), list(module.buffers()), kwargs]
+    for joint, _ in joints(step, *args):
+        split = partition(joint)
+        values = [node.meta["val"] for node in split.backward.placeholders]
+        total += sum(x.nbytes for x, kept in zip(values, split.saved) if kept.kind == "result")
+    assert 0 < total <= 0.75 * eager_bytes(step, args, others)
+
+
+def test_attention_is_the_kernel_that_eager_takes() -> None:
+    """The other one keeps the weights of all pairs."""
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    ((joint, _),) = joints(F.scaled_dot_product_attention, q, k, v)
+    assert "_scaled_dot_product_flash_attention_for_cpu_backward" in operators(joint.aten)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_symbolic_sizes(budget: float) -> None:
+    """Sizes that no saved tensor shows come as integers."""
+
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        h = (x.flatten(0, 1) @ w).view(x.shape[0], x.shape[1], -1)
+        return F.gelu(h).transpose(1, 2).reshape(-1, x.shape[1] * 5).sum(0)
+
+    w = torch.randn(8, 5, requires_grad=True)
+    ((joint, examples),) = joints(step, torch.randn(3, 4, 8), w, dynamic=True)
+    split = partition(joint, budget=budget)
+    assert split.forward.symbols and split.backward.symbols
+    x, sizes = torch.randn(6, 7, 8), {3: 6, 4: 7}
+    given: list[Any] = []
+    for example in examples:
+        if isinstance(example, Tensor):
+            given.append(x if example.dim() == 3 else w.detach())
+        else:
+            given.append(sizes.get(int(example), int(example)))
+    tangent = torch.randn(35)
+    results, gradients = run_split(split, given, [tangent])
+    torch.testing.assert_close(results[0], step(x, w).detach())
+    (expected,) = torch.autograd.grad(step(x, w), w, tangent)
+    torch.testing.assert_close([g for g in gradients if g is not None], [expected])
