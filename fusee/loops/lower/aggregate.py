@@ -281,6 +281,8 @@ def _norm(call: Call, x: Tensor, order: Any, dim: Any, keepdim: bool) -> Tensor:
     dtype = call.meta.dtype
     order = 2.0 if order is None else float(order)
     kind, before, after = _norm_maps(order)
+    if order != 0 and dims and all(x.shape[k] == 1 for k in dims):
+        kind, before, after = _norm_maps(1)  # of one number: its absolute value, unrounded
 
     def element(v: Value) -> Value:
         return before(abs_(cast(v, opmath(dtype))))
