@@ -73,4 +73,4 @@ def test_the_graphs_time_is_not_captures() -> None:
 def test_a_later_call_is_measured() -> None:
     found = capture.guards("one_op", seconds=0.02)
     assert set(found) == {"dynamo", "compile"}
-    assert all(0 < row["median_ms"] < 100 for row in found.values())
+    assert all(0 < row["fastest_ms"] < 100 for row in found.values())
