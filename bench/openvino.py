@@ -62,7 +62,7 @@ def run(kind: str, model: str, column: str, size: str, folder: str) -> Row:
         got = call(*args, **kwargs)
         first = time.perf_counter() - start
         call(*args, **kwargs)
-    return {"first_s": first, "error": _error(got, want), "resident_mb": _resident()}
+    return {"first_s": first, "error": error_of(got, want), "resident_mb": _resident()}
 
 
 def _compiled(module: Any, column: str, folder: str) -> Callable[..., Any]:
@@ -89,7 +89,8 @@ def _steady(module: Any, args: Any, kwargs: Any) -> Row:
     }
 
 
-def _error(got: Any, want: Any) -> float:
+def error_of(got: Any, want: Any) -> float:
+    """The greatest distance of two results, relative to the largest element."""
     pairs = zip(pytree.tree_leaves(_plain(got)), pytree.tree_leaves(_plain(want)), strict=True)
     return max(
         ((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30)).item()
