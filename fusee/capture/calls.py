@@ -25,6 +25,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame, Suspended
+from fusee.capture.library import say_later
 from fusee.capture.numbers import holds_number
 from fusee.capture.opcodes import table
 from fusee.capture.origin import Held
@@ -179,11 +180,15 @@ def _call_partial(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> An
 
 def _call_cached(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function with a cache: called again, as long as nobody could tell."""
-    before = m.world.changes()
+    before, said = m.world.changes(), len(m.world.later)
     result = call(m, m.world.slot(function, "__wrapped__"), args, kwargs)
-    if m.world.changes() != before or not is_scalar(result):
-        raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
-    return result
+    if m.world.changes() == before and is_scalar(result):
+        return result
+    del m.world.later[said:]
+    if result is None and m.world.changes() == before:
+        say_later(m, function, args, kwargs)  # it warns, once
+        return None
+    raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
 
 
 def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -80,7 +80,10 @@ def _run_methods(m: Capturing, cls: Any, given: list[Any], needs: tuple[bool, ..
         grads = [m.call(torch.ones_like, (x,), {}) for x in results if isinstance(x, FakeTensor)]
         if len(grads) != len(results):
             raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
-        m.call(m.attribute(cls, "backward"), (context, *grads), {})
+        try:
+            m.call(m.attribute(cls, "backward"), (context, *grads), {})
+        except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
+            raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
 
 
 _CHECKPOINT: Any = checkpoint.checkpoint

@@ -25,7 +25,7 @@ from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import Line
 from fusee.capture.world import is_scalar
 
-__all__: list[str] = []
+__all__ = ["say_later"]
 
 # ------------------------------------------------------------------------------ re
 
@@ -103,11 +103,14 @@ _FUNCTIONS = (type(len), type(lambda: None))
 # ------------------------------------------------------------------------------ what is said
 
 
-def _later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
-    """Call a function after the graph."""
-    given = (*args, *kwargs.values())
-    if not all(is_scalar(x) or isinstance(x, type) for x in given):
-        raise GraphBreak("what is said of an object may be another thing after the graph")
+def say_later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
+    """Call a function after the graph, from the lines that the program is at."""
+    for x in (*args, *kwargs.values()):
+        origin = m.world.origin(x)
+        if isinstance(x, logging.Logger) and origin is not None:
+            m.world.fact("is", origin, x)
+        elif not is_scalar(x) and not isinstance(x, type):
+            raise GraphBreak("what is said of an object may be another thing after the graph")
     m.world.later.append(Later(function, args, kwargs, [Line.of(f) for f in m.frames]))
 
 
@@ -116,7 +119,7 @@ def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
         raise GraphBreak("a warning that names the line of whoever called the compiled function")
-    _later(m, warnings.warn, args, kwargs)
+    say_later(m, warnings.warn, args, kwargs)
 
 
 def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
@@ -128,8 +131,7 @@ def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
             raise GraphBreak("logging with what is known only as the program runs")
         asked = Call(origin, functools.partial(_is_enabled, at), "what is logged by ")
         if m.world.load(logger.isEnabledFor(at), asked):
-            owner = (logger,) if is_method else ()
-            _later(m, functools.partial(function, *owner), tuple(said), kwargs)
+            say_later(m, function, args, kwargs)
 
     return stand
 

@@ -8,6 +8,7 @@ checkpoints, patterns, deep copies, warnings, logs.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import re
 import warnings
@@ -56,6 +57,16 @@ class Two(torch.autograd.Function):
         return grad * SCALE
 
 
+class OnlyForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T) -> T:
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: T, grad: T) -> T:
+        raise NotImplementedError("no way back")
+
+
 class Telling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: T, x: T) -> T:
@@ -97,6 +108,15 @@ def test_an_autograd_function_with_effects_runs_in_python() -> None:
         torch.testing.assert_close(traced(X), X * 2 + 2)
         assert len(SEEN) == count
     assert any("more than compute tensors" in stop for stop in traced.stops)
+
+
+def goes_forward(x: T) -> T:
+    return OnlyForward.apply(x * 2) + 1
+
+
+def test_an_autograd_function_without_a_way_back() -> None:
+    same(goes_forward, X)
+    same(goes_forward, X.clone().requires_grad_(), breaks=True)
 
 
 # ------------------------------------------------------------------------------ checkpoint
@@ -245,6 +265,24 @@ def test_logs(level: int, caplog: Any) -> None:
     assert told(traced) == told(logs)
     assert told(traced) == told(logs)
     assert not traced.stops and len(traced.graphs) <= 2
+
+
+@functools.lru_cache(None)
+def once(logger: T, text: str) -> None:
+    logger.warning(text)
+
+
+def logs_once(x: T) -> T:
+    once(LOG, "said once")
+    return x + 1
+
+
+def test_what_is_said_once(caplog: Any) -> None:
+    traced = Traced(logs_once)
+    for _ in range(3):
+        traced(X)
+    assert [r.funcName for r in caplog.records] == ["once"]
+    assert len(traced.graphs) == 1 and not traced.stops
 
 
 def logs_what_changes(x: T) -> T:

@@ -263,7 +263,7 @@ EXPRESSIONS: dict[str, list[str]] = {
         torch.cat([<T>[:2], <T>[2:]]); torch.stack(<LT>).sum(0); <I> - <T>; <T> @ torch.eye(4);
         (<T> if <B> else <T>); functools.reduce(torch.add, <LT>); sum(<LT>); <T>.expand(4);
         torch.arange(4) * <F>; <T>.to(torch.float32); <T>.to(torch.float64).float(); <T> ** 2;
-        torch.add(<T>, <T>, alpha=<I>); <T>.abs().sqrt(); <T>.cumsum(0);
+        torch.add(<T>, <T>, alpha=<I> + 0); <T>.abs().sqrt(); <T>.cumsum(0);
         torch.tensor([<I>, 1, 2, 3]) * <F>; <T>.new_zeros(4); torch.zeros_like(<T>);
         <V>.t().reshape(-1); [*<LT>][0]; <T>.sort().values; torch.split(<T>, 2)[0].repeat(2);
         (<T> > <I>) * <T>; <T>.contiguous(); <T>.sum() + <T>; <T>.max() - <T>;
