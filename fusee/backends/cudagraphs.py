@@ -18,10 +18,11 @@ from torch import Tensor, fx
 from fusee.aten.externs import WHOLE
 from fusee.aten.interpret import executable_anywhere
 from fusee.aten.torch_api import OpOverload, is_composite
-from fusee.backends.engine_options import check_names, operators
+from fusee.backends.engine_options import check_names, label, operators
 from fusee.backends.regions import Region, RegionCall
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
+from fusee.config import Options
 
 __all__ = ["CudaGraphs", "check", "compile_cudagraphs"]
 
@@ -32,8 +33,9 @@ _WARM_UPS = 2
 
 
 def check(given: Mapping[str, object]) -> frozenset[OpOverload]:
-    """The operators of the option `disabled_ops`. raises OptionError for anything wrong"""
-    check_names("an option", given, ("disabled_ops",))
+    """The operators of the option `disabled_ops`. raises OptionError"""
+    check_names("an option", given, ("disabled_ops", "name"))
+    label(given)
     return operators("disabled_ops", given.get("disabled_ops", ()))
 
 
@@ -44,7 +46,8 @@ def compile_cudagraphs(
 
     raises   OptionError; MissingFake for an operator that doesn't say what it returns
     """
-    return compile_with(CudaGraphs(check(options)), gm, example_inputs)
+    engine = CudaGraphs(check(options))
+    return compile_with(engine, gm, example_inputs, Options(name=label(options)))
 
 
 class CudaGraphs:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fusee.aten.torch_api import OpOverload, OpOverloadPacket
 from fusee.errors import OptionError, nearest
 
-__all__ = ["check_names", "operators", "wrong"]
+__all__ = ["check_names", "label", "operators", "wrong"]
 
 
 def check_names(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
@@ -20,6 +20,14 @@ def check_names(what: str, given: Mapping[str, object], known: Sequence[str]) ->
                 did="stopped before compiling",
                 remedy=(f"{close!r}; " if close else "") + f"known: {', '.join(known)}",
             )
+
+
+def label(given: Mapping[str, object]) -> str:
+    """The option `name`: what reports call a compiled function."""
+    name = given.get("name", "")
+    if not isinstance(name, str):
+        raise wrong("name", name, "a text")
+    return name
 
 
 def operators(name: str, value: object) -> frozenset[OpOverload]:

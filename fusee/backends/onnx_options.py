@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.engine_options import check_names, operators, wrong
+from fusee.backends.engine_options import check_names, label, operators, wrong
 from fusee.backends.onnx_api import element_type
 from fusee.errors import OptionError
 
@@ -50,10 +50,7 @@ class OnnxOptions:
         session = _mapping(given, "session_options")
         _check_session(session)
         disabled = operators("disabled_ops", given.get("disabled_ops", ()))
-        name = given.get("name", "")
-        if not isinstance(name, str):
-            raise wrong("name", name, "a text")
-        return cls(_providers(given), session, disabled, name)
+        return cls(_providers(given), session, disabled, label(given))
 
     def session_of(
         self, model: bytes, weights: Mapping[str, Tensor], *, probe: bool = False

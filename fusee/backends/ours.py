@@ -28,6 +28,7 @@ register(
         "our compiler: loops, LLVM, no C++ compiler",
         needs=("llvmlite",),
         validate=Options.parse,
+        is_named=True,
     )
 )
 register(
@@ -38,6 +39,7 @@ register(
         needs=("onnxruntime", "onnxscript"),
         validate=later_check("fusee.backends.onnx_options", "check"),
         install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
+        is_named=True,
     )
 )
 register(
@@ -67,6 +69,7 @@ register(
         "eager's CUDA kernels, recorded and replayed",
         validate=later_check("fusee.backends.cudagraphs", "check"),
         absent=no_cuda,
+        is_named=True,
     )
 )
 register(
@@ -77,6 +80,7 @@ register(
         needs=("tvm", "llvmlite"),
         validate=later_check("fusee.backends.tvm", "check"),
         install="pip install apache-tvm; Linux, macOS, Windows",
+        is_named=True,
     )
 )
 register(

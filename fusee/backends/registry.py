@@ -38,6 +38,7 @@ class Backend:
     install   how to get them, and where they work; None: by the modules' names
     absent    says which device is missing, or None if all is there
     validate  refuses wrong options, before anything is compiled
+    is_named  whether it takes the option `name`, what reports call it
     """
 
     name: str
@@ -49,6 +50,7 @@ class Backend:
     paired: bool = False
     install: str | None = None
     absent: Callable[[], str | None] | None = None
+    is_named: bool = False
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
@@ -178,10 +180,11 @@ def name_of(backend: BackendLike) -> str:
 
 
 def known_options(backend: BackendLike) -> tuple[str, ...]:
-    """Options that are one's own, if a backend is ours and takes any."""
+    """Options of a backend of ours that compile() must know of: all of "fusee", or `name`."""
     found = _backends.get(backend) if isinstance(backend, str) else backend
-    takes_any = isinstance(found, Backend) and found.validate is not None
-    return tuple(row.name for row in knobs(Options)) if takes_any else ()
+    if not isinstance(found, Backend) or not found.is_named:
+        return ()
+    return tuple(row.name for row in knobs(Options)) if found.name == "fusee" else ("name",)
 
 
 def lookup(

@@ -27,10 +27,11 @@ from torch.export.graph_signature import (
 from fusee.aten.explicit import explicit
 from fusee.aten.operators import is_view
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.engine_options import check_names, operators, wrong
+from fusee.backends.engine_options import check_names, label, operators, wrong
 from fusee.backends.regions import Region, RegionCall
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
+from fusee.config import Options
 from fusee.errors import OptionError
 
 __all__ = ["Tvm", "TvmOptions", "check", "compile_tvm"]
@@ -38,7 +39,7 @@ __all__ = ["Tvm", "TvmOptions", "check", "compile_tvm"]
 aten = torch.ops.aten
 
 _SCHEDULERS = (None, "default", "meta_schedule")
-_KNOWN = ("scheduler", "trials", "opt_level", "disabled_ops")
+_KNOWN = ("scheduler", "trials", "opt_level", "disabled_ops", "name")
 
 # What tests/backends/test_tvm.py compares with eager.
 _OPERATORS = frozenset(
@@ -63,12 +64,14 @@ class TvmOptions:
     trials      how many schedules meta_schedule tries
     opt_level   TVM's, 0 to 4
     disabled    operators left to our compiler
+    name        what reports call it
     """
 
     scheduler: str | None = None
     trials: int = 20000
     opt_level: int = 3
     disabled: frozenset[OpOverload] = frozenset()
+    name: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> TvmOptions:
@@ -88,9 +91,8 @@ class TvmOptions:
             raise wrong("trials", trials, "int >= 1")
         if type(level) is not int or not 0 <= level <= 4:
             raise wrong("opt_level", level, "an int from 0 to 4")
-        return cls(
-            scheduler, trials, level, operators("disabled_ops", given.get("disabled_ops", ()))
-        )
+        disabled = operators("disabled_ops", given.get("disabled_ops", ()))
+        return cls(scheduler, trials, level, disabled, label(given))
 
 
 def check(given: Mapping[str, Any]) -> None:
@@ -105,7 +107,8 @@ def compile_tvm(
 
     raises   OptionError; MissingFake for an operator that doesn't say what it returns
     """
-    return compile_with(Tvm(TvmOptions.parse(options)), gm, example_inputs)
+    parsed = TvmOptions.parse(options)
+    return compile_with(Tvm(parsed), gm, example_inputs, Options(name=parsed.name))
 
 
 class Tvm:

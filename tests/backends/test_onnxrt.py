@@ -194,6 +194,13 @@ def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.Monkey
     assert "no room" in failed.failed and good.failed is None and good.calls == 2
 
 
+def test_reports_are_found_by_name() -> None:
+    fast = fusee.compile(two_layers, backend="onnxrt", name="the two layers")
+    fast(torch.randn(4, 8), torch.randn(8, 8))
+    (report,) = fusee.report("the two layers")
+    assert [row.engine for row in report.regions] == ["onnxrt"]
+
+
 # ------------------------------------------------------------------------------ weights
 
 
