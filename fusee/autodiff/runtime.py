@@ -20,14 +20,17 @@ from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks
 from fusee.errors import DoubleBackwardError, InputError
 
-__all__ = ["differentiable"]
+__all__ = ["Consuming", "differentiable"]
 
 # Inputs, one per InputSpec, to results.
 Call = Callable[..., Sequence[Any]]
 
+# The same, from a list that it empties: what is in it lives no longer than it is needed.
+Consuming = Callable[[list[Any]], Sequence[Any]]
+
 
 def differentiable(
-    joint: Joint, split: Split, forward: Call, backward: Callable[[], Call]
+    joint: Joint, split: Split, forward: Call, backward: Callable[[], Consuming]
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
@@ -40,16 +43,8 @@ def differentiable(
     constant = [k for k in range(joint.forward_results) if k not in differentiated]
     saved, gradients, count = split.saved, split.gradients, joint.forward_results
     specs = split.backward.inputs
-    tangents = _tangents(joint)
-    symbols = list(joint.aten.symbols)
-    sizes = [symbols.index(name) for name in split.sizes]
-    sources = list(joint.aten.symbols.values())
-
-    def numbers(inputs: Sequence[Any]) -> list[int]:
-        """The value of each symbol."""
-        return [
-            inputs[s.index] if s.axis is None else inputs[s.index].size(s.axis) for s in sources
-        ]
+    tangents, numbers = _tangents(joint), _numbers(joint)
+    sizes = [list(joint.aten.symbols).index(name) for name in split.sizes]
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
@@ -73,8 +68,9 @@ def differentiable(
                 kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
             kept += [ctx.numbers[k] for k in sizes]
             kept += tangents([given[k] for k in joint.tangents], ctx.numbers)
+            del given
             with torch.no_grad(), below_autograd(), without_autocast():
-                found = backward()(*kept)
+                found = backward()(kept)
             if torch.is_grad_enabled():
                 found = _once(torch.ones((), requires_grad=True), *found)
             return tuple(None if k is None else found[k] for k in gradients)
@@ -88,6 +84,18 @@ def differentiable(
             return apply(*inputs)
 
     return without_casts
+
+
+def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
+    """A function of the forward's inputs: the value of each symbol."""
+    sources = list(joint.aten.symbols.values())
+
+    def numbers(inputs: Sequence[Any]) -> list[int]:
+        return [
+            inputs[s.index] if s.axis is None else inputs[s.index].size(s.axis) for s in sources
+        ]
+
+    return numbers
 
 
 def _tangents(joint: Joint) -> Callable[[list[Tensor | None], Sequence[int]], list[Tensor]]:

@@ -125,8 +125,10 @@ def bind_call(
     host: HostCode,
     functions: Sequence[Function],
     threads: int,
+    *,
+    consumes: bool = False,
 ) -> Callable[..., Any]:
-    """The callable that takes the graph's inputs.
+    """The callable that takes the graph's inputs; in a list, which it empties, if it `consumes`.
 
     raises (when called)   IndexError as eager does for an index outside of its dimension
     """
@@ -141,8 +143,10 @@ def bind_call(
         "fail": _failing(loops.messages),
     }
     exec(host.source, names)
-    call: Callable[[tuple[Any, ...]], tuple[Any, ...]] = names["call"]
+    call: Callable[[Sequence[Any]], tuple[Any, ...]] = names["call"]
     finish = finishing(aten)
+    if consumes:
+        return call if finish is None else lambda inputs: finish((*inputs,), call(inputs))
     if any(spec.attribute is not None for spec in aten.inputs):
         return _with_attributes(gm, aten, call, finish)
     if finish is None:

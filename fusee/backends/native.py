@@ -75,6 +75,7 @@ class Compilation:
     ) -> None:
         self.gm, self.example_inputs = gm, example_inputs
         self.options, self.report = options, report
+        self.consumes = False
 
 
 def _trace(c: Compilation) -> None:
@@ -172,6 +173,7 @@ def _host(c: Compilation) -> None:
     arguments = Arguments(
         [named.get(spec.name) for spec in c.aten.inputs if spec.index not in targets],
         {name: (source.index, source.axis) for name, source in c.aten.symbols.items()},
+        c.consumes,
     )
     c.host = emit_host(c.loops, c.schedule, c.plan, c.codes, arguments)
     log.publish("host", "", c.host.source)
@@ -227,17 +229,24 @@ def compile_native(
 
 
 def compile_aten(
-    aten: AtenGraph, example_inputs: Sequence[Any], options: Options, report: Report
+    aten: AtenGraph,
+    example_inputs: Sequence[Any],
+    options: Options,
+    report: Report,
+    *,
+    consumes: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph that is traced already, and reads nothing from a module; changes it.
 
     example_inputs   one per InputSpec; only those that are static are looked at
     report           receives the kernels, and the time of each stage on top of what it has
+    consumes         the function takes a list instead of arguments, and lets go of each input as
+                     soon as nothing reads it any more
     raises           as compile_native
     """
     prepare()
     c = Compilation(fx.GraphModule({}, fx.Graph()), example_inputs, options, report)
-    c.aten = aten
+    c.aten, c.consumes = aten, consumes
     return _compile(c, PIPELINE[1:])
 
 
@@ -268,9 +277,9 @@ def _compile_training(
 
     def backward(graph: AtenGraph) -> Callable[..., Any]:
         report.backward = Report(f"{report.name}.backward")
-        return compile_aten(graph, (), options, report.backward)
+        return compile_aten(graph, (), options, report.backward, consumes=True)
 
-    return train(gm, joint, cut, forward, backward)
+    return train(gm, joint, cut, forward, backward, consumes=True)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
@@ -282,7 +291,10 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
             stages[step.name] = stages.get(step.name, 0.0) + (time.perf_counter() - begin) * 1e3
     _fill_report(c)
     functions = [c.functions[code.name] for code in c.host.functions]
-    return bind_call(c.gm, c.aten, c.derived, c.loops, c.host, functions, c.options.threads)
+    threads = c.options.threads
+    return bind_call(
+        c.gm, c.aten, c.derived, c.loops, c.host, functions, threads, consumes=c.consumes
+    )
 
 
 def _why_eager(example_inputs: Sequence[Any]) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
 from fusee.autodiff.joint import Joint, Split
-from fusee.autodiff.runtime import differentiable
+from fusee.autodiff.runtime import Consuming, differentiable
 from fusee.backends.call import finishing
 
 __all__ = [
@@ -78,7 +78,7 @@ def bind_training(
     joint: Joint,
     split: Split | None,
     forward: Half,
-    backward: Callable[[], Half] | None,
+    backward: Callable[[], Consuming] | None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, and whose results know their backward.
 
@@ -109,15 +109,21 @@ def train(
     joint: Joint,
     partition: Callable[[Joint], Split],
     compile_forward: Callable[[AtenGraph], Half],
-    compile_backward: Callable[[AtenGraph], Half],
+    compile_backward: Callable[[AtenGraph], Callable[..., Sequence[Any]]],
+    *,
+    consumes: bool = False,
 ) -> Callable[..., Any]:
-    """`bind_training` of a joint graph whose halves are compiled at once by these functions."""
+    """`bind_training` of a joint graph whose halves are compiled at once by these functions.
+
+    consumes   what compile_backward returns takes a list instead of arguments, and empties it
+    """
     if not joint.tangents:
         return bind_training(gm, joint, None, compile_forward(flat_forward(joint, None)), None)
     split = partition(joint)
     forward = compile_forward(flat_forward(joint, split))
     backward = compile_backward(flat_backward(split))
-    return bind_training(gm, joint, split, forward, lambda: backward)
+    taking: Consuming = backward if consumes else lambda inputs: backward(*inputs)
+    return bind_training(gm, joint, split, forward, lambda: taking)
 
 
 def describe(split: Split) -> str:

@@ -67,10 +67,12 @@ class Arguments:
 
     buffers  per input: its buffer, or None for numbers and for tensors that no step reads
     sizes    symbol -> (input, axis) that it is read from; axis None: the input is the number
+    consumed the inputs come in a list to be emptied: each lives until nothing reads it any more
     """
 
     buffers: Sequence[Buffer | None]
     sizes: Mapping[str, tuple[int, int | None]]
+    consumed: bool = False
 
 
 def emit_host(
@@ -153,6 +155,8 @@ class _Writer:
         lines = [f"    {', '.join(names)}, = inputs"] if names else []
         for name, (k, axis) in self.arguments.sizes.items():
             lines.append(f"    {name} = a{k}" + ("" if axis is None else f".size({axis})"))
+        if self.arguments.consumed:
+            lines.append("    inputs.clear()")
         return lines
 
     def _pinned_lines(self, pinned: list[tuple[int, Buffer]]) -> list[str]:
@@ -296,10 +300,11 @@ class _Writer:
 
     def _release(self, position: int) -> None:
         """Tensors that nothing reads any more give their memory back."""
+        roles = ("extern", "input") if self.arguments.consumed else ("extern",)
         dead = [
             name
             for buffer, name in self.variables.items()
-            if buffer.role == "extern" and self.last_use.get(buffer, -1) < position
+            if buffer.role in roles and self.last_use.get(buffer, -1) < position
         ]
         gone = [name for name in dead if name not in self.released]
         self.released.update(gone)

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from fusee.aten.trace import trace
 from fusee.backends import lookup
+from fusee.backends.native import compile_aten
+from fusee.backends.report import Report
+from fusee.config import Options
 from fusee.errors import DoubleBackwardError, FuseeWarning, InputError
 from tests.autodiff.steps import BACKENDS, compare, compiled, same
 
@@ -53,8 +57,8 @@ def in_place_inside(x: Tensor, w: Tensor) -> Tensor:
 
 def attention(x: Tensor, w: Tensor) -> Tensor:
     q, k, v = (x @ w).view(2, 4, 3, 4).permute(2, 0, 1, 3).unbind(0)
-    heads = [t.view(2, 4, 2, 2).transpose(1, 2) for t in (q, k, v)]
-    return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(2, 4, 4)
+    q, k, v = (t.view(2, 4, 2, 2).transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 4)
 
 
 def masked_attention(x: Tensor, mask: Tensor) -> Tensor:
@@ -186,7 +190,12 @@ def test_hooks_on_tensors_and_parameters() -> None:
     seen: list[str] = []
     module = nn.Linear(4, 4)
     step = compiled(module)
-    module.weight.register_hook(lambda g: seen.append("weight") or g * 2)
+
+    def double(grad: Tensor) -> Tensor:
+        seen.append("weight")
+        return grad * 2
+
+    module.weight.register_hook(double)
     module.bias.register_post_accumulate_grad_hook(lambda p: seen.append("bias"))
     x = rand(3, 4)
     y = step(x)
@@ -232,7 +241,7 @@ def test_saved_tensors_are_freed() -> None:
     assert node is not None
     y.sum().backward()
     with pytest.raises(RuntimeError, match="already been freed"):
-        _ = node.saved_tensors  # type: ignore[attr-defined]
+        _ = node.saved_tensors
 
 
 def test_double_backward_is_refused_where_it_would_be_wrong() -> None:
@@ -318,3 +327,14 @@ def test_other_sizes_with_symbols() -> None:
             (loss + first.sin().sum()).backward()
         same("x", x.grad, other.grad)
         same("w", w.grad, twin.grad)
+
+
+def test_the_backward_empties_the_list_that_it_takes() -> None:
+    x, w = torch.rand(3, 4), torch.rand(4, 5)
+    graph = trace(fx.symbolic_trace(lambda x, w: (torch.mm(x, w).sin(), w.t())), [x, w])
+    call = compile_aten(graph, (), Options(), Report("half"), consumes=True)
+    given = [x, w]
+    product, turned = call(given)
+    assert not given
+    same("product", product, torch.mm(x, w).sin())
+    assert turned.data_ptr() == w.data_ptr()

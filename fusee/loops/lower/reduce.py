@@ -178,14 +178,15 @@ def _in_two_stages(
     assert first.hi is not None
     rest, size = reduced[1:], first.hi
     inner = hint(product(axis.hi for axis in rest if axis.hi is not None))
-    if length == 1 or (length is None and FEW <= hint(size) <= CHUNK <= inner * FEW):
-        # the outermost reduced axis makes good chunks as it is
+    if length is None:  # the outermost reduced axis may make good chunks as it is
+        is_good = FEW <= hint(size) <= CHUNK <= inner * FEW
+        length = 1 if is_good else max(CHUNK // max(inner, 1), 1)
+    if length == 1:
         partial = _partial(lowering, kept, size, acc_dtype)
         chunk = lowering.axis("c0", size)
         moved = rewrite([value], {first: chunk.expr})[0]
         _store_partial(lowering, partial, kept, chunk, moved, rest, kind)
     else:
-        length = max(CHUNK // max(inner, 1), 1) if length is None else length
         whole = floordiv(size, length)
         left = size - whole * length
         partial = _partial(lowering, kept, whole if left == 0 else whole + 1, acc_dtype)

@@ -138,3 +138,8 @@ def test_results_follow_the_layout_of_what_is_read() -> None:
     assert isinstance(first, Loop)
     strides = first.buffer.strides
     assert strides[-3:] == (1, 15, 3), strides
+
+
+def test_few_points_of_much_are_chunks_as_they_are() -> None:
+    # eight rows of 32,768: a chunk is one of them, and needs no axis of its own
+    check(lambda x, w: (x * w).sum(), torch.randn(8, 128, 256).double(), torch.randn(256).double())
