@@ -9,7 +9,7 @@ import inspect
 import types
 from typing import Any
 
-__all__ = ["bind"]
+__all__ = ["bind", "refuse_missing"]
 
 
 def bind(
@@ -55,7 +55,7 @@ def bind(
                 missing.append(key)
             else:
                 bound[key] = defaults[k - first_default]
-    _refuse_missing(name, "positional", missing)
+    refuse_missing(name, "positional", missing)
     missing = []
     for key in keyword_only:
         if key not in bound:
@@ -63,7 +63,7 @@ def bind(
                 missing.append(key)
             else:
                 bound[key] = keyword_defaults[key]
-    _refuse_missing(name, "keyword-only", missing)
+    refuse_missing(name, "keyword-only", missing)
     return bound
 
 
@@ -79,7 +79,8 @@ def _refuse_extra(
     )
 
 
-def _refuse_missing(name: str, kind: str, missing: list[str]) -> None:
+def refuse_missing(name: str, kind: str, missing: list[str]) -> None:
+    """Raise TypeError for these parameters, if there are any."""
     if not missing:
         return
     quoted = [repr(key) for key in missing]

@@ -6,8 +6,9 @@ import functools
 import inspect
 import sys
 import types
-from typing import Any
+from typing import Any, NoReturn
 
+from fusee.capture.binding import refuse_missing
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND
 from fusee.capture.policy import ORIGINAL
@@ -28,8 +29,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     listed = ", ".join(names)
     signature, passed = _signature(function)
     values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
-    optional = [*_optional(function), *(function.__kwdefaults__ or ())]
-    filled = "".join(f"    if {n} is _unset: {n} = _default({n!r})\n" for n in optional)
+    filled = _filled(function, values)
     text = (
         f"def call({signature}):\n"
         f"    if _function.__code__ is not _code:\n"
@@ -56,7 +56,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     )
     space: dict[str, Any] = {
         "_code": code,
-        "_default": functools.partial(_default, function),
+        "_missing": functools.partial(_missing, function),
         "_dynamo": DYNAMO,
         "_entries": start.entries,
         "_failed": GraphFailed,
@@ -98,15 +98,33 @@ def _optional(function: types.FunctionType) -> tuple[str, ...]:
     return function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
 
 
-def _default(function: types.FunctionType, name: str) -> Any:
-    """The default that a parameter has now: it may be another one than when this was compiled."""
-    found = dict(zip(_optional(function), function.__defaults__ or ()))
-    found.update(function.__kwdefaults__ or {})
-    if name not in found:
-        raise TypeError(
-            f"{function.__qualname__}() missing 1 required positional argument: {name!r}"
-        )
-    return found[name]
+def _filled(function: types.FunctionType, values: str) -> str:
+    """Source: parameters that are not given get the default that the function has now."""
+    optional, named = _optional(function), function.__kwdefaults__ or {}
+    if not optional and not named:
+        return ""
+    places = [(name, f"_d[{k - len(optional)}]") for k, name in enumerate(optional)]
+    places += [(name, f"_w[{name!r}]") for name in named]
+    lines = "".join(f"        if {name} is _unset: {name} = {place}\n" for name, place in places)
+    return (
+        f"    _d, _w = _function.__defaults__, _function.__kwdefaults__\n"
+        f"    try:\n{lines}"
+        f"    except (TypeError, LookupError):\n"
+        f"        _d = _unset\n"
+        f"    if _d is _unset:\n"
+        f"        _missing({values})\n"
+    )
+
+
+def _missing(function: types.FunctionType, values: dict[str, Any]) -> NoReturn:
+    """The error of a call that gives too little, since there are fewer defaults now."""
+    known = {*_optional(function), *(function.__kwdefaults__ or ())}
+    missing = [name for name, value in values.items() if value is UNBOUND and name not in known]
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    for kind, of_kind in (("positional", True), ("keyword-only", False)):
+        names = [name for name in missing if (name in positional) is of_kind]
+        refuse_missing(function.__qualname__, kind, names)
+    raise AssertionError("nothing is missing")
 
 
 def _signature(function: types.FunctionType) -> tuple[str, str]:
