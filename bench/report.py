@@ -43,12 +43,6 @@ def over_eager(rows: Row, column: str) -> Number:
     return None if peak is None or eager is None else max(1.0, peak - eager)
 
 
-def capture_s(rows: Row, column: str) -> Number:
-    """Seconds of the first call that were not the backend's: capture, guards, imports."""
-    whole, backend = cold(rows, column, "first_call_s"), cold(rows, column, "backend_s")
-    return None if whole is None or backend is None else whole - backend
-
-
 def ratio(one: Number, other: Number) -> Number:
     return None if one is None or not other else one / other
 
@@ -81,10 +75,6 @@ def summary(data: Row) -> list[tuple[str, Number]]:
                     cold(r, "inductor", "first_call_s"), cold(r, "compile", "first_call_s")
                 )
             ),
-        ),
-        (
-            "capture and guards: TorchDynamo / fusee.compile",
-            mean(lambda r: ratio(capture_s(r, "fusee"), capture_s(r, "compile"))),
         ),
         (
             "steady state: TorchInductor / Fusee",
