@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 
 from fusee.codegen.llvm.access import store_scalar, store_vector
 from fusee.codegen.llvm.context import Context
-from fusee.codegen.llvm.reduce import Carried, accumulate, result
+from fusee.codegen.llvm.ops import emit
+from fusee.codegen.llvm.reduce import Carried, accumulate, fuses, result
 from fusee.codegen.llvm.shape import Stage, is_scan, roots
 from fusee.codegen.llvm.tile import store_square
-from fusee.codegen.llvm.types import vector
+from fusee.codegen.llvm.types import HELD, vector
 from fusee.codegen.llvm.values import emit_value
 from fusee.loops.ir import Acc, Accumulate, Phase, Store, Value
 from fusee.sym.expr import Symbol
@@ -103,12 +104,21 @@ class Body:
     ) -> list[list[str]]:
         ctx = self.ctx
         t = ctx.target(rank, ctx.lanes)
+        mask = ctx.mask if self.masks_sums else None
+        is_fused = fuses(how, statement.value, ctx.machine)
         values = [statement.value] + ([] if statement.which is None else [statement.which])
+        values = list(statement.value.args) if is_fused else values
         if ctx.lanes > 1:
             columns = [ctx.vectors(value) for value in values]
         else:
             columns = [[ctx.scalar(value)] for value in values]
-        mask = ctx.mask if self.masks_sums else None
+        if is_fused:
+            x, y = columns
+            sums = [emit(t, "fma", how.dtype, [*xy, z]) for *xy, (z,) in zip(x, y, old)]
+            if mask is not None:
+                kind = HELD[how.dtype]
+                sums = [t.select(mask, kind, new, z) for new, (z,) in zip(sums, old)]
+            return [[new] for new in sums]
         return [
             accumulate(ctx, t, how, old[copy], [column[copy] for column in columns], mask)
             for copy in range(ctx.copies)

@@ -45,7 +45,7 @@ class MathFunction:
 _PURE = "nounwind willreturn memory(none)"
 _INLINED = f"alwaysinline {_PURE}"
 _COLD = f"cold noinline {_PURE}"
-_FUSED = frozenset({"fma", "neon"})  # either has fused multiply-add
+HAS_FUSED = frozenset({"fma", "neon"})  # either has fused multiply-add
 
 _INTRINSICS = {
     "sqrt": ("sqrt", 1),
@@ -132,7 +132,7 @@ def _chosen(
         return _intrinsic(name, kind)
     if name == "rsqrt":
         return _rsqrt(kind)
-    fused = not _FUSED.isdisjoint(features)
+    fused = not HAS_FUSED.isdisjoint(features)
     if dtype is torch.float32 and name in FORMULAS and (fused or name not in NEEDS_FUSED):
         return _own(name, kind, fused, features, exported)
     return _called(name, kind, f"fusee.{name}.{kind.mangled}", features, exported)
