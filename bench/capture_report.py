@@ -36,7 +36,10 @@ def as_markdown(data: Row) -> str:
     models: dict[str, Row] = data["models"]
     lines = ["| TorchDynamo / fusee.compile, geometric mean over models | |", "|---|---|"]
     for kind, title in KINDS.items():
-        lines.append(f"| capture and guards, {title} | {_times(_mean(models, kind))} |")
+        found = [times for rows in models.values() if (times := advantage(rows, kind)) is not None]
+        lines.append(
+            f"| capture and guards, {title} ({len(found)} models) | {_times(geomean(found))} |"
+        )
     lines += [
         "",
         "Capture and guards of a first call, in seconds of processor time",
@@ -76,10 +79,6 @@ def as_markdown(data: Row) -> str:
         f"{about['date']}; load average while measuring {min(loads):.1f} to {max(loads):.1f}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _mean(models: dict[str, Row], kind: str) -> Number:
-    return geomean(advantage(rows, kind) for rows in models.values())
 
 
 def _times(value: Number) -> str:

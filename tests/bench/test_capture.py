@@ -30,7 +30,7 @@ def made(tmp_path: Path) -> Results:
 
 def test_tables(tmp_path: Path) -> None:
     text = capture_report.as_markdown(made(tmp_path).data)
-    assert "| capture and guards, new process, imports included | 6.3x |" in text
+    assert "| capture and guards, new process, imports included (2 models) | 6.3x |" in text
     assert "| bert | 1.00 | 0.10 | 1.00 | 0.10 | 1/1 |" in text
     assert "| resnet18 | 62 | 200.0 | 50.0 | 4.0x |" in text
     assert "`import torch`: 0.040 s" in text and "| fusee |" not in text
