@@ -98,8 +98,8 @@ def _arithmetic(call: Any) -> Callable[..., Any]:
         if any(isinstance(x, Tensor) for x in operands):
             x, y = operands
             if isinstance(x, Scalar):
-                return _cast(call(x.like(y), y), torch.result_type(y, 1.0))
-            return _cast(call(x, y.like(x)), torch.result_type(x, 1.0))
+                return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
+            return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
         numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
         return Scalar(call(*numbers))
 
@@ -111,6 +111,11 @@ def _arithmetic(call: Any) -> Callable[..., Any]:
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
+
+
+def _widened(x: Any) -> Any:
+    """As ATen computes with it: a half is rounded once, at the end."""
+    return x.to(torch.float32) if isinstance(x, Tensor) and x.dtype in _HALF else x
 
 
 def _number(x: Any, like: Tensor) -> Any:
@@ -165,13 +170,13 @@ def _keeping_dtype(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
         for other in args:
             if isinstance(other, Tensor):
                 dtype = torch.promote_types(dtype, torch.result_type(x, other))
-        return _cast(form(x, *args, **kwargs), dtype)
+        return _cast(form(*map(_widened, (x, *args)), **kwargs), dtype)
 
     return call
 
 
 def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **kwargs: x.copy_(form(x, *args, **kwargs))
+    return lambda x, *args, **kwargs: x.copy_(form(*map(_widened, (x, *args)), **kwargs))
 
 
 def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:

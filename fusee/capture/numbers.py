@@ -18,14 +18,9 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
-    "Number",
-    "Specialise",
-    "as_tensor",
-    "compute",
-    "holds_number",
-    "is_learning_rate",
-    "shown",
-]
+    "TAKE_NUMBERS", "Number", "Specialise", "as_tensor", "compute", "holds_number",
+    "is_learning_rate", "load", "need_values", "shown",
+]  # fmt: skip
 
 
 class Specialise(BaseException):
@@ -71,6 +66,11 @@ _ARITHMETIC = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow,
 }  # fmt: skip
+# Torch calls that a graph may give one to, as backends know to compile them.
+TAKE_NUMBERS = {
+    *"add sub mul truediv pow iadd isub imul itruediv ipow".split(),
+    *"multiply div divide true_divide addcmul addcdiv lerp".split(),
+}
 _PLAIN = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,

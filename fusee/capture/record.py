@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.numbers import Number, shown
+from fusee.capture.numbers import TAKE_NUMBERS, Number, holds_number, need_values, shown
 from fusee.capture.torch_api import (
     NEEDS_VALUES,
     STATE_SWITCHES,
@@ -146,6 +146,9 @@ class Recorder(TorchFunctionMode):
             name = ""
         if name in _VALUES:
             raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
+        if self.has_numbers and holds_number((*args, *kwargs.values())):
+            if name.strip("_").removeprefix("foreach_") not in TAKE_NUMBERS:
+                need_values(*args, *kwargs.values())
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
         if name == "backward":

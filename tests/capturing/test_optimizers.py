@@ -382,6 +382,9 @@ def test_a_float_that_decides_stays_a_constant() -> None:
         lambda x, by: x + max(by, 0.2),
         lambda x, by: (isinstance(by, float), type(by), by.is_integer()),
         lambda x, by: torch.full((2,), by),
+        lambda x, by: torch.where(x > by, x, by).clamp(min=-by),
+        lambda x, by: torch.nn.functional.leaky_relu(x, by) + x.new_tensor(by),
+        lambda x, by: by / (by - x) + 2**by + by**x - x.add(x, alpha=by),
     ],
 )
 def test_floats_that_changed_may_be_used_in_any_way(use: Callable[..., Any]) -> None:
