@@ -104,7 +104,7 @@ def train(
         loss = step(module, *batch)
         loss.backward()
         chosen.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     state = {name: x.detach() for name, x in module.state_dict().items()}
     grads = {f"{n}.grad": p.grad for n, p in module.named_parameters() if p.grad is not None}
     return losses, {**state, **grads}
