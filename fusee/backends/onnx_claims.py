@@ -58,6 +58,10 @@ _ROWS = (
         "the exporter takes other statistics of the batch",
     ),
     ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", "ONNX filters it otherwise"),
+    (
+        "amax amin max min max.dim min.dim argmax argmin sign",
+        "ONNX Runtime passes over what is not a number",
+    ),
     ("topk sort sort.stable argsort", "ONNX puts equal elements into another order"),
 )
 _WRONG: dict[OpOverload, str] = {op: why for names, why in _ROWS for op in _named(names)}

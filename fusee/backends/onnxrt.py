@@ -200,7 +200,9 @@ class _Weights:
         version, session = self.made
         if self.names and version != self.known.current(inputs).version:
             with self.lock:
-                self.made = _, session = self._follow(inputs)
+                if self.names and self.made[0] != self.known.current(inputs).version:
+                    self.made = self._follow(inputs)
+                session = self.made[1]
         try:
             return session.run(inputs, self.sizes(inputs))
         except Exception as error:  # the runtime's own classes, which it makes no names for

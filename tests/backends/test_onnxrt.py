@@ -159,6 +159,17 @@ def test_what_it_computes_differently_is_not_claimed() -> None:
     assert [sum(row.ops.values()) for row in report.regions] == [5]
 
 
+def test_what_is_not_a_number_stays_so() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.relu(x) + torch.maximum(x, x * 2), torch.softmax(x @ x, -1), x.clamp(-1, 1)
+        return *y, x.amax(-1), *x.min(-1), x.argmax(-1), x.sign(), x.sum(), F.hardswish(x)
+
+    x = torch.randn(6, 6)
+    x[1, 2] = x[4, 4] = float("nan")
+    x[2, 3] = float("inf")
+    check(fn, x, backend="onnxrt", capture="fx")
+
+
 def test_disabled_ops_stay_with_us() -> None:
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     call = compiled(two_layers, x, w, disabled_ops=[aten._softmax, aten.tanh.default])
