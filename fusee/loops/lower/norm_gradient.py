@@ -88,6 +88,12 @@ def _total(x: Tensor, dims: Sequence[int], meta: Meta | None) -> Tensor | None:
     return reshape(reduce(x, dims, "sum", x.dtype, meta.dtype), meta.shape)
 
 
+def _share(plain: Value, turned: Value, normal: Value, count: Size) -> Value:
+    """What all elements of a row have to give: the divisions do not depend on the element."""
+    number = plain.table.index(count, plain.dtype)
+    return op("add", op("div", plain, number), op("mul", normal, op("div", turned, number)))
+
+
 def _of_rows(
     call: Call,
     meta: Meta,
@@ -105,8 +111,7 @@ def _of_rows(
     count = count_of(scaled, dims)
 
     def fn(g: Value, n: Value, r: Value, a: Value, b: Value) -> Value:
-        share = op("div", op("add", a, op("mul", n, b)), a.table.index(count, a.dtype))
-        return op("mul", r, op("sub", g, share))
+        return op("mul", r, op("sub", g, _share(a, b, n, count)))
 
     operands = [scaled, normal, rstd, plain, turned]
     return pointwise(call.lowering, operands, fn, grad.shape, meta.dtype, compute)
@@ -211,8 +216,7 @@ def _batch_norm_backward(
 
     def fn(g: Value, n: Value, r: Value, a: Value, b: Value, *w: Value) -> Value:
         if training:
-            share = op("div", op("add", a, op("mul", n, b)), a.table.index(count, a.dtype))
-            g = op("sub", g, share)
+            g = op("sub", g, _share(a, b, n, count))
         return op("mul", g, op("mul", r, w[0]) if w else r)
 
     if of_x is not None:
