@@ -78,6 +78,8 @@ def _softmax(grad: torch.Tensor, out: torch.Tensor, axis: int, dtype: torch.dtyp
 
 @meta(aten.mse_loss_backward.default, aten.huber_loss_backward.default)
 @meta(aten.smooth_l1_loss_backward.default, aten.glu_backward.default)
+@meta(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+@meta(aten.fractional_max_pool3d_backward.default)
 def _row_by_row(grad: torch.Tensor, x: torch.Tensor, *_: Any) -> torch.Tensor:
     return empty(x.shape, x.dtype)
 
