@@ -148,14 +148,16 @@ def test_indices_out_of_range_are_eagers_error() -> None:
 
 
 def test_what_it_computes_differently_is_not_claimed() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, ...]:
-        return two_layers(x, x), torch.rand_like(x), torch.atan2(x, x), torch.remainder(x, 0.3)
+    def fn(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        some = torch.rand_like(x), torch.atan2(x, x), torch.remainder(x, 0.3)
+        return two_layers(x, x), *some, F.embedding_bag(i, x)
 
-    report = compiled(fn, torch.randn(4, 4)).report()
+    report = compiled(fn, torch.randn(4, 4), torch.tensor([[1, 2]])).report()
     reasons = {row.op: row.reason for row in report.unclaimed}
     assert "random" in reasons["aten.rand_like.default"]
     assert "composes it" in reasons["aten.atan2.default"]
     assert "composes it" in reasons["aten.remainder.Scalar"]
+    assert any("crashes" in why for op, why in reasons.items() if "embedding_bag" in op)
     assert [sum(row.ops.values()) for row in report.regions] == [5]
 
 
