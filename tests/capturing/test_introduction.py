@@ -5,6 +5,7 @@ source   https://docs.pytorch.org/tutorials/intermediate/torch_compile_tutorial.
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -135,3 +136,34 @@ def test_densenet_in_one_graph() -> None:
     with torch.no_grad():
         assert torch.equal(traced(*args), module(*args))
     assert len(traced.graphs) == 1 and not traced.stops
+
+
+def test_a_densenet_trained_by_one_compiled_function() -> None:
+    """The form of the text, with two blocks in place of densenet121's four."""
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    module = models.DenseNet(8, (2, 2), 8, num_classes=10)
+    modules = [module.train(), copy.deepcopy(module)]
+    optimizers = [torch.optim.Adam(one.parameters()) for one in modules]
+    data = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+    def train(mod: Any, opt: Any, data: Any) -> Any:
+        opt.zero_grad(True)
+        pred = mod(data[0])
+        loss = torch.nn.CrossEntropyLoss()(pred, data[1])
+        loss.backward()
+        opt.step()
+        return loss
+
+    traced = Traced(train)
+    for k in range(3):
+        ours, theirs = (
+            traced(modules[0], optimizers[0], data),
+            train(modules[1], optimizers[1], data),
+        )
+        torch.testing.assert_close(ours, theirs)
+        # the first call meets no gradients; forward, and the update of all parameters
+        assert len(traced.graphs) == (2, 3, 3)[k]
+    assert all("backward() runs autograd" in stop for stop in traced.stops)
+    for mine, other in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-3)
