@@ -101,6 +101,12 @@ def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
 
 
+def _integers(node: fx.Node) -> str | None:
+    if any(_val(x).dtype in _FLOATS for x in node.all_input_nodes):
+        return "OpenVINO takes NaN for a number here"
+    return None
+
+
 def _logic(node: fx.Node) -> str | None:
     if any(_val(x).dtype != torch.bool for x in node.all_input_nodes):
         return "OpenVINO computes it for bool only"
@@ -191,14 +197,14 @@ OPERATORS: dict[OpOverload, Rule] = {
             "reflection_pad3d unfold",
             "abs acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1",
             "floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish neg",
-            "reciprocal relu round rsqrt sigmoid sign silu sin sinh sqrt tan tanh",
+            "reciprocal relu round rsqrt sigmoid silu sin sinh sqrt tan tanh",
             "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
             "div.Tensor_mode rsub.Scalar rsub.Tensor pow.Tensor_Scalar pow.Tensor_Tensor",
             "pow.Scalar addcmul",
-            "logaddexp maximum minimum clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
+            "logaddexp clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
             "clamp_max.Tensor glu",
-            "_softmax _log_softmax _safe_softmax logsumexp amax amin mean mean.dim sum",
-            "sum.dim_IntList prod prod.dim_int linalg_vector_norm var.correction std.correction",
+            "_softmax _log_softmax _safe_softmax logsumexp mean mean.dim sum",
+            "sum.dim_IntList prod prod.dim_int linalg_vector_norm",
             "cumsum addmm baddbmm bmm mm dot linear convolution",
             "_adaptive_avg_pool2d _adaptive_avg_pool3d",
             "grid_sampler_2d col2im rms_norm",
@@ -211,7 +217,7 @@ OPERATORS: dict[OpOverload, Rule] = {
     **dict.fromkeys(
         _named(
             "eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor",
-            "gt.Scalar gt.Tensor ge.Scalar ge.Tensor isfinite isinf isnan",
+            "isfinite isinf isnan",
         ),
         _always,
     ),
@@ -231,6 +237,7 @@ OPERATORS: dict[OpOverload, Rule] = {
         _first_only,
     ),
     **dict.fromkeys(_named("native_batch_norm _native_batch_norm_legit"), _batch_norm),
+    **dict.fromkeys(_named("gt.Scalar gt.Tensor ge.Scalar ge.Tensor"), _integers),
     aten.cat.default: _joins,
     **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
     aten.scaled_dot_product_attention.default: _attention,
@@ -239,7 +246,8 @@ OPERATORS: dict[OpOverload, Rule] = {
 
 # Integers that `intervals` follows may be computed too.
 for _op in _named(
-    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar cumsum neg maximum minimum",
+    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar cumsum neg",
     "constant_pad_nd",
 ):
     OPERATORS[_op] = _numbers
+OPERATORS.update(dict.fromkeys(_named("maximum minimum"), _integers))

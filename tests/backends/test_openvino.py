@@ -342,3 +342,13 @@ def test_without_it_training_is_ours() -> None:
         call = compiled(two_layers, x, x)
         call(x, x).sum().backward()
     assert not call.report().regions and x.grad is not None
+
+
+def test_nan_is_no_number() -> None:
+    x = torch.tensor([[float("nan"), 1.0, -2.0]] * 3)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x @ torch.ones(3, 3)
+        return torch.maximum(x, y), torch.where(x > 0, x, y), x.amax(1), torch.sign(x), x.minimum(y)
+
+    torch.testing.assert_close(compiled(fn, x)(x), fn(x), equal_nan=True)
