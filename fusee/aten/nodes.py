@@ -70,7 +70,7 @@ def _run(
     if node.op == "call_function":
         if isinstance(target, HigherOrderOperator):
             name: str = target.name()  # type: ignore[no-untyped-call]
-            inner = t.higher_order.get(name, inline)
+            inner: Callable[..., Any] = t.higher_order.get(name, inline)
             return inner(t, target, args, kwargs, attribute)
         if target is operator.getitem and not isinstance(args[0], torch.Tensor):
             return args[0][args[1]]

@@ -1,24 +1,27 @@
 """Backends: what turns a captured graph into something callable.
 
 The contract is torch.compile's own: `backend(gm, example_inputs) -> callable(*inputs) -> outputs`.
-`aot` makes one of functions that compile forward and backward graphs.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from fusee.backends import ours as ours
 from fusee.backends.registry import Backend, list_backends, lookup, register
 
-if TYPE_CHECKING:
-    from fusee.backends.two_graphs import aot
-
 __all__ = ["Backend", "aot", "list_backends", "lookup", "register"]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "aot":
-        raise AttributeError(f"module 'fusee.backends' has no attribute {name!r}")
-    found = importlib.import_module("fusee.backends.two_graphs").aot  # with all of autodiff
-    globals()[name] = found
-    return found
+def aot(
+    *, fw_compiler: Callable[..., Any], bw_compiler: Callable[..., Any] | None = None, **more: Any
+) -> Callable[..., Any]:
+    """A backend from functions that compile forward and backward graphs of ATen operators.
+
+    more   partition: from a joint graph to the two
+    source fusee/backends/two_graphs.py, which says all; it is loaded with autodiff at the first use
+    """
+    made: Callable[..., Any] = importlib.import_module("fusee.backends.two_graphs").aot(
+        fw_compiler=fw_compiler, bw_compiler=bw_compiler, **more
+    )
+    return made

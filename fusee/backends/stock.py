@@ -42,7 +42,8 @@ def compile_openvino(
     raises   OptionError; MissingPackage; MissingFake
     """
     _check_mode("fusee_openvino", mode)
-    return lookup("openvino", options)(gm, example_inputs)
+    made: Callable[..., Any] = lookup("openvino", options)(gm, example_inputs)
+    return made
 
 
 def _check_mode(name: str, mode: str | None) -> None:

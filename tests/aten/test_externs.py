@@ -29,7 +29,7 @@ def test_recurrent_layers_give_what_backward_needs_without_grad_mode() -> None:
     op = aten.mkldnn_rnn_layer.default
     weights = torch.randn(16, 8), torch.randn(16, 4), torch.randn(16), torch.randn(16)
     state = torch.zeros(3, 4)
-    shape = (False, [], 2, 4, 1, True, False, False, True)
+    shape: tuple[Any, ...] = (False, [], 2, 4, 1, True, False, False, True)
     args = (torch.randn(6, 3, 8), *weights, state, state, *shape)
     expected = op(*args)
     with torch.no_grad():

@@ -386,7 +386,8 @@ def test_constants_made_on_the_way_stay_apart() -> None:
     """torch makes a tensor of each index, and forgets it: the next one may get its address."""
     graph = fx.Graph()
     x = graph.placeholder("x")
-    graph.output([graph.call_function(operator.getitem, (x, (..., [k]))) for k in range(64)])
+    places: list[Any] = [(..., [k]) for k in range(64)]
+    graph.output([graph.call_function(operator.getitem, (x, place)) for place in places])
     aten = trace(fx.GraphModule({}, graph), [torch.randn(2, 64)], keep=keep_core)
     assert [int(aten.constants[f"_constant{k}"]) for k in range(64)] == list(range(64))
 
