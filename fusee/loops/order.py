@@ -26,7 +26,7 @@ from fusee.loops.ir import (
     rewrite_index,
     walk,
 )
-from fusee.sym.expr import Call, Size, Symbol, divides
+from fusee.sym.expr import Call, Size, Symbol, divides, known_ge
 from fusee.sym.parts import atoms, coefficient, hint, substitute, symbols
 
 
@@ -130,7 +130,9 @@ def _splitting_axis(atom: Call, own: set[Symbol]) -> tuple[Symbol, Size] | None:
         if not divides(step, divisor):
             continue
         chunk = divisor // step
-        if chunk != 1 and chunk != axis.hi and divides(chunk, axis.hi):
+        if chunk == 1 or not known_ge(chunk, 0):  # negative: what is divided runs backwards
+            continue
+        if chunk != axis.hi and divides(chunk, axis.hi):
             return axis, chunk
     return None
 

@@ -132,15 +132,19 @@ def test_mutations_and_views_are_replayed() -> None:
     check(Counter(), torch.randn(3, 4))
 
 
-def test_training_runs_eagerly_and_says_so() -> None:
+def test_a_graph_of_modules_is_differentiated() -> None:
     layer = nn.Linear(3, 3)
-    gm = fx.symbolic_trace(layer)
-    with pytest.warns(UserWarning, match="requires grad"):
-        compiled = compile_native(gm, [torch.randn(2, 3, requires_grad=True)], {})
+    compiled = compile_native(fx.symbolic_trace(layer), [torch.randn(2, 3, requires_grad=True)], {})
+    report = compiled.report()
+    assert report.eager is None and report.backward is not None
+    assert "saved for the backward" in str(report) and ".backward: " in str(report)
     x = torch.randn(2, 3, requires_grad=True)
-    compiled(x).sum().backward()
-    assert x.grad is not None
-    assert compiled.report().eager is not None
+    y = layer(x)
+    expected = torch.autograd.grad(y.sum(), [x, layer.weight, layer.bias])
+    out = compiled(x)
+    (out[0] if isinstance(out, tuple) else out).sum().backward()
+    for parameter, grad in zip((x, layer.weight, layer.bias), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
 
 
 class Small(nn.Module):

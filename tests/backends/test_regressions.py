@@ -128,3 +128,8 @@ def test_unpooling_keeps_channels_last() -> None:
 
 def test_places_of_a_fixed_number_are_row_major() -> None:
     check(lambda x: torch.nonzero_static(x, size=3), torch.randn(5, 5), capture="fx")
+
+
+def test_an_axis_that_runs_backwards_is_not_split() -> None:
+    check(lambda x: (x * 2).roll(1, 0).flip(0), torch.randn(4, 4), capture="fx")
+    check(lambda x: x.roll(3, 1).flip(1).reshape(6, 4), torch.randn(3, 8), capture="fx")
