@@ -1,0 +1,52 @@
+"""Sizes, strides and dtypes of backward formulas against the CPU's kernels, in both layouts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusee.sym.metas import METAS
+
+aten = torch.ops.aten
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def geometry(out: Any) -> list[Any]:
+    items = out if isinstance(out, (tuple, list)) else (out,)
+    return [None if x is None else (tuple(x.shape), x.dtype, x.stride()) for x in items]
+
+
+def check(op: Any, *args: Any) -> None:
+    twins = [x.to("meta") if isinstance(x, Tensor) else x for x in args]
+    assert geometry(METAS[op](*twins)) == geometry(op(*args)), op
+
+
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=3)))
+def test_gradients(layouts: tuple[torch.memory_format, ...]) -> None:
+    of_x, of_w, of_g = layouts
+    x, g = (torch.rand(2, 8, 6, 6).to(memory_format=layout) for layout in (of_x, of_g))
+    for window, groups in ((3, 1), (1, 1), (3, 8)):
+        w = torch.rand(8, 8 // groups, window, window).to(memory_format=of_w)
+        around = [window // 2] * 2
+        rest = ([8], [1, 1], around, [1, 1], False, [0, 0], groups, [True] * 3)
+        check(aten.convolution_backward.default, g, x, w, *rest)
+    s = torch.rand(8)
+    check(aten.native_batch_norm_backward.default, g, x, s, s, s, s, s, True, 1e-5, [True] * 3)
+    rows = torch.rand(2, 8, 6, 1)
+    pair = torch.rand(6), torch.rand(6)
+    check(aten.native_layer_norm_backward.default, g, x, [6], rows, rows, *pair, [True] * 3)
+    check(aten._softmax_backward_data.default, g, x, 1, torch.float32)
+    more = {"threshold": (0.0,), "leaky_relu": (0.1, False), "hardtanh": (-1.0, 1.0)}
+    names = "threshold gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu hardtanh mish"
+    for name in names.split():
+        check(getattr(aten, f"{name}_backward").default, g, x, *more.get(name, ()))
+
+
+def test_attention() -> None:
+    q = torch.rand(2, 5, 4, 8).transpose(1, 2)
+    for x in (q, q.contiguous()):
+        check(aten._scaled_dot_product_flash_attention_for_cpu.default, x, x, x)
