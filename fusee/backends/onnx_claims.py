@@ -6,6 +6,7 @@ function and a kernel at all is not the question here: the engine asks them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,13 @@ def _power(node: fx.Node) -> str | None:
     return "integers that overflow, or are divided, wrap otherwise"
 
 
+def _norm(node: fx.Node) -> str | None:
+    order = _argument(node, 1, "ord")
+    if isinstance(order, float) and math.isinf(order):
+        return "ONNX Runtime passes over what is not a number"
+    return None
+
+
 _AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = {
     **dict.fromkeys(_named("avg_pool1d avg_pool2d avg_pool3d"), _pool),
     **dict.fromkeys(
@@ -114,5 +122,6 @@ _AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = {
         ),
         _resize,
     ),
+    aten.linalg_vector_norm.default: _norm,
     **dict.fromkeys(_named("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"), _power),
 }
