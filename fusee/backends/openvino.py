@@ -172,6 +172,7 @@ class _RegionCall:
             weights = {k: inputs[k].detach().contiguous() for k in fixed}
             found = self.engine.executable(self.region, weights)
             self.compiles += 1
+            self.shared = weights  # the compiled model's constants may lie in their memory
             given = tuple(k for k in range(len(inputs)) if k not in weights)
             self.latest = snapshot, found, given
             return found, given

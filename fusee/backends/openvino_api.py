@@ -189,6 +189,7 @@ class Executable:
             request = self._free.pop() if self._free else None
         if request is None:
             request = self.compiled.create_infer_request()
+        inputs = [x.detach().contiguous() for x in inputs]  # alive until the request is done
         try:
             for k, x in enumerate(inputs):
                 request.set_input_tensor(k, _wrap(x))
@@ -260,9 +261,7 @@ def from_blob(
 
 
 def _wrap(x: Tensor) -> Any:
-    """An OpenVINO tensor in the same memory."""
-    if x.requires_grad:
-        x = x.detach()
+    """An OpenVINO tensor in the same memory, which infer requests do not keep alive."""
     if x.dtype == torch.bfloat16:  # numpy has none
         return _openvino().Tensor(x.view(torch.int16).numpy(), list(x.shape), _element(x.dtype))
     return _openvino().Tensor(x.numpy(), shared_memory=True)

@@ -212,6 +212,7 @@ def test_weights_changed_in_place_are_seen() -> None:
     x = torch.randn(3, 8)
     first, last = module[0], module[2]
     assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+    first.weight = nn.Parameter(torch.randn(8, 8).t())  # column-major
     for step in range(6):  # the first changes compile anew, later ones find weights as inputs
         torch.testing.assert_close(call(x), module(x))
         first.weight.mul_(1.5)
