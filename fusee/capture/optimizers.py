@@ -26,6 +26,7 @@ from torch.utils import _foreach_utils
 from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
+from fusee.capture.policy import enabled
 from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, stands_for
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
@@ -131,7 +132,7 @@ class _Group:
 
 
 for _class in _CLASSES:
-    SPECIAL[_class._init_group] = _init_group(_class._init_group)
+    SPECIAL[enabled(_class._init_group)] = _init_group(enabled(_class._init_group))
 
 
 # ------------------------------------------------------------------------------ formulas

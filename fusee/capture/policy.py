@@ -123,12 +123,18 @@ class Policy:
             return None  # an instance may have a hash of its own, in Python
         if function in self.in_graph or is_allowed_by_torch(function):
             return lambda m, args, kwargs: m.world.recorder.call_whole(function, args, kwargs)
-        marks = getattr(function, "__dict__", ())
+        marks: dict[str, Any] = getattr(function, "__dict__", {})
         if function in self.constant or "_dynamo_marked_constant" in marks:
             return lambda m, args, kwargs: _constant(m, function, args, kwargs)
         if function in self.substitutes:
             other = self.substitutes[function]
             return lambda m, args, kwargs: m.call(m.world.hold(other, other.__name__), args, kwargs)
+        if "_torchdynamo_disable" in marks and str(marks["_torchdynamo_disable_msg"]).endswith(
+            "_init_group not supported"
+        ):
+            # once TorchDynamo is used it disables for itself what optimizers do, which we can trace
+            own = enabled(function)
+            return lambda m, args, kwargs: m.call(m.world.hold(own, own.__name__), args, kwargs)
         return None
 
     def refusal(self, function: types.FunctionType) -> GraphBreak | None:
@@ -152,6 +158,13 @@ class Policy:
 
 
 POLICY = Policy()
+
+
+def enabled(function: Any) -> Any:
+    """What TorchDynamo's disable was put around, once or several times."""
+    while "_torchdynamo_disable" in function.__dict__:
+        function = function.__dict__["_torchdynamo_orig_callable"]
+    return function
 
 
 def original(x: Any) -> Any:

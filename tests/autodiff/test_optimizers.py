@@ -138,3 +138,13 @@ def test_torch_compile_takes_the_rate_as_an_input() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
     for ours, theirs in zip(*made, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_torch_dynamo_was_here_before() -> None:
+    # its first use disables _init_group of all optimizers, for itself
+    torch._dynamo.eval_frame.TorchPatcher.patch()
+    parameter = torch.ones(3, requires_grad=True)
+    parameter.grad = torch.ones(3)
+    step = fusee.compile(torch.optim.AdamW([parameter], lr=0.1).step, fullgraph=True)
+    step()
+    assert parameter.max() < 1
