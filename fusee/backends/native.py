@@ -57,6 +57,10 @@ from fusee.runtime.weights import why_not_derivable
 
 _numbers = itertools.count()
 
+# In training one half's intermediates may lie where the other's lay: beyond this size each half
+# gives its memory back after the call. Making a frame anew costs what passing over 1 MiB does.
+_IDLE_BYTES = 2**20
+
 
 class Compilation:
     """One graph on its way down. Each step of the pipeline sets the fields it is named for."""
@@ -76,6 +80,7 @@ class Compilation:
         self.gm, self.example_inputs = gm, example_inputs
         self.options, self.report = options, report
         self.consumes = False
+        self.idle_bytes = 2**31
 
 
 def _trace(c: Compilation) -> None:
@@ -235,6 +240,7 @@ def compile_aten(
     report: Report,
     *,
     consumes: bool = False,
+    idle_bytes: int = 2**31,
 ) -> Callable[..., Any]:
     """Compile a graph that is traced already, and reads nothing from a module; changes it.
 
@@ -242,11 +248,12 @@ def compile_aten(
     report           receives the kernels, and the time of each stage on top of what it has
     consumes         the function takes a list instead of arguments, and lets go of each input as
                      soon as nothing reads it any more
+    idle_bytes       how large an arena may be that is kept between two calls
     raises           as compile_native
     """
     prepare()
     c = Compilation(fx.GraphModule({}, fx.Graph()), example_inputs, options, report)
-    c.aten, c.consumes = aten, consumes
+    c.aten, c.consumes, c.idle_bytes = aten, consumes, idle_bytes
     return _compile(c, PIPELINE[1:])
 
 
@@ -273,11 +280,13 @@ def _compile_training(
         return split
 
     def forward(graph: AtenGraph) -> Callable[..., Any]:
-        return compile_aten(graph, example_inputs, options, report)
+        return compile_aten(graph, example_inputs, options, report, idle_bytes=_IDLE_BYTES)
 
     def backward(graph: AtenGraph) -> Callable[..., Any]:
         report.backward = Report(f"{report.name}.backward")
-        return compile_aten(graph, (), options, report.backward, consumes=True)
+        return compile_aten(
+            graph, (), options, report.backward, consumes=True, idle_bytes=_IDLE_BYTES
+        )
 
     return train(gm, joint, cut, forward, backward, consumes=True)
 
@@ -293,7 +302,15 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
     functions = [c.functions[code.name] for code in c.host.functions]
     threads = c.options.threads
     return bind_call(
-        c.gm, c.aten, c.derived, c.loops, c.host, functions, threads, consumes=c.consumes
+        c.gm,
+        c.aten,
+        c.derived,
+        c.loops,
+        c.host,
+        functions,
+        threads,
+        consumes=c.consumes,
+        idle_bytes=c.idle_bytes,
     )
 
 
