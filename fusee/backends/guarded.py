@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusee.backends.report import first_line
+from fusee.backends.report import CompiledGraph, first_line
+from fusee.backends.same_graph import form
 from fusee.backends.source import captured_source
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError
@@ -25,14 +27,23 @@ def guarded(
 ) -> CompiledFn:
     """`backend`, with its failures as BackendError, or as a notice and the graph run eagerly.
 
+    A graph of our own compiler serves again where the same one is captured for another version.
+
     fall_back   whether to run a graph eagerly that the backend cannot compile
     raises      BackendError; errors of ours as they are, since they say what is wrong
     """
+    made: weakref.WeakValueDictionary[Hashable, CompiledGraph] = weakref.WeakValueDictionary()
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
         cause: Exception | None = None
+        key = form(gm, example_inputs)
+        known = None if key is None else made.get(key)
+        if known is not None:
+            return known
         try:
             compiled = backend(gm, list(example_inputs))
+            if key is not None and isinstance(compiled, CompiledGraph):
+                made[key] = compiled
             if callable(compiled):
                 return compiled  # type: ignore[no-any-return]
             problem = f"returned {type(compiled).__name__}, which cannot be called"
