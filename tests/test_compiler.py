@@ -174,6 +174,28 @@ def test_marks_that_change_nothing_yet(backend: Counting) -> None:
         compiler.mark_static(x, 3)
 
 
+def test_a_nested_region_is_compiled_once_for_all_its_calls() -> None:
+    @compiler.nested_compile_region
+    def layer(t: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm((t @ w).relu(), (8,)) + t
+
+    def stacked(count: int) -> set[str]:
+        def program(t: Tensor, w: Tensor) -> Tensor:
+            for _ in range(count):
+                t = layer(t, w)
+            return t
+
+        name = f"{count} calls of a region"
+        given = torch.randn(4, 8), torch.randn(8, 8)
+        fast = api.compile(program, name=name, fullgraph=True)
+        torch.testing.assert_close(fast(*given), program(*given))
+        (report,) = api.report(name)
+        assert len(report.kernels) >= count
+        return {row.function for row in report.kernels}
+
+    assert len(stacked(12)) == len(stacked(3)) <= 3
+
+
 # ------------------------------------------------------------------------------ stances
 
 
