@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
-from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line
+from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line, live
 from fusee.capture.policy import POLICY, innermost
 from fusee.capture.targets import as_function, call_module, is_suspending, target_of
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
@@ -361,8 +361,8 @@ def _calling(
     is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
     is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
     is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
-    run = compiler.function(forward if is_plain else with_hooks).call
-    more: list[Callable[..., Any]] = []
+    functions = [compiler.function(forward if is_plain else with_hooks)]
+    run = functions[0].call
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if has_global_hooks():
@@ -377,10 +377,11 @@ def _calling(
             and not state["_backward_pre_hooks"]
         ):
             return run(module, *args, **kwargs)
-        if not more:
-            more.append(compiler.function(with_hooks).call)
-        return more[0](module, *args, **kwargs)
+        if len(functions) == 1:
+            functions.append(compiler.function(with_hooks))
+        return functions[1].call(module, *args, **kwargs)
 
+    call.__dict__["functions"] = functions
     return call
 
 
@@ -416,23 +417,46 @@ def _compile_in_place(self: nn.Module, **arguments: Any) -> None:
 # ------------------------------------------------------------------------------ reports
 
 
-def report(of: str | CompiledGraph | None = None) -> list[Report]:
+def report(of: Any = None) -> list[Report]:
     """What compiled graphs are made of: kernels, calls to ATen, what was left out, time per stage.
 
-    of   a compiled graph; or the option `name` of a compiled function, which may have several
-         graphs; None: all graphs that are alive, oldest first
+    of   what compile() gave, or the name that it was given; a compiled graph; None: all graphs
+         that are alive, oldest first
 
     To read one, print it:
 
-        fast = torch.compile(model, backend="fusee", options={"name": "model"})
+        fast = fusee.compile(model)
         fast(x)
-        print(*fusee.report("model"))
+        print(*fusee.report(fast))
     """
     if isinstance(of, CompiledGraph):
         return [of.report()]
     if of is None or isinstance(of, str):
         return [one for one in live_reports() if of is None or one.name == of]
-    raise TypeError(
-        f"report() takes a compiled graph or a name, not {type(of).__name__}; the graphs of a"
-        ' function under torch.compile are found by its option "name"'
-    )
+    found = _functions_of(of)
+    if found is None:
+        raise TypeError(
+            f"report() takes what fusee.compile gave, a compiled graph or a name, not"
+            f" {type(of).__name__}; the graphs of a function under torch.compile are found by its"
+            ' option "name"'
+        )
+    graphs: dict[CompiledGraph, None] = {}
+    while found:
+        one = found.pop(0)
+        found += one.callees
+        graphs.update({e.compiled: None for e in one.entries if _is_graph(e.compiled)})
+    return [graph.report() for graph in graphs]
+
+
+def _is_graph(compiled: object) -> TypeGuard[CompiledGraph]:
+    return isinstance(compiled, CompiledGraph)
+
+
+def _functions_of(of: Any) -> list[CompiledFunction] | None:
+    """The captured functions behind what compile() gave; None if it is nothing of ours."""
+    if isinstance(of, CompiledModule):
+        return list(of._run.__dict__["functions"])
+    if isinstance(of, nn.Module) and of._compiled_call_impl is not None:  # by nn.Module.compile
+        return list(getattr(of._compiled_call_impl, "functions", ())) or None
+    call = of.__func__ if isinstance(of, types.MethodType) else of
+    return [one for one in list(live) if one.call is call] or None

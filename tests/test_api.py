@@ -64,7 +64,7 @@ def test_reports_of_stock_torch_compile_are_found_by_name() -> None:
 
 def test_report_refuses_what_it_does_not_know() -> None:
     with pytest.raises(TypeError, match='option "name"'):
-        fusee.report(program)  # type: ignore[arg-type]
+        fusee.report(program)
 
 
 IMPORTS = """
@@ -84,3 +84,24 @@ def test_importing_is_light() -> None:
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False
     )
     assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_reports_of_what_compile_gave() -> None:
+    module = torch.nn.Linear(4, 4)
+    fast, x = fusee.compile(module), torch.randn(3, 4)
+
+    @fusee.compile
+    def split(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        return y + 1 if y.sum() > 100 else y.cos()
+
+    assert fusee.report(fast) == []
+    with torch.no_grad():
+        fast(x)
+        split(x)
+        method = fusee.compile(module.forward)
+        method(x)
+    (report,) = fusee.report(fast)
+    assert report.externs
+    assert len(fusee.report(split)) == 2 and len(fusee.report(method)) == 1
+    assert report not in fusee.report(split)

@@ -66,6 +66,7 @@ class Entry:
     check: Callable[..., bool]
     check_source: Callable[[], str]
     run: Callable[..., Any] | None
+    compiled: Callable[..., Any] | None = None
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
 
@@ -322,16 +323,15 @@ class CompiledFunction:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
         times["guards"] = _milliseconds(begin)
-        run = None
+        run = compiled = None
         if not captured.eager:
-            compiled = None
             if captured.graph is not None:
                 begin = time.perf_counter()
                 with captured.modes():
                     compiled = self.compile_graph(captured.graph, captured.examples)
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled)
-        return Entry(captured, check, check_source, run, times)
+        return Entry(captured, check, check_source, run, compiled, times)
 
     def _refuse_break(self, captured: Captured) -> None:
         """Raise for a break where the user wants none; tell of a function that runs eagerly."""
