@@ -16,8 +16,13 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
 def geometry(out: Any) -> list[Any]:
+    """Strides of axes with one element say nothing, and kernels choose them freely."""
     items = out if isinstance(out, (tuple, list)) else (out,)
-    return [None if x is None else (tuple(x.shape), x.dtype, x.stride()) for x in items]
+    return [None if x is None else (tuple(x.shape), x.dtype, steps(x)) for x in items]
+
+
+def steps(x: Tensor) -> list[int]:
+    return [stride for size, stride in zip(x.shape, x.stride()) if size > 1]
 
 
 def check(op: Any, *args: Any) -> None:
