@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee import api
+from fusee import api, compiler
+from fusee.errors import FuseeWarning
 from tests.counting import Counting
 from tests.test_compile import Net, step
 
@@ -129,3 +130,20 @@ def test_overhead_of_a_warm_call() -> None:
     overhead = least(fast) - least(one)
     print(f"\noverhead of a warm one-op call: {overhead:.2f} us")
     assert overhead < 30  # a shared machine; bench/ measures
+
+
+def test_an_error_that_only_capture_raises_is_told() -> None:
+    def original(t: Tensor) -> Tensor:
+        return t + 1
+
+    @compiler.substitute_in_graph(original)
+    def wrong(t: Tensor) -> Tensor:
+        raise TypeError("a fault of the substitute")
+
+    fast = api.compile(lambda t: original(t) * 2)
+    with pytest.warns(FuseeWarning, match="under capture it raises TypeError: a fault of the sub"):
+        assert torch.equal(fast(torch.ones(2)), torch.full((2,), 4.0))
+    failing = api.compile(lambda t: [t][1])
+    with warnings.catch_warnings(), pytest.raises(IndexError):
+        warnings.simplefilter("error")
+        failing(torch.ones(2))

@@ -187,8 +187,7 @@ class CompiledFunction:
         entry = self._entry(self.start, values)
         if entry is None or entry.run is None:
             result = self._native(**values)
-            if entry is not None and entry.captured.raises and self.fullgraph:
-                raise self._broken(entry.captured.eager, "", "")
+            self._tell_of_error(entry)
             return result
         try:
             result = entry.run(*values.values())
@@ -248,6 +247,7 @@ class CompiledFunction:
                 result = None
                 values.clear()  # an exception shows this frame, and keeps what it holds
                 self._ends(f, f.run)
+                self._tell_of_error(entry_or_none)
                 return f.result
             captured = entry_or_none.captured
             try:
@@ -344,6 +344,18 @@ class CompiledFunction:
             self.notice(f"{self.function.__qualname__} runs eagerly: {captured.eager}", "")
         elif stop is not None and is_error:
             raise self._broken(stop.reason, stop.where, stop.remedy)
+
+    def _tell_of_error(self, entry: Entry | None) -> None:
+        """Python has run what an entry says that it raises, and nothing was raised."""
+        if entry is None or not entry.captured.raises:
+            return
+        if self.fullgraph:
+            raise self._broken(entry.captured.eager, "", "")
+        self.notice(
+            f"{self.function.__qualname__} runs eagerly: under capture {entry.captured.eager},"
+            " and run by Python it does not; please report it",
+            first_line(self.function),
+        )
 
     def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
         return GraphBreakError(
