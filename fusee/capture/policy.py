@@ -130,7 +130,7 @@ class Policy:
             other = self.substitutes[function]
             return lambda m, args, kwargs: m.call(m.world.hold(other, other.__name__), args, kwargs)
         if "_torchdynamo_disable" in marks and str(marks["_torchdynamo_disable_msg"]).endswith(
-            "_init_group not supported"
+            ("_init_group not supported", "don't trace into fused optimizer")
         ):
             # once TorchDynamo is used it disables for itself what optimizers do, which we can trace
             own = enabled(function)

@@ -130,6 +130,7 @@ def test_torch_compile_takes_the_rate_as_an_input() -> None:
             p.grad = torch.ones_like(p)
         optimizer = torch.optim.SGD(params, lr=0.1)
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         step: Any = torch.compile(optimizer.step, backend="fusee") if compiled else optimizer.step
         for rate in RATES:
             optimizer.param_groups[0]["lr"] = rate
@@ -140,11 +141,14 @@ def test_torch_compile_takes_the_rate_as_an_input() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_torch_dynamo_was_here_before() -> None:
-    # its first use disables _init_group of all optimizers, for itself
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_torch_dynamo_was_here_before(kind: str) -> None:
+    # its first use disables _init_group of all optimizers, and their fused forms, for itself
     torch._dynamo.eval_frame.TorchPatcher.patch()
     parameter = torch.ones(3, requires_grad=True)
     parameter.grad = torch.ones(3)
-    step = fusee.compile(torch.optim.AdamW([parameter], lr=0.1).step, fullgraph=True)
+    fused = kind == "fused"
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, foreach=not fused, fused=fused)
+    step = fusee.compile(optimizer.step, fullgraph=True)
     step()
     assert parameter.max() < 1
