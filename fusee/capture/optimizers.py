@@ -189,4 +189,4 @@ def _in_lists(name: str, module: Any) -> Callable[[Capturing, Args, Kwargs], Any
 
 
 for _name, _module in (("adam", adam), ("adagrad", adagrad), ("sgd", sgd)):
-    SPECIAL[getattr(_module, f"_fused_{_name}")] = _in_lists(_name, _module)
+    SPECIAL[enabled(getattr(_module, f"_fused_{_name}"))] = _in_lists(_name, _module)

@@ -159,7 +159,9 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         out = self._run(func, args, kwargs, name)
-        if not _holds_tensor(out) and name not in ("__setitem__", "setitem"):
+        if out is not None and not _holds_tensor(out):
+            if _is_mutable(func):
+                raise GraphBreak("an operator that writes to its operands and gives no tensor")
             return out
         self._write(func, name, args, kwargs, out)
         return out
@@ -421,11 +423,21 @@ def _writes(node: fx.Node) -> bool:
 def _may_write_all(node: fx.Node) -> bool:
     """Whether nothing is known of what a node writes to."""
     target: Any = node.target
-    if isinstance(target, OpOverload):
-        return bool(target._schema.is_mutable)
+    if node.meta.get("example_value", node) is None:  # then it was called for something else
+        return True
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        return _is_mutable(target)
     if "generator" in node.kwargs:
         return True
     return node.op == "call_function" and not _is_of_torch(target)
+
+
+def _is_mutable(func: Any) -> bool:
+    """Whether an operator's schema says that it writes to its operands."""
+    if isinstance(func, OpOverloadPacket):
+        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
+        return any(_is_mutable(getattr(func, name)) for name in names)
+    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
 
 
 def _storages(*nodes: fx.Node) -> set[int]:

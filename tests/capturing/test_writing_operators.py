@@ -1,0 +1,66 @@
+"""Operators that write to their operands stay in the graph, whatever they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusee
+from fusee.backends import lookup
+
+LIBRARY = torch.library.Library("fusee_writing", "DEF")
+GIVES: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
+    "nothing": ("()", lambda x: None),
+    "a_tensor": ("Tensor", lambda x: x.clone()),
+    "a_number": ("int", lambda x: 3),
+}
+
+
+def _implementation(result: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def write(x: Tensor) -> Any:
+        x.add_(1)
+        return result(x)
+
+    return write
+
+
+for _name, (_kind, _result) in GIVES.items():
+    LIBRARY.define(f"{_name}(Tensor(a!) x) -> {_kind}")
+    LIBRARY.impl(_name, _implementation(_result), "CompositeExplicitAutograd")
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("name", GIVES)
+def test_a_custom_operator(name: str, backend: str) -> None:
+    packet = getattr(torch.ops.fusee_writing, name)
+    for operator in (packet, packet.default):
+
+        def program(x: Tensor, operator: Any = operator) -> Tensor:
+            y = x * 2
+            operator(x)
+            operator(y)
+            return x + y
+
+        given = torch.zeros(3), torch.zeros(3)
+        got = fusee.compile(program, backend=lookup(backend))(given[0])
+        assert torch.equal(got, program(given[1])) and torch.equal(*given)
+
+
+def test_a_fused_optimizer_kernel() -> None:
+    def program(p: list[Tensor], g: list[Tensor], buffer: list[Tensor]) -> None:
+        options: Any = dict(weight_decay=0.1, momentum=0.9, lr=0.1, dampening=0.0)
+        torch._fused_sgd_(
+            p, g, buffer, **options, nesterov=False, maximize=False, is_first_step=True
+        )
+
+    made = []
+    for run in (program, fusee.compile(program, backend="eager", fullgraph=True)):
+        lists = [[torch.ones(3)] for _ in range(3)]
+        run(*lists)
+        made.append([x for one in lists for x in one])
+    assert all(torch.equal(x, y) for x, y in zip(*made, strict=True))
+    assert not torch.equal(made[0][0], torch.ones(3))
