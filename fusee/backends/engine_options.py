@@ -30,10 +30,11 @@ def label(given: Mapping[str, object]) -> str:
     return name
 
 
-def operators(name: str, value: object) -> frozenset[OpOverload]:
+def operators(name: str, value: object, remedy: str | None = None) -> frozenset[OpOverload]:
     """Operators that an option names, of a packet all overloads."""
     if not isinstance(value, (list, tuple, set, frozenset)):
-        raise wrong(name, value, "a list of operators such as [torch.ops.aten.add.Tensor]")
+        wanted = "a list of operators such as [torch.ops.aten.add.Tensor]"
+        raise wrong(name, value, wanted, remedy)
     found: set[OpOverload] = set()
     for item in value:
         if isinstance(item, OpOverload):
@@ -42,13 +43,14 @@ def operators(name: str, value: object) -> frozenset[OpOverload]:
             overloads: list[str] = item.overloads()  # type: ignore[no-untyped-call]
             found.update(getattr(item, overload) for overload in overloads)
         else:
-            raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor")
+            raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor", remedy)
     return frozenset(found)
 
 
-def wrong(name: str, value: object, wanted: str) -> OptionError:
+def wrong(name: str, value: object, wanted: str, remedy: str | None = None) -> OptionError:
     """The error about a value that an option does not take."""
     return OptionError(
         f"option {name!r} takes {wanted}, not {value!r} ({type(value).__name__})",
         did="stopped before compiling",
+        remedy=remedy,
     )

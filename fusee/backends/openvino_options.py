@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from fusee.aten.decompose import decomposition
-from fusee.aten.torch_api import OpOverload, OpOverloadPacket, is_composite
+from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
+from fusee.backends.engine_options import operators, wrong
 from fusee.errors import OptionError, SettingError, nearest
 
 __all__ = ["OpenVINOOptions"]
@@ -89,6 +90,8 @@ def _from_environment() -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------ reading
 
+_REMEDY = "docs/openvino.md describes each option"
+
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
@@ -108,19 +111,8 @@ def _folder(name: str, value: object) -> Path:
     return Path(os.fspath(value))
 
 
-def _operators(option: str, value: object) -> frozenset[OpOverload]:
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise _takes(option, "a list of operators such as [torch.ops.aten.add.Tensor]", value)
-    found: set[OpOverload] = set()
-    for item in value:
-        if isinstance(item, OpOverload):
-            found.add(item)
-        elif isinstance(item, OpOverloadPacket):
-            names: list[str] = item.overloads()  # type: ignore[no-untyped-call]
-            found.update(getattr(item, name) for name in names)
-        else:
-            raise _takes(option, "operators such as torch.ops.aten.add.Tensor", item)
-    return frozenset(found)
+def _operators(name: str, value: object) -> frozenset[OpOverload]:
+    return operators(name, value, _REMEDY)
 
 
 def _properties(name: str, value: object) -> dict[str, Any]:
@@ -170,10 +162,7 @@ def _with_config(options: OpenVINOOptions) -> OpenVINOOptions:
 
 
 def _takes(name: str, what: str, value: object) -> OptionError:
-    return _wrong(
-        f"option {name!r} takes {what}, not {value!r} ({type(value).__name__})",
-        "docs/openvino.md describes each option",
-    )
+    return wrong(name, value, what, _REMEDY)
 
 
 def _wrong(what: str, remedy: str) -> OptionError:

@@ -28,7 +28,6 @@ from tests.opinfo.sweep import (
     Skip,
     excluded_input,
     samples,
-    show,
     tensors,
 )
 
@@ -56,18 +55,14 @@ def run_gradients(
     op = OPS[name]
     outcome = Outcome(name, dtype)
     for number, sample in _with_grad(op, GRADIENT_DTYPES[dtype], which):
-        try:
+
+        def run(sample: SampleInput = sample) -> str | None:
             reason = run_gradient_sample(op, sample, backend)
             if check and outcome.passed == 0:
                 gradcheck(op, sample, backend)
-            outcome.passed += 1
-            if reason is not None:
-                outcome.eager[reason] = outcome.eager.get(reason, 0) + 1
-        except Skip:
-            outcome.skipped += 1
-        except Exception as error:  # noqa: BLE001  any failure is a row of the summary
-            text = f"{type(error).__name__}: {error}".splitlines()
-            outcome.failures.append(f"sample {number} {show(sample)}: {text[0][:300]}")
+            return reason
+
+        outcome.count(run, number, sample)
     return outcome
 
 

@@ -6,6 +6,7 @@ op changes included. Samples that eager refuses, or that return no tensor, do no
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,21 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     eager: dict[str, int] = field(default_factory=dict)
 
+    def count(
+        self, run: Callable[[], str | None], number: int, sample: SampleInput, kind: str = ""
+    ) -> None:
+        """Run one sample, which gives why the graph was left to eager, or None; raises nothing."""
+        try:
+            reason = run()
+            self.passed += 1
+            if reason is not None:
+                self.eager[reason] = self.eager.get(reason, 0) + 1
+        except Skip:
+            self.skipped += 1
+        except Exception as error:  # noqa: BLE001  any failure is a row of the summary
+            text = f"{type(error).__name__}: {error}".splitlines()
+            self.failures.append(f"{kind}sample {number} {show(sample)}: {text[0][:300]}")
+
 
 class Skip(Exception):
     """The sample does not count: eager refuses it, or it has nothing to compare."""
@@ -84,17 +100,9 @@ def run_op(
             inplace = function is op.inplace_variant and function is not op.op
             if inplace and sample.broadcasts_input:
                 continue
-            try:
-                reason = run_sample(function, sample, backend)
-                outcome.passed += 1
-                if reason is not None:
-                    outcome.eager[reason] = outcome.eager.get(reason, 0) + 1
-            except Skip:
-                outcome.skipped += 1
-            except Exception as error:  # noqa: BLE001  any failure is a row of the summary
-                text = f"{type(error).__name__}: {error}".splitlines()
-                kind = "in place, " if inplace else ""
-                outcome.failures.append(f"{kind}sample {number} {show(sample)}: {text[0][:300]}")
+            kind = "in place, " if inplace else ""
+            run = functools.partial(run_sample, function, sample, backend)
+            outcome.count(run, number, sample, kind)
     return outcome
 
 

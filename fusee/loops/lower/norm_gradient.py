@@ -231,7 +231,7 @@ def _batch_norm_backward(
     ]
 
 
-@lowers(*named("native_batch_norm_backward"))
+@lowers(*named("native_batch_norm_backward batch_norm_backward"))
 def _native_batch_norm_backward(
     call: Call,
     grad: Tensor,
@@ -244,6 +244,7 @@ def _native_batch_norm_backward(
     training: bool,
     eps: float,
     mask: Sequence[bool],
+    reserve: Tensor | None = None,
 ) -> Gradients:
     if training:
         assert save_mean is not None and save_invstd is not None
@@ -257,33 +258,3 @@ def _native_batch_norm_backward(
         opmath(x.dtype),
     )
     return _batch_norm_backward(call, grad, x, weight, running_mean, rstd, False, mask)
-
-
-@lowers(*named("batch_norm_backward"))
-def _batch_norm_backward_reserved(
-    call: Call,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    training: bool,
-    eps: float,
-    mask: Sequence[bool],
-    reserve: Tensor,
-) -> Gradients:
-    return _native_batch_norm_backward(
-        call,
-        grad,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_invstd,
-        training,
-        eps,
-        mask,
-    )
