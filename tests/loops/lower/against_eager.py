@@ -12,11 +12,11 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fusee.loops.interpret import interpret
 from fusee.loops.ir import Extern, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower
 from fusee.sym.expr import Symbol
 from fusee.sym.from_torch import Symbols
+from tests.loops.interpret import interpret
 
 
 def layouts(args: Sequence[Tensor]) -> list[InputLayout]:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.interpret import IndexOutOfRange
 from fusee.loops.ir import Loop
+from tests.loops.interpret import IndexOutOfRange
 from tests.loops.lower.against_eager import check
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
