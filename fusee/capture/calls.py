@@ -24,10 +24,9 @@ from fusee.capture.binding import bind
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.frame import Frame, Suspended
+from fusee.capture.frame import OPCODES, Frame, Suspended
 from fusee.capture.library import say_later
 from fusee.capture.numbers import holds_number
-from fusee.capture.opcodes import table
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
 from fusee.capture.torch_api import (
@@ -125,7 +124,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
         raise GraphBreak(f"{function.__qualname__} is asynchronous")
     if flags & inspect.CO_GENERATOR:
         while f.instruction.name != "RETURN_GENERATOR":
-            f.opcodes[f.instruction.name](f, f.instruction)
+            OPCODES[f.instruction.name](f, f.instruction)
             f.at += 1
         f.at += 1
         m.generators.append(Suspended(f))
@@ -139,7 +138,7 @@ def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwa
     """A frame of `function`, its parameters bound, its closure known."""
     code = function.__code__
     defaults, keyword_defaults = _defaults(m, function)
-    f = Frame(m, code, function.__globals__, table())
+    f = Frame(m, code, function.__globals__)
     f.function = function
     f.locals = bind(code, function.__qualname__, defaults, keyword_defaults, args, kwargs)
     if function.__closure__:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import NULL, Frame
-from fusee.capture.opcode_table import COMMON, V311, V312, V313, Handler, op
+from fusee.capture.frame import NULL, OPCODES, Frame, Opcode, op
 
 # ------------------------------------------------------------------------------ jumps
 
@@ -22,16 +21,14 @@ def _jump(f: Frame, i: Instruction) -> None:
     f.next = i.target
 
 
-for _name in "JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT".split():
-    COMMON[_name] = _jump
-
-
-def _jump_if(test: Callable[[Frame, Any], bool]) -> Handler:
+def _jump_if(test: Callable[[Frame, Any], bool], is_kept: bool = False) -> Opcode:
     def handler(f: Frame, i: Instruction) -> None:
         # the operand stays until its truth is known: a graph may have to end here
-        if test(f, f.stack[-1]):
+        is_met = test(f, f.stack[-1])
+        if is_met:
             f.next = i.target
-        f.pop()
+        if not (is_met and is_kept):
+            f.pop()
 
     return handler
 
@@ -43,120 +40,66 @@ _TESTS: dict[str, Callable[[Frame, Any], bool]] = {
     "NOT_NONE": lambda f, x: x is not None,
 }
 for _name, _test in _TESTS.items():
-    _handler = _jump_if(_test)
+    OPCODES[f"JUMP_IF_{_name}_OR_POP"] = _jump_if(_test, is_kept=True)
     for _kind in ("POP_JUMP_IF_", "POP_JUMP_FORWARD_IF_", "POP_JUMP_BACKWARD_IF_"):
-        COMMON[_kind + _name] = _handler
+        OPCODES[_kind + _name] = _jump_if(_test)
 
 
-@op(V311)
-def JUMP_IF_TRUE_OR_POP(f: Frame, i: Instruction) -> None:
-    if f.machine.truth(f.stack[-1]):
-        f.next = i.target
-    else:
-        f.pop()
+# ------------------------------------------------------------------------------ the simplest
 
-
-@op(V311)
-def JUMP_IF_FALSE_OR_POP(f: Frame, i: Instruction) -> None:
-    if f.machine.truth(f.stack[-1]):
-        f.pop()
-    else:
-        f.next = i.target
+_SIMPLE: dict[str, Opcode] = {
+    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
+    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    "GET_YIELD_FROM_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    # the machine makes the generator when it calls the function, and starts after this
+    "RETURN_GENERATOR": lambda f, i: None,
+    "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
+    "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
+    "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
+    "IMPORT_NAME": lambda f, i: f.push(f.machine.import_name(f, i.value, *f.take(2))),
+    "IMPORT_FROM": lambda f, i: f.push(f.machine.import_from(f.stack[-1], i.value)),
+    "GET_LEN": lambda f, i: f.push(f.machine.call(len, (f.stack[-1],), {})),
+}
+OPCODES.update(_SIMPLE)
 
 
 # ------------------------------------------------------------------------------ loops
 
+_PAST_LOOP = (0, 1, 2)[sys.version_info.minor - 11]  # END_FOR, and from 3.13 on POP_TOP
+
 
 @op()
-def GET_ITER(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.iterate(f.pop()))
-
-
-@op(V311)
 def FOR_ITER(f: Frame, i: Instruction) -> None:
     try:
         value = f.machine.next(f.stack[-1])
     except StopIteration:
         f.pop()
-        f.next = i.target
+        f.next = i.target + _PAST_LOOP
     else:
         f.push(value)
 
 
-@op(V312, V313, name="FOR_ITER")
-def _for_iter(f: Frame, i: Instruction) -> None:
-    try:
-        value = f.machine.next(f.stack[-1])
-    except StopIteration:
-        # END_FOR, and from 3.13 on POP_TOP, would only clean up
-        f.pop()
-        f.next = i.target + (2 if sys.version_info >= (3, 13) else 1)
-    else:
-        f.push(value)
-
-
-@op(V312)
-def END_FOR(f: Frame, i: Instruction) -> None:
-    f.take(2)
-
-
-@op(V313, name="END_FOR")
-def _end_for(f: Frame, i: Instruction) -> None:
-    f.pop()
-
-
 @op()
-def GET_YIELD_FROM_ITER(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.iterate(f.pop()))
-
-
-@op()
-def RETURN_GENERATOR(f: Frame, i: Instruction) -> None:
-    """The machine makes the generator when it calls the function, and starts after this."""
-
-
-@op()
-def YIELD_VALUE(f: Frame, i: Instruction) -> bool:
-    f.result = f.pop()
-    f.yielded = True
-    return True
-
-
-def _send(f: Frame, value: Any) -> tuple[bool, Any]:
-    """Resume the generator below; whether it goes on, and what it gives."""
-    receiver = f.stack[-1]
-    try:
-        if value is None:
-            return True, f.machine.next(receiver)
-        return True, receiver.send(value)
-    except StopIteration as error:
-        return False, error.value
-
-
-@op(V311)
 def SEND(f: Frame, i: Instruction) -> None:
-    goes_on, value = _send(f, f.pop())
-    if not goes_on:
-        f.pop()
+    """Resume the generator below; if it ends, END_SEND takes it away from 3.12 on."""
+    value, receiver = f.pop(), f.stack[-1]
+    try:
+        value = f.machine.next(receiver) if value is None else receiver.send(value)
+    except StopIteration as error:
+        value = error.value
         f.next = i.target
+        if sys.version_info < (3, 12):
+            f.pop()
     f.push(value)
 
 
-@op(V312, V313, name="SEND")
-def _send_312(f: Frame, i: Instruction) -> None:
-    goes_on, value = _send(f, f.pop())
-    if not goes_on:
-        f.next = i.target
-    f.push(value)
-
-
-@op(V312, V313)
+@op()
 def END_SEND(f: Frame, i: Instruction) -> None:
     _, value = f.take(2)
     f.push(value)
 
 
-@op(V312, V313)
+@op()
 def CLEANUP_THROW(f: Frame, i: Instruction) -> None:
     _, _, error = f.take(3)
     if not isinstance(error, StopIteration):
@@ -167,17 +110,19 @@ def CLEANUP_THROW(f: Frame, i: Instruction) -> None:
 # ------------------------------------------------------------------------------ calls
 
 
-@op(V311, V312)
+@op()
 def KW_NAMES(f: Frame, i: Instruction) -> None:
     f.keywords = f.code.co_consts[i.arg]
 
 
-def _call(f: Frame, first: Any, second: Any, args: list[Any], names: tuple[str, ...]) -> None:
-    """Before 3.13 the stack holds (NULL, callable) or (method, self), after it (callable, self)."""
-    if sys.version_info >= (3, 13):
-        function, owner = first, second
-    else:
-        function, owner = (second, NULL) if first is NULL else (first, second)
+@op("CALL_KW")
+def CALL(f: Frame, i: Instruction) -> None:
+    names, f.keywords = f.pop() if i.name == "CALL_KW" else f.keywords, ()
+    args = f.take(i.arg)
+    function, owner = f.take(2)
+    # before 3.13 the stack holds (NULL, callable) or (method, self), after it (callable, self)
+    if function is NULL:
+        function, owner = owner, NULL
     if owner is not NULL:
         args = [owner, *args]
     count = len(args) - len(names)
@@ -185,57 +130,27 @@ def _call(f: Frame, first: Any, second: Any, args: list[Any], names: tuple[str, 
 
 
 @op()
-def CALL(f: Frame, i: Instruction) -> None:
-    names, f.keywords = f.keywords, ()
-    args = f.take(i.arg)
-    first, second = f.take(2)
-    _call(f, first, second, args, names)
-
-
-@op(V313)
-def CALL_KW(f: Frame, i: Instruction) -> None:
-    names = f.pop()
-    args = f.take(i.arg)
-    first, second = f.take(2)
-    _call(f, first, second, args, names)
-
-
-@op()
 def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     kwargs = f.machine.mapping(f.pop()) if i.arg & 1 else {}
     args = f.machine.items(f.pop())
-    if sys.version_info >= (3, 13):
-        f.pop()
-        function = f.pop()
-    else:
-        function = f.pop()
-        f.pop()
+    function = next(x for x in f.take(2) if x is not NULL)
     f.push(f.machine.call(function, tuple(args), dict(kwargs)))
 
 
-@op()
+@op("YIELD_VALUE")
 def RETURN_VALUE(f: Frame, i: Instruction) -> bool:
+    f.yielded = i.name == "YIELD_VALUE"
     f.result = f.pop()
     return True
 
 
-@op(V312, V313)
+@op()
 def RETURN_CONST(f: Frame, i: Instruction) -> bool:
     f.result = i.value
     return True
 
 
-@op()
-def LOAD_BUILD_CLASS(f: Frame, i: Instruction) -> None:
-    f.push(builtins.__build_class__)
-
-
 # ------------------------------------------------------------------------------ exceptions
-
-
-@op()
-def LOAD_ASSERTION_ERROR(f: Frame, i: Instruction) -> None:
-    f.push(AssertionError)
 
 
 @op()
@@ -244,15 +159,11 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
         if f.machine.handled is None:
             raise RuntimeError("No active exception to reraise")
         raise f.machine.handled
-    cause = f.pop() if i.arg == 2 else NULL
-    error = f.pop()
-    if isinstance(error, type):
-        error = f.machine.call(error, (), {})
+    error, *cause = [f.machine.call(x, (), {}) if isinstance(x, type) else x for x in f.take(i.arg)]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
-    if cause is not NULL:
-        reason: Any = f.machine.call(cause, (), {}) if isinstance(cause, type) else cause
-        error.__cause__ = reason
+    if cause:
+        (error.__cause__,) = cause
     raise error
 
 
@@ -265,8 +176,7 @@ def PUSH_EXC_INFO(f: Frame, i: Instruction) -> None:
 
 @op()
 def POP_EXCEPT(f: Frame, i: Instruction) -> None:
-    previous: BaseException | None = f.pop()
-    f.machine.handled = previous
+    f.machine.handled = f.pop()
 
 
 @op()
@@ -280,8 +190,7 @@ def CHECK_EXC_MATCH(f: Frame, i: Instruction) -> None:
 
 @op()
 def RERAISE(f: Frame, i: Instruction) -> None:
-    error = f.pop()
-    raise error
+    raise f.pop()
 
 
 @op()
@@ -295,31 +204,11 @@ def BEFORE_WITH(f: Frame, i: Instruction) -> None:
 
 @op()
 def WITH_EXCEPT_START(f: Frame, i: Instruction) -> None:
-    error = f.stack[-1]
-    leave = f.stack[-4]
+    leave, *_, error = f.stack[-4:]
     f.push(f.machine.call(leave, (type(error), error, error.__traceback__), {}))
 
 
-# ------------------------------------------------------------------------------ the rest
-
-
 @op()
-def IMPORT_NAME(f: Frame, i: Instruction) -> None:
-    level, names = f.take(2)
-    f.push(f.machine.import_name(f, i.value, level, names))
-
-
-@op()
-def IMPORT_FROM(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.import_from(f.stack[-1], i.value))
-
-
-@op()
-def GET_LEN(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.call(len, (f.stack[-1],), {}))
-
-
-@op(V312, V313)
 def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     value = f.pop()
     if i.arg == 3:  # a StopIteration leaves a generator

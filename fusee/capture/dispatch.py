@@ -29,7 +29,7 @@ from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
-from fusee.capture.opcodes import refused, table
+from fusee.capture.opcodes import refused
 from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
@@ -223,7 +223,7 @@ class CompiledFunction:
         if captured.stop is None:
             return result
         between = _Between(self)
-        f = Frame(between, self.function.__code__, self.function.__globals__, table())
+        f = Frame(between, self.function.__code__, self.function.__globals__)
         f.function = self.function
         try:
             return self._go_on(f, between, captured, result)
@@ -448,7 +448,7 @@ class CompiledFunction:
         between, code = _Between(self), function.__code__
         if refused(code):
             return function(*args, **kwargs)
-        f = Frame(between, code, function.__globals__, table())
+        f = Frame(between, code, function.__globals__)
         f.function = function
         f.cells = dict(zip(code.co_freevars, function.__closure__ or ()))
         defaults, more = function.__defaults__ or (), function.__kwdefaults__ or {}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction, program
 
-__all__ = ["NULL", "UNBOUND", "Frame", "Marker", "Opcode", "Suspended"]
+__all__ = ["NULL", "OPCODES", "UNBOUND", "Frame", "Marker", "Opcode", "Suspended", "op"]
 
 
 class Marker:
@@ -31,7 +31,18 @@ NULL = Marker("NULL")
 UNBOUND = Marker("UNBOUND")
 
 # An opcode returns True if the frame stops here: it returned or it yielded.
-Opcode = Any
+Opcode = Callable[["Frame", Instruction], Any]
+OPCODES: dict[str, Opcode] = {}  # opcodes.py and what it imports fill it
+
+
+def op(*more: str) -> Callable[[Opcode], Opcode]:
+    """Register an opcode under its own name, and others."""
+
+    def register(function: Opcode) -> Opcode:
+        OPCODES.update(dict.fromkeys((function.__name__, *more), function))
+        return function
+
+    return register
 
 
 class Frame:
@@ -42,18 +53,11 @@ class Frame:
     next     the instruction that follows
     """
 
-    def __init__(
-        self,
-        machine: Any,
-        code: types.CodeType,
-        globals_: dict[str, Any],
-        opcodes: Mapping[str, Opcode],
-    ) -> None:
+    def __init__(self, machine: Any, code: types.CodeType, globals_: dict[str, Any]) -> None:
         self.machine = machine
         self.program = program(code)
         self.code = code
         self.globals = globals_
-        self.opcodes = opcodes
         self.locals: dict[str, Any] = {}
         self.cells: dict[str, types.CellType] = {}
         self.closure: tuple[types.CellType, ...] = ()
@@ -122,7 +126,7 @@ class Frame:
         instruction = self.program.instructions[self.at]
         self.next = self.at + 1
         try:
-            stopped = self.opcodes[instruction.name](self, instruction)
+            stopped = OPCODES[instruction.name](self, instruction)
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             self._unwind(error)
             return False
@@ -130,7 +134,7 @@ class Frame:
         return bool(stopped)
 
     def _until_stop(self) -> None:
-        instructions, opcodes = self.program.instructions, self.opcodes
+        instructions, opcodes = self.program.instructions, OPCODES
         while True:
             instruction = instructions[self.at]
             self.next = self.at + 1

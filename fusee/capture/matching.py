@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import Frame
-from fusee.capture.opcode_table import op
+from fusee.capture.frame import Frame, op
 
 _SEQUENCE, _MAPPING, _MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22  # Py_TPFLAGS_...
 _NOTHING = object()

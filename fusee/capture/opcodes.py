@@ -1,8 +1,8 @@
-"""What each instruction does to a frame: one function per opcode, named after it.
+"""What each instruction does to a frame: one row per opcode, or a function named after it.
 
-`TABLES` has one table per Python version. What an operation means for its operands is asked of
-`frame.machine`. Opcodes that jump, call or raise are in control.py, those for names and closures in
-variables.py, those of `match` in matching.py.
+What an operation means for its operands is asked of `frame.machine`. Opcodes that jump, call or
+raise are in control.py, those of `match` in matching.py. A name means the same in all versions of
+Python, but for a few that look at the version.
 
 source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its versions
          for 3.11 and 3.12; CPython's Python/bytecodes.c
@@ -12,27 +12,117 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-from fusee.capture import control, matching, variables
+from fusee.capture import control, matching
 from fusee.capture.bytecode import Instruction, program
-from fusee.capture.frame import NULL, Frame
-from fusee.capture.opcode_table import COMMON, V311, V312, V313, Handler, op
+from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, op
 
-__all__ = ["REFUSED", "TABLES", "refused", "table"]
+__all__ = ["REFUSED", "TABLES", "refused"]
 
-FILLED_BY = (control, matching, variables)  # importing them fills the tables
+TABLES = dict.fromkeys(((3, 11), (3, 12), (3, 13)), OPCODES)
+FILLED_BY = (control, matching)  # importing them fills the table
+
+# Matter to CPython's own loop only.
+_IDLE = "NOP RESUME PRECALL COPY_FREE_VARS SETUP_ANNOTATIONS EXIT_INIT_CHECK"
+
+# Coroutines and exception groups: the function runs eagerly, and says so.
+REFUSED = (
+    "ASYNC_GEN_WRAP BEFORE_ASYNC_WITH CALL_INTRINSIC_2 CHECK_EG_MATCH END_ASYNC_FOR GET_AITER"
+    " GET_ANEXT GET_AWAITABLE IMPORT_STAR PREP_RERAISE_STAR"
+    " PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR"
+).split()
 
 
-def _nothing(f: Frame, i: Instruction) -> None:
-    """Instructions that matter to CPython's own loop only."""
+def refused(code: types.CodeType) -> str:
+    """Why Python itself must run all of a function; "" if it need not."""
+    found = {i.name for i in program(code).instructions}.intersection(REFUSED)
+    return f"it has the instruction {min(found)}, for except* or await" if found else ""
 
 
-for _name in "NOP RESUME PRECALL COPY_FREE_VARS SETUP_ANNOTATIONS EXIT_INIT_CHECK".split():
-    COMMON[_name] = _nothing
+def _refused(f: Frame, i: Instruction) -> None:
+    raise f.machine.unsupported(f"the instruction {i.name}")
 
 
-# ------------------------------------------------------------------------------ the stack
+def _push_attribute(f: Frame, i: Instruction, obj: Any) -> None:
+    value = f.machine.attribute(obj, i.value)
+    if sys.version_info < (3, 12) or not i.arg & 1:
+        f.push(value)
+    else:
+        f.push_callable(value)
+
+
+def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> None:
+    """Fill a display or a comprehension; a break may have come between."""
+    how(f.machine.writable(f.stack[-i.arg]), *more)
+
+
+_CONVERSIONS = ("", "s", "r", "a")
+
+_SIMPLE: dict[str, Opcode] = {
+    **dict.fromkeys(_IDLE.split(), lambda f, i: None),
+    **dict.fromkeys(REFUSED, _refused),
+    # the stack
+    "PUSH_NULL": lambda f, i: f.push(NULL),
+    "COPY": lambda f, i: f.push(f.stack[-i.arg]),
+    "LOAD_CONST": lambda f, i: f.push(i.value),
+    # operators
+    "BINARY_OP": lambda f, i: f.push(f.machine.binary(i.arg, *f.take(2))),
+    "UNARY_NOT": lambda f, i: f.push(not f.machine.truth(f.pop())),
+    "TO_BOOL": lambda f, i: f.push(f.machine.truth(f.pop())),
+    "UNARY_NEGATIVE": lambda f, i: f.push(f.machine.unary("neg", f.pop())),
+    "UNARY_POSITIVE": lambda f, i: f.push(f.machine.unary("pos", f.pop())),
+    "UNARY_INVERT": lambda f, i: f.push(f.machine.unary("invert", f.pop())),
+    "IS_OP": lambda f, i: f.push(f.machine.identical(*f.take(2)) ^ bool(i.arg)),
+    "CONTAINS_OP": lambda f, i: f.push(f.machine.contains(f.pop(), f.pop()) ^ bool(i.arg)),
+    "BINARY_SUBSCR": lambda f, i: f.push(f.machine.subscript(*f.take(2))),
+    "DELETE_SUBSCR": lambda f, i: f.machine.delete_subscript(*f.take(2)),
+    # attributes
+    "LOAD_ATTR": lambda f, i: _push_attribute(f, i, f.pop()),
+    # with two arguments or with the class and the object that the compiler found for super()
+    "LOAD_SUPER_ATTR": lambda f, i: _push_attribute(
+        f, i, f.machine.call(f.stack.pop(-3), tuple(f.take(2)), {})
+    ),
+    "STORE_ATTR": lambda f, i: f.machine.store_attribute(f.pop(), i.value, f.pop()),
+    "DELETE_ATTR": lambda f, i: f.machine.delete_attribute(f.pop(), i.value),
+    # building
+    "BUILD_TUPLE": lambda f, i: f.push(tuple(f.take(i.arg))),
+    "BUILD_LIST": lambda f, i: f.push(f.take(i.arg)),
+    "BUILD_SET": lambda f, i: f.push(set(f.take(i.arg))),
+    "BUILD_CONST_KEY_MAP": lambda f, i: f.push(dict(zip(f.pop(), f.take(i.arg)))),
+    "BUILD_SLICE": lambda f, i: f.push(slice(*f.take(i.arg))),
+    "BUILD_STRING": lambda f, i: f.push("".join(f.take(i.arg))),
+    "LIST_TO_TUPLE": lambda f, i: f.push(tuple(f.machine.items(f.pop()))),
+    "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(f.pop())),
+    "SET_UPDATE": lambda f, i: _grow(f, i, set.update, f.machine.items(f.pop())),
+    "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
+    "LIST_APPEND": lambda f, i: _grow(f, i, list.append, f.pop()),
+    "SET_ADD": lambda f, i: _grow(f, i, set.add, f.pop()),
+    "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *f.take(2)),
+    # text
+    "FORMAT_SIMPLE": lambda f, i: f.push(f.machine.format(f.pop(), "", "")),
+    "CONVERT_VALUE": lambda f, i: f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg], None)),
+    # names
+    **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_CHECK"), lambda f, i: f.push(_local(f, i.value))),
+    "LOAD_FAST_LOAD_FAST": lambda f, i: f.stack.extend([_local(f, name) for name in i.value]),
+    "LOAD_FAST_AND_CLEAR": lambda f, i: f.push(f.locals.pop(i.value, UNBOUND)),
+    "STORE_GLOBAL": lambda f, i: f.machine.store_global(f, i.value, f.pop()),
+    "DELETE_GLOBAL": lambda f, i: f.machine.delete_global(f, i.value),
+    "LOAD_LOCALS": lambda f, i: f.push(f.locals if f.names is None else f.names),
+    "LOAD_NAME": lambda f, i: _load_from(f, f.names or {}, i.value, f.machine.load_global),
+    "LOAD_FROM_DICT_OR_GLOBALS": lambda f, i: _load_from(
+        f, f.pop(), i.value, f.machine.load_global
+    ),
+    "LOAD_FROM_DICT_OR_DEREF": lambda f, i: _load_from(f, f.pop(), i.value, f.machine.load_cell),
+    "LOAD_CLASSDEREF": lambda f, i: _load_from(f, f.names or {}, i.value, f.machine.load_cell),
+    # closures
+    "LOAD_CLOSURE": lambda f, i: f.push(f.cells[i.value]),
+    "LOAD_DEREF": lambda f, i: f.push(f.machine.load_cell(f, i.value)),
+    "STORE_DEREF": lambda f, i: f.machine.store_cell(f, i.value, f.pop()),
+    "DELETE_DEREF": lambda f, i: f.machine.delete_cell(f, i.value),
+}
+OPCODES.update(_SIMPLE)
 
 
 @op()
@@ -41,52 +131,11 @@ def POP_TOP(f: Frame, i: Instruction) -> None:
 
 
 @op()
-def PUSH_NULL(f: Frame, i: Instruction) -> None:
-    f.push(NULL)
-
-
-@op()
-def COPY(f: Frame, i: Instruction) -> None:
-    f.push(f.stack[-i.arg])
-
-
-@op()
 def SWAP(f: Frame, i: Instruction) -> None:
     f.stack[-i.arg], f.stack[-1] = f.stack[-1], f.stack[-i.arg]
 
 
 # ------------------------------------------------------------------------------ operators
-
-
-@op()
-def BINARY_OP(f: Frame, i: Instruction) -> None:
-    right, left = f.pop(), f.pop()
-    f.push(f.machine.binary(i.arg, left, right))
-
-
-@op()
-def UNARY_NOT(f: Frame, i: Instruction) -> None:
-    f.push(not f.machine.truth(f.pop()))
-
-
-@op()
-def TO_BOOL(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.truth(f.pop()))
-
-
-@op()
-def UNARY_NEGATIVE(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.unary("neg", f.pop()))
-
-
-@op()
-def UNARY_POSITIVE(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.unary("pos", f.pop()))
-
-
-@op()
-def UNARY_INVERT(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.unary("invert", f.pop()))
 
 
 @op()
@@ -99,102 +148,29 @@ def COMPARE_OP(f: Frame, i: Instruction) -> None:
 
 
 @op()
-def IS_OP(f: Frame, i: Instruction) -> None:
-    right, left = f.pop(), f.pop()
-    f.push(f.machine.identical(left, right) ^ bool(i.arg))
-
-
-@op()
-def CONTAINS_OP(f: Frame, i: Instruction) -> None:
-    container, item = f.pop(), f.pop()
-    f.push(f.machine.contains(container, item) ^ bool(i.arg))
-
-
-@op()
-def BINARY_SUBSCR(f: Frame, i: Instruction) -> None:
-    key, container = f.pop(), f.pop()
-    f.push(f.machine.subscript(container, key))
-
-
-@op()
 def STORE_SUBSCR(f: Frame, i: Instruction) -> None:
-    key, container, value = f.pop(), f.pop(), f.pop()
+    value, container, key = f.take(3)
     f.machine.store_subscript(container, key, value)
 
 
 @op()
-def DELETE_SUBSCR(f: Frame, i: Instruction) -> None:
-    key, container = f.pop(), f.pop()
-    f.machine.delete_subscript(container, key)
-
-
-@op(V312, V313)
 def BINARY_SLICE(f: Frame, i: Instruction) -> None:
     container, start, stop = f.take(3)
     f.push(f.machine.subscript(container, slice(start, stop)))
 
 
-@op(V312, V313)
+@op()
 def STORE_SLICE(f: Frame, i: Instruction) -> None:
     value, container, start, stop = f.take(4)
     f.machine.store_subscript(container, slice(start, stop), value)
 
 
-# ------------------------------------------------------------------------------ attributes
-
-
 @op()
-def LOAD_ATTR(f: Frame, i: Instruction) -> None:
-    value = f.machine.attribute(f.pop(), i.value)
-    if sys.version_info < (3, 12) or not i.arg & 1:
-        f.push(value)
-    else:
-        f.push_callable(value)
-
-
-@op(V311)
 def LOAD_METHOD(f: Frame, i: Instruction) -> None:
     f.stack += (NULL, f.machine.attribute(f.pop(), i.value))
 
 
-@op(V312, V313)
-def LOAD_SUPER_ATTR(f: Frame, i: Instruction) -> None:
-    function, kind, obj = f.take(3)
-    # with two arguments or with the class and the object that the compiler found for super()
-    value = f.machine.attribute(f.machine.call(function, (kind, obj), {}), i.value)
-    if not i.arg & 1:
-        f.push(value)
-    else:
-        f.push_callable(value)
-
-
-@op()
-def STORE_ATTR(f: Frame, i: Instruction) -> None:
-    obj, value = f.pop(), f.pop()
-    f.machine.store_attribute(obj, i.value, value)
-
-
-@op()
-def DELETE_ATTR(f: Frame, i: Instruction) -> None:
-    f.machine.delete_attribute(f.pop(), i.value)
-
-
 # ------------------------------------------------------------------------------ building
-
-
-@op()
-def BUILD_TUPLE(f: Frame, i: Instruction) -> None:
-    f.push(tuple(f.take(i.arg)))
-
-
-@op()
-def BUILD_LIST(f: Frame, i: Instruction) -> None:
-    f.push(f.take(i.arg))
-
-
-@op()
-def BUILD_SET(f: Frame, i: Instruction) -> None:
-    f.push(set(f.take(i.arg)))
 
 
 @op()
@@ -203,54 +179,10 @@ def BUILD_MAP(f: Frame, i: Instruction) -> None:
     f.push(dict(zip(items, items)))
 
 
-@op(V311, V312, V313)
-def BUILD_CONST_KEY_MAP(f: Frame, i: Instruction) -> None:
-    keys = f.pop()
-    f.push(dict(zip(keys, f.take(i.arg))))
-
-
-@op()
-def BUILD_SLICE(f: Frame, i: Instruction) -> None:
-    f.push(slice(*f.take(i.arg)))
-
-
-@op()
-def BUILD_STRING(f: Frame, i: Instruction) -> None:
-    f.push("".join(f.take(i.arg)))
-
-
-@op(V311)
-def LIST_TO_TUPLE(f: Frame, i: Instruction) -> None:
-    f.push(tuple(f.machine.items(f.pop())))
-
-
-def _growing(f: Frame, i: Instruction) -> Any:
-    """The container that a display or a comprehension fills; a break may have come between."""
-    return f.machine.writable(f.stack[-i.arg])
-
-
-@op()
-def LIST_EXTEND(f: Frame, i: Instruction) -> None:
-    more = f.pop()
-    _growing(f, i).extend(f.machine.items(more))
-
-
-@op()
-def SET_UPDATE(f: Frame, i: Instruction) -> None:
-    more = f.pop()
-    _growing(f, i).update(f.machine.items(more))
-
-
-@op()
-def DICT_UPDATE(f: Frame, i: Instruction) -> None:
-    more = f.pop()
-    _growing(f, i).update(f.machine.mapping(more))
-
-
 @op()
 def DICT_MERGE(f: Frame, i: Instruction) -> None:
     more = f.machine.mapping(f.pop())
-    into = _growing(f, i)
+    into = f.machine.writable(f.stack[-i.arg])
     twice = next((key for key in more if key in into), None)
     if twice is not None:
         name = getattr(f.stack[-i.arg - 2], "__qualname__", "function")
@@ -259,33 +191,12 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
 
 
 @op()
-def LIST_APPEND(f: Frame, i: Instruction) -> None:
-    item = f.pop()
-    _growing(f, i).append(item)
-
-
-@op()
-def SET_ADD(f: Frame, i: Instruction) -> None:
-    item = f.pop()
-    _growing(f, i).add(item)
-
-
-@op()
-def MAP_ADD(f: Frame, i: Instruction) -> None:
-    key, value = f.take(2)
-    _growing(f, i)[key] = value
-
-
-@op()
 def UNPACK_SEQUENCE(f: Frame, i: Instruction) -> None:
     items = f.machine.items(f.pop())
-    if len(items) != i.arg:
-        few = len(items) < i.arg
-        raise ValueError(
-            f"not enough values to unpack (expected {i.arg}, got {len(items)})"
-            if few
-            else f"too many values to unpack (expected {i.arg})"
-        )
+    if len(items) < i.arg:
+        raise ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})")
+    if len(items) > i.arg:
+        raise ValueError(f"too many values to unpack (expected {i.arg})")
     f.stack += reversed(items)
 
 
@@ -301,55 +212,120 @@ def UNPACK_EX(f: Frame, i: Instruction) -> None:
     f.stack += reversed([*items[:before], items[before:last], *items[last:]])
 
 
-@op(V311, V312)
+@op()
 def FORMAT_VALUE(f: Frame, i: Instruction) -> None:
     spec = f.pop() if i.arg & 4 else ""
-    f.push(f.machine.format(f.pop(), ("", "s", "r", "a")[i.arg & 3], spec))
+    f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg & 3], spec))
 
 
-@op(V313)
-def FORMAT_SIMPLE(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.format(f.pop(), "", ""))
-
-
-@op(V313)
+@op()
 def FORMAT_WITH_SPEC(f: Frame, i: Instruction) -> None:
     value, spec = f.take(2)
     f.push(f.machine.format(value, "", spec))
 
 
-@op(V313)
-def CONVERT_VALUE(f: Frame, i: Instruction) -> None:
-    f.push(f.machine.format(f.pop(), ("", "s", "r", "a")[i.arg], None))
+# ------------------------------------------------------------------------------ names
 
 
-def _refused(f: Frame, i: Instruction) -> None:
-    raise f.machine.unsupported(f"the instruction {i.name}")
+def _local(f: Frame, name: str) -> Any:
+    if name in f.cells:  # from 3.13 on cells are loaded like locals
+        return f.cells[name]
+    value = f.locals.get(name, UNBOUND)
+    if value is UNBOUND:
+        raise UnboundLocalError(
+            f"cannot access local variable {name!r} where it is not associated with a value"
+        )
+    return value
 
 
-# Coroutines and exception groups: the function runs eagerly, and says so.
-REFUSED = (
-    "ASYNC_GEN_WRAP BEFORE_ASYNC_WITH CALL_INTRINSIC_2 CHECK_EG_MATCH END_ASYNC_FOR GET_AITER"
-    " GET_ANEXT GET_AWAITABLE IMPORT_STAR PREP_RERAISE_STAR"
-    " PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR"
-).split()
-for _name in REFUSED:
-    COMMON[_name] = _refused
+def _load_from(f: Frame, names: Any, name: str, otherwise: Callable[[Frame, str], Any]) -> None:
+    f.push(names[name] if name in names else otherwise(f, name))
 
 
-def refused(code: types.CodeType) -> str:
-    """Why Python itself must run all of a function; "" if it need not."""
-    found = {i.name for i in program(code).instructions}.intersection(REFUSED)
-    return f"it has the instruction {min(found)}, for except* or await" if found else ""
+@op("STORE_FAST_MAYBE_NULL")
+def STORE_FAST(f: Frame, i: Instruction) -> None:
+    f.locals[i.value] = f.pop()
 
 
-TABLES: dict[tuple[int, int], dict[str, Handler]] = {
-    (3, 11): {**COMMON, **V311},
-    (3, 12): {**COMMON, **V312},
-    (3, 13): {**COMMON, **V313},
-}
+@op()
+def STORE_FAST_LOAD_FAST(f: Frame, i: Instruction) -> None:
+    store, load = i.value
+    f.locals[store] = f.pop()
+    f.push(_local(f, load))
 
 
-def table() -> dict[str, Handler]:
-    """The opcodes of the Python that runs."""
-    return TABLES[sys.version_info[:2]]
+@op()
+def STORE_FAST_STORE_FAST(f: Frame, i: Instruction) -> None:
+    for name in i.value:
+        f.locals[name] = f.pop()
+
+
+@op()
+def DELETE_FAST(f: Frame, i: Instruction) -> None:
+    _local(f, i.value)
+    del f.locals[i.value]
+
+
+@op()
+def LOAD_GLOBAL(f: Frame, i: Instruction) -> None:
+    value = f.machine.load_global(f, i.value)
+    if not i.arg & 1:
+        f.push(value)
+    else:
+        f.push_callable(value)
+
+
+@op()
+def STORE_NAME(f: Frame, i: Instruction) -> None:
+    f.names[i.value] = f.pop()
+
+
+@op()
+def DELETE_NAME(f: Frame, i: Instruction) -> None:
+    del f.names[i.value]
+
+
+# ------------------------------------------------------------------------------ closures
+
+
+@op()
+def MAKE_CELL(f: Frame, i: Instruction) -> None:
+    value = f.locals.pop(i.value, UNBOUND)
+    f.cells[i.value] = types.CellType() if value is UNBOUND else types.CellType(value)
+
+
+# By the bit of MAKE_FUNCTION's argument that says that it is on the stack.
+_OF_FUNCTIONS = {4: "__annotations__", 2: "__kwdefaults__", 1: "__defaults__"}
+
+
+@op()
+def MAKE_FUNCTION(f: Frame, i: Instruction) -> None:
+    code = f.pop()
+    closure = f.pop() if i.arg & 8 else None
+    if closure is None and code.co_freevars:  # from 3.13 on it comes with the next instruction
+        closure = tuple(types.CellType() for _ in code.co_freevars)
+    made = types.FunctionType(code, f.globals, code.co_name, None, closure)
+    for bit in _OF_FUNCTIONS:
+        if i.arg & bit:
+            _set_in_function(made, bit, f.pop())
+    f.machine.made_function(made)
+    f.push(made)
+
+
+@op()
+def SET_FUNCTION_ATTRIBUTE(f: Frame, i: Instruction) -> None:
+    made, value = f.pop(), f.pop()
+    if i.arg == 8:
+        before, made = made, types.FunctionType(made.__code__, made.__globals__, closure=value)
+        for name in ("__name__", *_OF_FUNCTIONS.values()):
+            setattr(made, name, getattr(before, name))
+        f.machine.made_function(made)
+    else:
+        _set_in_function(made, i.arg, value)
+    f.push(made)
+
+
+def _set_in_function(made: types.FunctionType, bit: int, value: Any) -> None:
+    if bit == 4:
+        value = dict(zip(value[::2], value[1::2]))
+    setattr(made, _OF_FUNCTIONS[bit], value)

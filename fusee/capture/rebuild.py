@@ -22,7 +22,7 @@ from fusee.capture.frame import Frame, Marker, Suspended
 from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
-from fusee.capture.opcodes import refused, table
+from fusee.capture.opcodes import refused
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import calling_from
@@ -41,7 +41,7 @@ def _resumed(
     finished: bool,
 ) -> Generator[Any, Any, Any]:
     """A generator that goes on where one stood when a graph ended."""
-    made = Suspended(Frame(Semantics(), code, globals_, table()))
+    made = Suspended(Frame(Semantics(), code, globals_))
     f = made.frame
     f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
     made.started, made.finished = True, finished

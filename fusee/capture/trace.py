@@ -25,7 +25,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.inference import left
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
-from fusee.capture.opcodes import refused, table
+from fusee.capture.opcodes import refused
 from fusee.capture.origin import Local, Origin
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
@@ -231,7 +231,7 @@ class _Attempt:
     def _start(self) -> Frame:
         place, world = self.place, self.world
         function = world.hold(place.function, place.function.__qualname__)
-        f = Frame(self.machine, function.__code__, function.__globals__, table())
+        f = Frame(self.machine, function.__code__, function.__globals__)
         f.function = function
         for name, cell in zip(f.code.co_freevars, function.__closure__ or ()):
             f.cells[name] = world.hold(cell, name)
