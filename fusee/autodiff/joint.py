@@ -7,11 +7,13 @@
 node.meta of a joint graph holds what that of an AtenGraph does, and
     backward    True: recorded while eager's backward formulas ran. Such a node may still depend on
                 values of the forward alone, a view for instance that the backward takes again.
+    function    a number: recorded in the backward of this call of a torch.autograd.Function
     recompute   a number: in this region of torch.utils.checkpoint, which the user wants recomputed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -77,6 +79,8 @@ class Split:
     saved     where the first inputs of the backward come from
     sizes     symbols of the forward that the backward reads
     gradients per forward input: position among the backward's results, or None
+    absent    tangents that the backward does not take, as nothing of the loss came through them
+    without   the same split for another `absent`; None: the backward takes zeros instead
     """
 
     forward: AtenGraph
@@ -84,3 +88,5 @@ class Split:
     saved: tuple[Saved, ...]
     sizes: tuple[str, ...]
     gradients: tuple[int | None, ...]
+    absent: frozenset[int] = frozenset()
+    without: Callable[[frozenset[int]], Split] | None = None

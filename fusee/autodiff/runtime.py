@@ -8,6 +8,7 @@ autograd must know of, happen after it, on its results: see `Joint`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,21 +31,22 @@ Consuming = Callable[[list[Any]], Sequence[Any]]
 
 
 def differentiable(
-    joint: Joint, split: Split, forward: Call, backward: Callable[[], Consuming]
+    joint: Joint, split: Split, forward: Call, backward: Callable[[Split], Consuming]
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
     forward   runs split.forward on its inputs
-    backward  gives what runs split.backward on its inputs; called at the first backward
+    backward  gives what runs the backward of `split`, or of one without some tangents, on its
+              inputs; called at each backward
     raises    (in backward) DoubleBackwardError if a gradient is differentiated again; InputError
               if a hook on saved tensors gave back another kind of tensor
     """
     differentiated = set(joint.tangents)
     constant = [k for k in range(joint.forward_results) if k not in differentiated]
-    saved, gradients, count = split.saved, split.gradients, joint.forward_results
+    saved, count = split.saved, joint.forward_results
     specs = split.backward.inputs
-    tangents, numbers = _tangents(joint), _numbers(joint)
-    sizes = [list(joint.aten.symbols).index(name) for name in split.sizes]
+    numbers = _numbers(joint)
+    chosen = functools.cache(functools.partial(_Variant, joint, split))
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
@@ -66,14 +68,17 @@ def differentiable(
             clear_saved(ctx)
             if ctx.has_hooks:
                 kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
-            kept += [ctx.numbers[k] for k in sizes]
-            kept += tangents([given[k] for k in joint.tangents], ctx.numbers)
+            grads = [given[k] for k in joint.tangents]
             del given
+            variant = chosen(tuple(g is None for g in grads))
+            kept += variant.rest(grads, ctx.numbers)
+            del grads
+            run = backward(variant.split)
             with torch.no_grad(), below_autograd(), without_autocast():
-                found = backward()(kept)
+                found = run(kept)
             if torch.is_grad_enabled():
                 found = _once(torch.ones((), requires_grad=True), *found)
-            return tuple(None if k is None else found[k] for k in gradients)
+            return tuple(None if k is None else found[k] for k in variant.split.gradients)
 
     apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
     if not joint.aten.no_autocast:
@@ -98,7 +103,26 @@ def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
     return numbers
 
 
-def _tangents(joint: Joint) -> Callable[[list[Tensor | None], Sequence[int]], list[Tensor]]:
+class _Variant:
+    """How the backward is called when the loss has come through some results alone.
+
+    missing  per tangent: whether it is None
+    """
+
+    def __init__(self, joint: Joint, split: Split, missing: tuple[bool, ...]) -> None:
+        absent = frozenset(k for k, is_missing in enumerate(missing) if is_missing)
+        self.split = split if split.without is None or not absent else split.without(absent)
+        self._sizes = [list(joint.aten.symbols).index(name) for name in self.split.sizes]
+        self._tangents = _tangents(joint, self.split.absent)
+
+    def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
+        """What the backward takes after the saved values."""
+        return [*(numbers[k] for k in self._sizes), *self._tangents(grads, numbers)]
+
+
+def _tangents(
+    joint: Joint, absent: frozenset[int]
+) -> Callable[[list[Tensor | None], Sequence[int]], list[Tensor]]:
     """A function (gradients of results, values of symbols) -> tangents as they are compiled for.
 
     source   generated once, as sizes and strides may be expressions
@@ -108,12 +132,15 @@ def _tangents(joint: Joint) -> Callable[[list[Tensor | None], Sequence[int]], li
     if joint.aten.symbols:
         lines.append(f"    {', '.join(joint.aten.symbols)}, = numbers")
     for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
+        if k in absent:
+            continue
         size, stride = _tuple(spec.size), _tuple(spec.stride)
         names[f"dtype{k}"] = spec.dtype
         lines.append(f"    g = grads[{k}]")
         lines.append(f"    if g is None: grads[{k}] = zeros({size}, {stride}, dtype{k})")
         lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
-    lines.append("    return grads")
+    listed = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
+    lines.append(f"    return [{', '.join(listed)}]")
     exec("\n".join(lines), names)
     found: Callable[[list[Tensor | None], Sequence[int]], list[Tensor]] = names["tangents"]
     return found

@@ -6,6 +6,7 @@ its first use, so that nothing is in memory for longer than it must.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,36 +24,53 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
 )
+from fusee.autodiff.absent import (
+    Instead,
+    instead_of,
+    is_moved,
+    needed_for,
+    operands,
+    resolved,
+)
 from fusee.autodiff.choice import Choice, Facts, closure, root
 from fusee.autodiff.joint import Joint, Saved, Split
 from fusee.sym.expr import Expr, Size, Symbol
-from fusee.sym.parts import symbols
+from fusee.sym.parts import hint, symbols
 
 __all__ = ["split"]
 
 aten = torch.ops.aten
 
 
-def split(joint: Joint, facts: Facts, choice: Choice) -> Split:
-    """The two graphs. The joint graph's nodes are copied; it stays as it is."""
-    return _Splitter(joint, facts, choice).run()
+def split(
+    joint: Joint, facts: Facts, choice: Choice, absent: frozenset[int] = frozenset()
+) -> Split:
+    """The two graphs. The joint graph's nodes are copied; it stays as it is.
+
+    absent   tangents that the backward is without. Forward and saved values do not depend on it
+    """
+    return _Splitter(joint, facts, choice, absent).run()
 
 
 class _Splitter:
-    def __init__(self, joint: Joint, facts: Facts, choice: Choice) -> None:
-        self.joint, self.facts, self.choice = joint, facts, choice
+    def __init__(self, joint: Joint, facts: Facts, choice: Choice, absent: frozenset[int]) -> None:
+        self.joint, self.facts, self.choice, self.absent = joint, facts, choice, absent
         self.aten = joint.aten
         self.inputs = dict(zip(self.aten.placeholders, self.aten.inputs, strict=True))
 
     def run(self) -> Split:
-        results = self.aten.results
-        forward, saved = self._forward(results[: self.joint.forward_results])
-        positions = [k for k in self.joint.gradients if k is not None]
-        unique = list(dict.fromkeys(results[k] for k in positions))
-        place = {node: k for k, node in enumerate(unique)}
+        joint, results = self.joint, self.aten.results
+        forward, saved = self._forward(results[: joint.forward_results])
+        self.instead = instead_of(joint, self.facts, self.absent) if self.absent else {}
+        found = [None if k is None else resolved(self.instead, results[k]) for k in joint.gradients]
+        unique = list(dict.fromkeys(node for node in found if node is not None))
+        place: dict[Any, int] = {node: k for k, node in enumerate(unique)}
         backward, sizes = self._backward(unique)
-        gradients = tuple(None if k is None else place[results[k]] for k in self.joint.gradients)
-        return Split(forward, backward, saved, sizes, gradients)
+        gradients = tuple(map(place.get, found))
+        without = None
+        if len(joint.tangents) > 1:
+            without = functools.partial(split, joint, self.facts, self.choice)
+        return Split(forward, backward, saved, sizes, gradients, self.absent, without)
 
     # -------------------------------------------------------------------------- forward
 
@@ -109,14 +127,18 @@ class _Splitter:
     # -------------------------------------------------------------------------- backward
 
     def _backward(self, gradients: Sequence[fx.Node]) -> tuple[AtenGraph, tuple[str, ...]]:
-        tangents = self.aten.placeholders[self.joint.forward_inputs :]
+        tangents = [
+            node
+            for k, node in enumerate(self.aten.placeholders[self.joint.forward_inputs :])
+            if k not in self.absent
+        ]
         saved = self.choice.saved
         specs = [self._spec(k, node) for k, node in enumerate(saved)]
         given = [
             replace(self.inputs[node], index=len(saved) + k) for k, node in enumerate(tangents)
         ]
         found, missing = self._symbols(specs, given)
-        copy = _Copier()
+        copy = _Copier(self.instead, self.aten.to_size)
         for node in saved:
             copy.node(node, "placeholder", self.kept[node])
         for name, symbol in missing.items():
@@ -127,8 +149,11 @@ class _Splitter:
         for spec, node in zip(given, tangents, strict=True):
             specs.append(replace(spec, index=len(specs)))
             copy.node(node)
+        needed = self.facts.backward
+        if self.absent:
+            needed = needed & needed_for(gradients, self.instead)
         for node in self.facts.nodes:
-            if node in self.facts.backward and node.op == "call_function":
+            if node in needed and node.op == "call_function":
                 copy.demand(node)
         indices = {node: len(specs) - len(tangents) + k for k, node in enumerate(tangents)}
         results = [copy.demand(node) for node in gradients]
@@ -175,7 +200,7 @@ class _Splitter:
         if base in tangents:
             start = val.storage_offset() - base.meta["val"].storage_offset()
             return ViewOfInput(tangents[base], size, stride, to_size(start), val.dtype)
-        if copy.made[base].op != "call_function":
+        if is_moved(self.instead, node) or copy.made[base].op != "call_function":
             results[position] = made = copy.clone(copy.made[node], node.meta)
             own = made.meta["val"].stride()
             return Fresh(position, size, tuple(map(to_size, own)))
@@ -239,9 +264,12 @@ class _Splitter:
 class _Copier:
     """A new graph that takes over nodes of another one, with their names and metas."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, instead: Instead | None = None, to_size: Callable[[Any], Size] = int
+    ) -> None:
         self.graph = fx.Graph()
         self.made: dict[fx.Node, fx.Node] = {}
+        self.instead, self.to_size = instead or {}, to_size
 
     def node(self, node: fx.Node, op: str = "", meta: dict[str, Any] | None = None) -> fx.Node:
         """A copy of `node`, whose operands are there; with `op`, one without operands."""
@@ -249,10 +277,12 @@ class _Copier:
             made = self.graph.create_node(op, node.name, name=node.name)
         else:
             # create_node looks for SymInts among arguments that it is given, which takes long
+            get = self._operand if self.instead else self.made.__getitem__
+            args, kwargs = fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get)
             made = self.graph.create_node(node.op, node.target, name=node.name)
-            made.args = fx.map_arg(node.args, self.made.__getitem__)
-            if node.kwargs:
-                made.kwargs = fx.map_arg(node.kwargs, self.made.__getitem__)
+            made.args = args
+            if kwargs:
+                made.kwargs = kwargs
         made.meta = dict(node.meta if meta is None else meta)
         self.made[node] = made
         return made
@@ -262,15 +292,36 @@ class _Copier:
         row = [node]
         while row:
             at = row[-1]
-            missing = (
-                [] if at in self.made else [x for x in at.all_input_nodes if x not in self.made]
-            )
+            missing = []
+            if at not in self.made:
+                found = operands(self.instead, at)
+                missing = [x for x in found if x not in self.made]
             row += missing
             if not missing:
                 row.pop()
                 if at not in self.made:
                     self.node(at)
         return self.made[node]
+
+    def _operand(self, node: fx.Node) -> fx.Node:
+        """The copy of what takes the place of `node`; zeros where nothing does."""
+        found = resolved(self.instead, node)
+        if found is not None:
+            return self.made[found]
+        val = node.meta["val"]
+        order = sorted(range(val.dim()), key=lambda axis: -hint(self.to_size(val.stride(axis))))
+        sizes = [self.to_size(val.shape[axis]) for axis in order]
+        kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
+        args: Any = (sizes, 0)
+        made = self.graph.create_node("call_function", aten.full.default, (), kwargs)
+        made.args = args
+        made.meta = {**node.meta, "val": val.new_empty([val.shape[axis] for axis in order])}
+        if order == sorted(order):
+            return made
+        inverse = [order.index(axis) for axis in range(len(order))]
+        view = self.graph.create_node("call_function", aten.permute.default, (made, inverse), {})
+        view.meta = {**node.meta, "val": made.meta["val"].permute(inverse)}
+        return view
 
     def clone(self, made: fx.Node, meta: dict[str, Any]) -> fx.Node:
         """A node with the values of `made` in dense memory of its own."""

@@ -37,10 +37,15 @@ def next_node_number() -> int:
     return found
 
 
-def current_node_number() -> int | None:
-    """The number of the node whose backward runs; None outside of backward."""
+def current_node_number() -> tuple[int | None, bool]:
+    """The node whose backward runs: its number, and whether it is a torch.autograd.Function's.
+
+    (None, False) outside of backward.
+    """
     node: Any = torch._C._current_autograd_node()
-    return None if node is None else node._sequence_nr()
+    if node is None:
+        return None, False
+    return node._sequence_nr(), isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def gradients(

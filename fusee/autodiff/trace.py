@@ -91,14 +91,15 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if self.is_backward:
-            self.b.stack_trace = self._line()
+            number, is_function = current_node_number()
+            self.b.stack_trace = self._line(number)
+            self.b.marks["function"] = number if is_function else None
         elif not self._lines or self._lines[-1] is not self.b.stack_trace:
             self._first.append(next_node_number())
             self._lines.append(self.b.stack_trace)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _line(self) -> str | None:
-        number = current_node_number()
+    def _line(self, number: int | None) -> str | None:
         if number is None:
             return None
         # an operator's node has its number before the operator comes here

@@ -262,8 +262,7 @@ def _compile_training(
 ) -> Callable[..., Any]:
     """The graph with its backward.
 
-    The backward is compiled with the forward: the loop that calls it once calls it often, and an
-    operator without a form is refused before anything has run.
+    An operator without a form is refused by the trace, before anything has run.
     """
     begin = time.perf_counter()
     with collector.paused():
@@ -284,9 +283,10 @@ def _compile_training(
 
     def backward(graph: AtenGraph) -> Callable[..., Any]:
         report.backward = Report(f"{report.name}.backward")
-        return compile_aten(
-            graph, (), options, report.backward, consumes=True, idle_bytes=_IDLE_BYTES
-        )
+        with log.graph(report.name):  # with several results this is at the first backward
+            return compile_aten(
+                graph, (), options, report.backward, consumes=True, idle_bytes=_IDLE_BYTES
+            )
 
     return train(gm, joint, cut, forward, backward, consumes=True)
 

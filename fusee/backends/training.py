@@ -7,6 +7,7 @@ functions of a user's own (aot.py).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,12 +79,12 @@ def bind_training(
     joint: Joint,
     split: Split | None,
     forward: Half,
-    backward: Callable[[], Consuming] | None,
+    backward: Callable[[Split], Consuming] | None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, and whose results know their backward.
 
     forward   runs flat_forward(joint, split)
-    backward  gives what runs flat_backward(split), when that is needed; None without tangents
+    backward  gives what runs flat_backward of a split, when that is needed; None without tangents
     """
     run: Half = forward
     if split is not None and backward is not None:
@@ -113,7 +114,10 @@ def train(
     *,
     consumes: bool = False,
 ) -> Callable[..., Any]:
-    """`bind_training` of a joint graph whose halves are compiled at once by these functions.
+    """`bind_training` of a joint graph whose halves are compiled by these functions.
+
+    Of several results a loss seldom uses all, and those that it doesn't use cost nothing when the
+    backward is compiled without them. That is known at the first backward; with one result, now.
 
     consumes   what compile_backward returns takes a list instead of arguments, and empties it
     """
@@ -121,9 +125,15 @@ def train(
         return bind_training(gm, joint, None, compile_forward(flat_forward(joint, None)), None)
     split = partition(joint)
     forward = compile_forward(flat_forward(joint, split))
-    backward = compile_backward(flat_backward(split))
-    taking: Consuming = backward if consumes else lambda inputs: backward(*inputs)
-    return bind_training(gm, joint, split, forward, lambda: taking)
+
+    @functools.cache
+    def backward(of: Split) -> Consuming:
+        run = compile_backward(flat_backward(of))
+        return run if consumes else lambda inputs: run(*inputs)
+
+    if len(joint.tangents) == 1:
+        backward(split)
+    return bind_training(gm, joint, split, forward, backward)
 
 
 def describe(split: Split) -> str:
