@@ -148,28 +148,39 @@ def _never(node: fx.Node) -> str | None:
 def _levels(
     graph: fx.Graph, reasons: Mapping[fx.Node, str]
 ) -> list[tuple[bool, tuple[fx.Node, ...]]]:
-    """Even levels are claimed, odd ones are not; every edge stays in its level or goes up.
+    """Levels, claimed and not in turn; every edge stays in its level or goes up.
 
     So each level can run as one after those below it. What has an effect stays in program order.
+    Either kind may come first: whatever makes fewer levels, of the engine's above all.
     """
+    return min(
+        (_levels_from(graph, reasons, first) for first in (True, False)),
+        key=lambda levels: (sum(claimed for claimed, _ in levels), len(levels)),
+    )
+
+
+def _levels_from(
+    graph: fx.Graph, reasons: Mapping[fx.Node, str], first: bool
+) -> list[tuple[bool, tuple[fx.Node, ...]]]:
+    """first   whether level 0, and with it every second one, is the engine's"""
     level: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}
     effects = 0
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        claimed = node not in reasons
+        odd = (node not in reasons) is not first
         if node.target is operator.getitem:
-            claimed = level[node.all_input_nodes[0]] % 2 == 0
-        at = 0 if claimed else 1
+            odd = level[node.all_input_nodes[0]] % 2 == 1
+        at = int(odd)
         for source in node.all_input_nodes:
             below = level.get(source, 0)
-            at = max(at, below if (below % 2 == 0) == claimed else below + 1)
-        if not claimed and not is_pure(node):
+            at = max(at, below if (below % 2 == 1) is odd else below + 1)
+        if node in reasons and not is_pure(node):
             at = effects = max(at, effects)
         level[node] = at
         members.setdefault(at, []).append(node)
-    return [(at % 2 == 0, tuple(members[at])) for at in sorted(members)]
+    return [((at % 2 == 0) is first, tuple(members[at])) for at in sorted(members)]
 
 
 def _calls(nodes: Sequence[fx.Node]) -> list[fx.Node]:

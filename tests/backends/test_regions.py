@@ -158,6 +158,14 @@ def test_regions_are_maximal_and_have_no_circle() -> None:
     assert found.claimed == 3
 
 
+def test_what_needs_inputs_alone_runs_before_the_region() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ x) @ torch.tanh(y)
+
+    found = split(graph_of(fn, torch.randn(4, 4), torch.randn(4, 4)), Eager(aten.tanh.default))
+    assert [(claimed, len(nodes)) for claimed, nodes in found.levels] == [(False, 1), (True, 2)]
+
+
 def test_small_regions_are_not_worth_a_call() -> None:
     graph = graph_of(lambda x: torch.tanh(torch.sin(x)) * 2, torch.randn(4))
     found = split(graph, Eager(aten.tanh.default))
