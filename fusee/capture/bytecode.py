@@ -6,11 +6,12 @@ source   dis; the layout of exception tables is in CPython's Objects/exception_h
 from __future__ import annotations
 
 import dis
+import inspect
 import types
 import weakref
 from typing import Any, NamedTuple
 
-__all__ = ["Handler", "Instruction", "Program", "program"]
+__all__ = ["Handler", "Instruction", "Program", "parameters", "program"]
 
 
 class Instruction(NamedTuple):
@@ -35,11 +36,15 @@ class Handler(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A code object, decoded. It does not keep the code alive."""
+    """A code object, decoded. It does not keep the code alive.
+
+    taking   code with the same parameters, which gives them as a dict
+    """
 
     instructions: list[Instruction]
     handlers: list[Handler]
     by_offset: dict[int, int]
+    taking: types.CodeType
 
     def handler(self, index: int) -> Handler | None:
         """The innermost handler that covers an instruction."""
@@ -93,7 +98,26 @@ def _decode(code: types.CodeType) -> Program:
         Handler(by_offset[start], by_offset[end], by_offset[target], depth, keeps)
         for start, end, target, depth, keeps in _exception_table(code.co_exceptiontable)
     ]
-    return Program(instructions, handlers, by_offset)
+    names = parameters(code)
+    taking = _TAKING.replace(
+        co_argcount=code.co_argcount,
+        co_posonlyargcount=code.co_posonlyargcount,
+        co_kwonlyargcount=code.co_kwonlyargcount,
+        co_flags=_TAKING.co_flags | code.co_flags & _STARRED,
+        co_varnames=tuple(names),
+        co_nlocals=len(names),
+    )
+    return Program(instructions, handlers, by_offset, taking)
+
+
+_TAKING = (lambda: locals()).__code__
+_STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+def parameters(code: types.CodeType) -> list[str]:
+    """The names of all parameters, starred ones included."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    return list(code.co_varnames[: count + (code.co_flags & _STARRED).bit_count()])
 
 
 def _exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:

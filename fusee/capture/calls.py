@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from fusee.capture import attributes, natives
-from fusee.capture.binding import bind
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
@@ -136,15 +135,8 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
 
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:
     """A frame of `function`, its parameters bound, its closure known."""
-    code = function.__code__
-    defaults, keyword_defaults = _defaults(m, function)
-    f = Frame(m, code, function.__globals__)
-    f.function = function
-    f.locals = bind(code, function.__qualname__, defaults, keyword_defaults, args, kwargs)
-    if function.__closure__:
-        m.world.know_cells(function)
-        f.cells.update(zip(code.co_freevars, function.__closure__))
-    return f
+    m.world.know_cells(function)
+    return Frame.of(m, function).bind(*_defaults(m, function), args, kwargs)
 
 
 def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]:

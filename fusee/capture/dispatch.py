@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from fusee import log
-from fusee.capture.binding import bind
 from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
@@ -223,15 +222,14 @@ class CompiledFunction:
         if captured.stop is None:
             return result
         between = _Between(self)
-        f = Frame(between, self.function.__code__, self.function.__globals__)
-        f.function = self.function
+        f = Frame.of(between, self.function)
         try:
             return self._go_on(f, between, captured, result)
         finally:
             del f.machine  # it knows its frames: what they hold must not live until they are found
 
     def _go_on(self, f: Frame, between: _Between, captured: Captured, result: Any) -> Any:
-        closure = dict(zip(f.code.co_freevars, self.function.__closure__ or ()))
+        closure = f.cells
         while True:
             variables, f.stack, cells, between.handled = result
             f.locals = variables
@@ -445,15 +443,10 @@ class CompiledFunction:
     def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
         """A function that runs as Python, while those that it calls are compiled."""
         function = function.__dict__.get(ORIGINAL, function)
-        between, code = _Between(self), function.__code__
-        if refused(code):
+        if refused(function.__code__):
             return function(*args, **kwargs)
-        f = Frame(between, code, function.__globals__)
-        f.function = function
-        f.cells = dict(zip(code.co_freevars, function.__closure__ or ()))
-        defaults, more = function.__defaults__ or (), function.__kwdefaults__ or {}
-        f.locals = bind(code, function.__qualname__, defaults, more, args, kwargs)
-        return f.run()
+        f = Frame.of(_Between(self), function)
+        return f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs).run()
 
 
 class _Between(Semantics):

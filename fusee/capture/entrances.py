@@ -6,14 +6,14 @@ import functools
 import inspect
 import sys
 import types
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
-from fusee.capture.binding import refuse_missing
+from fusee.capture.bytecode import parameters
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND
 from fusee.capture.policy import ORIGINAL
 from fusee.capture.torch_api import DYNAMO, dynamo_stance
-from fusee.capture.trace import parameters
 
 __all__ = ["entrances"]
 
@@ -33,7 +33,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     text = (
         f"def call({signature}):\n"
         f"    if _function.__code__ is not _code:\n"
-        f"        return _bind_anew({values})\n"
+        f"        return _call_given(_renew(), {values})\n"
         f"{filled}"
         f"    if _policy.is_unusual or _dynamo in _modules and _is_other_stance():\n"
         f"        return _miss({values})\n"
@@ -56,7 +56,6 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     )
     space: dict[str, Any] = {
         "_code": code,
-        "_missing": functools.partial(_missing, function),
         "_dynamo": DYNAMO,
         "_entries": start.entries,
         "_failed": GraphFailed,
@@ -65,7 +64,8 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         "_miss": owner.miss,
         "_modules": sys.modules,
         "_policy": owner.policy,
-        "_bind_anew": functools.partial(_bind_anew, owner, code),
+        "_call_given": functools.partial(_call_given, code),
+        "_renew": owner.renew,
         "_unset": UNBOUND,
         "_function": function,
     }
@@ -76,8 +76,8 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     return call, space["native"]
 
 
-def _bind_anew(owner: Any, code: types.CodeType, values: dict[str, Any]) -> Any:
-    """Call the function with its new code, with what the parameters of `code` were given."""
+def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call a function with what the parameters of `code` were given."""
     args = []
     for name in code.co_varnames[: code.co_argcount]:
         if values[name] is UNBOUND:
@@ -89,7 +89,7 @@ def _bind_anew(owner: Any, code: types.CodeType, values: dict[str, Any]) -> Any:
         rest += 1
     more = values.pop(code.co_varnames[rest]) if code.co_flags & inspect.CO_VARKEYWORDS else {}
     given = {name: value for name, value in values.items() if value is not UNBOUND}
-    return owner.renew()(*args, **given, **more)
+    return function(*args, **given, **more)
 
 
 def _optional(function: types.FunctionType) -> tuple[str, ...]:
@@ -112,19 +112,8 @@ def _filled(function: types.FunctionType, values: str) -> str:
         f"    except (TypeError, LookupError):\n"
         f"        _d = _unset\n"
         f"    if _d is _unset:\n"
-        f"        _missing({values})\n"
+        f"        return _call_given(_function, {values})\n"  # which raises: there are too few
     )
-
-
-def _missing(function: types.FunctionType, values: dict[str, Any]) -> NoReturn:
-    """The error of a call that gives too little, since there are fewer defaults now."""
-    known = {*_optional(function), *(function.__kwdefaults__ or ())}
-    missing = [name for name, value in values.items() if value is UNBOUND and name not in known]
-    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-    for kind, of_kind in (("positional", True), ("keyword-only", False)):
-        names = [name for name in missing if (name in positional) is of_kind]
-        refuse_missing(function.__qualname__, kind, names)
-    raise AssertionError("nothing is missing")
 
 
 def _signature(function: types.FunctionType) -> tuple[str, str]:

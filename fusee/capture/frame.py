@@ -60,7 +60,6 @@ class Frame:
         self.globals = globals_
         self.locals: dict[str, Any] = {}
         self.cells: dict[str, types.CellType] = {}
-        self.closure: tuple[types.CellType, ...] = ()
         self.names: Any = None
         self.stack: list[Any] = []
         self.at = 0
@@ -69,6 +68,23 @@ class Frame:
         self.yielded = False
         self.keywords: tuple[str, ...] = ()
         self.function: Any = None
+
+    @classmethod
+    def of(cls, machine: Any, function: types.FunctionType) -> Frame:
+        """One at the beginning of a function, without its arguments."""
+        f = cls(machine, function.__code__, function.__globals__)
+        f.function = function
+        f.cells.update(zip(f.code.co_freevars, function.__closure__ or ()))
+        return f
+
+    def bind(
+        self, defaults: Any, more: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Frame:
+        """Give the parameters what a call does, as CPython does; `more` for those after a star."""
+        taking = types.FunctionType(self.program.taking, {}, argdefs=defaults)
+        taking.__kwdefaults__, taking.__qualname__ = more, self.function.__qualname__
+        self.locals = taking(*args, **kwargs)
+        return self
 
     @property
     def instruction(self) -> Instruction:

@@ -8,7 +8,6 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import contextlib
-import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import torch
 from torch import fx
 
 from fusee.capture.breaks import Forbidden, GraphBreak
+from fusee.capture.bytecode import parameters
 from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
 from fusee.capture.failures import failing, generator_states
@@ -39,7 +39,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
-__all__ = ["Captured", "Place", "capture", "parameters"]
+__all__ = ["Captured", "Place", "capture"]
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,6 @@ class Captured:
         exec(compile(self.source, "<fusee segment>", "exec"), names)
         made: Callable[..., Any] = names["run"]
         return made
-
-
-def parameters(code: types.CodeType) -> list[str]:
-    """The names of all parameters, starred ones included."""
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return list(code.co_varnames[:count])
 
 
 def capture(
@@ -231,10 +224,8 @@ class _Attempt:
     def _start(self) -> Frame:
         place, world = self.place, self.world
         function = world.hold(place.function, place.function.__qualname__)
-        f = Frame(self.machine, function.__code__, function.__globals__)
-        f.function = function
-        for name, cell in zip(f.code.co_freevars, function.__closure__ or ()):
-            f.cells[name] = world.hold(cell, name)
+        world.know_cells(function)
+        f = Frame.of(self.machine, function)
         loaded = {n: world.load(self.values[n], Local(n)) for n in place.parameters}
         if place.at < 0:
             f.locals = loaded
