@@ -117,9 +117,9 @@ def _compare(
         return got
     exact: list[_Run] = []
 
-    def in_float64() -> _Run:
+    def exact_run() -> _Run:
         if not exact:
-            exact.append(_call(_in_float64(_twin(fn)), None, *_in_float64((args, kwargs))))
+            exact.append(_call(in_float64(_twin(fn)), None, *in_float64((args, kwargs))))
         return exact[0]
 
     def exact_part(part: Callable[[_Run], Any]) -> Callable[[], Any] | None:
@@ -127,7 +127,7 @@ def _compare(
             return None
 
         def compute() -> Any:
-            run = in_float64()
+            run = exact_run()
             # Not every program runs in float64; then torch.testing's tolerances decide.
             return part(run) if run.error is None else part(want)
 
@@ -186,7 +186,8 @@ def _twin(fn: Callable[..., Any]) -> Callable[..., Any]:
     return copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
 
 
-def _in_float64(tree: Any) -> Any:
+def in_float64(tree: Any) -> Any:
+    """Tensors of a tree in twice their precision; of a module, in place."""
     if isinstance(tree, nn.Module):
         return tree.double()
     wider = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
