@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture.origin import Held, Item, Origin
+from fusee.capture.origin import Dict, Held, Item, Origin
 from fusee.errors import OptionError
 
 __all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
@@ -81,30 +81,16 @@ class Fact:
     value: Any
     where: str
 
-    def conditions(self, source: Source) -> Iterator[str]:
+    def conditions(self, source: Source) -> list[str]:
         """Python expressions that all hold as long as the fact does."""
-        at = source.expression(self.origin)
-        yield from _CONDITIONS[self.kind](self, at, source)
+        return _KINDS[self.kind].conditions(self, source.expression(self.origin), source)
 
     def now(self, source: Source) -> Any:
         """What `value` would be today. Raises one of `_GONE` if there is no such object."""
-        return _NOW[self.kind](self, source)
+        return _KINDS[self.kind].now(source.value(self.origin), self.value)
 
     def __str__(self) -> str:
-        return f"{self.origin} {_WORDS[self.kind]} {_shown(self.kind, self.value)}"
-
-
-_WORDS = {
-    "is": "is",
-    "not": "is not",
-    "equals": "equals",
-    "type": "is of type",
-    "length": "has length",
-    "absent": "has no",
-    "keys": "has the keys",
-    "empty": "is empty:",
-    "tensor": "is",
-}
+        return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
 
 
 def _shown(kind: str, value: Any) -> str:
@@ -119,21 +105,28 @@ def _shown(kind: str, value: Any) -> str:
 # ------------------------------------------------------------------------------ conditions
 
 
-def _is(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    if isinstance(fact.value, At):
-        yield f"{at} is {source.expression(fact.value.origin)}"
-    else:
-        yield f"{at} is {source.constant(fact.value)}"
+class _Kind(NamedTuple):
+    """A row for a kind of fact.
+
+    torch_name   what TorchDynamo calls such a guard
+    conditions   `(fact, source of the object, Source)` to the conditions' source
+    now          what the fact's value would be for an object; the second argument is what it is
+    """
+
+    words: str
+    torch_name: str
+    conditions: Callable[[Fact, str, Source], list[str]]
+    now: Callable[[Any, Any], Any] = lambda found, value: found
 
 
-def _not(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"{at} is not {source.expression(fact.value.origin)}"
+def _other(fact: Fact, source: Source) -> str:
+    is_found = isinstance(fact.value, At)
+    return source.expression(fact.value.origin) if is_found else source.constant(fact.value)
 
 
-def _equals(fact: Fact, at: str, source: Source) -> Iterator[str]:
+def _equals(fact: Fact, at: str, source: Source) -> list[str]:
     if fact.value is None or isinstance(fact.value, bool):
-        yield f"{at} is {fact.value}"
-        return
+        return [f"{at} is {fact.value}"]
     at = source.once(at)
     same = f"{at} == {source.constant(fact.value)}"
     if isinstance(fact.value, tuple):  # (1, 2) == (True, 2.0)
@@ -141,7 +134,7 @@ def _equals(fact: Fact, at: str, source: Source) -> Iterator[str]:
     if isinstance(fact.value, (float, complex)) and not _is_told_apart(fact.value):
         same = f"repr({at}) == {repr(fact.value)!r}"
     # the class first: a tensor compared with a number gives a tensor
-    yield f"{at}.__class__ is {source.constant(type(fact.value))} and {same}"
+    return [f"{at}.__class__ is {source.constant(type(fact.value))} and {same}"]
 
 
 def _is_told_apart(x: complex) -> bool:
@@ -149,69 +142,66 @@ def _is_told_apart(x: complex) -> bool:
     return isinstance(x, float) and bool(x) and x == x
 
 
-def _type(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"{source.once(at)}.__class__ is {source.constant(fact.value)}"
-
-
-def _length(fact: Fact, at: str, source: Source) -> Iterator[str]:
+def _length(fact: Fact, at: str, source: Source) -> list[str]:
     raw = source.raw(fact.origin)
-    yield f"{f'{raw}.__len__' if raw else 'len'}({source.once(at)}) == {fact.value}"
+    return [f"{f'{raw}.__len__' if raw else 'len'}({source.once(at)}) == {fact.value}"]
 
 
-def _absent(fact: Fact, at: str, source: Source) -> Iterator[str]:
+def _absent(fact: Fact, at: str, source: Source) -> list[str]:
     raw, key = source.raw(fact.origin), source.constant(fact.value)
     at = source.once(at)
-    yield f"not {raw}.__contains__({at}, {key})" if raw else f"{key} not in {at}"
+    return [f"not {raw}.__contains__({at}, {key})" if raw else f"{key} not in {at}"]
 
 
-def _empty(fact: Fact, at: str, source: Source) -> Iterator[str]:
-    yield f"not {at}"
-
-
-def _keys(fact: Fact, at: str, source: Source) -> Iterator[str]:
+def _keys(fact: Fact, at: str, source: Source) -> list[str]:
     raw, at = source.raw(fact.origin), source.once(at)
     listed = f"{raw}.keys({at})" if raw else at
-    yield f"[*{listed}] == {source.constant(list(fact.value))}"
+    return [f"[*{listed}] == {source.constant(list(fact.value))}"]
 
 
-def _tensor(fact: Fact, at: str, source: Source) -> Iterator[str]:
+def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
     at = source.once(at)
     known: TensorFact = fact.value
-    yield f"{at}.__class__ is {source.constant(known.kind)}"
-    yield f"{at}.dtype is {source.constant(known.dtype)}"
-    yield f"{at}.shape == {known.size!r}"
-    yield f"{at}.stride() == {known.stride!r}"
-    yield f"{at}.requires_grad is {known.requires_grad}"
-    yield f"{at}.device == {source.constant(known.device)}"
+    found = [
+        f"{at}.__class__ is {source.constant(known.kind)}",
+        f"{at}.dtype is {source.constant(known.dtype)}",
+        f"{at}.shape == {known.size!r}",
+        f"{at}.stride() == {known.stride!r}",
+        f"{at}.requires_grad is {known.requires_grad}",
+        f"{at}.device == {source.constant(known.device)}",
+    ]
     if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
-        yield f"{at}.is_leaf is {known.is_leaf}"  # writing to one in place is refused
+        found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
+    return found
 
 
-_CONDITIONS: dict[str, Callable[[Fact, str, Source], Iterator[str]]] = {
-    "is": _is,
-    "not": _not,
-    "equals": _equals,
-    "type": _type,
-    "length": _length,
-    "absent": _absent,
-    "keys": _keys,
-    "empty": _empty,
-    "tensor": _tensor,
-}
-
-_NOW: dict[str, Callable[[Fact, Source], Any]] = {
-    "is": lambda fact, source: source.value(fact.origin),
-    "not": lambda fact, source: source.value(fact.origin),
-    "equals": lambda fact, source: source.value(fact.origin),
-    "type": lambda fact, source: type(source.value(fact.origin)),
-    "length": lambda fact, source: len(source.value(fact.origin)),
-    "absent": lambda fact, source: (
-        "found" if fact.value in source.value(fact.origin) else fact.value
+_KINDS: dict[str, _Kind] = {
+    "is": _Kind("is", "ID_MATCH", lambda fact, at, source: [f"{at} is {_other(fact, source)}"]),
+    "not": _Kind(
+        "is not",
+        "DUPLICATE_INPUT",
+        lambda fact, at, source: [f"{at} is not {_other(fact, source)}"],
     ),
-    "keys": lambda fact, source: tuple(source.value(fact.origin)),
-    "empty": lambda fact, source: source.value(fact.origin),
-    "tensor": lambda fact, source: TensorFact.of(source.value(fact.origin)),
-}
+    "equals": _Kind("equals", "EQUALS_MATCH", _equals),
+    "type": _Kind(
+        "is of type",
+        "TYPE_MATCH",
+        lambda fact, at, source: [f"{source.once(at)}.__class__ is {source.constant(fact.value)}"],
+        lambda found, value: type(found),
+    ),
+    "length": _Kind(
+        "has length", "SEQUENCE_LENGTH", _length, lambda found, value: len(found)
+    ),
+    "absent": _Kind(
+        "has no", "DICT_NOT_CONTAINS", _absent,
+        lambda found, value: "found" if value in found else value,
+    ),
+    "keys": _Kind("has the keys", "DICT_KEYS_MATCH", _keys, lambda found, value: tuple(found)),
+    "empty": _Kind(
+        "is empty:", "EMPTY_NN_MODULE_HOOKS_DICT", lambda fact, at, source: [f"not {at}"]
+    ),
+    "tensor": _Kind("is", "TENSOR_MATCH", _tensor, lambda found, value: TensorFact.of(found)),
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ source
@@ -231,7 +221,6 @@ class Source:
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
         self._variables: dict[Origin, str] = {}
-        self._held: dict[Origin, Any] = {}
 
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
@@ -276,12 +265,9 @@ class Source:
 
     def fixed(self, origin: Origin) -> Any:
         """The dict of a held object: as long as the object is this one, so is its dict."""
-        from_held = type(origin).__name__ == "Dict" and isinstance(origin.parent, Held)
-        if not from_held:
+        if not (isinstance(origin, Dict) and isinstance(origin.of, Held)):
             return None
-        if origin not in self._held:
-            self._held[origin] = origin.parent.constant.__dict__  # type: ignore[union-attr]
-        return self._held[origin]
+        return origin.of.value.__dict__
 
     def variable(self, origin: Origin) -> str:
         """A name that holds the object at `origin` from here on."""
@@ -311,12 +297,6 @@ def _nested(origin: Origin, source: Source) -> str:
 
 # ------------------------------------------------------------------------------ for filters
 
-_TORCH_NAMES = {
-    "is": "ID_MATCH", "not": "DUPLICATE_INPUT", "equals": "EQUALS_MATCH", "type": "TYPE_MATCH",
-    "length": "SEQUENCE_LENGTH", "absent": "DICT_NOT_CONTAINS", "keys": "DICT_KEYS_MATCH",
-    "empty": "EMPTY_NN_MODULE_HOOKS_DICT", "tensor": "TENSOR_MATCH",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Guard:
@@ -342,15 +322,10 @@ class Guard:
             value, has_value = source.value(fact.origin), True
         except _GONE:
             value, has_value = None, False
-        path = []
-        at: Origin | None = fact.origin
-        while at is not None:
-            path.append(at)
-            at = at.parent
-        held = [x.value for x in path if isinstance(x, Held)]
-        modules = tuple(x for x in held if isinstance(x, torch.nn.Module))
-        is_global = any(type(x) in (dict, types.MappingProxyType) for x in held)
-        kind = _TORCH_NAMES[fact.kind]
+        root = fact.origin.root.constant
+        modules = (root,) if isinstance(root, torch.nn.Module) else ()
+        is_global = type(root) in (dict, types.MappingProxyType)
+        kind = _KINDS[fact.kind].torch_name
         return cls(str(fact.origin), has_value, value, kind, (), is_global, fact, modules)
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Namespace", "Origin", "Type",
-    "input_name", "is_fixed", "is_remade", "same_path",
+    "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Origin", "input_name",
+    "is_fixed", "is_remade",
 ]  # fmt: skip
 
 
@@ -31,6 +31,11 @@ class Origin:
     @property
     def parent(self) -> Origin | None:
         return None
+
+    @property
+    def root(self) -> Origin:
+        """What all of this is a part of."""
+        return self if self.parent is None else self.parent.root
 
     @property
     def constant(self) -> Any:
@@ -79,25 +84,23 @@ class _Part(Origin):
 
 
 @dataclass(frozen=True, eq=False)
-class Dict(_Part):
-    """The dict that holds the attributes of an instance."""
+class Attr(_Part):
+    """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
+
+    name: str
 
     def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.__dict__"
+        return f"{parent}.{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.of}.__dict__"
+        return f"{self.of}.{self.name}"
 
 
 @dataclass(frozen=True, eq=False)
-class Namespace(_Part):
-    """The dict of a class. A new proxy at each access, so it is never held."""
+class Dict(Attr):
+    """The dict that holds the attributes of an instance."""
 
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.__dict__"
-
-    def __str__(self) -> str:
-        return str(self.of)
+    name: str = "__dict__"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +117,7 @@ class Item(_Part):
         return self.key
 
     def __str__(self) -> str:
-        if isinstance(self.of, (Dict, Namespace)) and isinstance(self.key, str):
+        if isinstance(self.of, Dict) and isinstance(self.key, str):
             return f"{self.of.of}.{self.key}"
         return f"{self.of}[{self.key!r}]"
 
@@ -148,19 +151,6 @@ class Call(_Part):
 
 
 @dataclass(frozen=True, eq=False)
-class Attr(_Part):
-    """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
-
-    name: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.of}.{self.name}"
-
-
-@dataclass(frozen=True, eq=False)
 class Cell(_Part):
     """The contents of a closure's cell."""
 
@@ -173,25 +163,11 @@ class Cell(_Part):
         return self.name
 
 
-@dataclass(frozen=True, eq=False)
-class Type(_Part):
-    """The class of an object."""
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.__class__"
-
-    def __str__(self) -> str:
-        return f"type({self.of})"
-
-
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
     """Whether another function of the same code may come by the next time: a lambda argument."""
     if known is not None:
         return not isinstance(known, Held)
-    first: Origin | None = origin
-    while first is not None and first.parent is not None:
-        first = first.parent
-    return isinstance(first, Local) and "<" in function.__qualname__
+    return isinstance(origin.root, Local) and "<" in function.__qualname__
 
 
 def is_fixed(origin: Origin | None) -> bool:
@@ -199,10 +175,6 @@ def is_fixed(origin: Origin | None) -> bool:
     while isinstance(origin, Dict):
         origin = origin.parent
     return isinstance(origin, Held)
-
-
-def same_path(a: Origin, b: Origin) -> bool:
-    return str(a) == str(b)
 
 
 def input_name(origin: Origin) -> str:

@@ -116,23 +116,14 @@ class Semantics:
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         return COMPARE[symbol](left, right)
 
-    def identical(self, left: Any, right: Any) -> bool:
-        return left is right
-
-    def contains(self, container: Any, item: Any) -> bool:
-        return item in container
-
-    def truth(self, x: Any) -> bool:
-        return bool(x)
+    identical = staticmethod(operator.is_)
+    contains = staticmethod(operator.contains)
+    truth = staticmethod(operator.truth)
+    store_subscript = staticmethod(operator.setitem)
+    delete_subscript = staticmethod(operator.delitem)
 
     def subscript(self, container: Any, key: Any) -> Any:
         return container[key]
-
-    def store_subscript(self, container: Any, key: Any, value: Any) -> None:
-        container[key] = value
-
-    def delete_subscript(self, container: Any, key: Any) -> None:
-        del container[key]
 
     def format(self, x: Any, conversion: str, spec: str | None) -> str:
         """`spec` None: convert only, as CONVERT_VALUE does."""
@@ -142,14 +133,9 @@ class Semantics:
 
     # ---------------------------------------------------------------------- attributes
 
-    def attribute(self, obj: Any, name: str) -> Any:
-        return getattr(obj, name)
-
-    def store_attribute(self, obj: Any, name: str, value: Any) -> None:
-        setattr(obj, name, value)
-
-    def delete_attribute(self, obj: Any, name: str) -> None:
-        delattr(obj, name)
+    attribute = staticmethod(getattr)
+    store_attribute = staticmethod(setattr)
+    delete_attribute = staticmethod(delattr)
 
     def special(self, obj: Any, name: str) -> Any:
         """A special method, which Python looks up on the class."""
@@ -161,11 +147,8 @@ class Semantics:
 
     # ---------------------------------------------------------------------- iteration, calls
 
-    def iterate(self, x: Any) -> Any:
-        return iter(x)
-
-    def next(self, iterator: Any) -> Any:
-        return next(iterator)
+    iterate = staticmethod(iter)
+    next = staticmethod(next)
 
     def items(self, x: Any) -> list[Any]:
         """All elements of an iterable."""
