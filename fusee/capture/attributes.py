@@ -21,7 +21,9 @@ from fusee.capture.numbers import Number
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
-__all__ = ["class_lookup", "delete", "lookup", "python_method", "store"]
+__all__ = [
+    "class_lookup", "delete", "lookup", "of_instance", "python_method", "store", "store_plainly",
+]  # fmt: skip
 
 _FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -68,7 +70,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     if custom is not None:
         return m.call(custom, (obj, name), {})
     try:
-        return _of_instance(m, obj, name)
+        return of_instance(m, obj, name)
     except AttributeError:
         fallback = python_method(m, obj, "__getattr__")
         if fallback is None:
@@ -156,7 +158,8 @@ _FUNCTION_SLOTS = {
 }  # fmt: skip
 
 
-def _of_instance(m: Capturing, obj: Any, name: str) -> Any:
+def of_instance(m: Capturing, obj: Any, name: str) -> Any:
+    """What object.__getattribute__ gives."""
     cls = type(obj)
     if name == "__class__":
         return cls

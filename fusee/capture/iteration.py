@@ -36,19 +36,18 @@ def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     return len(x)
 
 
-@stands_for(iter)
-def _iter(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return m.iterate(args[0]) if len(args) == 1 else iter(*args)
+SPECIAL[iter] = lambda m, args, kwargs: m.iterate(*args) if len(args) == 1 else iter(*args)
 
 
 @stands_for(next)
 def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1:
-        return m.next(args[0])
+    iterator, *default = args
     try:
-        return m.next(args[0])
+        return m.next(iterator)
     except StopIteration:
-        return args[1]
+        if not default:
+            raise
+        return default[0]
 
 
 class _Driven:
@@ -114,14 +113,10 @@ for _function in (zip, itertools.chain, itertools.product):
     SPECIAL[_function] = _lazily(_function)
 
 
-@stands_for(itertools.chain.from_iterable)
-def _chain_all(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return itertools.chain.from_iterable(_iterable(m, x) for x in m.items(args[0]))
-
-
-@stands_for(enumerate)
-def _enumerate(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
+SPECIAL[itertools.chain.from_iterable] = lambda m, args, kwargs: itertools.chain.from_iterable(
+    _iterable(m, x) for x in m.items(args[0])
+)
+SPECIAL[enumerate] = lambda m, args, kwargs: enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
 
 
 @stands_for(itertools.islice)

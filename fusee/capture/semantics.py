@@ -15,7 +15,7 @@ from typing import Any
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import UNBOUND, Frame
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "unbound"]
+__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "own_super", "unbound"]
 
 _BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
 _IN_PLACE_NAMES = (
@@ -186,7 +186,8 @@ def _variables(m: Semantics) -> dict[str, Any]:
     return found
 
 
-def _super(m: Semantics) -> Any:
+def own_super(m: Semantics) -> Any:
+    """super() without arguments, in the innermost frame."""
     f = m.frames[-1]
     first = f.code.co_varnames[0]
     owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
@@ -195,7 +196,7 @@ def _super(m: Semantics) -> Any:
 
 # Functions in C that look at the frame that calls them, by how many arguments they have then.
 _ABOUT_CALLER: dict[tuple[Any, int], Callable[..., Any]] = {
-    (super, 0): _super,
+    (super, 0): own_super,
     (locals, 0): _variables,
     (vars, 0): _variables,
     (dir, 0): lambda m: sorted(_variables(m)),

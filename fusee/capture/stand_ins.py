@@ -24,6 +24,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.frame import Suspended
 from fusee.capture.numbers import Number
+from fusee.capture.semantics import own_super
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -101,19 +102,14 @@ def _is_tensor_of(obj: Any, kinds: Any) -> bool:
     return isinstance(obj, kinds)
 
 
-@stands_for(issubclass)
-def _issubclass(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    return issubclass(*args)
-
-
 @stands_for(getattr)
 def _getattr(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     obj, name, *default = args
-    if not default:
-        return m.attribute(obj, name)
     try:
         return m.attribute(obj, name)
     except AttributeError:
+        if not default:
+            raise
         return default[0]
 
 
@@ -126,49 +122,17 @@ def _hasattr(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     return True
 
 
-@stands_for(setattr)
-def _setattr(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    m.store_attribute(*args)
-
-
-@stands_for(delattr)
-def _delattr(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    m.delete_attribute(*args)
-
-
-@stands_for(object.__setattr__)
-def _object_setattr(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    attributes.store_plainly(m, *args)
-
-
-@stands_for(object.__getattribute__)
-def _object_getattribute(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return attributes._of_instance(m, *args)
-
-
 @stands_for(type)
 def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1 and isinstance(args[0], Suspended):
-        return types.GeneratorType
-    if len(args) == 1 and type(args[0]) is Number:
-        return float
     if len(args) == 1:
-        return (
-            m.attribute(args[0], "__class__") if isinstance(args[0], FakeTensor) else type(args[0])
-        )
+        (obj,) = args
+        if isinstance(obj, FakeTensor):
+            return m.attribute(obj, "__class__")
+        of_machine = {Suspended: types.GeneratorType, Number: float}
+        return of_machine.get(type(obj), type(obj))
     made = type(*args, **kwargs)
     m.made_classes.add(made)
     return made
-
-
-@stands_for(super)
-def _super(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if not args:
-        f = m.frames[-1]
-        first = f.code.co_varnames[0]
-        owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
-        args = (m.load_cell(f, "__class__"), owner)
-    return super(*args)
 
 
 @stands_for(id)
@@ -185,26 +149,10 @@ def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-@stands_for(sys.exception)
-def _exception(m: Capturing, args: Args, kwargs: Kwargs) -> BaseException | None:
-    return m.handled
-
-
 @stands_for(hash)
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     method = attributes.python_method(m, args[0], "__hash__")
     return hash(*args) if method is None else m.call(method, args, {})
-
-
-@stands_for(vars(types.FunctionType)["__get__"])
-def _bind(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    function, obj, *_ = args
-    return function if obj is None else types.MethodType(function, obj)
-
-
-@stands_for(callable)
-def _callable(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    return callable(*args)
 
 
 @stands_for(vars)
@@ -231,15 +179,12 @@ def _natively(function: Any) -> Stand:
     return stand
 
 
-for _function in (itertools.repeat, itertools.count, range, slice, object, property, staticmethod):
-    SPECIAL[_function] = _natively(_function)
-SPECIAL[classmethod] = _natively(classmethod)
 for _function in (
-    types.MethodType,
-    operator.itemgetter,
-    operator.attrgetter,
-    operator.methodcaller,
-):
+    itertools.repeat, itertools.count, range, slice, object, property, staticmethod, classmethod,
+    types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
+    torch.profiler.record_function, *STATE_QUERIES,
+):  # fmt: skip
     SPECIAL[_function] = _natively(_function)
 
 
@@ -254,37 +199,39 @@ def _resuming(function: Any) -> Stand:
 
 for _function in (Suspended.send, Suspended.throw, Suspended.close, Suspended.__next__):
     SPECIAL[_function] = _resuming(_function)
-SPECIAL[functools.partial] = _natively(functools.partial)
-SPECIAL[inspect.signature] = _natively(inspect.signature)
-SPECIAL[typing.cast] = lambda m, args, kwargs: args[1]
-
 
 # ------------------------------------------------------------------------------ operators
 
+# What is an operation of the machine's, or of attributes.py's, on the same operands.
+_SAME: dict[Any, Callable[..., Any]] = {
+    setattr: lambda m, *args: m.store_attribute(*args),
+    delattr: lambda m, *args: m.delete_attribute(*args),
+    object.__setattr__: attributes.store_plainly,
+    object.__getattribute__: attributes.of_instance,
+    operator.getitem: lambda m, *args: m.subscript(*args),
+    operator.setitem: lambda m, *args: m.store_subscript(*args),
+    operator.is_: lambda m, *args: m.identical(*args),
+    operator.is_not: lambda m, *args: not m.identical(*args),
+    bool: lambda m, x=False: m.truth(x),
+    operator.truth: lambda m, x: m.truth(x),
+    super: lambda m, *args: super(*args) if args else own_super(m),
+    sys.exception: lambda m: m.handled,
+    typing.cast: lambda m, kind, x: x,
+    vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (
+        function if obj is None else types.MethodType(function, obj)
+    ),
+    torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
+    # a graph has no parts to name
+    torch.profiler.record_function.__enter__: lambda m, manager: manager,
+    torch.profiler.record_function.__exit__: lambda m, *args: None,
+}
 
-@stands_for(operator.getitem)
-def _getitem(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return m.subscript(*args)
+
+def _with_operands(function: Callable[..., Any]) -> Stand:
+    return lambda m, args, kwargs: function(m, *args, **kwargs)
 
 
-@stands_for(operator.is_)
-def _is(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return m.identical(*args)
-
-
-@stands_for(operator.is_not)
-def _is_not(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return not m.identical(*args)
-
-
-@stands_for(operator.setitem)
-def _setitem(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return m.store_subscript(*args)
-
-
-@stands_for(bool, operator.truth)
-def _bool(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    return m.truth(args[0]) if args else False
+SPECIAL.update((function, _with_operands(stand)) for function, stand in _SAME.items())
 
 
 def _as_text(conversion: str) -> Stand:
@@ -326,12 +273,6 @@ def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ torch's state
 
 
-_profiled: Any = torch.profiler.record_function
-SPECIAL[_profiled] = _natively(_profiled)
-SPECIAL[_profiled.__enter__] = lambda m, args, kwargs: args[0]  # a graph has no parts to name
-SPECIAL[_profiled.__exit__] = lambda m, args, kwargs: None
-
-
 def _switching(function: Any) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         m.world.recorder.graph.call_function(function, args)
@@ -345,15 +286,4 @@ def _always(value: Any) -> Stand:
 
 
 SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.items())
-SPECIAL.update((function, _natively(function)) for function in STATE_QUERIES)
 SPECIAL.update((function, _switching(function)) for function in STATE_SWITCHES)
-
-
-@stands_for(torch.compiler.is_exporting)
-def _is_exporting(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    return m.policy.is_exporting
-
-
-@stands_for(torch.is_tensor)
-def _is_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    return isinstance(args[0], torch.Tensor)
