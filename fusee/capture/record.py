@@ -32,7 +32,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import source_line
 
-__all__ = ["Recorder"]
+__all__ = ["BODY", "Recorder", "only_compute"]
 
 _VALUE = "needs the value of a tensor, which is known only when the graph has run"
 _KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
@@ -50,6 +50,9 @@ _STATEFUL = {
     "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
+
+# The attribute of a target that has the calls of a function under a transform: functorch.py.
+BODY = "_fusee_body"
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
@@ -378,6 +381,13 @@ def _has_effect(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output") or node.target in STATE_SWITCHES:
         return True
     if _writes(node):
+def only_compute(nodes: list[fx.Node]) -> bool:
+    """Whether these calls write nowhere and move no random generator."""
+    return not any(
+        _writes(n) or (n.op == "call_function" and not _is_pure(n.target)) for n in nodes
+    )
+
+
         return True
     if _may_raise(node):
         return True
@@ -393,6 +403,8 @@ def _may_raise(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in _RAISING or getattr(node.target, "__module__", "") == "torch._C._linalg"
 
+    if hasattr(node.target, BODY):
+        return any(map(_may_raise, getattr(node.target, BODY)))
 
 _RAISING = {
     "embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "index_add",
@@ -428,6 +440,8 @@ def _may_write_all(node: fx.Node) -> bool:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _is_mutable(target)
     if "generator" in node.kwargs:
+    if hasattr(target, BODY):
+        return any(map(_writes, getattr(target, BODY)))
         return True
     return node.op == "call_function" and not _is_of_torch(target)
 
@@ -462,6 +476,8 @@ def _is_pure(target: Any) -> bool:
         return False
     return _is_of_torch(target)
 
+    if hasattr(target, BODY):
+        return only_compute(getattr(target, BODY))
 
 def _is_of_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or "torch"

@@ -3,6 +3,7 @@
 torch._subclasses          what FakeTensors raise; they themselves are in torch_fakes.py
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
+torch._functorch           which axes vmap maps over; whether a transform is under way
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+from torch._functorch.vmap import _process_batched_inputs
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_fakes import FakeTensor, fake_mode, fake_of
 
@@ -36,6 +39,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "apply_function",
+    "batch_axes",
     "call_impl",
     "dynamo_stance",
     "enter_inference_mode",
@@ -46,6 +50,9 @@ __all__ = [
     "is_allowed_by_torch",
     "is_bookkeeping",
     "is_graph_function",
+    "is_pytree_class",
+    "is_transforming",
+    "pytree",
     "run_for_real",
     "set_compiled_call",
     "set_grad_enabled",
@@ -157,6 +164,21 @@ def dynamo_stance() -> tuple[str, bool, Any] | None:
     return None if found == ("default", False, None) else found
 
 
+def batch_axes(in_dims: Any, args: tuple[Any, ...], function: Any) -> list[int | None]:
+    """The axis that torch.vmap maps over, for each leaf of `args`; it raises for wrong ones."""
+    return _process_batched_inputs(in_dims, args, function)[1]
+
+
+def is_pytree_class(kind: type) -> bool:
+    """Whether torch looks into instances of a class."""
+    return kind in pytree.SUPPORTED_NODES
+
+
+def is_transforming() -> bool:
+    """Whether torch.vmap or a transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function while a program is captured, without its torch calls being recorded."""
     with torch._C.DisableTorchFunction():
@@ -189,12 +211,14 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_default": torch.get_default_dtype,
         "_dtype": torch.get_default_dtype(),
         "_hooked": has_global_hooks,
+        "_transforms": torch._C._functorch.peek_interpreter_stack,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
         f"_inference() is {torch.is_inference_mode_enabled()}",
         "_default() is _dtype",
         "_hooked()" if has_global_hooks() else "not _hooked()",
+        f"_transforms() is {'not ' if is_transforming() else ''}None",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")

@@ -32,6 +32,7 @@ from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
 from fusee.capture.torch_api import (
     State,
+    is_transforming,
     set_grad_enabled,
     state_conditions,
     state_restored,
@@ -133,6 +134,8 @@ def capture(
     limit, stop = -1, None
     conditions = state_conditions()
     why = refused(place.function.__code__)
+    if is_transforming():
+        why = "it is called within a transform of torch.func"
     if why:
         return Captured(place, Facts(), conditions, eager=why)
     constant: set[str] = set()

@@ -207,7 +207,11 @@ class World:
 
     def hold_from_trusted(self, obj: Any, words: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
-        return obj if is_scalar(obj) or type(obj) is frozenset else self.hold(obj, words)
+        if is_scalar(obj) or type(obj) is frozenset:
+            return obj
+        if type(obj) is tuple and all(type(item) in _EXACT for item in obj):
+            return obj
+        return self.hold(obj, words)
 
     def know_dict(self, mirror: Mirror) -> Any:
         """The attributes of an instance, as a dict of their own."""
@@ -330,8 +334,10 @@ class World:
         slot = ("entry", id(mirror.obj), id(key))
         return self._parts.setdefault(slot, Entry(mirror.origin, key, words))
 
+                mirror.writes.pop(key, None)  # what was there is back
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
-        if isinstance(value, FakeTensor) and mirror.copy is None and key not in mirror.writes:
+        is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
+        if isinstance(value, FakeTensor) and mirror.copy is None and not is_moved:
             there = ("item", id(mirror.obj), type(key), key) in self._parts
             if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
                 return

@@ -1,0 +1,378 @@
+"""torch.vmap and torch.func: a function that is transformed is a graph of its own, in one node.
+
+The function runs on the machine with stand-ins for what the transform gives it: one example in
+place of a batch, a plain tensor in place of one that is differentiated. What that records is cut
+out of the graph and becomes a module of its own, and the graph calls the transform of this module.
+So functorch itself runs, whoever runs the graph: a backend that traces it sees what functorch makes
+of the module's calls. It runs on the stand-ins too, for what the results look like, and whatever it
+refuses ends the graph.
+
+What a program may learn of a tensor within a transform is what a stand-in surely tells as well, its
+shape and dtype for one, not its strides. Anything else ends the graph.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.numbers import Number
+from fusee.capture.record import BODY, only_compute
+from fusee.capture.stand_ins import BY_CODE, Args, Kwargs, stands_for
+from fusee.capture.torch_api import (
+    FakeTensor,
+    State,
+    batch_axes,
+    graph_module,
+    is_pytree_class,
+    pytree,
+    set_grad_enabled,
+)
+from fusee.capture.world import is_scalar
+
+__all__: list[str] = []
+
+# Of torch.func, by the name of what they return: a closure over the function, `func`.
+_TRANSFORMS: tuple[Any, ...] = (
+    torch.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd,
+)  # fmt: skip
+_CLOSURES = ("wrapped", "wrapper", "wrapper_fn")
+
+# What is the same for one example of a batch, or a tensor that is differentiated.
+_SAME = {
+    "shape", "size", "dtype", "device", "ndim", "dim", "ndimension", "numel", "nelement", "__len__",
+    "is_floating_point", "is_complex", "element_size", "itemsize", "layout", "is_sparse", "is_cuda",
+    "is_quantized", "is_nested", "is_mkldnn", "is_meta", "is_cpu",
+}  # fmt: skip
+
+
+class _Within(TorchFunctionMode):
+    """Sees what the program asks of tensors within a transform."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = func.__self__.__name__
+        if found is None or name in _SAME:
+            return found
+        if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(found)):
+            return found
+        raise GraphBreak(f"{name} of a tensor may differ within {self.name}")
+
+
+class _Body(NamedTuple):
+    """A function as a graph.
+
+    module      takes the tensors that the transform changes, then those from outside of the body
+    picked      the places of the first ones among the leaves of all arguments
+    outside     the second ones
+    leaves      what the function returns, None for each tensor, to be put together by `spec`
+    calls       its nodes
+    """
+
+    name: str
+    module: fx.GraphModule
+    picked: list[int]
+    outside: list[torch.Tensor]
+    leaves: Sequence[Any]
+    spec: Any
+    calls: list[fx.Node]
+
+    def function(self, outside: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function, for a transform."""
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            given = pytree.tree_leaves((args, kwargs))
+            found = iter(self.module.forward(*(given[k] for k in self.picked), *outside))
+            leaves = [next(found) if x is None else x[0] for x in self.leaves]
+            return pytree.tree_unflatten(leaves, self.spec)
+
+        body.__name__ = body.__qualname__ = self.name
+        return body
+
+
+# ------------------------------------------------------------------------------ the body
+
+
+def _body(
+    m: Capturing, name: str, func: Any, args: Args, kwargs: Kwargs, axes: list[int | None] | None
+) -> _Body:
+    """Run a function on stand-ins and take what it records out of the graph.
+
+    axes   of each leaf of `args`, the axis that it is mapped over; None if there is no mapping
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    count = len(pytree.tree_leaves(args))
+    recorder = m.world.recorder
+    picked, given, shown = [], [], list(leaves)
+    last = next(iter(reversed(recorder.graph.nodes)), None)
+    for k, x in enumerate(leaves):
+        axis = None if axes is None or k >= count else axes[k]
+        if not isinstance(x, FakeTensor) or (axes is not None and axis is None):
+            continue
+        shown[k] = _example(m, x, axis)
+        given.append(recorder.graph.call_function(_given))
+        given[-1].meta["example_value"] = shown[k]
+        recorder.adopt(shown[k], given[-1])
+        picked.append(k)
+    before = _effects(m)
+    args, kwargs = pytree.tree_unflatten(shown, spec)
+    try:
+        with _Within(name):
+            result = m.deep(m.call(func, args, kwargs))
+    except Exception as error:  # noqa: BLE001  # whatever the program raises
+        raise GraphBreak(f"the function under {name} raises {error!r}") from None
+    if _effects(m) != before:
+        raise GraphBreak(f"the function under {name} does more than compute tensors")
+    module, outside, found, out_spec = _cut(m, result, given, last)
+    calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    short = getattr(func, "__name__", type(func).__name__)
+    return _Body(short, module, picked, outside, found, out_spec, calls)
+
+
+def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """A stand-in for `x`, or for one of a batch along `axis`, in the same memory."""
+    with torch._C.DisableTorchFunction(), m.world.mode:
+        if axis is None:
+            return x.detach()
+        if not x.shape[axis]:
+            return x.new_empty([n for k, n in enumerate(x.shape) if k != axis])
+        return x.select(axis, 0).detach()
+
+
+def _given() -> None:
+    """The target of nodes that stand for what a transform gives to its function."""
+
+
+def _effects(m: Capturing) -> Any:
+    return m.world.changes()[1:], len(m.inference), State.now()
+
+
+def _cut(
+    m: Capturing, result: Any, given: list[fx.Node], last: fx.Node | None
+) -> tuple[fx.GraphModule, list[torch.Tensor], Sequence[Any], Any]:
+    """The nodes behind `last` as a module, erased from the graph."""
+    recorder = m.world.recorder
+    made: list[fx.Node] = []
+    for node in reversed(recorder.graph.nodes):
+        if node is last:
+            break
+        if node.op != "placeholder":
+            made.append(node)
+    made.reverse()
+    leaves, spec = pytree.tree_flatten(result)
+    results = [recorder.node(x) for x in leaves if isinstance(x, torch.Tensor)]
+    if not all(isinstance(x, torch.Tensor) or is_scalar(x) for x in leaves):
+        raise GraphBreak("the function under a transform returns more than tensors")
+    own, env = set(made), dict[fx.Node, fx.Node]()
+    inner, outside = fx.Graph(), list[Any]()
+    for node in given:
+        env[node] = inner.placeholder(f"x{len(env)}")
+    for node in (n for user in [*made, *results] for n in (*user.all_input_nodes, user)):
+        if node not in own and node not in env:
+            env[node] = inner.placeholder(f"x{len(env)}")
+            outside.append(node.meta.get("example_value"))
+    for node in made:
+        if node not in env:
+            env[node] = inner.node_copy(node, env.__getitem__)
+    inner.output(tuple(env[node] for node in results))
+    if not all(isinstance(x, torch.Tensor) for x in outside):
+        raise GraphBreak("the function under a transform uses more than tensors from outside")
+    for key in [key for key, node in recorder.nodes.items() if node in own]:
+        del recorder.nodes[key]  # should one get out of the transform, it is of no graph
+    for node in reversed(made):
+        recorder.graph.erase_node(node)
+    found = [None if isinstance(x, torch.Tensor) else (x,) for x in leaves]
+    return graph_module(inner), outside, found, spec
+
+
+# ------------------------------------------------------------------------------ the call
+
+
+def _call(m: Capturing, name: str, body: _Body, transform: Callable[[Any], Any], given: Any) -> Any:
+    """`transform(function)` as one node. It returns a pytree, and so does this.
+
+    given   what `transform` uses of the capture, as a pytree
+    """
+    leaves, spec = pytree.tree_flatten(given)
+    places = [k for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    constants = [x if is_scalar(x) else None for x in leaves]
+    count, shape = len(places), list[Any]()
+
+    def call(*tensors: Any) -> tuple[Any, ...]:
+        filled = list(constants)
+        for k, x in zip(places, tensors):
+            filled[k] = x
+        function = body.function(tensors[count:])
+        found, out_spec = pytree.tree_flatten(
+            transform(function)(*pytree.tree_unflatten(filled, spec))
+        )
+        shape[:] = [out_spec, [None if isinstance(x, torch.Tensor) else (x,) for x in found]]
+        return tuple(x for x in found if isinstance(x, torch.Tensor))
+
+    call.__name__ = call.__qualname__ = f"{name}_{body.name}".replace("<lambda>", "function")
+    setattr(call, BODY, body.calls)
+    tensors = [leaves[k] for k in places] + body.outside
+    try:
+        results = iter(m.world.recorder.call_whole(call, tuple(tensors), {}))
+    except Exception as error:  # noqa: BLE001  # whatever functorch refuses
+        raise GraphBreak(f"{name} raises {error!r}") from None
+    out_spec, found = shape
+    if not all(x is None or is_scalar(x[0]) for x in found):
+        raise GraphBreak(f"{name} gives more than tensors")
+    return pytree.tree_unflatten([next(results) if x is None else x[0] for x in found], out_spec)
+
+
+def _arguments(m: Capturing, name: str, given: Any) -> Any:
+    """Arguments of a transform, without what lies outside."""
+    given = m.deep(given)
+    _look_into(name, given)
+    if any(on for _, on, _ in State.now().autocast):
+        raise GraphBreak(f"{name} while autocast is on")
+    return given
+
+
+def _look_into(name: str, x: Any) -> None:
+    """Floats that the graph computes become constants; what capture cannot see ends the graph."""
+    if type(x) in (tuple, list, dict, collections.OrderedDict) or hasattr(x, "_fields"):
+        for item in x.values() if isinstance(x, dict) else x:
+            _look_into(name, item)
+    elif is_pytree_class(type(x)):
+        raise GraphBreak(f"{name} of a {type(x).__qualname__}, which torch alone looks into")
+    elif type(x) is Number:
+        x.need()
+
+
+@contextlib.contextmanager
+def _with_grad(is_on: bool) -> Iterator[None]:
+    """As torch.func has it for the function that it differentiates."""
+    before = torch.is_grad_enabled()
+    set_grad_enabled(is_on or before)
+    try:
+        yield
+    finally:
+        set_grad_enabled(before)
+
+
+def _closure_of(transform: Any) -> Any:
+    """What stands in for the functions that `transform` returns."""
+    name = transform.__name__
+
+    def stand(function: types.FunctionType, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        m.world.know_cells(function)
+        names = function.__code__.co_freevars
+        cells = dict(zip(names, function.__closure__ or ()))
+        values = {key: m.world.cell(cell, key) for key, cell in cells.items()}
+        func = values.pop("func")
+        values = {key: _arguments(m, name, x) for key, x in values.items()}
+        args, kwargs = _arguments(m, name, (args, kwargs))
+        axes = None
+        if transform is torch.vmap:
+            if values["chunk_size"] is not None:
+                raise GraphBreak("vmap in chunks calls its function several times")
+            try:
+                axes = batch_axes(values["in_dims"], args, func)
+            except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
+                raise GraphBreak(f"vmap raises {error!r}") from None
+        with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
+            body = _body(m, name, func, args, kwargs, axes)
+
+        def transformed(inner: Any) -> Any:
+            closure = tuple(types.CellType({"func": inner, **values}[key]) for key in names)
+            made = types.FunctionType(
+                function.__code__, function.__globals__, name, function.__defaults__, closure
+            )
+            return lambda args, kwargs: made(*args, **kwargs)
+
+        return _call(m, name, body, transformed, (args, kwargs))
+
+    return stand
+
+
+for _transform in _TRANSFORMS:
+    for _code in _transform.__code__.co_consts:
+        if isinstance(_code, types.CodeType) and _code.co_name in _CLOSURES:
+            assert "func" in _code.co_freevars
+            BY_CODE[id(_code)] = _closure_of(_transform)
+
+
+@stands_for(torch.func.jvp)
+def _jvp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    func, *rest = args
+    rest, kwargs = _arguments(m, "jvp", (tuple(rest), kwargs))
+    if len(rest) != 2 or not isinstance(rest[0], tuple):
+        raise GraphBreak("jvp is called in an unusual way")
+    body = _body(m, "jvp", func, rest[0], {}, None)
+    return _call(
+        m,
+        "jvp",
+        body,
+        lambda inner: lambda rest, kwargs: torch.func.jvp(inner, *rest, **kwargs),
+        (rest, kwargs),
+    )
+
+
+class _Pullback(NamedTuple):
+    """What the function that vjp returns holds."""
+
+    body: _Body
+    primals: Args
+    has_aux: bool
+
+
+@stands_for(torch.func.vjp)
+def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """What the function gives, and another function: the graph runs the first again for that."""
+    func, *rest = args
+    primals = _arguments(m, "vjp", tuple(rest))
+    with _with_grad(True):
+        body = _body(m, "vjp", func, primals, {}, None)
+    if not only_compute(body.calls):
+        raise GraphBreak("the function under vjp has effects, and would have them twice")
+    pullback = _Pullback(body, primals, kwargs.get("has_aux", False))
+
+    def forward(inner: Any) -> Any:
+        def run(primals: Args) -> Any:
+            first, _, *aux = torch.func.vjp(inner, *primals, **kwargs)
+            return first, *aux
+
+        return run
+
+    first, *aux = _call(m, "vjp", body, forward, (primals,))
+    return first, functools.partial(_pull_back, pullback), *aux
+
+
+def _pull_back(pullback: _Pullback, cotangents: Any) -> Any:
+    """What the function that vjp returns is called for."""
+
+
+@stands_for(_pull_back)
+def _pulled_back(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    pullback, *rest = args
+    if len(rest) != 1 or kwargs:
+        raise GraphBreak("what vjp returns is called in an unusual way")
+    body, primals, has_aux = pullback
+
+    def backward(inner: Any) -> Any:
+        def run(primals: Args, cotangents: Any) -> Any:
+            return torch.func.vjp(inner, *primals, has_aux=has_aux)[1](cotangents)
+
+        return run
+
+    (cotangents,) = _arguments(m, "vjp", tuple(rest))
+    return _call(m, "pull_back", body, backward, (primals, cotangents))
