@@ -86,7 +86,7 @@ def bind_training(
     forward   runs flat_forward(joint, split)
     backward  gives what runs flat_backward of a split, when that is needed; None without tangents
     """
-    run: Half = forward
+    run: Half = torch.no_grad()(forward)  # calls with out= refuse what requires grad
     if split is not None and backward is not None:
         run = differentiable(joint, split, forward, backward)
     finish = finishing(joint.aten, joint)

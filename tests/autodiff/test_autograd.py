@@ -150,6 +150,17 @@ def test_some_results_are_not_used(backend: str) -> None:
     compare(step, *inputs, backend=backend, loss=lambda out: out[1].expand(2, 3, 3).sum())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_result_requires_grad(backend: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.mm(x.detach(), w.detach().t())
+
+    x, w = rand(3, 4), rand(5, 4)
+    got = compiled(fn, (x, w), backend)(x, w)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, fn(x, w))
+
+
 def test_a_graph_is_retained() -> None:
     step = compiled(layer)
     x, w = rand(4, 4), rand(4, 4)
