@@ -268,7 +268,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         return
     if isinstance(obj, type):
         if m.world.origin(obj) is None and obj in m.made_classes:
-            _natively(obj, name, value)
+            delattr(obj, name) if value is DELETED else setattr(obj, name, value)
             return
         raise GraphBreak(f"setting the attribute {name} of a class")
     which = "__delattr__" if value is DELETED else "__setattr__"
@@ -292,12 +292,9 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
             m.world.hold(function, name)
             m.call(function, (obj,) if value is DELETED else (obj, value), {})
             return
-        if m.world.origin(obj) is None:
-            _natively(obj, name, value)
-        elif isinstance(found, types.MemberDescriptorType):
-            m.world.set_slot(obj, name, value)
-        else:
+        if m.world.origin(obj) is not None and type(found) is not types.MemberDescriptorType:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")
+        m.world.set_slot(obj, name, value)
         return
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
@@ -307,12 +304,3 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
 def delete(m: Capturing, obj: Any, name: str) -> None:
     """`del obj.name`."""
     store(m, obj, name, DELETED)
-
-
-def _natively(obj: Any, name: str, value: Any) -> None:
-    if value is DELETED:
-        object.__delattr__(obj, name) if not isinstance(obj, type) else delattr(obj, name)
-    elif isinstance(obj, type):
-        setattr(obj, name, value)
-    else:
-        object.__setattr__(obj, name, value)

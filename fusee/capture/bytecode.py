@@ -1,6 +1,6 @@
 """Code objects as lists of instructions: jumps by index, exception tables as ranges of indices.
 
-source   dis; the layout of exception tables is in CPython's Objects/exception_handling_notes.txt
+source   dis
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Instruction(NamedTuple):
     value: Any
     target: int
     line: int
-    offset: int
 
 
 class Handler(NamedTuple):
@@ -43,7 +42,6 @@ class Program(NamedTuple):
 
     instructions: list[Instruction]
     handlers: list[Handler]
-    by_offset: dict[int, int]
     taking: types.CodeType
 
     def handler(self, index: int) -> Handler | None:
@@ -69,34 +67,24 @@ def program(code: types.CodeType) -> Program:
 
 
 def _decode(code: types.CodeType) -> Program:
-    raw = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
-    by_offset: dict[int, int] = {}
+    decoded: Any = dis.Bytecode(code)  # its `exception_entries` are in no stub
+    raw = [i for i in decoded if i.opname not in _SKIPPED]
     listed = {instruction.offset: k for k, instruction in enumerate(raw)}
     # a jump may go to the prefix of an instruction with a long argument
+    by_offset: dict[int, int] = {}
     following = len(raw)
     for offset in range(len(code.co_code), -2, -2):
-        following = listed.get(offset, following)
-        by_offset[offset] = following
+        following = by_offset[offset] = listed.get(offset, following)
     jumps = {*dis.hasjrel, *dis.hasjabs}
     line = code.co_firstlineno
     instructions = []
-    positions = list(code.co_positions())
-    for instruction in raw:
-        line = positions[instruction.offset // 2][0] or line
-        target = by_offset[instruction.argval] if instruction.opcode in jumps else -1
-        instructions.append(
-            Instruction(
-                instruction.opname,
-                instruction.arg or 0,
-                instruction.argval,
-                target,
-                line,
-                instruction.offset,
-            )
-        )
+    for i in raw:
+        line = i.positions.lineno or line
+        target = by_offset[i.argval] if i.opcode in jumps else -1
+        instructions.append(Instruction(i.opname, i.arg or 0, i.argval, target, line))
     handlers = [
         Handler(by_offset[start], by_offset[end], by_offset[target], depth, keeps)
-        for start, end, target, depth, keeps in _exception_table(code.co_exceptiontable)
+        for start, end, target, depth, keeps in decoded.exception_entries
     ]
     names = parameters(code)
     taking = _TAKING.replace(
@@ -107,7 +95,7 @@ def _decode(code: types.CodeType) -> Program:
         co_varnames=tuple(names),
         co_nlocals=len(names),
     )
-    return Program(instructions, handlers, by_offset, taking)
+    return Program(instructions, handlers, taking)
 
 
 _TAKING = (lambda: locals()).__code__
@@ -118,24 +106,3 @@ def parameters(code: types.CodeType) -> list[str]:
     """The names of all parameters, starred ones included."""
     count = code.co_argcount + code.co_kwonlyargcount
     return list(code.co_varnames[: count + (code.co_flags & _STARRED).bit_count()])
-
-
-def _exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
-    rows = []
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        byte = table[at]
-        at += 1
-        value = byte & 63
-        while byte & 64:
-            byte = table[at]
-            at += 1
-            value = value << 6 | byte & 63
-        return value
-
-    while at < len(table):
-        start, length, target, depth = (number() * 2, number() * 2, number() * 2, number())
-        rows.append((start, start + length, target, depth >> 1, bool(depth & 1)))
-    return rows

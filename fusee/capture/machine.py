@@ -66,16 +66,16 @@ class Machine(Capturing):
     def load_cell(self, f: Frame, name: str) -> Any:
         try:
             return self.world.cell(f.cells[name], name)
-        except ValueError:
+        except (ValueError, AttributeError):
             pass
         raise unbound(f, name)
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
-        self.world.set_cell(f.cells[name], value)
+        self.world.set_slot(f.cells[name], "cell_contents", value)
 
     def delete_cell(self, f: Frame, name: str) -> None:
         self.load_cell(f, name)  # raises if there is nothing to delete
-        self.world.set_cell(f.cells[name], DELETED)
+        self.world.set_slot(f.cells[name], "cell_contents", DELETED)
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
         package = f.globals.get("__package__") or ""

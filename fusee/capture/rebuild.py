@@ -270,12 +270,6 @@ class Rebuild:
                 self._replay(mirror)
         for (_, name), (_, origin, value) in list(self.world.slots.items()):
             self._write_slot(self.source.variable(origin), name, value)
-        for _, origin, value in list(self.world.cells.values()):
-            target = self.source.variable(origin)
-            if value is DELETED:
-                self.lines.append(f"del {target}.cell_contents")
-            else:
-                self.lines.append(f"{target}.cell_contents = {self.value(value)}")
         self.lines += self._places
 
     def later(self) -> list[str]:

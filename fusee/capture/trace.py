@@ -256,7 +256,7 @@ class _Attempt:
         for generator in self.machine.generators:
             if generator.would_clean_up and not rebuild.has(generator):
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
-        self._distinct()
+        self.world.separate()
         # whether or not a compiled graph switches global state, a piece does so after it
         for function, args in self.state.switches(State.now()):
             listed = ", ".join(map(source.constant, args))
@@ -329,14 +329,3 @@ class _Attempt:
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         handled = rebuild.value(self.machine.handled)
         return f"{{{variables}}}, [{stack}], {{{cells}}}, {handled}"
-
-    def _distinct(self) -> None:
-        """What was written must not be, under another name, what was read."""
-        self.world.separate_cells()
-        mirrors = list(self.world.mirrors.values())
-        for mirror in mirrors:
-            if not mirror.is_changed():
-                continue
-            for other in mirrors:
-                if other is not mirror and type(other.obj) is type(mirror.obj):
-                    self.world.distinct(mirror.origin, other.origin)
