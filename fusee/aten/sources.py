@@ -10,7 +10,7 @@ from torch import fx
 
 from fusee.aten.functional import Builder, Value
 from fusee.aten.graph import InputSpec, Mutation, SymbolSource
-from fusee.aten.torch_api import below_autograd, is_plain, is_static, is_twin, storage_id
+from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin, storage_id
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size
 from fusee.sym.from_torch import Symbols
@@ -51,7 +51,8 @@ class Inputs:
             raise TraceError(f"{len(examples)} inputs for {len(placeholders)} placeholders")
         for node, example in zip(placeholders, examples):
             b.stack_trace = node.stack_trace
-            self._add(node.target, example, node.meta.get("example_value"))
+            is_buffer = node.meta.get("is_buffer", False)  # as capture found it
+            self._add(node.target, example, node.meta.get("example_value"), is_static=is_buffer)
         b.stack_trace = None
         self.device = self._device()
 
@@ -66,6 +67,7 @@ class Inputs:
         fake: Any,
         attribute: str | None = None,
         device: torch.device | None = None,
+        is_static: bool = False,
     ) -> Any:
         """Append a placeholder; what stands for it while tracing.
 
@@ -104,7 +106,7 @@ class Inputs:
                 tuple(map(self.to_size, twin.stride())),
                 self.to_size(twin.storage_offset()),
                 device,
-                is_static=attribute is not None or is_static(example),
+                is_static=is_static or attribute is not None or is_state(example),
                 attribute=attribute,
             )
         )

@@ -234,7 +234,7 @@ def is_plain(x: torch.Tensor) -> str | None:
     return None
 
 
-def is_static(x: torch.Tensor) -> bool:
+def is_state(x: torch.Tensor) -> bool:
     """Whether `x` is a parameter or a buffer: stock torch.compile marks those of modules."""
     if isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)):
         return True

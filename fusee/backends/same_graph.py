@@ -42,7 +42,8 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
             args = _argument((node.args, node.kwargs), places)
             rows.append((node.op, target, args))
             places[node] = len(places)
-        found = tuple(rows), tuple(_inputs(examples)), _modes()
+        buffers = [n.meta.get("is_buffer", False) for n in gm.graph.find_nodes(op="placeholder")]
+        found = tuple(rows), tuple(_inputs(examples, buffers)), _modes()
         hash(found)
     except (_Unknown, TypeError):  # TypeError: a target that cannot be hashed
         return None
@@ -65,11 +66,11 @@ def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
     raise _Unknown
 
 
-def _inputs(examples: Sequence[Any]) -> list[Hashable]:
+def _inputs(examples: Sequence[Any], buffers: Sequence[bool]) -> list[Hashable]:
     objects: dict[int, int] = {}
     storages: dict[int, int] = {}
     rows: list[Hashable] = []
-    for k, x in enumerate(examples):
+    for k, (x, is_buffer) in enumerate(zip(examples, buffers, strict=True)):
         if not isinstance(x, Tensor):
             rows.append((type(x), x))
             continue
@@ -77,8 +78,8 @@ def _inputs(examples: Sequence[Any]) -> list[Hashable]:
         about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference())
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
-        parameter = id(x) if isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)) else None
-        rows.append((*about, *grad, *same, parameter))
+        is_state = is_buffer or isinstance(x, (torch.nn.Parameter, torch.nn.Buffer))
+        rows.append((*about, *grad, *same, id(x) if is_state else None))
     return rows
 
 

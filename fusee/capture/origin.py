@@ -10,6 +10,7 @@ words in which reports name it.
 
 from __future__ import annotations
 
+import functools
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,20 @@ __all__ = [
     "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Origin", "input_name",
     "is_fixed", "is_remade",
 ]  # fmt: skip
+
+
+_TRUSTED = frozenset(
+    "torch numpy math cmath operator functools itertools collections contextlib typing abc enum"
+    " dataclasses copy re inspect types warnings logging os sys random builtins weakref threading"
+    " importlib string numbers time traceback _operator _functools _collections _collections_abc"
+    " typing_extensions".split()
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_trusted(module: str | None) -> bool:
+    """Whether what a module holds is taken as constant: torch's own names and Python's."""
+    return module is not None and module.partition(".")[0] in _TRUSTED
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +183,12 @@ def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin
     if known is not None:
         return not isinstance(known, Held)
     return isinstance(origin.root, Local) and "<" in function.__qualname__
+
+
+def is_buffer(origin: Origin) -> bool:
+    """Whether this is where a module keeps a buffer."""
+    place = origin.parent
+    return isinstance(place, Item) and place.key == "_buffers" and isinstance(place.of, Dict)
 
 
 def is_fixed(origin: Origin | None) -> bool:

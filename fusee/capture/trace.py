@@ -26,7 +26,7 @@ from fusee.capture.inference import left
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import refused
-from fusee.capture.origin import Local, Origin
+from fusee.capture.origin import Local, Origin, is_buffer
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
@@ -317,6 +317,7 @@ class _Attempt:
             real, origin = self.world.inputs[id(node.meta["example_value"])]
             inputs.append(source.variable(origin))
             self.captured.examples.append(real)
+            node.meta["is_buffer"] = is_buffer(origin)
         return inputs
 
     def _state(self, rebuild: Rebuild) -> str:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+import fusee
 from fusee.backends import lookup
 from fusee.backends.native import CompiledGraph, compile_native
 from tests.check import check
@@ -261,3 +262,15 @@ class Residual(nn.Module):
 
 def test_sums_are_written_over_operands_that_nobody_reads_again() -> None:
     check(Residual().eval(), torch.randn(2, 4, 8, 8))
+
+
+def test_batch_norms_fold_into_captured_convolutions_and_follow_their_buffers() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    fast = fusee.compile(model, name="folded norms")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        (report,) = fusee.report("folded norms")
+        assert any(note.startswith("folded") for note in report.passes), report.passes
+        torch._foreach_mul_([x for x in model.buffers() if x.is_floating_point()], 4)
+        torch.testing.assert_close(fast(x), model(x))
