@@ -376,11 +376,6 @@ def _stack_trace(where: str) -> str:
     return f'  File "{file}", line {line}, in {function}\n    {code}\n'
 
 
-def _has_effect(node: fx.Node) -> bool:
-    """Whether a node must stay even if nobody uses its result."""
-    if node.op in ("placeholder", "output") or node.target in STATE_SWITCHES:
-        return True
-    if _writes(node):
 def only_compute(nodes: list[fx.Node]) -> bool:
     """Whether these calls write nowhere and move no random generator."""
     return not any(
@@ -388,6 +383,11 @@ def only_compute(nodes: list[fx.Node]) -> bool:
     )
 
 
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if nobody uses its result."""
+    if node.op in ("placeholder", "output") or node.target in STATE_SWITCHES:
+        return True
+    if _writes(node):
         return True
     if _may_raise(node):
         return True
@@ -398,13 +398,13 @@ def only_compute(nodes: list[fx.Node]) -> bool:
 
 def _may_raise(node: fx.Node) -> bool:
     """Whether values that a graph computes can make a node raise, such as an index."""
+    if hasattr(node.target, BODY):
+        return any(map(_may_raise, getattr(node.target, BODY)))
     if node.target is operator.getitem:
         return len(node.all_input_nodes) > 1
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name in _RAISING or getattr(node.target, "__module__", "") == "torch._C._linalg"
 
-    if hasattr(node.target, BODY):
-        return any(map(_may_raise, getattr(node.target, BODY)))
 
 _RAISING = {
     "embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "index_add",
@@ -435,13 +435,13 @@ def _writes(node: fx.Node) -> bool:
 def _may_write_all(node: fx.Node) -> bool:
     """Whether nothing is known of what a node writes to."""
     target: Any = node.target
+    if hasattr(target, BODY):
+        return any(map(_writes, getattr(target, BODY)))
     if node.meta.get("example_value", node) is None:  # then it was called for something else
         return True
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return _is_mutable(target)
     if "generator" in node.kwargs:
-    if hasattr(target, BODY):
-        return any(map(_writes, getattr(target, BODY)))
         return True
     return node.op == "call_function" and not _is_of_torch(target)
 
@@ -471,13 +471,13 @@ _IN_PLACE = {
 
 def _is_pure(target: Any) -> bool:
     """Functions of the tensor namespaces; dropout and the like move the generator's state."""
+    if hasattr(target, BODY):
+        return only_compute(getattr(target, BODY))
     name = getattr(target, "__name__", "")
     if name in _RANDOM or any(word in name for word in ("rand", "drop", "bernoulli", "normal")):
         return False
     return _is_of_torch(target)
 
-    if hasattr(target, BODY):
-        return only_compute(getattr(target, BODY))
 
 def _is_of_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or "torch"

@@ -334,12 +334,12 @@ class World:
         slot = ("entry", id(mirror.obj), id(key))
         return self._parts.setdefault(slot, Entry(mirror.origin, key, words))
 
-                mirror.writes.pop(key, None)  # what was there is back
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
         if isinstance(value, FakeTensor) and mirror.copy is None and not is_moved:
             there = ("item", id(mirror.obj), type(key), key) in self._parts
             if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
+                mirror.writes.pop(key, None)  # what was there is back
                 return
         if mirror.copy is not None:
             kind = dict_class(mirror.copy)  # not what a subclass makes of it
