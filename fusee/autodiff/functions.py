@@ -122,7 +122,12 @@ def _is_home(x: object, home: torch.device) -> bool:
 
 # ------------------------------------------------------------------------------ devices
 
-_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
+_ASKING: frozenset[Any] = frozenset(
+    {
+        *(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        *(torch.set_autocast_enabled, torch.amp.autocast_mode._enter_autocast),
+    }
+)
 
 
 def needs_devices(gm: fx.GraphModule) -> bool:
@@ -139,7 +144,7 @@ def needs_devices(gm: fx.GraphModule) -> bool:
 
 def _asks(node: fx.Node) -> bool:
     target: Any = node.target
-    if target in _RECURRENT or target is torch.amp.autocast_mode._enter_autocast:
+    if target in _ASKING:
         return True
     return getattr(target, "name", None) is not None and _name(target) == "wrap_with_autocast"
 
