@@ -112,7 +112,6 @@ class World:
         self.recorder.where = where
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
-        self.cells: dict[int, tuple[Any, Origin, Any]] = {}
         self.later: list[Later] = []
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
@@ -429,62 +428,53 @@ class World:
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
         sizes = [(len(m.writes), len(m.copy or ()), m.is_changed()) for m in self.mirrors.values()]
-        counts = len(self.slots), len(self.cells), len(self.later)
+        counts = len(self.slots), len(self.later)
         return self.recorder.calls, counts, [s for s in sizes if s[2]]
 
     # ---------------------------------------------------------------------- slots and cells
 
     def slot(self, obj: Any, name: str) -> Any:
-        """An attribute that lies outside of `__dict__`."""
+        """An attribute that lies outside of `__dict__`, such as a cell's contents."""
         written = self.slots.get((id(obj), name))
         if written is not None:
             if written[2] is DELETED:
                 raise AttributeError(name)
             return written[2]
         value = getattr(obj, name)
-        origin = self._origins.get(id(obj))
-        if origin is None:
-            return value
-        return self.load(value, self.place(obj, name))
+        return value if id(obj) not in self._origins else self.load(value, self.place(obj, name))
 
     def place(self, obj: Any, name: str) -> Origin:
         """The origin of an attribute that lies outside of `__dict__`."""
         return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
 
     def set_slot(self, obj: Any, name: str, value: Any) -> None:
-        origin = self._origins[id(obj)]
-        self.slots[id(obj), name] = (obj, origin, value)
+        origin = self._origins.get(id(obj))
+        if origin is not None:
+            self.slots[id(obj), name] = (obj, origin, value)
+        elif value is DELETED:
+            object.__delattr__(obj, name)
+        else:
+            object.__setattr__(obj, name, value)
 
     def cell(self, cell: types.CellType, name: str) -> Any:
-        """The contents of a cell; ValueError if there are none."""
-        written = self.cells.get(id(cell))
-        if written is not None:
-            if written[2] is DELETED:
-                raise ValueError("Cell is empty")
-            return written[2]
-        contents = cell.cell_contents
-        origin = self._origins.get(id(cell))
-        if origin is None:
-            return contents
-        place = self._parts.setdefault(("cell", id(cell)), Cell(origin, name))
-        return self.load(contents, place)
+        """The contents of a cell; ValueError or AttributeError if there are none."""
+        if id(cell) in self._origins:
+            place = Cell(self._origins[id(cell)], name)
+            self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
+        return self.slot(cell, "cell_contents")
 
-    def separate_cells(self) -> None:
-        """A cell that was written must not be one that was read under another name."""
-        read = [part.parent for part in self._parts.values() if isinstance(part, Cell)]
-        for _, origin, _ in self.cells.values():
-            for other in read:
-                if other is not None and other is not origin:
-                    self.distinct(origin, other)
-
-    def set_cell(self, cell: types.CellType, value: Any) -> None:
-        origin = self._origins.get(id(cell))
-        if origin is not None:
-            self.cells[id(cell)] = (cell, origin, value)
-        elif value is DELETED:
-            del cell.cell_contents
-        else:
-            cell.cell_contents = value
+    def separate(self) -> None:
+        """What was written must not be, under another name, what was read."""
+        read = [part.of for part in self._parts.values() if isinstance(part, Cell)]
+        written = [x[1] for x in self.slots.values() if type(x[0]) is types.CellType]
+        pairs = [(a, b) for a in written for b in read]
+        for mirror in list(self.mirrors.values()):
+            if mirror.is_changed():
+                others = [m for m in self.mirrors.values() if type(m.obj) is type(mirror.obj)]
+                pairs += [(mirror.origin, other.origin) for other in others]
+        for a, b in pairs:
+            if a is not b:
+                self.distinct(a, b)
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The cells of a function from outside. If the function is fixed, so are its cells."""
