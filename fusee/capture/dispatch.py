@@ -9,7 +9,6 @@ compiled too.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import os
 import sys
@@ -31,7 +30,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import refused
 from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
-from fusee.capture.targets import is_plain
+from fusee.capture.targets import is_plain, is_suspending
 from fusee.capture.trace import Captured, Place, capture
 from fusee.capture.tracebacks import raise_at
 from fusee.capture.world import is_trusted
@@ -50,7 +49,7 @@ RECOMPILE_LIMIT = 8
 # What functions of one code may differ in.
 _OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
 
-_AGAIN = object()  # in place of the result of a piece whose graph raised: Python is to run it
+_AGAIN = object()
 
 
 @dataclass
@@ -80,10 +79,17 @@ class Site:
     is_met: bool = False
 
     def find(self, values: dict[str, Any]) -> Entry | None:
-        for entry in self.entries:
-            if entry.check(**values):
-                return entry
-        return None
+        return next((entry for entry in self.entries if entry.check(**values)), None)
+
+
+def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
+    """What a piece gives; _AGAIN if Python is to run it."""
+    if entry is None or entry.run is None:
+        return _AGAIN
+    try:
+        return entry.run(*values.values())
+    except GraphFailed:
+        return _AGAIN
 
 
 class CompiledFunction:
@@ -184,15 +190,12 @@ class CompiledFunction:
         if other is not self:
             return other.miss(values)
         entry = self._entry(self.start, values)
-        if entry is None or entry.run is None:
-            result = self._native(**values)
-            self._tell_of_error(entry)
-            return result
-        try:
-            result = entry.run(*values.values())
-        except GraphFailed:
-            result = _AGAIN
-        return self._native(**values) if result is _AGAIN else self.finish(entry, result)
+        result = _ran(entry, values)
+        if entry is not None and result is not _AGAIN:
+            return self.finish(entry, result)
+        result = self._native(**values)
+        self._tell_of_error(entry)
+        return result
 
     def _stand_in(self, values: dict[str, Any]) -> CompiledFunction:
         """What runs a call in place of this: with the stance's backend, or a copy's own."""
@@ -239,24 +242,15 @@ class CompiledFunction:
             between.frames = [f]
             if self._ends(f, f.step):
                 return f.result
-            entry_or_none, values = self._next(f, between)
-            if entry_or_none is None or entry_or_none.run is None:
-                between.frames = []
-                result = None
-                values.clear()  # an exception shows this frame, and keeps what it holds
-                self._ends(f, f.run)
-                self._tell_of_error(entry_or_none)
-                return f.result
-            captured = entry_or_none.captured
-            try:
-                result = entry_or_none.run(*values.values())
-            except GraphFailed:
-                result = _AGAIN
-            values.clear()
-            if result is _AGAIN:
+            entry, values = self._next(f, between)
+            result = _ran(entry, values)
+            values.clear()  # an exception shows this frame, and keeps what it holds
+            if entry is None or result is _AGAIN:
                 between.frames = []
                 self._ends(f, f.run)
+                self._tell_of_error(entry)
                 return f.result
+            captured = entry.captured
             if captured.stop is None:
                 return result
 
@@ -286,13 +280,13 @@ class CompiledFunction:
 
     def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
-        found = self._found(site, values)
-        if found is not None:
-            return found
+        if len(site.entries) == 1 and self.policy.now().unchecked:
+            return site.entries[0]
+        if (known := site.find(values)) is not None:
+            return known
         with self.lock:
-            found = site.find(values)
-            if found is not None:
-                return found
+            if (known := site.find(values)) is not None:
+                return known
             if self._is_refused(site, values):
                 return None
             if site.entries:
@@ -305,11 +299,6 @@ class CompiledFunction:
             for listener in listeners:
                 listener(entry)
             return entry
-
-    def _found(self, site: Site, values: dict[str, Any]) -> Entry | None:
-        if len(site.entries) == 1 and self.policy.now().unchecked:
-            return site.entries[0]
-        return site.find(values)
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
@@ -421,11 +410,10 @@ class CompiledFunction:
         if known is not None and known.function.__globals__ is function.__globals__:
             return known
         code = function.__code__
-        flags = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
         is_comprehension = code.co_varnames[:1] == (".0",)
         home = (function.__module__ or "").partition(".")[0]
         is_pythons = is_trusted(home) or home in sys.stdlib_module_names
-        if code.co_flags & flags or is_comprehension or is_pythons:
+        if is_suspending(function) or is_comprehension or is_pythons:
             return function
         if self.policy.refusal(function) is not None:
             is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
