@@ -183,6 +183,11 @@ def _cumulative(node: fx.Node) -> Interval | None:
     return min(found[0], found[0] * n), max(found[1], found[1] * n)
 
 
+def _masked(node: fx.Node) -> Interval | None:
+    found = [b for b in map(interval, node.args) if b is not None and b[0] >= 0]
+    return (0, min(high for _, high in found)) if found else None
+
+
 def _negated(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (-found[1], -found[0])
@@ -233,6 +238,8 @@ _RULES: dict[Any, Callable[[fx.Node], Interval | None]] = {
     aten.rsub.Scalar: _reversed,
     aten.cumsum.default: _cumulative,
     aten.neg.default: _negated,
+    aten.bitwise_and.Scalar: _masked,
+    aten.bitwise_and.Tensor: _masked,
     aten.tril.default: lambda node: _hull([(0, 0), interval(node.args[0])]),
     aten.triu.default: lambda node: _hull([(0, 0), interval(node.args[0])]),
 }

@@ -16,9 +16,10 @@ from torch import Tensor, fx
 
 from fusee.aten.decompose import Table, decomposition
 from fusee.aten.externs import WHOLE
+from fusee.aten.graph import AtenGraph
 from fusee.aten.source import python_source
 from fusee.aten.torch_api import OpOverload
-from fusee.backends import openvino_api
+from fusee.backends import openvino_api, packed
 from fusee.backends.blobs import Blobs, digest
 from fusee.backends.intervals import LARGEST_SIZE, holds
 from fusee.backends.openvino_api import Executable
@@ -59,7 +60,12 @@ class OpenVINO:
     def claim(self, node: fx.Node) -> str | None:
         if node.target in self.options.disabled_ops:
             return "the option disabled_ops names it"
-        return why_not(node)
+        return None if packed.HEAD in node.meta else why_not(node)
+
+    def prepare(self, graph: AtenGraph, examples: Sequence[Any]) -> None:
+        """Weights that are unpacked on each call stay packed."""
+        if self.name == "openvino":
+            packed.gather(graph, examples, self.options.disabled_ops.__contains__)
 
     def compile(self, region: Region) -> RegionCall:
         return _RegionCall(region, self)
@@ -95,7 +101,15 @@ class OpenVINO:
         ]
         if self.name == "openvino_ts":
             return openvino_api.convert_traced(scripted(region.graph, weights, results), inputs)
-        return openvino_api.convert_fx(decodable(region.graph, weights, results), inputs)
+        origins = packed.find_origins(region.graph)
+        computed = [origin.weight for origin in origins]
+        vals = [node.meta["val"] for node in computed]
+        inputs += [(val.dtype, list(val.shape)) for val in vals]
+        gm = decodable(region.graph, weights, results, computed)
+        model = openvino_api.convert_fx(gm, inputs)
+        values = region.values(weights)
+        openvino_api.fill(model, [origin.packed(values) for origin in origins])
+        return model
 
     def _key(self, region: Region, weights: Mapping[int, Tensor]) -> str:
         graph = region.graph
@@ -131,6 +145,7 @@ class _RegionCall:
             if spec.is_static and isinstance(example, Tensor) and why_not_derivable(example) is None
         )
         self.known = DerivedSet([Derived(self.weights, lambda tensors: ())])
+        self.is_packed = bool(packed.find_origins(region.graph))
         self.lock = threading.Lock()
         results, places = distinct(region.graph.results)
         self.places = places if places != list(range(len(results))) else None
@@ -162,7 +177,8 @@ class _RegionCall:
     def _refresh(self, inputs: tuple[Any, ...]) -> tuple[Executable, tuple[int, ...]]:
         """Compile for the present values of the parameters."""
         with self.lock:
-            fixed = self.weights if self.compiles < _MOST_COMPILES else ()
+            constant = self.is_packed or self.compiles < _MOST_COMPILES
+            fixed = self.weights if constant else ()
             snapshot = self.known.current(inputs) if fixed else None
             if self.compiles and snapshot is self.latest[0]:
                 return self.latest[1:]  # another thread was here
@@ -242,7 +258,12 @@ def _compile(
 ) -> Callable[..., Any]:
     training = engine.options.aot_autograd
     return compile_with(
-        engine, gm, example_inputs, decompositions=engine.table(), training=training
+        engine,
+        gm,
+        example_inputs,
+        decompositions=engine.table(),
+        training=training,
+        prepare=engine.prepare,
     )
 
 

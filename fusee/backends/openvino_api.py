@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.backends.packed import Packed
 from fusee.errors import BackendError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "convert_fx",
     "convert_traced",
     "devices",
+    "fill",
     "from_blob",
     "identity",
 ]
@@ -129,6 +131,38 @@ def convert_traced(script: Any, inputs: Sequence[tuple[torch.dtype, Sequence[Siz
         port.get_node().set_partial_shape(_shape(sizes))
     model.validate_nodes_and_infer_types()
     return model
+
+
+def fill(model: Any, weights: Sequence[Packed | Tensor]) -> None:
+    """Constants in place of a model's last inputs; packed ones as its plugins keep them packed."""
+    ops = importlib.import_module("openvino.opset13")
+    for parameter, weight in zip(model.get_parameters()[-len(weights) :], weights):
+        if isinstance(weight, Tensor):
+            value = _constant(weight)
+        else:
+            element = _element(weight.scale.dtype)
+            value = ops.convert(_constant(weight.q), element)
+            if weight.zero is not None:
+                value = ops.subtract(value, ops.convert(_constant(weight.zero), element))
+            value = ops.multiply(value, _constant(weight.scale))
+            rows = ops.constant([weight.q.shape[0], -1], _element(torch.int64))
+            value = ops.reshape(value, rows, special_zero=False)
+            if weight.axis == 0:
+                value = ops.transpose(value, ops.constant([1, 0], _element(torch.int64)))
+        parameter.output(0).replace(value.output(0))
+        model.remove_parameter(parameter)
+
+
+def _constant(x: Tensor) -> Any:
+    """A constant of its own memory; bytes of four bits as such."""
+    ops = importlib.import_module("openvino.opset13")
+    x = x.detach().contiguous()
+    if x.dtype == torch.uint8 and x.numel() % 2 == 0 and int(x.max()) < 16:
+        pairs = x.view(-1, 2)
+        halves = (pairs[:, 0] | pairs[:, 1] << 4).numpy()
+        ov = _openvino()
+        return ops.constant(ov.Tensor(halves, list(x.shape), ov.Type.u4), shared_memory=False)
+    return ops.constant(_wrap(x), shared_memory=False)
 
 
 def _convert(decoder: Any) -> Any:

@@ -17,10 +17,16 @@ aten = torch.ops.aten
 
 
 def decodable(
-    graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]
+    graph: AtenGraph,
+    weights: Mapping[int, Tensor],
+    results: Sequence[fx.Node],
+    computed: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
-    """The graph up to these results, with the inputs in `weights` as attributes."""
-    return _Rewriter(graph, weights, results).run()
+    """The graph up to these results, with the inputs in `weights` as attributes.
+
+    computed   calls whose values are inputs, after all others
+    """
+    return _Rewriter(graph, weights, results, computed).run()
 
 
 def distinct(results: Sequence[fx.Node]) -> tuple[list[fx.Node], list[int]]:
@@ -42,10 +48,15 @@ def distinct(results: Sequence[fx.Node]) -> tuple[list[fx.Node], list[int]]:
 
 class _Rewriter:
     def __init__(
-        self, graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]
+        self,
+        graph: AtenGraph,
+        weights: Mapping[int, Tensor],
+        results: Sequence[fx.Node],
+        computed: Sequence[fx.Node],
     ) -> None:
         self.aten = graph
         self.results = results
+        self.computed = computed
         self.weights = weights
         self.made = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -61,11 +72,13 @@ class _Rewriter:
                 self.copies[node] = self.made.get_attr(name)
             else:
                 self.copies[node] = self.made.placeholder(node.name)
+        for node in self.computed:
+            self.copies[node] = self.made.placeholder(node.name)
         self._name_symbols()
         for node in self.aten.graph.nodes:
             if node.op == "get_attr":
                 self.copies[node] = self.made.get_attr(str(node.target))
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node not in self.computed:
                 self._call(node)
         self.made.output(tuple(self.copies[node] for node in self.results))
         self.made.eliminate_dead_code()

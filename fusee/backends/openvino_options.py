@@ -151,6 +151,7 @@ def _with_config(options: OpenVINOOptions) -> OpenVINOOptions:
         config = {}  # a device without float32, such as an NPU
     if options.device == "CPU":
         config["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
+        config["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # else inputs are rounded to 8 bits
     config.update(options.config)
     problem = openvino_api.check_config(options.device, config)
     if problem is not None:

@@ -22,6 +22,7 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.operators import is_view
 from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
+from fusee.backends.packed import HEAD
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import user_line
 
@@ -53,6 +54,13 @@ class Region:
         """The calls to operators, in order."""
         found = self.graph.graph.nodes
         return [n for n in found if n.op == "call_function" and n.target is not operator.getitem]
+
+    def values(self, inputs: Mapping[int, Tensor]) -> dict[fx.Node, Tensor]:
+        """What is known before a call: constants, and these inputs, by position."""
+        graph = self.graph
+        found = {graph.placeholders[k]: x for k, x in inputs.items()}
+        constants = (node for node in graph.graph.nodes if node.op == "get_attr")
+        return found | {node: graph.constants[str(node.target)] for node in constants}
 
 
 class Engine(Protocol):
@@ -114,6 +122,9 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
         reason = _never(node) or engine.claim(node)
         if reason is not None:
             reasons[node] = reason
+    for node in aten.graph.nodes:
+        if node.meta.get(HEAD) in reasons:
+            reasons[node] = "it makes a weight for a product that is not claimed"
     while True:
         levels = _levels(aten.graph, reasons)
         enough = 1 if len(levels) == 1 else least
@@ -165,9 +176,13 @@ def _levels_from(
     """first   whether level 0, and with it every second one, is the engine's"""
     level: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}
+    waiting: dict[fx.Node, list[fx.Node]] = {}
     effects = 0
     for node in graph.nodes:
         if node.op != "call_function":
+            continue
+        if HEAD in node.meta:
+            waiting.setdefault(node.meta[HEAD], []).append(node)
             continue
         odd = (node not in reasons) is not first
         if node.target is operator.getitem:
@@ -178,8 +193,9 @@ def _levels_from(
             at = max(at, below if (below % 2 == 1) is odd else below + 1)
         if node in reasons and not is_pure(node):
             at = effects = max(at, effects)
-        level[node] = at
-        members.setdefault(at, []).append(node)
+        for one in (*waiting.pop(node, ()), node):
+            level[one] = at
+            members.setdefault(at, []).append(one)
     return [((at % 2 == 0) is first, tuple(members[at])) for at in sorted(members)]
 
 

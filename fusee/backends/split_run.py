@@ -41,6 +41,8 @@ from fusee.loops.lower.graph import supported
 
 __all__ = ["compile_split", "compile_with"]
 
+Prepare = Callable[[AtenGraph, Sequence[Any]], None]
+
 _numbers = itertools.count()
 
 
@@ -51,6 +53,7 @@ def compile_with(
     options: Options | None = None,
     decompositions: Table | None = None,
     training: bool = False,
+    prepare: Prepare | None = None,
 ) -> CompiledGraph:
     """Compile a captured graph: the engine's regions, and ours between them.
 
@@ -60,6 +63,7 @@ def compile_with(
     decompositions  for operators that the engine does not keep
     training        the forward of graphs that need gradients is the engine's, too; else these
                     graphs are our compiler's whole
+    prepare         changes a traced graph, given what its inputs are, before it is split
     """
     options = options or Options.parse(None)
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
@@ -71,7 +75,7 @@ def compile_with(
         begin = time.perf_counter()
         try:
             if differentiated:
-                call = _compile_training(engine, gm, example_inputs, options, report)
+                call = _compile_training(engine, gm, example_inputs, options, report, prepare)
                 remember(report)
                 return CompiledGraph(call, report)
             aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
@@ -82,7 +86,8 @@ def compile_with(
         report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
-        call = compile_split(aten, [*example_inputs, *attributes], engine, options, report)
+        examples = [*example_inputs, *attributes]
+        call = compile_split(aten, examples, engine, options, report, prepare)
         remember(report)
     if not attributes:
         return CompiledGraph(call, report)
@@ -95,6 +100,7 @@ def _compile_training(
     example_inputs: Sequence[Any],
     options: Options,
     report: Report,
+    prepare: Prepare | None,
 ) -> Callable[..., Any]:
     """The forward split between the engine and us, the backward ours."""
     ours = supported() | WHOLE
@@ -102,7 +108,7 @@ def _compile_training(
     examples = [*example_inputs, *joint.aten.attributes(gm)]
 
     def forward(graph: AtenGraph) -> Callable[..., Any]:
-        return compile_split(graph, examples, engine, options, report)
+        return compile_split(graph, examples, engine, options, report, prepare)
 
     def backward(graph: AtenGraph) -> Callable[..., Any]:
         report.backward = Report(f"{report.name}.backward")
@@ -117,6 +123,7 @@ def compile_split(
     engine: Engine,
     options: Options,
     report: Report,
+    prepare: Prepare | None = None,
 ) -> Callable[..., Any]:
     """A traced graph as a function of its inputs: the engine's regions, and ours between them.
 
@@ -125,6 +132,8 @@ def compile_split(
     """
     begin = time.perf_counter()
     note_values(aten, example_inputs)
+    if prepare is not None:
+        prepare(aten, example_inputs)
     decided = split(aten, engine)
     parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
