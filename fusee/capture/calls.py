@@ -21,7 +21,7 @@ import torch
 
 from fusee.capture import attributes, natives
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
+from fusee.capture.capturing import AS_NUMBERS, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import OPCODES, Frame, Suspended
 from fusee.capture.library import say_later
@@ -186,6 +186,7 @@ def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
     args = tuple(m.deep(x) for x in args)
     kwargs = {key: m.deep(x) for key, x in kwargs.items()}
+    m.look((*args, *kwargs.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(args) or holds_number(kwargs)):
         return natives.with_numbers(m, function, args, kwargs)
     with m.world.mode:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import Suspended
-from fusee.capture.numbers import is_learning_rate
+from fusee.capture.numbers import VALUES, Number, is_learning_rate
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
-from fusee.capture.world import CONTAINERS, DELETED, World, is_trusted
+from fusee.capture.world import CONTAINERS, DELETED, FIXED, World, is_scalar, is_trusted
 
-__all__ = ["Capturing"]
+__all__ = ["AS_NUMBERS", "AS_VALUES", "COMPARED", "SHOWN", "Capturing"]
+
+# Methods by which C code compares objects, shows them, and takes them for numbers or more.
+COMPARED = tuple(f"__{name}__" for name in "eq ne hash lt le gt ge".split())
+SHOWN = ("__repr__", "__str__", "__format__")
+AS_NUMBERS = tuple(f"__{name}__" for name in "index int float complex bool".split())
+AS_VALUES = (
+    *(f"__{name}__" for name in "bytes iter next len getitem add radd mul rmul abs round".split()),
+    *(f"__{name}__" for name in "floor ceil trunc divmod pow".split()),
+    *COMPARED, *SHOWN, *AS_NUMBERS,
+)  # fmt: skip
+
+_OURS = (FakeTensor, Number, Suspended)  # they raise by themselves
+_KNOWN = (types.MethodType, types.CellType, *FIXED, *VALUES)
+_SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
+_FUNCTION = types.FunctionType
+_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 class Capturing(Semantics):
@@ -54,6 +72,8 @@ class Capturing(Semantics):
     def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""
         operands = tuple(self.plain(x) for x in operands)
+        for x in operands:
+            self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         return self.world.recorder.call(function, operands, {})
 
     def set_in_dict(self, obj: Any, name: str, value: Any) -> None:
@@ -79,6 +99,32 @@ class Capturing(Semantics):
         if type(x) is tuple and any(isinstance(item, CONTAINERS) for item in x):
             return tuple(self.plain(item) for item in x)
         return x
+
+    def look(self, objects: Iterable[Any], methods: tuple[str, ...] = ()) -> None:
+        """End the graph if C code would read of objects from outside what no guard knows.
+
+        methods   those that C code calls, of what containers hold too: in Python they would run
+                  out of the machine's sight. None: it reads the objects themselves alone
+        """
+        todo, seen = list(objects), set()
+        while todo:
+            x = todo.pop()
+            cls = type(x)
+            if is_scalar(x) or id(x) in seen or issubclass(cls, _OURS):
+                continue
+            seen.add(id(x))
+            is_container = issubclass(cls, (*CONTAINERS, tuple))
+            if methods and is_container:
+                todo += dict.values(x) if isinstance(x, dict) else x
+            if not self.is_outside(x):
+                continue
+            is_known = is_container or issubclass(cls, _KNOWN)
+            is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
+            if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
+                todo.append(self.world.slot(x, "args"))
+                is_state = False
+            if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
+                raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusee.capture import attributes
-from fusee.capture.capturing import Capturing
+from fusee.capture.capturing import AS_NUMBERS, Capturing
 from fusee.capture.frame import Suspended
 from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
@@ -33,6 +33,7 @@ def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
         return int(m.call(method, (x,), {}))
     if isinstance(x, CONTAINERS):
         return m.length(x)
+    m.look(args)
     return len(x)
 
 
@@ -121,6 +122,7 @@ SPECIAL[enumerate] = lambda m, args, kwargs: enumerate(_iterable(m, args[0]), *a
 
 @stands_for(itertools.islice)
 def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.look(args[1:], AS_NUMBERS)
     return itertools.islice(_iterable(m, args[0]), *args[1:])
 
 
@@ -153,10 +155,12 @@ def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 @stands_for(reversed)
 def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     method = attributes.python_method(m, args[0], "__reversed__")
-    return m.call(method, args, {}) if method else reversed(m.plain(args[0]))
+    if method is not None:
+        return m.call(method, args, {})
+    m.look(args)
+    return reversed(m.plain(args[0]))
 
 
-@functools.total_ordering
 class _Key:
     """A value that C code sorts by comparing on the machine."""
 
@@ -169,11 +173,8 @@ class _Key:
     def __lt__(self, other: _Key) -> bool:
         return self.m.truth(self.m.compare("<", self.value, other.value))
 
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, _Key)
-        return self.m.truth(self.m.compare("==", self.value, other.value))
-
-    __hash__ = None  # type: ignore[assignment]
+    def __gt__(self, other: _Key) -> bool:
+        return self.m.truth(self.m.compare(">", self.value, other.value))
 
 
 def sort_key(m: Capturing, key: Any) -> Callable[[Any], Any]:

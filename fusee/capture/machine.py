@@ -20,11 +20,11 @@ from fusee.capture import library as _library  # noqa: F401
 from fusee.capture import optimizers as _optimizers  # noqa: F401
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.calls import call
-from fusee.capture.capturing import Capturing
+from fusee.capture.capturing import AS_NUMBERS, COMPARED, SHOWN, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame
 from fusee.capture.iterators import is_finite_iterator
-from fusee.capture.numbers import Number, compute
+from fusee.capture.numbers import VALUES, Number, compute
 from fusee.capture.semantics import BINARY, COMPARE, UNARY, unbound
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
@@ -111,6 +111,9 @@ class Machine(Capturing):
         custom = self._operator_method(left, right, name, in_place)
         if custom is not NotImplemented:
             return custom
+        self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
+        if isinstance(left, (str, bytes, set, frozenset)):
+            self.look((right,), SHOWN + COMPARED)
         plain_left, plain_right = self.plain(left), self.plain(right)
         result = function(plain_left, plain_right)
         return left if result is plain_left and in_place else result
@@ -134,7 +137,10 @@ class Machine(Capturing):
         if type(x) is Number:
             return compute(self.world.recorder.graph, UNARY[kind], (x,))
         method = attributes.python_method(self, x, f"__{kind}__")
-        return UNARY[kind](x) if method is None else self.call(method, (x,), {})
+        if method is not None:
+            return self.call(method, (x,), {})
+        self.look((x,))
+        return UNARY[kind](x)
 
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         function = COMPARE[symbol]
@@ -145,7 +151,14 @@ class Machine(Capturing):
         custom = self._compare_method(left, right, function.__name__)
         if custom is not NotImplemented:
             return custom
-        return function(self.deep(left), self.deep(right))
+        kinds: Any = type(left), type(right)
+        if symbol == "!=" and all(kind.__ne__ is object.__ne__ for kind in kinds):
+            return not self.truth(self.compare("==", left, right))
+        if symbol in ("==", "!=") and _answered(left, right) and _answered(right, left):
+            return (left is right) is (symbol == "==")
+        left, right = self.deep(left), self.deep(right)
+        self.look((left, right), COMPARED)
+        return function(left, right)
 
     def _compare_method(self, left: Any, right: Any, name: str) -> Any:
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
@@ -178,9 +191,9 @@ class Machine(Capturing):
             return found is not ABSENT and found is not DELETED
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
-        if self.is_outside(container) and not isinstance(container, (*CONTAINERS, type)):
-            raise GraphBreak(f"`in` for a {type(container).__qualname__} from outside")
-        return item in self.plain(container)
+        container = self.deep(container)
+        self.look((item, container), COMPARED)
+        return item in container
 
     def truth(self, x: Any) -> bool:
         if type(x) in _NUMBERS:
@@ -191,6 +204,7 @@ class Machine(Capturing):
                 return bool(self.call(method, (x,), {}))
         if self.is_outside(x) and isinstance(x, CONTAINERS):
             return self.length(x) > 0
+        self.look((x,))
         return bool(x)
 
     def subscript(self, container: Any, key: Any) -> Any:
@@ -204,6 +218,9 @@ class Machine(Capturing):
             return generic[key]  # list[int]
         if self.is_outside(container):
             return self.outside_item(container, key)
+        self.look((container,))
+        ends = (key.start, key.stop, key.step) if type(key) is slice else (key,)
+        self.look(ends, COMPARED + AS_NUMBERS)
         return container[self.plain(key)]
 
     def outside_item(self, container: Any, key: Any) -> Any:
@@ -238,6 +255,7 @@ class Machine(Capturing):
         if method is not None:
             self.call(method, (container, key, value), {})
         elif not self.is_outside(container):
+            self.look((key,), COMPARED + AS_NUMBERS)
             container[key] = self._replacement(key, value)
         elif isinstance(container, dict) and is_scalar(key):
             self.world.set(self.world.mirror(container), key, value)
@@ -268,7 +286,9 @@ class Machine(Capturing):
             if method is not None:
                 x = self.call(method, (x, spec) if name == "__format__" else (x,), {})
                 return x if name == "__format__" or spec is None else format(x, spec)
-        return super().format(self.deep(x), conversion, spec)
+        x = self.deep(x)
+        self.look((x,), SHOWN)
+        return super().format(x, conversion, spec)
 
     # ---------------------------------------------------------------------- attributes
 
@@ -330,3 +350,13 @@ class Machine(Capturing):
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call(self, function, args, kwargs)
+
+
+def _answered(x: Any, other: Any) -> bool:
+    """Whether nothing is left to ask `x` once methods in Python have not known if it is `other`."""
+    if type(x) in _NUMBERS and type(x) is not tuple:
+        return not isinstance(other, VALUES)
+    if type(x) in (*CONTAINERS, tuple):
+        return type(other) in _NUMBERS and type(other) is not tuple
+    method: Any = type(x).__eq__
+    return method is object.__eq__ or isinstance(method, types.FunctionType)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
+from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.iteration import sort_key
 from fusee.capture.numbers import holds_number, need_values
@@ -34,7 +34,6 @@ _PURE: set[Any] = {
 }  # fmt: skip
 _PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "unicodedata"}
 _PURE_CLASSES = (
-    types.SimpleNamespace,
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo,
 )  # fmt: skip
@@ -59,9 +58,15 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _getter(m, function, args, kwargs)
     is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
     if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
-        _refuse_instances(m, function, args)
-        return function(*(m.deep(x) for x in args), **{k: m.deep(x) for k, x in kwargs.items()})
+        return _run(m, function, args, kwargs)
     raise _unknown(function)
+
+
+def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """C code that may look at all that it is given."""
+    args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
+    m.look((*args, *kwargs.values()), AS_VALUES)
+    return function(*args, **kwargs)
 
 
 def _unknown(function: Any) -> GraphBreak:
@@ -84,6 +89,7 @@ def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
 def _on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     given = tuple(m.deep(x) for x in args)
     named = {key: m.deep(x) for key, x in kwargs.items()}
+    m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
     with m.world.mode:
@@ -115,6 +121,13 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
 _IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
+# These look at nothing that they move.
+_MOVE = {
+    "append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear",
+    "copy", "reverse", "rotate", "keys", "values", "items", "__len__", "__init__", "__iter__",
+    "move_to_end", "__iadd__",
+}  # fmt: skip
+
 _TAKE_ITERABLES = {
     "extend", "update", "union", "intersection", "difference", "symmetric_difference", "join",
     "issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update", "fromkeys",
@@ -130,9 +143,12 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         args = tuple(
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
         )
-    elif name in ("format", "format_map", "__format__", "__repr__", "__str__", "__eq__", "count"):
+    elif name not in _MOVE:
         args = tuple(m.deep(x) for x in args)
-        _refuse_instances(m, function, args)
+    if name not in _MOVE:
+        compares = isinstance(function.__self__, (*CONTAINERS, tuple, frozenset))
+        methods = COMPARED + AS_NUMBERS if compares else AS_VALUES
+        m.look((*args, *kwargs.values(), function.__self__), methods)
     return function(*args, **kwargs)
 
 
@@ -158,7 +174,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
     if isinstance(owner, (*_METHOD_OWNERS, BaseException)) or is_scalar(owner):
-        return function(owner, *(m.deep(x) for x in rest), **kwargs)
+        return _run(m, function, args, kwargs)
     if name in ("__init__", "__init_subclass__") and function is object.__init__:
         return None
     if (
@@ -186,17 +202,11 @@ def _getter(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _refuse_instances(m: Capturing, function: Any, args: Args) -> None:
-    for x in args:
-        if m.is_outside(x) and not isinstance(x, (*CONTAINERS, type, types.FunctionType)):
-            raise _unknown(function)
-
-
 def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """A class in C: its constructor runs natively if it only computes."""
-    if issubclass(cls, BaseException):
+    if issubclass(cls, (BaseException, types.SimpleNamespace)):
         return cls(*args, **kwargs)
     is_enum = type(cls).__name__ in ("EnumMeta", "EnumType")
     if is_enum or issubclass(cls, _PURE_CLASSES) or cls.__module__ in _PURE_MODULES:
-        return cls(*(m.deep(x) for x in args), **{k: m.deep(x) for k, x in kwargs.items()})
+        return _run(m, cls, args, kwargs)
     raise _unknown(cls)

@@ -8,6 +8,7 @@ its value (a branch, a call into C, text) makes the floats that it was computed 
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,9 +19,14 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
-    "TAKE_NUMBERS", "Number", "Specialise", "as_tensor", "compute", "holds_number",
-    "is_learning_rate", "load", "need_values", "shown",
+    "NUMPY", "TAKE_NUMBERS", "VALUES", "Number", "Specialise", "argument", "as_tensor", "compute",
+    "exactly", "holds_number", "is_learning_rate", "load", "need_values", "shown",
 ]  # fmt: skip
+
+NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
+
+# Known by what they are as one of these, whatever else their classes hold.
+VALUES = (int, float, complex, str, bytes, *NUMPY)
 
 
 class Specialise(BaseException):
@@ -109,6 +115,15 @@ def need_values(*arguments: Any) -> NoReturn:
     raise AssertionError("no Number is among the arguments")
 
 
+def argument(x: Any, name: str) -> Any:
+    """How the call of `name` in a graph has an argument that is no tensor."""
+    if isinstance(x, NUMPY):
+        if name.strip("_") not in TAKE_NUMBERS:
+            raise GraphBreak(f"numpy's numbers have a dtype, at which {name}() may look")
+        return x.item()
+    return x.node if type(x) is Number else x
+
+
 def shown(x: Any) -> Any:
     """Arguments with some float in place of each Number: what a call gives does not say which."""
     if type(x) is Number:
@@ -116,6 +131,14 @@ def shown(x: Any) -> Any:
     if type(x) is dict:
         return {key: shown(item) for key, item in x.items()}
     return type(x)(map(shown, x)) if type(x) in (tuple, list) else x
+
+
+def exactly(x: Any) -> Any:
+    """What tells a number, a text or a set of them from all that differ from it."""
+    if isinstance(x, frozenset):
+        return tuple(sorted(map(repr, x)))
+    kind = next((kind for kind in VALUES[:5] if isinstance(x, kind)), None)
+    return x.tobytes() if kind is None else kind.__repr__(x)
 
 
 def load(world: Any, value: float, origin: Origin) -> Number:

@@ -12,7 +12,7 @@ import functools
 import gc
 import operator
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
@@ -108,6 +108,7 @@ class Rebuild:
         self._places: list[str] = []
         self._empty_cells: list[tuple[str, Any]] = []
         self._open: set[int] = set()
+        self._replayed: set[int] = set()
         self._keep: list[Any] = []
         self._count = 0
 
@@ -193,6 +194,8 @@ class Rebuild:
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
         owner = next((d for d in gc.get_referents(x) if type(d) is dict), None)
         if type(x) in _OF_DICTS and owner is not None:
+            # a dict that has grown comes first: its iterators would not go on
+            self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
             name = self._named(f"iter({self.value(owner)}.{_OF_DICTS[type(x)]}())")
             place = len(owner) - operator.length_hint(x)
             self.lines.append(f"{self.source.constant(advance)}({name}, {place})")
@@ -265,9 +268,7 @@ class Rebuild:
         """Write what the program wrote to objects from outside."""
         for opened in dict.fromkeys(self.world.iterators.values()):
             self._advance(opened)
-        for mirror in list(self.world.mirrors.values()):
-            if mirror.is_changed():
-                self._replay(mirror)
+        self._replay_all(list(self.world.mirrors.values()))
         for (_, name), (_, origin, value) in list(self.world.slots.items()):
             self._write_slot(self.source.variable(origin), name, value)
         self.lines += self._places
@@ -298,6 +299,12 @@ class Rebuild:
             self.lines.append(f"object.__delattr__({target}, {name!r})")
         else:
             self.lines.append(f"object.__setattr__({target}, {name!r}, {self.value(value)})")
+
+    def _replay_all(self, mirrors: Iterable[Mirror]) -> None:
+        for mirror in mirrors:
+            if mirror.is_changed() and id(mirror) not in self._replayed:
+                self._replayed.add(id(mirror))
+                self._replay(mirror)
 
     def _replay(self, mirror: Mirror) -> None:
         # by its own origin: `x.__dict__` may be written although nothing is known of `x` else

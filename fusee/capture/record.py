@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.numbers import TAKE_NUMBERS, Number, holds_number, need_values, shown
+from fusee.capture.numbers import TAKE_NUMBERS, Number, argument, holds_number, need_values, shown
 from fusee.capture.torch_api import (
     NEEDS_VALUES,
     STATE_SWITCHES,
@@ -203,8 +203,8 @@ class Recorder(TorchFunctionMode):
             self.inference = inference
         elif self.inference is not inference:
             raise GraphBreak("a graph is in inference mode as a whole, or not at all")
-        nodes = fx.node.map_aggregate(args, self._argument)
-        named = fx.node.map_aggregate(kwargs, self._argument)
+        given = functools.partial(self._argument, name)
+        nodes, named = fx.node.map_aggregate((args, kwargs), given)
         if isinstance(func, str) or not _is_method(func):
             node = self.graph.call_function(func, nodes, named)
         elif name in _OPERATORS and not kwargs:
@@ -280,10 +280,8 @@ class Recorder(TorchFunctionMode):
             found = self.nodes[id(self.lift(x))]
         return found
 
-    def _argument(self, x: Any) -> Any:
-        if type(x) is Number:
-            return x.node
-        return self.node(x) if isinstance(x, torch.Tensor) else x
+    def _argument(self, name: str, x: Any) -> Any:
+        return self.node(x) if isinstance(x, torch.Tensor) else argument(x, name)
 
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""
@@ -496,8 +494,7 @@ def _is_method(func: Any) -> bool:
 
 
 def _holds_tensor(x: Any) -> bool:
-    if isinstance(x, torch.Tensor):
-        return True
-    if isinstance(x, (tuple, list)):
-        return any(map(_holds_tensor, x))
-    return isinstance(x, dict) and any(map(_holds_tensor, x.values()))
+    parts = tuple(x.values()) if isinstance(x, dict) else x
+    if isinstance(parts, (tuple, list)):
+        return any(map(_holds_tensor, parts))
+    return isinstance(x, torch.Tensor)

@@ -21,7 +21,7 @@ import torch
 
 from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
+from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.frame import Suspended
 from fusee.capture.numbers import Number
 from fusee.capture.semantics import own_super
@@ -152,7 +152,12 @@ def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
 @stands_for(hash)
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     method = attributes.python_method(m, args[0], "__hash__")
-    return hash(*args) if method is None else m.call(method, args, {})
+    if method is not None:
+        return m.call(method, args, {})  # type: ignore[no-any-return]
+    m.look(args, COMPARED)
+    if getattr(type(args[0]), "__hash__", None) is object.__hash__:
+        _id(m, args, kwargs)  # which it is made of
+    return hash(*args)
 
 
 @stands_for(vars)
@@ -173,7 +178,10 @@ def _print(m: Capturing, args: Args, kwargs: Kwargs) -> None:
 
 
 def _natively(function: Any) -> Stand:
+    reads = function in (range, itertools.count, itertools.repeat)
+
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        m.look(args if reads else (), AS_NUMBERS)
         return function(*args, **kwargs)
 
     return stand
@@ -237,6 +245,7 @@ SPECIAL.update((function, _with_operands(stand)) for function, stand in _SAME.it
 def _as_text(conversion: str) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> str:
         if len(args) != 1 or kwargs:
+            m.look(args)
             return str(*args, **kwargs)
         return m.format(args[0], conversion, None)
 
@@ -251,6 +260,7 @@ def _to_number(kind: Any, method: str) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if args and attributes.python_method(m, args[0], method) is not None:
             return m.call(m.special(args[0], method), (), {})
+        m.look(args, AS_NUMBERS)
         return kind(*args, **kwargs)
 
     return stand

@@ -1,0 +1,141 @@
+"""Objects that C code looks at: a changed value is seen, or the graph ends; never is it kept."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import fractions
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tests.capturing.same import Traced
+
+T = Any
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
+@dataclasses.dataclass(order=True, unsafe_hash=True)
+class Point:
+    v: int
+
+
+class Asked:
+    """Methods in Python, for C code to call."""
+
+    def __init__(self, v: int) -> None:
+        self.v = v
+
+    def __eq__(self, other: object) -> bool:
+        return self.v == getattr(other, "v", other)
+
+    def __hash__(self) -> int:
+        return self.v
+
+    def __repr__(self) -> str:
+        return f"asked {self.v}"
+
+    def __index__(self) -> int:
+        return self.v
+
+    __int__ = __len__ = __index__
+
+    def __float__(self) -> float:
+        return self.v / 2
+
+    def __iter__(self) -> Any:
+        return iter([self.v])
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "float32 of numpy": numpy.float32,
+    "float64 of numpy": numpy.float64,
+    "int64 of numpy": numpy.int64,
+    "array": lambda v: numpy.array([v]),
+    "text": Text,
+    "count": Count,
+    "decimal": decimal.Decimal,
+    "fraction": fractions.Fraction,
+    "bytes": lambda v: bytearray([v] * v),
+    "proxy": lambda v: types.MappingProxyType({v: v, "a": v}),
+    "frozen set": lambda v: frozenset([v]),
+    "values": lambda v: {v: v}.values(),
+    "space": lambda v: types.SimpleNamespace(v=v),
+    "point": Point,
+    "asked": Asked,
+    "pair": lambda v: (Asked(v), numpy.int64(v)),
+    "list": lambda v: [Asked(v), datetime.timedelta(v)],
+    "deque": lambda v: collections.deque([Point(v)]),
+    "error": lambda v: ValueError(v),
+}
+
+LOOKS = """
+    float(o); int(o); str(o); f'{o}'; '%s' % (o,); '{}'.format(o); repr({0: o}); str([o]); len(o);
+    o == c; o != c; c == o; [o] == [c]; (o, 1) == (c, 1); {0: o} == {0: c}; o in [c]; c in (o,);
+    {o: 1}.get(c); c in {o}; {(o,): 1}.get((c,)); sorted([o, c]); max(o, c); min([c, o]);
+    [c].count(o); [c].index(o); complex(o); 1 if o else 2; o + o; 2 * o; -o; [0, 0] * o;
+    [1, 2, 3, 4, 5, 6][o]; [1, 2, 3, 4, 5, 6][o:]; list(range(o)); list(map(str, [o])); sum([o]);
+    list(reversed(o)); x[o]; x * o; torch.full((2,), o); x + float(o); list(o); 3 in o; bytes(o);
+    {hash(o): 1}.get(hash(c));
+    torch.tensor([o]); x[:o]; isinstance(o, (int, str)); f'{o!r:>9}'; divmod(o, 2); o.v; x.fill_(o)
+""".split(";")
+
+
+def told(call: Callable[..., Any], make: Callable[[int], Any], v: int) -> Any:
+    try:
+        result = call(torch.arange(1.0, 7.0), make(v), make(4))
+    except Exception as error:  # noqa: BLE001  # the exception is what is compared
+        result = type(error)
+    return re.sub("0x[0-9a-f]+", "", repr(result))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_what_c_code_looks_at(kind: str) -> None:
+    for look in LOOKS:
+        names: dict[str, Any] = {"torch": torch}
+        exec(f"def looking(x, o, c):\n    y = x + 1\n    return {look.strip()}, y", names)
+        traced = Traced(names["looking"])
+        for v in (3, 4, 5):
+            want = told(names["looking"], KINDS[kind], v)
+            assert told(traced, KINDS[kind], v) == want, (look, v, traced.stops)
+
+
+def test_numbers_of_numpy_are_constants() -> None:
+    scale = numpy.float64(0.5)
+    traced = Traced(lambda x: x * scale + numpy.float32(2))
+    for _ in range(2):
+        torch.testing.assert_close(traced(torch.ones(2)), torch.full((2,), 2.5))
+    assert [
+        node.args[1] for node in traced.graphs[0].graph.nodes if node.op == "call_function"
+    ] == [0.5]
+
+
+def test_an_iterator_of_a_dict_that_has_grown() -> None:
+    def counts(table: T, x: T) -> T:
+        table["n"] = 3
+        seen = []
+        for key in table:
+            if x.sum() > 0:
+                seen.append(key)
+        return seen, x
+
+    for fn in (counts, Traced(counts)):
+        assert fn({"a": 1, "b": 2}, torch.ones(2))[0] == ["a", "b", "n"]
