@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import functools
 import operator
 import re
 import types
@@ -41,11 +40,12 @@ from fusee.capture.origin import (
     input_name,
     is_fixed,
     is_remade,
+    is_trusted,
 )
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
-__all__ = ["CONTAINERS", "DELETED", "World", "is_scalar", "is_trusted"]
+__all__ = ["CONTAINERS", "DELETED", "FIXED", "World", "is_scalar", "is_trusted"]
 
 DELETED = ABSENT
 
@@ -59,11 +59,11 @@ _SCALARS = (
 _EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
 
 # Guarded by identity.
-_FIXED = (
+FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
-    Marker, torch.optim.Optimizer,
+    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias,
 )  # fmt: skip
 
 # Those of modules and classes are fixed themselves.
@@ -72,26 +72,12 @@ _HELD_OWNERS = (types.ModuleType, type, type(None))
 
 CONTAINERS = (list, dict, set, collections.deque)
 
-_TRUSTED = frozenset(
-    "torch numpy math cmath operator functools itertools collections contextlib typing abc enum"
-    " dataclasses copy re inspect types warnings logging os sys random builtins weakref threading"
-    " importlib string numbers time traceback _operator _functools _collections _collections_abc"
-    " typing_extensions".split()
-)
-
-
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def is_scalar(x: Any) -> bool:
     """Whether `x` is guarded by its value and needs no origin."""
     return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
-
-
-@functools.lru_cache(maxsize=4096)
-def is_trusted(module: str | None) -> bool:
-    """Whether what a module holds is taken as constant: torch's own names and Python's."""
-    return module is not None and module.partition(".")[0] in _TRUSTED
 
 
 class World:
@@ -153,12 +139,15 @@ class World:
         is_bound = isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS)
         if is_bound and known is None:
             return self._load_bound(obj, origin)
-        if isinstance(obj, _FIXED) and not is_bound:
+        if isinstance(obj, FIXED) and not is_bound:
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
             return obj if known is not None else self.know(obj, Held(obj, str(origin)))
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
+        if type(obj) is frozenset and all(type(item) in _EXACT for item in obj):
+            self._exactly(obj, origin)
+            return obj
         if known is not None:
             self.fact("is", origin, At(known))
             return obj
@@ -170,7 +159,13 @@ class World:
                 return self.know(obj, origin)
             return types.MethodType(function, owner)
         self.fact("type", origin, type(obj))
+        if isinstance(obj, numbers.VALUES):
+            self._exactly(obj, origin)
         return self.know(obj, origin)
+
+    def _exactly(self, obj: Any, origin: Origin) -> None:
+        place = Call(origin, numbers.exactly, "the value of ")
+        self.fact("equals", place, numbers.exactly(obj))
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
@@ -411,7 +406,7 @@ class World:
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
         keys = tuple(dict_class(obj).keys(obj))
-        if not all(is_scalar(key) or isinstance(key, _FIXED) for key in keys):
+        if not all(is_scalar(key) or isinstance(key, FIXED) for key in keys):
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
         self.fact("keys", mirror.origin, keys)
         copy = empty_like(obj)
