@@ -156,7 +156,7 @@ def test_no_result_requires_grad(backend: str) -> None:
         return torch.mm(x.detach(), w.detach().t())
 
     x, w = rand(3, 4), rand(5, 4)
-    got = compiled(fn, (x, w), backend)(x, w)
+    got = compiled(fn, backend)(x, w)
     assert not got.requires_grad
     torch.testing.assert_close(got, fn(x, w))
 
