@@ -23,7 +23,7 @@ from fusee.backends import openvino_api, packed
 from fusee.backends.blobs import Blobs, digest
 from fusee.backends.intervals import LARGEST_SIZE, holds
 from fusee.backends.openvino_api import Executable
-from fusee.backends.openvino_claims import indexed, is_known, why_not
+from fusee.backends.openvino_claims import indexed, is_known, stays_whole, why_not
 from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_ts import scripted
@@ -46,7 +46,8 @@ class OpenVINO:
         self.blobs = Blobs(options.cache_dir) if options.model_caching else None
 
     def keeps(self, op: OpOverload) -> bool:
-        return (is_known(op) or op in WHOLE) and op not in self.options.decompositions
+        whole = is_known(op) or stays_whole(op) or op in WHOLE
+        return whole and op not in self.options.decompositions
 
     def table(self) -> Table:
         """How the operators of the option `decompositions` are taken apart."""

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import QUANTIZING, fits, interval
 
-__all__ = ["indexed", "is_known", "why_not"]
+__all__ = ["indexed", "is_known", "stays_whole", "why_not"]
 
 aten = torch.ops.aten
 
@@ -42,6 +42,11 @@ def why_not(node: fx.Node) -> str | None:
 def is_known(op: OpOverload) -> bool:
     """Whether OpenVINO may run calls of this operator."""
     return _rule(op) is not None
+
+
+def stays_whole(op: OpOverload) -> bool:
+    """Whether an operator that OpenVINO lacks is not made of others that it rounds elsewhere."""
+    return op.overloadpacket is aten.linspace
 
 
 def _rule(op: object) -> Rule | None:
@@ -99,6 +104,12 @@ def _floats(node: fx.Node) -> str | None:
 
 def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
+
+
+def _cumulative(node: fx.Node) -> str | None:
+    if _val(node).dtype in (torch.bfloat16, torch.float16):
+        return "OpenVINO rounds each sum to half precision"
+    return _numbers(node)
 
 
 def _integers(node: fx.Node) -> str | None:
@@ -205,7 +216,7 @@ OPERATORS: dict[OpOverload, Rule] = {
             "clamp_max.Tensor glu",
             "_softmax _log_softmax _safe_softmax logsumexp mean mean.dim sum",
             "sum.dim_IntList prod prod.dim_int linalg_vector_norm",
-            "cumsum addmm baddbmm bmm mm dot linear convolution",
+            "addmm baddbmm bmm mm dot linear convolution",
             "_adaptive_avg_pool2d _adaptive_avg_pool3d",
             "grid_sampler_2d col2im rms_norm",
             "upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec",
@@ -239,6 +250,7 @@ OPERATORS: dict[OpOverload, Rule] = {
     **dict.fromkeys(_named("native_batch_norm _native_batch_norm_legit"), _batch_norm),
     **dict.fromkeys(_named("gt.Scalar gt.Tensor ge.Scalar ge.Tensor"), _integers),
     aten.cat.default: _joins,
+    aten.cumsum.default: _cumulative,
     **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
     aten.scaled_dot_product_attention.default: _attention,
     aten._to_copy.default: _converts,
@@ -246,7 +258,7 @@ OPERATORS: dict[OpOverload, Rule] = {
 
 # Integers that `intervals` follows may be computed too.
 for _op in _named(
-    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar cumsum neg",
+    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar neg",
     "constant_pad_nd",
 ):
     OPERATORS[_op] = _numbers

@@ -86,6 +86,14 @@ def test_what_it_computes_differently_is_not_claimed() -> None:
     check(fn, torch.randn(4, 4), big, backend="openvino", capture="fx")
 
 
+def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        steps = torch.linspace(4.3, -3, 50, dtype=torch.int64)
+        return two_layers(x.float(), x.float()), steps, torch.cumsum(x, 0)
+
+    check(fn, torch.randn(16, 16).bfloat16(), backend="openvino", capture="fx", oracle=False)
+
+
 def test_indices_out_of_range_are_eagers_error() -> None:
     table = torch.randn(10, 6)
     call = compiled(lambda i, t: torch.tanh(F.embedding(i, t)) @ t.t(), torch.tensor([1]), table)
