@@ -205,6 +205,7 @@ class Executable:
     def __init__(self, compiled: Any, outputs: Sequence[tuple[torch.dtype, int]]) -> None:
         """outputs   dtype and rank of each, which are checked; raises BackendError"""
         self.compiled = compiled
+        self.memory: Tensor | None = None
         self._free: list[Any] = []
         self._lock = threading.Lock()
         found = [(port.element_type, port.partial_shape.rank) for port in compiled.outputs]
@@ -281,17 +282,19 @@ def compile_model(
 
 
 def from_blob(
-    blob: bytes,
+    blob: Tensor,
     device: str,
     config: Mapping[str, object],
     outputs: Sequence[tuple[torch.dtype, int]],
 ) -> Executable:
-    """A model that `blob` wrote. raises BackendError"""
+    """A model of the bytes that `blob` gave; it uses their memory. raises BackendError"""
     try:
-        compiled = _core().import_model(blob, device, dict(config))
+        compiled = _core().import_model(_wrap(blob), device, dict(config))
     except (RuntimeError, TypeError) as error:
         raise BackendError(f"a cached model cannot be read: {last_line(error)}") from error
-    return Executable(compiled, outputs)
+    found = Executable(compiled, outputs)
+    found.memory = blob
+    return found
 
 
 def _wrap(x: Tensor) -> Any:

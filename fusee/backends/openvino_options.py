@@ -147,13 +147,13 @@ def _check_device(device: str) -> None:
 def _with_config(options: OpenVINOOptions) -> OpenVINOOptions:
     """With the defaults of ours, once OpenVINO has accepted the whole."""
     config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
-    if openvino_api.check_config(options.device, config) is not None:
-        config = {}  # a device without float32, such as an NPU
-    if options.device == "CPU":
+    if options.device == "CPU":  # which takes these: to ask costs as much as a small model
         config["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
         config["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0  # else inputs are rounded to 8 bits
+    elif openvino_api.check_config(options.device, config) is not None:
+        config = {}  # a device without float32, such as an NPU
     config.update(options.config)
-    problem = openvino_api.check_config(options.device, config)
+    problem = openvino_api.check_config(options.device, config) if options.config else None
     if problem is not None:
         raise _wrong(
             f"config: OpenVINO refuses {dict(options.config)!r} on {options.device}: {problem}",

@@ -95,6 +95,18 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
         compiled(tmp_path)
 
 
+def test_a_digest_sees_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "_PIECE", 64)
+    x = torch.arange(100.0)
+    found = {blobs.digest(["graph", x]), blobs.digest(["graph", x.view(10, 10)])}
+    for k in (0, 50, 99):
+        y = x.clone()
+        y[k] = -1
+        found |= {blobs.digest(["graph", y]), blobs.digest(["graph", y.view(10, 10).t()])}
+    assert len(found) == 8
+    assert blobs.digest(["graph", x]) in found and blobs.digest(["grap", "h", x]) not in found
+
+
 def test_a_folder_that_cannot_be_written(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
