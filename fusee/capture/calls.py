@@ -23,7 +23,7 @@ from fusee.capture import attributes, natives
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.frame import OPCODES, Frame, Suspended
+from fusee.capture.frame import OPCODES, Frame, suspended
 from fusee.capture.library import say_later
 from fusee.capture.numbers import holds_number
 from fusee.capture.origin import Held
@@ -65,8 +65,6 @@ _C_CALLABLES = (
 def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
-        if isinstance(function.__self__, Suspended) and not m.is_outside(function.__self__):
-            return function(*args, **kwargs)
         return call(m, function.__func__, (function.__self__, *args), kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
         args, function = (
@@ -90,6 +88,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_partial(m, function, args, kwargs)
     if isinstance(function, (OpOverload, OpOverloadPacket)) or is_graph_function(function):
         return _recorded(m, function, args, kwargs)
+    if id(getattr(function, "__self__", None)) in m.generators:  # its `send`, say
+        return function(*args, **kwargs)
     if isinstance(function, _C_CALLABLES):
         return natives.call(m, function, args, kwargs)
     if isinstance(function, functools._lru_cache_wrapper):
@@ -126,8 +126,9 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
             OPCODES[f.instruction.name](f, f.instruction)
             f.at += 1
         f.at += 1
-        m.generators.append(Suspended(f))
-        return m.generators[-1]
+        made = suspended(f)
+        m.generators[id(made)] = made, f
+        return made
     if len(m.frames) > _DEEPEST:
         raise GraphBreak("calls are nested too deeply to be inlined")
     return f.run()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.frame import Suspended
+from fusee.capture.frame import Frame
 from fusee.capture.numbers import VALUES, Number, is_learning_rate
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
@@ -27,7 +27,7 @@ AS_VALUES = (
     *COMPARED, *SHOWN, *AS_NUMBERS,
 )  # fmt: skip
 
-_OURS = (FakeTensor, Number, Suspended)  # they raise by themselves
+_OURS = (FakeTensor, Number)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
@@ -40,7 +40,7 @@ class Capturing(Semantics):
     policy         what users have said about functions
     world          what lies outside
     made_classes   classes that the program itself made
-    generators     those that it made
+    generators     those that it made, by id, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
     """
 
@@ -49,7 +49,7 @@ class Capturing(Semantics):
         self.policy = policy
         self.world = World(self.where, varies)
         self.made_classes: set[type] = set()
-        self.generators: list[Suspended] = []
+        self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
         self.inference: list[tuple[Any, Any]] = []
 
     def where(self) -> str:

@@ -84,7 +84,10 @@ def SEND(f: Frame, i: Instruction) -> None:
     """Resume the generator below; if it ends, END_SEND takes it away from 3.12 on."""
     value, receiver = f.pop(), f.stack[-1]
     try:
-        value = f.machine.next(receiver) if value is None else receiver.send(value)
+        if value is None:
+            value = f.machine.next(receiver)
+        else:
+            value = f.machine.call(f.machine.attribute(receiver, "send"), (value,), {})
     except StopIteration as error:
         value = error.value
         f.next = i.target
@@ -137,16 +140,10 @@ def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     f.push(f.machine.call(function, tuple(args), dict(kwargs)))
 
 
-@op("YIELD_VALUE")
+@op("RETURN_CONST", "YIELD_VALUE")
 def RETURN_VALUE(f: Frame, i: Instruction) -> bool:
     f.yielded = i.name == "YIELD_VALUE"
-    f.result = f.pop()
-    return True
-
-
-@op()
-def RETURN_CONST(f: Frame, i: Instruction) -> bool:
-    f.result = i.value
+    f.result = i.value if i.name == "RETURN_CONST" else f.pop()
     return True
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction, program
 
-__all__ = ["NULL", "OPCODES", "UNBOUND", "Frame", "Marker", "Opcode", "Suspended", "op"]
+__all__ = ["NULL", "OPCODES", "UNBOUND", "Frame", "Marker", "Opcode", "op", "suspended"]
 
 
 class Marker:
@@ -90,6 +90,13 @@ class Frame:
     def instruction(self) -> Instruction:
         listed = self.program.instructions
         return listed[min(self.at, len(listed) - 1)]
+
+    @property
+    def cleans_up(self) -> bool:
+        """Whether code of its own handles exceptions."""
+        targets = {handler.target for handler in self.program.handlers}
+        # of a generator there is always one from 3.12 on, for StopIteration
+        return len(targets) > (sys.version_info >= (3, 12))
 
     @property
     def where(self) -> str:
@@ -174,79 +181,34 @@ class Frame:
         self.at = handler.target
 
 
-class Suspended:
-    """A generator whose body runs on the machine. C code may drive it like any other."""
+def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
+    """A generator whose body is what a frame runs. One that `is_on` must be asked once first."""
+    made: Any = _driven(f, is_on)
+    made.__name__, made.__qualname__ = f.code.co_name, f.code.co_qualname
+    return made  # type: ignore[no-any-return]
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.started = False
-        self.finished = False
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    @property
-    def would_clean_up(self) -> bool:
-        """Whether it has begun, is not done, and might do something if it were closed."""
-        targets = {handler.target for handler in self.frame.program.handlers}
-        always = sys.version_info >= (3, 12)  # one that turns StopIteration into RuntimeError
-        return self.started and not self.finished and len(targets) > always
-
-    def send(self, value: Any) -> Any:
-        """Resume with `value` as what `yield` gives."""
-        if self.finished:
-            raise StopIteration
-        if not self.started and value is not None:
-            raise TypeError("can't send non-None value to a just-started generator")
-        self.started = True
-        self.frame.push(value)
-        return self._resume()
-
-    def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
-        """Resume by raising `error` where the generator stands."""
-        if isinstance(error, type):
-            error = error() if value is None else value
-        if self.finished or not self.started:
-            self.finished = True
-            raise error
-        # the exception comes from the instruction that yielded
-        self.frame.at -= 1
+def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
+    machine = f.machine
+    value = result = error = None
+    while True:
+        if is_on:
+            try:
+                value, error = (yield result), None
+            except BaseException as thrown:  # noqa: BLE001  # it is thrown in there
+                if not vars(machine):  # the capture is over, and Python drops what is left of it
+                    return None
+                error = thrown
+        is_on = True
+        handled, machine.handled = machine.handled, None
         try:
-            self.frame._unwind(error)
-        except BaseException:
-            self.finished = True
-            raise
-        return self._resume()
-
-    def close(self) -> None:
-        """Raise GeneratorExit inside."""
-        if self.finished or not self.started:
-            self.finished = True
-            return
-        try:
-            self.throw(GeneratorExit())
-        except (GeneratorExit, StopIteration):
-            return
-        raise RuntimeError("generator ignored GeneratorExit")
-
-    def _resume(self) -> Any:
-        frame = self.frame
-        frame.yielded = False
-        handled, frame.machine.handled = frame.machine.handled, None
-        try:
-            value = frame.run()
-        except StopIteration as error:
-            self.finished = True
-            raise RuntimeError("generator raised StopIteration") from error
-        except BaseException:
-            self.finished = True
-            raise
+            if error is None:
+                f.push(value)
+            else:
+                f.at -= 1  # the exception comes from the instruction that yielded
+                f._unwind(error)
+            result = f.run()
         finally:
-            frame.machine.handled = handled
-        if frame.yielded:
-            return value
-        self.finished = True
-        raise StopIteration(value)
+            machine.handled = handled
+        if not f.yielded:
+            return result

@@ -14,7 +14,6 @@ from typing import Any
 
 from fusee.capture import attributes
 from fusee.capture.capturing import AS_NUMBERS, Capturing
-from fusee.capture.frame import Suspended
 from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
@@ -67,7 +66,7 @@ class _Driven:
 
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
-    if isinstance(x, FakeTensor) or (isinstance(x, Suspended) and not m.is_outside(x)):
+    if isinstance(x, FakeTensor) or id(x) in m.generators:
         return x
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):

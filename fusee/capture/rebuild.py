@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import inspect
 import operator
 import types
 from collections.abc import Callable, Generator, Iterable
@@ -17,8 +18,9 @@ from typing import Any
 
 import torch
 
+from fusee.capture.capturing import Capturing
 from fusee.capture.facts import Source
-from fusee.capture.frame import Frame, Marker, Suspended
+from fusee.capture.frame import Frame, Marker, suspended
 from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
@@ -26,7 +28,7 @@ from fusee.capture.opcodes import refused
 from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import calling_from
-from fusee.capture.world import DELETED, World, is_scalar
+from fusee.capture.world import DELETED, is_scalar
 
 __all__ = ["Lost", "Rebuild"]
 
@@ -38,37 +40,17 @@ def _resumed(
     variables: dict[str, Any],
     stack: list[Any],
     cells: dict[str, types.CellType],
-    finished: bool,
+    state: str,
 ) -> Generator[Any, Any, Any]:
     """A generator that goes on where one stood when a graph ended."""
-    made = Suspended(Frame(Semantics(), code, globals_))
-    f = made.frame
+    f = Frame(Semantics(), code, globals_)
     f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
-    made.started, made.finished = True, finished
-    generator = _driven(made)
-    next(generator)
-    named: Any = generator
-    named.__name__, named.__qualname__ = code.co_name, code.co_qualname
-    return generator
-
-
-def _driven(inner: Suspended) -> Generator[Any, Any, Any]:
-    """Python's own generator around one: it is closed when it is dropped. Ask it once first."""
-    value = None
-    while True:
-        resume: Any = inner.send
-        given: Any = None
-        try:
-            given = yield value
-        except GeneratorExit:
-            inner.close()
-            raise
-        except BaseException as error:  # noqa: BLE001  # it is thrown in there
-            resume, given = inner.throw, error
-        try:
-            value = resume(given)
-        except StopIteration as stop:
-            return stop.value
+    made = suspended(f, state == inspect.GEN_SUSPENDED)
+    if state == inspect.GEN_CLOSED:
+        made.close()
+    elif state == inspect.GEN_SUSPENDED:
+        next(made)
+    return made
 
 
 # Iterators that know when their dict has grown, and so must go on over the dict itself.
@@ -96,9 +78,10 @@ class Rebuild:
     outputs   the tensors that the graph must give
     """
 
-    def __init__(self, world: World, source: Source, made_classes: set[type]) -> None:
-        self.world = world
-        self.made_classes = made_classes
+    def __init__(self, machine: Capturing, source: Source) -> None:
+        self.world = world = machine.world
+        self.made_classes = machine.made_classes
+        self.generators = machine.generators
         self.source = source
         self.lines: list[str] = []
         self.outputs: list[torch.Tensor] = []
@@ -172,7 +155,7 @@ class Rebuild:
             return self.source.constant(x)
         if isinstance(x, tuple):
             return self._tuple(x)
-        if isinstance(x, Suspended):
+        if id(x) in self.generators:
             return self._generator(x)
         return self._instance(x)
 
@@ -207,23 +190,18 @@ class Rebuild:
             self._places.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
 
-    def _generator(self, x: Suspended) -> str:
-        f = x.frame
-        code = f.code
-        if x.started:
-            if refused(code):
-                raise Lost(f"a generator is half way: {refused(code)}")
-            parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
-            parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), x.finished))
-            return self._named(f"{self.source.constant(_resumed)}({', '.join(parts)})")
-        if f.function is None:
-            raise Lost("a generator expression that has not begun cannot be moved out of a graph")
-        count = code.co_argcount
-        names = code.co_varnames
-        if code.co_kwonlyargcount or code.co_flags & 12:
-            raise Lost("a generator with starred arguments cannot be moved out of the graph")
-        args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names[:count]]
-        return self._named(f"{self.value(f.function)}({', '.join(map(self.value, args))})")
+    def _generator(self, x: Any) -> str:
+        f, state = self.generators[id(x)][1], inspect.getgeneratorstate(x)
+        code, names = f.code, f.code.co_varnames[: f.code.co_argcount]
+        is_plain = not (code.co_kwonlyargcount or code.co_flags & 12)
+        if is_plain and state == inspect.GEN_CREATED:
+            args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names]
+            return self._named(f"{self.value(f.function)}({', '.join(map(self.value, args))})")
+        if refused(code):
+            raise Lost(f"a generator is half way: {refused(code)}")
+        parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
+        parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), state))
+        return self._named(f"{self.source.constant(_resumed)}({', '.join(parts)})")
 
     def _instance(self, x: Any) -> str:
         cls = type(x)

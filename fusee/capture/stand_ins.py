@@ -22,7 +22,6 @@ import torch
 from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
-from fusee.capture.frame import Suspended
 from fusee.capture.numbers import Number
 from fusee.capture.semantics import own_super
 from fusee.capture.torch_api import (
@@ -73,8 +72,6 @@ def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
     if isinstance(obj, FakeTensor):
         return _is_tensor_of(obj, kinds)
-    if isinstance(obj, Suspended):
-        return issubclass(types.GeneratorType, kinds)
     if type(obj) is Number:
         return issubclass(float, kinds)
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -128,8 +125,7 @@ def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         (obj,) = args
         if isinstance(obj, FakeTensor):
             return m.attribute(obj, "__class__")
-        of_machine = {Suspended: types.GeneratorType, Number: float}
-        return of_machine.get(type(obj), type(obj))
+        return float if type(obj) is Number else type(obj)
     made = type(*args, **kwargs)
     m.made_classes.add(made)
     return made
@@ -195,18 +191,6 @@ for _function in (
 ):  # fmt: skip
     SPECIAL[_function] = _natively(_function)
 
-
-def _resuming(function: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if m.is_outside(args[0]):
-            raise GraphBreak("going on with a generator from outside")
-        return function(*args)
-
-    return stand
-
-
-for _function in (Suspended.send, Suspended.throw, Suspended.close, Suspended.__next__):
-    SPECIAL[_function] = _resuming(_function)
 
 # ------------------------------------------------------------------------------ operators
 

@@ -8,6 +8,7 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -246,15 +247,16 @@ class _Attempt:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
         source = Source(self.world.facts.kinds)
-        rebuild = Rebuild(self.world, source, self.machine.made_classes)
+        rebuild = Rebuild(self.machine, source)
         if returned:
             result = rebuild.value(f.result)
         else:
             found.stop, found.at, found.keywords = stop, f.at, f.keywords
             result = self._state(rebuild)
         rebuild.effects()
-        for generator in self.machine.generators:
-            if generator.would_clean_up and not rebuild.has(generator):
+        for made, inner in self.machine.generators.values():
+            is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
+            if is_alive and inner.cleans_up and not rebuild.has(made):
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
         self.world.separate()
         # whether or not a compiled graph switches global state, a piece does so after it
