@@ -188,6 +188,11 @@ def _masked(node: fx.Node) -> Interval | None:
     return (0, min(high for _, high in found)) if found else None
 
 
+def _magnitude(node: fx.Node) -> Interval | None:
+    found = interval(node.args[0])
+    return None if found is None else (max(0, found[0], -found[1]), max(-found[0], found[1]))
+
+
 def _negated(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (-found[1], -found[0])
@@ -201,6 +206,7 @@ _RULES: dict[Any, Callable[[fx.Node], Interval | None]] = {
             aten.squeeze.dims,
             aten.unsqueeze.default,
             aten.expand.default,
+            aten.repeat.default,
             aten.slice.Tensor,
             aten.select.int,
             aten.clone.default,
@@ -237,6 +243,7 @@ _RULES: dict[Any, Callable[[fx.Node], Interval | None]] = {
     aten.mul.Scalar: _product,
     aten.rsub.Scalar: _reversed,
     aten.cumsum.default: _cumulative,
+    aten.abs.default: _magnitude,
     aten.neg.default: _negated,
     aten.bitwise_and.Scalar: _masked,
     aten.bitwise_and.Tensor: _masked,

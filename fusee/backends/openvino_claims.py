@@ -106,6 +106,11 @@ def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
 
 
+def _repeats(node: fx.Node) -> str | None:
+    copies = all(n == 1 for n in node.args[1])  # type: ignore[union-attr]
+    return "OpenVINO does not copy what comes in as it is" if copies else None
+
+
 def _cumulative(node: fx.Node) -> str | None:
     if _val(node).dtype in (torch.bfloat16, torch.float16):
         return "OpenVINO rounds each sum to half precision"
@@ -206,7 +211,7 @@ OPERATORS: dict[OpOverload, Rule] = {
         _named(
             "constant_pad_nd pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d",
             "reflection_pad3d unfold",
-            "abs acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1",
+            "acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1",
             "floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish neg",
             "reciprocal relu round rsqrt sigmoid silu sin sinh sqrt tan tanh",
             "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
@@ -251,6 +256,7 @@ OPERATORS: dict[OpOverload, Rule] = {
     **dict.fromkeys(_named("gt.Scalar gt.Tensor ge.Scalar ge.Tensor"), _integers),
     aten.cat.default: _joins,
     aten.cumsum.default: _cumulative,
+    aten.repeat.default: _repeats,
     **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
     aten.scaled_dot_product_attention.default: _attention,
     aten._to_copy.default: _converts,
@@ -258,7 +264,7 @@ OPERATORS: dict[OpOverload, Rule] = {
 
 # Integers that `intervals` follows may be computed too.
 for _op in _named(
-    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar neg",
+    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar neg abs",
     "constant_pad_nd",
 ):
     OPERATORS[_op] = _numbers

@@ -86,6 +86,19 @@ def test_what_it_computes_differently_is_not_claimed() -> None:
     check(fn, torch.randn(4, 4), big, backend="openvino", capture="fx")
 
 
+def test_integers_that_are_small_are_its_own() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        places = torch.arange(x.shape[0]).repeat(2, 1)
+        steps = (places[:, 1:] - places[:, :-1] * 3).abs()
+        return two_layers(x, x), steps, steps < 2, places.repeat(1, 1)
+
+    x = torch.randn(16, 16)
+    check(fn, x, backend="openvino", capture="fx")
+    report = compiled(fn, x).report()
+    assert [row.op for row in report.unclaimed] in ([], ["aten.repeat.default"])
+    assert report.regions[0].ops["aten.abs.default"] == 1
+
+
 def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         steps = torch.linspace(4.3, -3, 50, dtype=torch.int64)
