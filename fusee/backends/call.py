@@ -127,14 +127,12 @@ def bind_call(
     threads: int,
     *,
     consumes: bool = False,
-    idle_bytes: int = 2**31,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs; in a list, which it empties, if it `consumes`.
 
-    idle_bytes             as in Program
     raises (when called)   IndexError as eager does for an index outside of its dimension
     """
-    program = Program(functions, host.layout, idle_bytes=idle_bytes)
+    program = Program(functions, host.layout)
     names: dict[str, Any] = {
         **host.names,
         "checkout": program.checkout,

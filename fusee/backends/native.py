@@ -49,7 +49,13 @@ from fusee.loops.fuse import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, show_kernel, show_step
 from fusee.loops.lower.graph import InputLayout, lower, supported
 from fusee.loops.lower.strides import contiguous
-from fusee.loops.memory import Plan, plan_memory, reuse_operands, show_plan
+from fusee.loops.memory import (
+    Plan,
+    plan_memory,
+    reuse_operands,
+    show_plan,
+    take_out_large,
+)
 from fusee.loops.same import form
 from fusee.runtime import collector, cpu, random
 from fusee.runtime.jit import Build, Function, prepare
@@ -57,9 +63,9 @@ from fusee.runtime.weights import why_not_derivable
 
 _numbers = itertools.count()
 
-# In training one half's intermediates may lie where the other's lay: beyond this size each half
-# gives its memory back after the call. Making a frame anew costs what passing over 1 MiB does.
-_IDLE_BYTES = 2**20
+# In training what one half is done with is what the other saves: larger intermediates than this are
+# tensors of their own, given back after their last reader as eager does.
+_LARGE_BYTES = 2**17
 
 
 class Compilation:
@@ -80,7 +86,7 @@ class Compilation:
         self.gm, self.example_inputs = gm, example_inputs
         self.options, self.report = options, report
         self.consumes = False
-        self.idle_bytes = 2**31
+        self.large_bytes: int | None = None
 
 
 def _trace(c: Compilation) -> None:
@@ -147,6 +153,8 @@ def _fuse(c: Compilation) -> None:
 
 def _memory(c: Compilation) -> None:
     reuse_operands(c.loops, c.schedule)
+    if c.large_bytes is not None:
+        take_out_large(c.schedule, c.large_bytes)
     c.plan = plan_memory(c.schedule)
     log.publish("memory", "", lambda: show_plan(c.plan))
 
@@ -240,7 +248,7 @@ def compile_aten(
     report: Report,
     *,
     consumes: bool = False,
-    idle_bytes: int = 2**31,
+    large_bytes: int | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that is traced already, and reads nothing from a module; changes it.
 
@@ -248,12 +256,12 @@ def compile_aten(
     report           receives the kernels, and the time of each stage on top of what it has
     consumes         the function takes a list instead of arguments, and lets go of each input as
                      soon as nothing reads it any more
-    idle_bytes       how large an arena may be that is kept between two calls
+    large_bytes      larger intermediates are no part of the arena, which is kept between calls
     raises           as compile_native
     """
     prepare()
     c = Compilation(fx.GraphModule({}, fx.Graph()), example_inputs, options, report)
-    c.aten, c.consumes, c.idle_bytes = aten, consumes, idle_bytes
+    c.aten, c.consumes, c.large_bytes = aten, consumes, large_bytes
     return _compile(c, PIPELINE[1:])
 
 
@@ -265,6 +273,8 @@ def _compile_training(
     An operator without a form is refused by the trace, before anything has run.
     """
     begin = time.perf_counter()
+    # saved values lie as eager's: a forward in another layout would copy each of them
+    options = dataclasses.replace(options, channels_last=False)
     with collector.paused():
         joint = trace_joint(gm, example_inputs, keep=(supported() | WHOLE).__contains__)
     report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
@@ -279,13 +289,13 @@ def _compile_training(
         return split
 
     def forward(graph: AtenGraph) -> Callable[..., Any]:
-        return compile_aten(graph, example_inputs, options, report, idle_bytes=_IDLE_BYTES)
+        return compile_aten(graph, example_inputs, options, report, large_bytes=_LARGE_BYTES)
 
     def backward(graph: AtenGraph) -> Callable[..., Any]:
         report.backward = Report(f"{report.name}.backward")
         with log.graph(report.name):  # with several results this is at the first backward
             return compile_aten(
-                graph, (), options, report.backward, consumes=True, idle_bytes=_IDLE_BYTES
+                graph, (), options, report.backward, consumes=True, large_bytes=_LARGE_BYTES
             )
 
     return train(gm, joint, cut, forward, backward, consumes=True)
@@ -310,7 +320,6 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
         functions,
         threads,
         consumes=c.consumes,
-        idle_bytes=c.idle_bytes,
     )
 
 

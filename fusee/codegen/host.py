@@ -109,7 +109,7 @@ class _Writer:
         self.views: list[View] = []
         self.view_keys: dict[tuple[object, ...], int] = {}
         self.last_use = _last_uses(graph, schedule)
-        self.released: set[str] = set()
+        self.released: set[Buffer] = set()
 
     def write(self) -> HostCode:
         head = ["def call(inputs):", *self._unpack()]
@@ -121,9 +121,7 @@ class _Writer:
                 self._extern(item)
                 position += 1
             else:
-                end = position
-                while end < len(items) and isinstance(items[end], Kernel):
-                    end += 1
+                end = self._end_of_run(position)
                 self._run([k for k in items[position:end] if isinstance(k, Kernel)])
                 position = end
             self._release(position)
@@ -230,12 +228,30 @@ class _Writer:
         """Results are allocated by the first step that writes them."""
         if buffer in self.variables:
             return
-        name = f"{'r' if buffer.role == 'result' else 'e'}{len(self.variables)}"
+        name = f"{'e' if buffer.role == 'extern' else 'r'}{len(self.variables)}"
         self.variables[buffer] = name
-        if buffer.role == "result":
+        if buffer.role in ("result", "large"):
             shape, strides = self._constant(buffer.shape), self._constant(buffer.strides)
             dtype = self._constant(buffer.dtype)
             self.lines.append(f"{name} = empty_strided({shape}, {strides}, {dtype})")
+
+    def _end_of_run(self, position: int) -> int:
+        """Up to where kernels run in one call: to an Extern, or to where memory can be given back.
+
+        That pays where it is needed: before a kernel that writes a large buffer first.
+        """
+        items = self.schedule.items
+        alive = [b for b in self.variables if b.role == "large" and b not in self.released]
+        met = set(alive)
+        for end in range(position, len(items)):
+            item = items[end]
+            if not isinstance(item, Kernel):
+                return end
+            new = {b for b in writes(item) if b.role == "large"} - met
+            if new and end > position and any(self.last_use[b] < end for b in met):
+                return end
+            met |= new
+        return len(items)
 
     def _run(self, kernels: Sequence[Kernel]) -> None:
         first = len(self.launches)
@@ -300,16 +316,17 @@ class _Writer:
 
     def _release(self, position: int) -> None:
         """Tensors that nothing reads any more give their memory back."""
-        roles = ("extern", "input") if self.arguments.consumed else ("extern",)
-        dead = [
-            name
-            for buffer, name in self.variables.items()
-            if buffer.role in roles and self.last_use.get(buffer, -1) < position
+        roles = ("extern", "large", *(("input",) if self.arguments.consumed else ()))
+        gone = [
+            buffer
+            for buffer in self.variables
+            if buffer.role in roles
+            and buffer not in self.released
+            and self.last_use.get(buffer, -1) < position
         ]
-        gone = [name for name in dead if name not in self.released]
         self.released.update(gone)
         if gone:
-            self.lines.append(f"del {', '.join(gone)}")
+            self.lines.append(f"del {', '.join(self.variables[buffer] for buffer in gone)}")
 
     def _result(self, output: object) -> str:
         return self._constant(output)

@@ -34,8 +34,9 @@ from fusee.sym.parts import substitute, symbols
 
 # input: the caller's. derived: computed from parameters and kept. constant: the graph's.
 # scratch: lives in the arena. result: freshly allocated, returned to the caller.
+# large: freshly allocated, given back after its last reader.
 # extern: allocated by the Extern step that returns it.
-Role = Literal["input", "derived", "constant", "scratch", "result", "extern"]
+Role = Literal["input", "derived", "constant", "scratch", "large", "result", "extern"]
 
 
 @dataclass(eq=False)

@@ -59,6 +59,18 @@ def plan_memory(schedule: Schedule) -> Plan:
     return plan
 
 
+def take_out_large(schedule: Schedule, limit: int) -> None:
+    """Scratch buffers of more than `limit` bytes become tensors that live as long as they must.
+
+    An arena is there from the first buffer to the last, however few of them are alive. Sizes that
+    only the call knows count as in the first call.
+    """
+    for item in schedule.items:
+        for buffer in writes(item):
+            if buffer.role == "scratch" and hint(size_bytes(buffer)) > limit:
+                buffer.role = "large"
+
+
 def reuse_operands(graph: LoopGraph, schedule: Schedule) -> None:
     """Calls write over their operand where they can and nobody reads it afterwards.
 

@@ -30,7 +30,6 @@ Everything that depends on sizes alone is in a Frame. A frame belongs to one cal
 
 from __future__ import annotations
 
-import functools
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -140,7 +139,6 @@ class Program:
     build       from sizes to the frame for them
     most_sizes  how many different sizes to keep frames for; those used longest ago go first
     most_bytes  how many bytes of arenas to keep; the sizes used last are always kept
-    idle_bytes  how large an arena may be that is kept between two calls
     """
 
     def __init__(
@@ -150,14 +148,11 @@ class Program:
         *,
         most_sizes: int = 8,
         most_bytes: int = 2**31,
-        idle_bytes: int = 2**31,
     ) -> None:
         self.functions = tuple(functions)
-        # what is made again at each call is laid out once
-        self.build = functools.lru_cache(most_sizes)(build) if idle_bytes < most_bytes else build
+        self.build = build
         self.most_sizes = most_sizes
         self.most_bytes = most_bytes
-        self.idle_bytes = idle_bytes
         self._frames: dict[tuple[int, ...], list[Frame]] = {}  # least recently used first
         self._bytes: dict[tuple[int, ...], int] = {}  # of all frames made for these sizes
         self._lock = threading.Lock()
@@ -177,11 +172,6 @@ class Program:
 
     def checkin(self, frame: Frame) -> None:
         """Give a frame back."""
-        if frame.size_bytes > self.idle_bytes:
-            with self._lock:
-                if frame.sizes in self._bytes:
-                    self._bytes[frame.sizes] -= frame.size_bytes
-            return
         frames = self._frames.get(frame.sizes)
         if frames is not None:  # else these sizes were evicted meanwhile
             frames.append(frame)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fusee.aten.externs import WHOLE
@@ -17,6 +18,7 @@ from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
 from fusee.loops.lower.graph import supported
 from tests.autodiff.joints import operators, run_split
+from tests.autodiff.steps import compiled
 from tests.models.zoo import load
 
 MODELS = ["resnet18", "bert", "llama"]
@@ -70,6 +72,31 @@ def test_models_save_at_most_three_quarters_of_what_eager_saves(name: str) -> No
         values = [node.meta["val"] for node in split.backward.placeholders]
         total += sum(x.nbytes for x, kept in zip(values, split.saved) if kept.kind == "result")
     assert 0 < total <= 0.75 * eager_bytes(step, args, others)
+
+
+def peak(step: Callable[[], Any]) -> int:
+    """The most bytes of tensors that are alive at once in two calls, what was there apart."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step()
+        step()
+    events: Any = profile.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return max(itertools.accumulate(count for _, count in changes))
+
+
+def test_large_intermediates_are_in_memory_while_they_are_needed() -> None:
+    """The widest ones of a backward come last, when most that was saved is gone."""
+    layers: list[nn.Module] = []
+    for size in (4, 8, 16, 32):
+        layers += [nn.Conv2d(size, 2 * size, 3, padding=1), nn.BatchNorm2d(2 * size), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)]
+    module = nn.Sequential(*layers)
+    x = torch.randn(4, 4, 64, 64, requires_grad=True)
+    theirs = peak(lambda: module(x).sum().backward())
+    step = compiled(module)
+    assert peak(lambda: step(x).sum().backward()) <= theirs
 
 
 def test_attention_is_the_kernel_that_eager_takes() -> None:

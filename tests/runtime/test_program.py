@@ -210,25 +210,6 @@ def test_frames_by_sizes() -> None:
     assert frames.held_bytes <= 400
 
 
-def test_large_arenas_are_given_back_after_each_call() -> None:
-    built: list[tuple[int, ...]] = []
-
-    def build(sizes: tuple[int, ...]) -> FrameSpec:
-        built.append(sizes)
-        return FrameSpec((), 0, arena_bytes=sizes[0])
-
-    frames = Program((), build, idle_bytes=1000)
-    small = frames.checkout((1000,))
-    frames.checkin(small)
-    assert frames.checkout((1000,)) is small
-    for _ in range(3):
-        large = frames.checkout((1001,))
-        assert frames.held_bytes == 2001
-        frames.checkin(large)
-        assert frames.held_bytes == 1000
-    assert built == [(1000,), (1001,)]
-
-
 def test_frames_by_bytes() -> None:
     def build(sizes: tuple[int, ...]) -> FrameSpec:
         return FrameSpec((), 0, arena_bytes=sizes[0])
