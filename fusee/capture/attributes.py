@@ -22,12 +22,16 @@ from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
 __all__ = [
-    "class_lookup", "delete", "lookup", "of_instance", "python_method", "store", "store_plainly",
+    "ask", "class_lookup", "delete", "lookup", "of_instance", "python_method", "store",
+    "store_plainly",
 ]  # fmt: skip
 
 _FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
+
+
+_IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
@@ -48,6 +52,12 @@ def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | Non
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
     return found if isinstance(found, types.FunctionType) else None
+
+
+def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:
+    """What a method gives that is written in Python; ABSENT if the class has none."""
+    method = python_method(m, obj, name)
+    return ABSENT if method is None else m.call(method, (obj, *args), {})
 
 
 def lookup(m: Capturing, obj: Any, name: str) -> Any:
@@ -100,7 +110,7 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     if is_trusted(obj.__name__) or name == "__dict__":
         return m.world.hold_from_trusted(getattr(obj, name), f"{obj.__name__}.{name}")
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
-    if found is ABSENT or found is DELETED:
+    if found is ABSENT:
         if "__getattr__" in obj.__dict__:
             return getattr(obj, name)
         raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
@@ -138,6 +148,8 @@ def _of_super(m: Capturing, obj: super, name: str) -> Any:
             continue
         if of_class and isinstance(found, types.FunctionType):
             return found
+        if isinstance(found, _IN_C):
+            raise GraphBreak(f"{name} of a class in C is read through super()")
         return _bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")
 
@@ -168,7 +180,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return obj.__dict__ if mirror is None else m.world.know_dict(mirror)
     found = class_lookup(m, cls, name)
     if found is not ABSENT and _is_data_descriptor(found):
-        return _through(m, found, obj, cls, name)
+        return _bound(m, found, obj, cls, name)
     value = _in_dict(m, obj, name)
     if value is not ABSENT:
         return value
@@ -212,45 +224,33 @@ def _is_data_descriptor(found: Any) -> bool:
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
-def _through(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
-    """What a data descriptor gives for an instance."""
-    if isinstance(found, property):
-        if found.fget is None:
-            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
-        return m.call(m.world.hold(found.fget, f"{cls.__qualname__}.{name}"), (obj,), {})
-    if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-        return m.world.slot(obj, name)
-    return _custom(m, found, obj, cls)
-
-
 def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
-    """What a method or another non-data descriptor gives for an instance."""
+    """What a descriptor, or anything else that a class holds, gives for an instance."""
     if isinstance(found, types.FunctionType):
         return types.MethodType(found, obj)
+    words = f"{cls.__qualname__}.{name}"
     if isinstance(found, classmethod):
         return types.MethodType(found.__func__, cls)
     if isinstance(found, staticmethod):
-        return m.world.hold(found.__func__, f"{cls.__qualname__}.{name}")
+        return m.world.hold(found.__func__, words)
+    if isinstance(found, property):
+        if found.fget is None:
+            raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
+        return m.call(m.world.hold(found.fget, words), (obj,), {})
+    if isinstance(found, _IN_C):
+        return m.world.slot(obj, name)
     if isinstance(found, functools.cached_property):
-        value = m.call(m.world.hold(found.func, f"{cls.__qualname__}.{name}"), (obj,), {})
+        value = m.call(m.world.hold(found.func, words), (obj,), {})
         m.set_in_dict(obj, name, value)
         return value
-    if isinstance(found, property):
-        return _through(m, found, obj, cls, name)
     if not hasattr(type(found), "__get__"):
         return found
-    if inspect.ismethoddescriptor(found):
+    if inspect.ismethoddescriptor(found) or type(found) is _FIELD:
         return found.__get__(obj, cls)
-    return _custom(m, found, obj, cls)
-
-
-def _custom(m: Capturing, found: Any, obj: Any, cls: type) -> Any:
-    getter = python_method(m, found, "__get__")
-    if getter is None:
-        if type(found) is not _FIELD:
-            raise GraphBreak(f"a descriptor of class {type(found).__qualname__} is not known")
-        return found.__get__(obj, cls)
-    return m.call(getter, (found, obj, cls), {})
+    value = ask(m, found, "__get__", obj, cls)
+    if value is ABSENT:
+        raise GraphBreak(f"a descriptor of class {type(found).__qualname__} is not known")
+    return value
 
 
 # ------------------------------------------------------------------------------ writing

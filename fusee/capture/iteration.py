@@ -14,6 +14,7 @@ from typing import Any
 
 from fusee.capture import attributes
 from fusee.capture.capturing import AS_NUMBERS, Capturing
+from fusee.capture.facts import ABSENT
 from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
@@ -27,9 +28,8 @@ _function: Any
 @stands_for(len)
 def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     (x,) = args
-    method = attributes.python_method(m, x, "__len__")
-    if method is not None:
-        return int(m.call(method, (x,), {}))
+    if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
+        return int(found)
     if isinstance(x, CONTAINERS):
         return m.length(x)
     m.look(args)
@@ -153,9 +153,8 @@ def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 @stands_for(reversed)
 def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    method = attributes.python_method(m, args[0], "__reversed__")
-    if method is not None:
-        return m.call(method, args, {})
+    if (found := attributes.ask(m, args[0], "__reversed__")) is not ABSENT:
+        return found
     m.look(args)
     return reversed(m.plain(args[0]))
 

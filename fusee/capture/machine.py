@@ -18,6 +18,7 @@ from fusee.capture import functorch as _functorch  # noqa: F401
 from fusee.capture import higher as _higher  # noqa: F401  # its stand-ins
 from fusee.capture import library as _library  # noqa: F401
 from fusee.capture import optimizers as _optimizers  # noqa: F401
+from fusee.capture.attributes import ask
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.calls import call
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, SHOWN, Capturing
@@ -46,7 +47,7 @@ class Machine(Capturing):
         if is_trusted(module):
             return self.world.hold_from_trusted(super().load_global(f, name), name)
         found = self.world.get(self.world.mirror_of_globals(f.globals, module), name)
-        if found is not ABSENT and found is not DELETED:
+        if found is not ABSENT:
             return found
         value = getattr(builtins, name, ABSENT)
         if value is ABSENT:
@@ -108,7 +109,9 @@ class Machine(Capturing):
         if type(left) is Number or type(right) is Number:
             return compute(self.world.recorder.graph, function, (left, right))
         name = function.__name__.strip("_")
-        custom = self._operator_method(left, right, name, in_place)
+        plain = name[1:] if in_place else name
+        tries = [(left, name, right), (left, plain, right), (right, f"r{plain}", left)]
+        custom = self._by_method(*tries[not in_place :])
         if custom is not NotImplemented:
             return custom
         self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
@@ -118,17 +121,12 @@ class Machine(Capturing):
         result = function(plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
-    def _operator_method(self, left: Any, right: Any, name: str, in_place: bool) -> Any:
+    def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
-        plain = name[1:] if in_place else name
-        tries = [(left, f"__{name}__", right)] if in_place else []
-        tries += [(left, f"__{plain}__", right), (right, f"__r{plain}__", left)]
-        for owner, method, other in tries:
-            function = attributes.python_method(self, owner, method)
-            if function is not None:
-                result = self.call(function, (owner, other), {})
-                if result is not NotImplemented:
-                    return result
+        for owner, name, other in tries:
+            result = ask(self, owner, f"__{name}__", other)
+            if result is not ABSENT and result is not NotImplemented:
+                return result
         return NotImplemented
 
     def unary(self, kind: str, x: Any) -> Any:
@@ -136,9 +134,8 @@ class Machine(Capturing):
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
             return compute(self.world.recorder.graph, UNARY[kind], (x,))
-        method = attributes.python_method(self, x, f"__{kind}__")
-        if method is not None:
-            return self.call(method, (x,), {})
+        if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
+            return found
         self.look((x,))
         return UNARY[kind](x)
 
@@ -148,7 +145,9 @@ class Machine(Capturing):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
             return function(left, right)
-        custom = self._compare_method(left, right, function.__name__)
+        name = function.__name__
+        swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
+        custom = self._by_method((left, name, right), (right, swapped, left))
         if custom is not NotImplemented:
             return custom
         kinds: Any = type(left), type(right)
@@ -160,16 +159,6 @@ class Machine(Capturing):
         self.look((left, right), COMPARED)
         return function(left, right)
 
-    def _compare_method(self, left: Any, right: Any, name: str) -> Any:
-        swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
-        for owner, method, other in ((left, name, right), (right, swapped, left)):
-            function = attributes.python_method(self, owner, f"__{method}__")
-            if function is not None:
-                result = self.call(function, (owner, other), {})
-                if result is not NotImplemented:
-                    return result
-        return NotImplemented
-
     def identical(self, left: Any, right: Any) -> bool:
         one, other = self.world.origin(left), self.world.origin(right)
         if left is not right and one is not None and other is not None:
@@ -179,16 +168,15 @@ class Machine(Capturing):
     def contains(self, container: Any, item: Any) -> bool:
         if isinstance(container, FakeTensor):
             return bool(container.__contains__(item))
-        method = attributes.python_method(self, container, "__contains__")
-        if method is not None:
-            return self.truth(self.call(method, (container, item), {}))
+        if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
+            return self.truth(answer)
         if attributes.python_method(self, container, "__iter__") is not None:
             return any(
                 x is item or self.truth(self.compare("==", x, item)) for x in self.items(container)
             )
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
             found = self.world.get(self.world.mirror(container), item)
-            return found is not ABSENT and found is not DELETED
+            return found is not ABSENT
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
         container = self.deep(container)
@@ -199,9 +187,8 @@ class Machine(Capturing):
         if type(x) in _NUMBERS:
             return bool(x)
         for name in ("__bool__", "__len__"):
-            method = attributes.python_method(self, x, name)
-            if method is not None:
-                return bool(self.call(method, (x,), {}))
+            if (found := ask(self, x, name)) is not ABSENT:
+                return bool(found)
         if self.is_outside(x) and isinstance(x, CONTAINERS):
             return self.length(x) > 0
         self.look((x,))
@@ -210,9 +197,8 @@ class Machine(Capturing):
     def subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
-        method = attributes.python_method(self, container, "__getitem__")
-        if method is not None:
-            return self.call(method, (container, key), {})
+        if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
+            return found
         if isinstance(container, type):
             generic: Any = container
             return generic[key]  # list[int]
@@ -233,12 +219,10 @@ class Machine(Capturing):
             if not is_scalar(key) and mirror.copy is None:
                 world.whole(container)
             found = world.get(mirror, key)
-            if found is not ABSENT and found is not DELETED:
+            if found is not ABSENT:
                 return found
-            missing = attributes.python_method(self, container, "__missing__")
-            if missing is not None:
-                return self.call(missing, (container, key), {})
-            return world.whole(container)[key]
+            found = ask(self, container, "__missing__", key)
+            return world.whole(container)[key] if found is ABSENT else found
         if isinstance(container, CONTAINERS):
             mirror = world.mirror(container)
             is_element = type(key) is int and 0 <= key < len(container)
@@ -250,30 +234,24 @@ class Machine(Capturing):
     def store_subscript(self, container: Any, key: Any, value: Any) -> None:
         if isinstance(container, FakeTensor):
             self.tensor_operator(operator.setitem, container, self.plain(key), value)
+        elif ask(self, container, "__setitem__", key, value) is not ABSENT:
             return
-        method = attributes.python_method(self, container, "__setitem__")
-        if method is not None:
-            self.call(method, (container, key, value), {})
-        elif not self.is_outside(container):
-            self.look((key,), COMPARED + AS_NUMBERS)
-            container[key] = self._replacement(key, value)
-        elif isinstance(container, dict) and is_scalar(key):
+        elif isinstance(container, dict) and is_scalar(key) and self.is_outside(container):
             self.world.set(self.world.mirror(container), key, value)
         else:
-            self.world.whole(container)[key] = self._replacement(key, value)
-
-    def _replacement(self, key: Any, value: Any) -> Any:
-        """What is stored at `key`: for a slice the elements of `value`."""
-        return self.items(value) if isinstance(key, slice) else value
+            value = self.items(value) if isinstance(key, slice) else value
+            self._own(container, key)[key] = value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
-        method = attributes.python_method(self, container, "__delitem__")
-        if method is not None:
-            self.call(method, (container, key), {})
-        elif self.is_outside(container):
-            del self.world.whole(container)[key]
-        else:
-            del container[key]
+        if ask(self, container, "__delitem__", key) is ABSENT:
+            del self._own(container)[key]
+
+    def _own(self, container: Any, *keys: Any) -> Any:
+        """What C code may write to, at these keys."""
+        if self.is_outside(container):
+            return self.world.whole(container)
+        self.look(keys, COMPARED + AS_NUMBERS)
+        return container
 
     def format(self, x: Any, conversion: str, spec: str | None) -> str:
         if isinstance(x, FakeTensor):
@@ -282,24 +260,18 @@ class Machine(Capturing):
         if not conversion and spec is not None:
             names = ("__format__", *names)
         for name in names:
-            method = attributes.python_method(self, x, name)
-            if method is not None:
-                x = self.call(method, (x, spec) if name == "__format__" else (x,), {})
-                return x if name == "__format__" or spec is None else format(x, spec)
+            given = (spec,) if name == "__format__" else ()
+            if (text := ask(self, x, name, *given)) is not ABSENT:
+                return text if given or spec is None else format(text, spec)
         x = self.deep(x)
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)
 
     # ---------------------------------------------------------------------- attributes
 
-    def attribute(self, obj: Any, name: str) -> Any:
-        return attributes.lookup(self, obj, name)
-
-    def store_attribute(self, obj: Any, name: str, value: Any) -> None:
-        attributes.store(self, obj, name, value)
-
-    def delete_attribute(self, obj: Any, name: str) -> None:
-        attributes.delete(self, obj, name)
+    attribute = attributes.lookup
+    store_attribute = attributes.store
+    delete_attribute = attributes.delete
 
     def special(self, obj: Any, name: str) -> Any:
         method = attributes.python_method(self, obj, name)
@@ -308,9 +280,8 @@ class Machine(Capturing):
     # ---------------------------------------------------------------------- iteration, calls
 
     def iterate(self, x: Any) -> Any:
-        method = attributes.python_method(self, x, "__iter__")
-        if method is not None:
-            return self.call(method, (x,), {})
+        if (found := ask(self, x, "__iter__")) is not ABSENT:
+            return found
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
                 return iter(self.world.whole(x))
@@ -322,9 +293,8 @@ class Machine(Capturing):
         return iter(x)
 
     def next(self, iterator: Any) -> Any:
-        method = attributes.python_method(self, iterator, "__next__")
-        if method is not None:
-            return self.call(method, (iterator,), {})
+        if (found := ask(self, iterator, "__next__")) is not ABSENT:
+            return found
         if self.is_outside(iterator):
             if is_finite_iterator(iterator):
                 return next(self.world.opened(iterator))
@@ -348,8 +318,7 @@ class Machine(Capturing):
         keys = self.items(self.call(self.attribute(x, "keys"), (), {}))
         return {key: self.subscript(x, key) for key in keys}
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return call(self, function, args, kwargs)
+    call = call
 
 
 def _answered(x: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ import torch
 from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
+from fusee.capture.facts import ABSENT
 from fusee.capture.numbers import Number
 from fusee.capture.semantics import own_super
 from fusee.capture.torch_api import (
@@ -147,9 +148,8 @@ def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
 
 @stands_for(hash)
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
-    method = attributes.python_method(m, args[0], "__hash__")
-    if method is not None:
-        return m.call(method, args, {})  # type: ignore[no-any-return]
+    if (found := attributes.ask(m, *args, "__hash__")) is not ABSENT:
+        return found  # type: ignore[no-any-return]
     m.look(args, COMPARED)
     if getattr(type(args[0]), "__hash__", None) is object.__hash__:
         _id(m, args, kwargs)  # which it is made of
