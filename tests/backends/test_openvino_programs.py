@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +195,25 @@ def test_quantised_models_run_in_int8() -> None:
     kinds = executed(seen)
     assert "I8" in kinds and "Convolution" in kinds, kinds
     assert not [row for r in seen for row in r.unclaimed]
+
+
+def test_what_torchao_quantises_runs_in_int8() -> None:
+    root = Path(__file__).parent.parent.parent
+    # scripts/setup puts torchao where no other package sees it
+    paths = [str(root), str(root / ".venv" / "torchao"), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    if importlib.machinery.PathFinder.find_spec("torchao", paths) is None:
+        pytest.skip("needs torchao, which scripts/setup installs")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.backends.pt2e"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    kinds = " ".join(found["primitives"])
+    assert not found["unclaimed"]
+    assert re.search(r"Convolution \S*I8", kinds) and re.search(r"FullyConnected \S*I8", kinds)
+    # a step of a quantiser is 1/255 of its range; ours rounds as eager does
+    assert found["errors"]["openvino"] < 0.02 and found["errors"]["fusee"] < 1e-5
