@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from fusee.aten.nodes import WithData, inline, run_inner
 from fusee.aten.tracer import Tracer
+from fusee.autodiff.sparse import sparse_embedding
 from fusee.autodiff.torch_api import uses_flash_attention
 
 __all__ = ["HIGHER_ORDER", "AboveAutograd", "needs_devices"]
@@ -99,6 +100,9 @@ def _attention(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return op(q, k, v, dropout, is_causal, attn_mask=mask, scale=scale)[0]
     math = aten._scaled_dot_product_attention_math.default
     return math(q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+_function(torch.embedding)(sparse_embedding)
 
 
 @_function(Tensor.to, Tensor.cpu)

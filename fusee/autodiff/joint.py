@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import fx
 
 from fusee.aten.graph import AtenGraph
 
-__all__ = ["Joint", "Saved", "Split"]
+__all__ = ["Gradient", "Joint", "Saved", "SparseRows", "Split"]
 
 
 @dataclass(eq=False)
@@ -69,6 +69,19 @@ class Saved(NamedTuple):
     position: int
 
 
+class SparseRows(NamedTuple):
+    """A sparse tensor: ATen's embedding_sparse_backward of two results of the backward."""
+
+    rows: int
+    indices: int
+    options: tuple[Any, ...]
+
+
+# How the gradient of an input comes from the backward's results: it is one, or the sum of several
+# parts, some of them sparse. None: there is no gradient.
+Gradient = int | tuple[int | SparseRows, ...] | None
+
+
 @dataclass(eq=False)
 class Split:
     """A joint graph in two.
@@ -78,7 +91,7 @@ class Split:
               each once
     saved     where the first inputs of the backward come from
     sizes     symbols of the forward that the backward reads
-    gradients per forward input: position among the backward's results, or None
+    gradients per forward input: what of the backward's results its gradient is
     absent    tangents that the backward does not take, as nothing of the loss came through them
     without   the same split for another `absent`; None: the backward takes zeros instead
     """
@@ -87,6 +100,6 @@ class Split:
     backward: AtenGraph
     saved: tuple[Saved, ...]
     sizes: tuple[str, ...]
-    gradients: tuple[int | None, ...]
+    gradients: tuple[Gradient, ...]
     absent: frozenset[int] = frozenset()
     without: Callable[[frozenset[int]], Split] | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fusee.aten.graph import InputSpec
 from fusee.aten.torch_api import below_autograd, without_autocast
-from fusee.autodiff.joint import Joint, Split
+from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks
 from fusee.errors import DoubleBackwardError, InputError
 
@@ -36,8 +36,7 @@ def differentiable(
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
     forward   runs split.forward on its inputs
-    backward  gives what runs the backward of `split`, or of one without some tangents, on its
-              inputs; called at each backward
+    backward  gives what runs the backward of `split`, or of one without some of the tangents
     raises    (in backward) DoubleBackwardError if a gradient is differentiated again; InputError
               if a hook on saved tensors gave back another kind of tensor
     """
@@ -78,7 +77,7 @@ def differentiable(
                 found = run(kept)
             if torch.is_grad_enabled():
                 found = _once(torch.ones((), requires_grad=True), *found)
-            return tuple(None if k is None else found[k] for k in variant.split.gradients)
+            return tuple(_gradient(of, found) for of in variant.split.gradients)
 
     apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
     if not joint.aten.no_autocast:
@@ -101,6 +100,22 @@ def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
         ]
 
     return numbers
+
+
+def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
+    if not isinstance(of, tuple):
+        return None if of is None else found[of]
+    total: Tensor | None = None
+    for part in of:
+        if isinstance(part, int):
+            x = found[part]
+        else:
+            rows, indices = found[part.rows], found[part.indices]
+            x = torch.ops.aten.embedding_sparse_backward.default(rows, indices, *part.options)
+        if total is not None:
+            x = x + total if total.is_sparse and not x.is_sparse else total + x
+        total = x
+    return total
 
 
 class _Variant:

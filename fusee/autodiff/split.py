@@ -34,6 +34,7 @@ from fusee.autodiff.absent import (
 )
 from fusee.autodiff.choice import Choice, Facts, closure, root
 from fusee.autodiff.joint import Joint, Saved, Split
+from fusee.autodiff.sparse import leaves, made_of, parts, sparse_nodes
 from fusee.sym.expr import Expr, Size, Symbol
 from fusee.sym.parts import hint, symbols
 
@@ -62,11 +63,16 @@ class _Splitter:
         joint, results = self.joint, self.aten.results
         forward, saved = self._forward(results[: joint.forward_results])
         self.instead = instead_of(joint, self.facts, self.absent) if self.absent else {}
-        found = [None if k is None else resolved(self.instead, results[k]) for k in joint.gradients]
-        unique = list(dict.fromkeys(node for node in found if node is not None))
-        place: dict[Any, int] = {node: k for k, node in enumerate(unique)}
+        resolve = functools.partial(resolved, self.instead)
+        self.sparse = sparse_nodes(self.aten.graph)
+        found = [None if k is None else resolve(results[k]) for k in joint.gradients]
+        sums = [None if x is None else parts(x, self.sparse, resolve) for x in found]
+        there = [node for row in sums for node in leaves(row or (), self.sparse)]
+        unique = list(dict.fromkeys(filter(None, map(resolve, there))))
         backward, sizes = self._backward(unique)
-        gradients = tuple(map(place.get, found))
+        position = {node: k for k, node in enumerate(unique)}
+        place = {node: position[x] for node in there if (x := resolve(node)) is not None}
+        gradients = tuple(made_of(row, self.sparse, place) if row else None for row in sums)
         without = None
         if len(joint.tangents) > 1:
             without = functools.partial(split, joint, self.facts, self.choice)
@@ -149,7 +155,7 @@ class _Splitter:
         for spec, node in zip(given, tangents, strict=True):
             specs.append(replace(spec, index=len(specs)))
             copy.node(node)
-        needed = self.facts.backward
+        needed = self.facts.backward - self.sparse
         if self.absent:
             needed = needed & needed_for(gradients, self.instead)
         for node in self.facts.nodes:

@@ -29,6 +29,7 @@ from fusee.aten.trace import start
 from fusee.aten.tracer import Tracer
 from fusee.autodiff.functions import HIGHER_ORDER, AboveAutograd, needs_devices
 from fusee.autodiff.joint import Joint
+from fusee.autodiff.sparse import why_not
 from fusee.autodiff.torch_api import current_node_number, gradients, next_node_number
 from fusee.sym.expr import Size
 from fusee.sym.parts import hint
@@ -217,6 +218,9 @@ class _Finish:
         b.graph.output(tuple(self.results.nodes))
         remove_dead(b.graph)
         merge_equal(b.graph, self.results.memory)
+        reason = why_not(b.graph)
+        if reason is not None:
+            raise b.unsupported(reason)
         aten_graph = AtenGraph(
             graph=b.graph,
             constants=b.constants,

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fusee.aten.trace import trace
-from fusee.backends import lookup
 from fusee.backends.native import compile_aten
 from fusee.backends.report import Report
 from fusee.config import Options
-from fusee.errors import DoubleBackwardError, FuseeWarning, InputError
+from fusee.errors import DoubleBackwardError, InputError
 from tests.autodiff.steps import BACKENDS, compare, compiled, same
 
 
@@ -296,15 +295,6 @@ def test_autocast(backend: str) -> None:
         for a, b in zip(*grads, strict=True):
             assert a.dtype is b.dtype
             torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
-
-
-def test_sparse_gradients_run_eagerly_and_say_so() -> None:
-    table = nn.Embedding(5, 3, sparse=True)
-    torch._dynamo.reset()
-    step = torch.compile(lambda i: table(i).sum(), backend=lookup("fusee"))
-    with pytest.warns(FuseeWarning, match="sparse"):
-        step(torch.tensor([1, 3])).backward()
-    assert table.weight.grad is not None and table.weight.grad.is_sparse
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
