@@ -35,7 +35,6 @@ from fusee.aten.outputs import Results, flatten
 from fusee.aten.sources import Inputs, Prepare
 from fusee.aten.tidy import merge_equal, remove_dead
 from fusee.aten.torch_api import (
-    FakeTensorMode,
     OpOverload,
     active,
     autocast_restored,
@@ -47,6 +46,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.aten.twins import FakeTwins, MetaTwins
+from fusee.sym.fakes import fake_mode
 from fusee.sym.from_torch import Symbols
 
 __all__ = ["start", "trace"]
@@ -121,7 +121,7 @@ def start(
     if mode is not None:
         b = Builder(FakeTwins(mode), to_size)
     else:
-        b = Builder(FakeTwins(FakeTensorMode()) if with_devices else MetaTwins(), None)
+        b = Builder(FakeTwins(fake_mode()) if with_devices else MetaTwins(), None)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
     return kind(b, _policy(keep, decompositions), inputs.lift, inputs.device), inputs
 

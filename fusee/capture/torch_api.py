@@ -1,6 +1,6 @@
 """The private API of torch that capture stands on, in one place. Tested with torch 2.13.
 
-torch._subclasses          what FakeTensors raise; they themselves are in torch_fakes.py
+torch._subclasses          what FakeTensors raise; they themselves are in fusee/sym/fakes.py
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
 torch._functorch           which axes vmap maps over; whether a transform is under way
@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-from fusee.capture.torch_fakes import FakeTensor, fake_mode, fake_of
+from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "DYNAMO",
