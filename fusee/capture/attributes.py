@@ -77,10 +77,8 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     if is_scalar(obj) or type(obj) in _PLAIN:
         return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
-    if custom is not None:
-        return m.call(custom, (obj, name), {})
     try:
-        return of_instance(m, obj, name)
+        return m.call(custom, (obj, name), {}) if custom else of_instance(m, obj, name)
     except AttributeError:
         fallback = python_method(m, obj, "__getattr__")
         if fallback is None:

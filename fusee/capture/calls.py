@@ -21,11 +21,10 @@ import torch
 
 from fusee.capture import attributes, natives
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import AS_NUMBERS, Capturing
+from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import OPCODES, Frame, suspended
 from fusee.capture.library import say_later
-from fusee.capture.numbers import holds_number
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
 from fusee.capture.torch_api import (
@@ -87,7 +86,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(function, functools.partial):
         return _call_partial(m, function, args, kwargs)
     if isinstance(function, (OpOverload, OpOverloadPacket)) or is_graph_function(function):
-        return _recorded(m, function, args, kwargs)
+        return natives.on_tensors(m, function, args, kwargs)
     if id(getattr(function, "__self__", None)) in m.generators:  # its `send`, say
         return function(*args, **kwargs)
     if isinstance(function, _C_CALLABLES):
@@ -111,7 +110,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if function.__module__ in _NATIVE_MODULES:
-        return _recorded(m, function, args, kwargs)
+        return natives.on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None
     refused = m.policy.refusal(function)
@@ -181,17 +180,6 @@ def _call_cached(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
         say_later(m, function, args, kwargs)  # it warns, once
         return None
     raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
-
-
-def _recorded(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function of torch, run as torch runs it: the recorder sees what it does."""
-    args = tuple(m.deep(x) for x in args)
-    kwargs = {key: m.deep(x) for key, x in kwargs.items()}
-    m.look((*args, *kwargs.values()), AS_NUMBERS)
-    if m.world.recorder.has_numbers and (holds_number(args) or holds_number(kwargs)):
-        return natives.with_numbers(m, function, args, kwargs)
-    with m.world.mode:
-        return function(*args, **kwargs)
 
 
 # ------------------------------------------------------------------------------ modules

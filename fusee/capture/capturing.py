@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+import torch
+
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import Frame
 from fusee.capture.numbers import VALUES, Number, is_learning_rate
@@ -73,6 +75,8 @@ class Capturing(Semantics):
         """An operator with a tensor among its operands, in the graph as the operator."""
         operands = tuple(self.plain(x) for x in operands)
         for x in operands:
+            if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
+                raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         return self.world.recorder.call(function, operands, {})
 

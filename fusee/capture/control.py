@@ -13,6 +13,7 @@ from typing import Any
 
 from fusee.capture.bytecode import Instruction
 from fusee.capture.frame import NULL, OPCODES, Frame, Opcode, op
+from fusee.capture.semantics import checked
 
 # ------------------------------------------------------------------------------ jumps
 
@@ -134,10 +135,12 @@ def CALL(f: Frame, i: Instruction) -> None:
 
 @op()
 def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
-    kwargs = f.machine.mapping(f.pop()) if i.arg & 1 else {}
-    args = f.machine.items(f.pop())
+    kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
     function = next(x for x in f.take(2) if x is not NULL)
-    f.push(f.machine.call(function, tuple(args), dict(kwargs)))
+    args = tuple(f.machine.items(checked(given, function)))
+    if not all(isinstance(key, str) for key in kwargs):
+        raise TypeError("keywords must be strings")
+    f.push(f.machine.call(function, args, f.machine.mapping(kwargs)))
 
 
 @op("RETURN_CONST", "YIELD_VALUE")

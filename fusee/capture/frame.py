@@ -172,6 +172,7 @@ class Frame:
         if handler is None:
             self.stack.clear()  # a generator that a loop was going through ends here
             raise error
+        self.machine.caught(error)
         if error.__context__ is None and self.machine.handled is not error:
             error.__context__ = self.machine.handled
         del self.stack[handler.depth :]

@@ -95,6 +95,11 @@ class Machine(Capturing):
             raise ImportError(f"cannot import name {name!r} from {module.__name__!r}")
         return found
 
+    def caught(self, error: BaseException) -> None:
+        if error is self.world.recorder.raised:
+            what = f"{type(error).__name__}: {error}"
+            raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
+
     # ---------------------------------------------------------------------- operators
 
     def binary(self, kind: int, left: Any, right: Any) -> Any:
@@ -315,6 +320,8 @@ class Machine(Capturing):
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:
             return dict(dict.items(self.plain(x)))
+        if not hasattr(type(x), "keys"):
+            return {**x}  # the TypeError
         keys = self.items(self.call(self.attribute(x, "keys"), (), {}))
         return {key: self.subscript(x, key) for key in keys}
 

@@ -11,6 +11,7 @@ import math
 import operator
 import re
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from fusee.capture.stand_ins import SPECIAL, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["SPECIAL", "call", "call_class", "special", "with_numbers"]
+__all__ = ["SPECIAL", "call", "call_class", "on_tensors", "special", "with_numbers"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -49,7 +50,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(owner, types.ModuleType):
         owner = None
     if _is_of_tensors(function, owner, args):
-        return _on_tensors(m, function, args, kwargs)
+        return on_tensors(m, function, args, kwargs)
     if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return _unbound(m, function, args, kwargs)
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
@@ -86,14 +87,33 @@ def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
     return home is not None and home.__name__ in ("TensorBase", "Tensor") and bool(args)
 
 
-def _on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function of torch, run as torch runs it: the recorder sees what it does."""
     given = tuple(m.deep(x) for x in args)
     named = {key: m.deep(x) for key, x in kwargs.items()}
     m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
+    own = next((x for x in _flat((*given, *named.values())) if _is_overloaded(x)), None)
+    if own is not None:
+        method = m.attribute(type(own), "__torch_function__")
+        result = m.call(method, (function, (type(own),), given, named), {})
+        if result is not NotImplemented:
+            return result
+        raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
     with m.world.mode:
         return function(*given, **named)
+
+
+def _flat(args: Args) -> Iterator[Any]:
+    for x in args:
+        yield from x if type(x) in (list, tuple) else (x,)
+
+
+def _is_overloaded(x: Any) -> bool:
+    """Whether torch would ask an object that is no tensor what becomes of a call with it."""
+    kind = type(x)
+    return not isinstance(x, (FakeTensor, type)) and hasattr(kind, "__torch_function__")
 
 
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 from fusee.capture import control, matching
 from fusee.capture.bytecode import Instruction, program
 from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, op
+from fusee.capture.semantics import called, checked
 
 __all__ = ["REFUSED", "TABLES", "refused"]
 
@@ -94,7 +95,7 @@ _SIMPLE: dict[str, Opcode] = {
     "BUILD_SLICE": lambda f, i: f.push(slice(*f.take(i.arg))),
     "BUILD_STRING": lambda f, i: f.push("".join(f.take(i.arg))),
     "LIST_TO_TUPLE": lambda f, i: f.push(tuple(f.machine.items(f.pop()))),
-    "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(f.pop())),
+    "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(checked(f.pop()))),
     "SET_UPDATE": lambda f, i: _grow(f, i, set.update, f.machine.items(f.pop())),
     "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
     "LIST_APPEND": lambda f, i: _grow(f, i, list.append, f.pop()),
@@ -181,12 +182,14 @@ def BUILD_MAP(f: Frame, i: Instruction) -> None:
 
 @op()
 def DICT_MERGE(f: Frame, i: Instruction) -> None:
-    more = f.machine.mapping(f.pop())
-    into = f.machine.writable(f.stack[-i.arg])
+    given, function = f.pop(), f.stack[-i.arg - 2]
+    if not hasattr(type(given), "keys"):
+        kind = type(given).__name__
+        raise TypeError(f"{called(function)} argument after ** must be a mapping, not {kind}")
+    more, into = f.machine.mapping(given), f.machine.writable(f.stack[-i.arg])
     twice = next((key for key in more if key in into), None)
     if twice is not None:
-        name = getattr(f.stack[-i.arg - 2], "__qualname__", "function")
-        raise TypeError(f"{name}() got multiple values for keyword argument {twice!r}")
+        raise TypeError(f"{called(function)} got multiple values for keyword argument {twice!r}")
     into.update(more)
 
 

@@ -99,6 +99,7 @@ class Recorder(TorchFunctionMode):
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
+        self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
 
     # ---------------------------------------------------------------------- inputs
 
@@ -178,6 +179,9 @@ class Recorder(TorchFunctionMode):
         except NEEDS_VALUES as error:
             what = getattr(error, "func", None) or name
             raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
+        except Exception as error:
+            self.raised = error
+            raise
 
     def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
         name = func.__self__.__name__
@@ -233,18 +237,13 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, torch.Tensor):
             if id(out) not in self.nodes:  # an operator in place gives its operand back
                 self.adopt(out, node)
-        elif isinstance(out, (tuple, list)):
-            for k, item in enumerate(out):
-                if _holds_tensor(item) and id(item) not in self.nodes:
-                    part = self.graph.call_function(operator.getitem, (node, k))
-                    part.meta = {**node.meta, "example_value": item}
-                    self._adopt_all(part, item)
-        elif isinstance(out, dict):
-            for key, item in out.items():
-                if _holds_tensor(item):
-                    part = self.graph.call_function(operator.getitem, (node, key))
-                    part.meta = {**node.meta, "example_value": item}
-                    self._adopt_all(part, item)
+            return
+        pairs = enumerate(out) if isinstance(out, (tuple, list)) else dict(out or ()).items()
+        for key, item in pairs:
+            if _holds_tensor(item) and id(item) not in self.nodes:
+                part = self.graph.call_function(operator.getitem, (node, key))
+                part.meta = {**node.meta, "example_value": item}
+                self._adopt_all(part, item)
 
     # ---------------------------------------------------------------------- parts
 

@@ -15,7 +15,7 @@ from typing import Any
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import UNBOUND, Frame
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "own_super", "unbound"]
+__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "called", "checked", "own_super", "unbound"]
 
 _BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
 _IN_PLACE_NAMES = (
@@ -92,6 +92,9 @@ class Semantics:
     def delete_cell(self, f: Frame, name: str) -> None:
         self.load_cell(f, name)  # raises if there is nothing to delete
         del f.cells[name].cell_contents
+
+    def caught(self, error: BaseException) -> None:
+        """An exception is about to reach a handler, a `finally` or the end of a `with`."""
 
     def made_function(self, function: types.FunctionType) -> None:
         """A function was made in a frame."""
@@ -216,3 +219,22 @@ def unbound(f: Frame, name: str) -> NameError:
     return UnboundLocalError(
         f"cannot access local variable {name!r} where it is not associated with a value"
     )
+
+
+def called(function: Any) -> str:
+    """How messages about a call name the function."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    if name is None:
+        return str(function)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def checked(x: Any, function: Any = None) -> Any:
+    """What stands after `*`, in a display or in a call of `function`: TypeError unless iterable."""
+    if hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__"):
+        return x
+    try:
+        return [*x]  # raises
+    except TypeError as error:
+        text = str(error) if function is None else f"{called(function)} argument{str(error)[5:]}"
+        raise TypeError(text) from None

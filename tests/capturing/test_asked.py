@@ -1,0 +1,103 @@
+"""Errors in Python's own words; objects that say themselves what they have and do."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+# ruff: noqa: PIE804
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.capturing.same import same
+from tests.capturing.test_found import LOG, alike, opaque
+
+
+def test_a_generator_that_talks_when_it_is_closed() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        def talking() -> Iterator[int]:
+            try:
+                yield 1
+                yield 2
+            except ValueError as error:
+                yield len(str(error))
+            finally:
+                opaque(1)
+                LOG.append("closed")
+
+        made = talking()
+        found = [next(made), made.throw(ValueError("three"))]
+        made.close()
+        return x + 1, found
+
+    same(fn, torch.ones(2), breaks=True)
+
+
+class Asked:
+    """Attributes found by __getattribute__ first, then by __getattr__."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return 42 if name == "answer" else object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "rest":
+            return 7
+        raise AttributeError(f"no {name}")
+
+
+class Wrapped:
+    """No tensor, and torch asks it what becomes of calls."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x.tensor if isinstance(x, Wrapped) else x for x in args]
+        return cls(func(*given, **(kwargs or {})))
+
+
+def test_both_ways_to_find_an_attribute() -> None:
+    same(lambda a, x: (x * a.rest + a.answer, hasattr(a, "other")), Asked(), torch.ones(2))
+
+
+def test_objects_that_torch_asks() -> None:
+    def fn(x: Any, given: Any) -> Any:
+        return torch.sin(torch.add(Wrapped(x), 1, alpha=2)).tensor, torch.add(given, x).tensor
+
+    assert len(same(fn, torch.ones(2), Wrapped(torch.ones(2))).graphs) == 1
+    same(lambda x: (x.sum(), (x + Wrapped(x)).tensor), torch.ones(2), breaks=True)
+
+
+def test_words_of_errors() -> None:
+    def fn(x: Any) -> Any:
+        def called(a: int, *rest: Any, **named: Any) -> Any:
+            return a
+
+        said = []
+        for wrong in (
+            lambda: called(*3), lambda: called(1, *None), lambda: called(**3), lambda: [*3],
+            lambda: called(1, b=2, **{"b": 3}), lambda: called(1, **{2: 3}), lambda: {**3},
+        ):  # fmt: skip
+            try:
+                wrong()
+            except TypeError as error:
+                said.append(str(error))
+        return x, said
+
+    assert len(same(fn, torch.ones(2)).stops) == 0
+
+
+def test_words_of_torch_s_errors() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        said: list[Any] = []
+        for wrong in (lambda: torch.cat([]), lambda: x @ torch.ones(3), lambda: x.view(7)):
+            try:
+                wrong()
+            except Exception as error:  # noqa: BLE001  # whichever it is
+                said.append((type(error), str(error)))
+        return x, said
+
+    alike(fn, torch.ones(4))
