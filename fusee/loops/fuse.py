@@ -39,6 +39,9 @@ from fusee.sym.parts import coefficient, hint, product, symbols
 MIN_PARALLEL = 16
 SMALL_WORK = 1 << 15
 MAX_MEMBERS = 48
+# About how much faster vectors are than one element at a time, and from which cost on it matters.
+LANES = 8
+COSTLY = 10
 # Elements in one piece from which it does not matter where the next piece lies.
 LONG_RUN = 32
 
@@ -357,7 +360,24 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         _inside(member.index, inner, outer) or _follows(group, member.index, inner, points)
     ):
         return "its further axes are not the innermost of what it stores"
+    if _wastes_lanes(group, member, outer, inner):
+        return "one element at a time would be computed of what takes long, for few others"
     return Placement(group, member, outer, inner, saved)
+
+
+def _wastes_lanes(
+    group: Group, new: Member, outer: tuple[Symbol, ...], inner: tuple[Symbol, ...]
+) -> bool:
+    """True if a costly value is computed per outer point, not as vectors, and takes most time.
+
+    What depends on a reduction in the kernel is worth it: apart, it would need another pass.
+    """
+    if group.frozen or outer != group.outer:
+        return False
+    placed = [(m, group.phases[m.phase]) for m in group.members] + [(new, inner)]
+    alone = max((m.value.cost for m, axes in placed if not axes), default=0)
+    many = max((hint(product(_sizes(a))) * m.value.cost for m, a in placed if a), default=None)
+    return alone > COSTLY and many is not None and LANES * alone > many
 
 
 def _work(group: Group) -> int:

@@ -40,3 +40,17 @@ def test_short_pieces_are_stored_in_their_own_order() -> None:
         return aten._native_batch_norm_legit.no_stats(x, w, w, True, 0.1, 1e-5)
 
     assert len(kernels_of(forward, x, w)) == 2
+
+
+def test_costly_values_are_computed_as_vectors_before_they_are_repeated() -> None:
+    x, w = torch.randn(4, 96, 32), torch.randn(96, 16)
+
+    def few(x: Tensor, w: Tensor) -> Any:
+        return torch.exp(w[None, :, None] * torch.nn.functional.softplus(x)[..., None])
+
+    def many(x: Tensor, w: Tensor) -> Any:
+        return x[0, :, 0, None].sqrt() * w.repeat(1, 64)
+
+    softplus, exp = kernels_of(few, x, w)
+    assert "exp" not in softplus.origin and "softplus" not in exp.origin
+    assert len(kernels_of(many, x, w)) == 1

@@ -134,6 +134,8 @@ class Tensor:
 
     def at(self, index: Index) -> Value:
         """The element at `index`, of this tensor's dtype."""
+        if self.base is not None:
+            return self._read(index)  # not from before what it is a view of came to memory
         if self._value is not None and self._index == index:
             return self._value
         value = self._read(index)
