@@ -24,9 +24,10 @@ from fusee.errors import CacheWarning, layout
 
 __all__ = ["Blobs", "digest"]
 
-# Mark, check, length; padded, so that what follows is as aligned as the memory it is read into.
-_HEADER = struct.Struct("<16s I Q 36x")
-_MARK = b"fusee blob 2"
+# Mark, check, length, key: 64 bytes, so that what follows is as aligned as the memory it is read
+# into.
+_HEADER = struct.Struct("<12s I Q 40s")
+_MARK = b"fusee blob 3"
 _PIECE = 1 << 23
 _told: set[tuple[str, str]] = set()
 
@@ -72,7 +73,7 @@ class Blobs:
         except OSError as error:
             self._tell("cannot be read", f"{error.strerror} ({path})")
             return None
-        if count == blob.numel() and header == _header(blob.numpy().data):
+        if count == blob.numel() and header == _header(key, blob.numpy().data):
             return blob
         self.refuse(key, "it is truncated or not ours")
         return None
@@ -92,7 +93,7 @@ class Blobs:
             self.folder.mkdir(parents=True, exist_ok=True)
             file, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
             with os.fdopen(file, "wb") as out:
-                out.write(_header(blob))
+                out.write(_header(key, blob))
                 out.write(blob)
             os.replace(temporary, self._path(key))
         except OSError as error:
@@ -120,5 +121,5 @@ class Blobs:
         )
 
 
-def _header(blob: bytes | memoryview) -> bytes:
-    return _HEADER.pack(_MARK, zlib.crc32(blob), len(blob))
+def _header(key: str, blob: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MARK, zlib.crc32(blob), len(blob), key.encode())

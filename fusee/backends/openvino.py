@@ -29,6 +29,7 @@ from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_ts import scripted
 from fusee.backends.regions import Declined, Region, RegionCall
 from fusee.backends.split_run import compile_with
+from fusee.config import Options
 from fusee.errors import BackendError, FuseeWarning, layout
 from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
 
@@ -262,6 +263,7 @@ def _compile(
         engine,
         gm,
         example_inputs,
+        Options(name=engine.options.name),
         decompositions=engine.table(),
         training=training,
         prepare=engine.prepare,

@@ -80,7 +80,8 @@ def base_devices(device: str) -> list[str]:
     kind, _, listed = device.partition(":")
     if not listed:
         return [] if kind in ("AUTO", "MULTI", "HETERO") else [kind]
-    return [name.split("(")[0].lstrip("-") for name in listed.split(",")]
+    # "AUTO:-GPU" is all devices but one
+    return [name.split("(")[0] for name in listed.split(",") if not name.startswith("-")]
 
 
 def check_config(device: str, config: Mapping[str, object]) -> str | None:

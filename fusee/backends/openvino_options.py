@@ -13,8 +13,8 @@ import torch
 from fusee.aten.decompose import decomposition
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
-from fusee.backends.engine_options import operators, wrong
-from fusee.errors import OptionError, SettingError, nearest
+from fusee.backends.engine_options import check_names, label, operators, wrong
+from fusee.errors import OptionError, SettingError
 
 __all__ = ["OpenVINOOptions"]
 
@@ -33,6 +33,7 @@ class OpenVINOOptions:
     decompositions  operators that are taken apart even if OpenVINO has them
     disabled_ops    operators that PyTorch runs
     config          properties of OpenVINO, by name
+    name            what reports call the function
 
     source   docs.openvino.ai/torchcompile
     """
@@ -44,17 +45,12 @@ class OpenVINOOptions:
     decompositions: frozenset[OpOverload] = frozenset()
     disabled_ops: frozenset[OpOverload] = frozenset()
     config: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> OpenVINOOptions:
         """Options on top of OPENVINO_TORCH_* variables. raises OptionError, SettingError"""
-        for name in given:
-            if name not in _READ:
-                close = nearest(str(name), _READ)
-                raise _wrong(
-                    f"an option named {name!r} does not exist",
-                    (f"{close!r}; " if close else "") + f"known options: {', '.join(_READ)}",
-                )
+        check_names("an option", given, list(_READ))
         values = _from_environment()
         values.update({name: _READ[name](name, value) for name, value in given.items()})
         found = cls(**values)
@@ -129,6 +125,7 @@ _READ: dict[str, Callable[[str, object], Any]] = {
     "decompositions": _operators,
     "disabled_ops": _operators,
     "config": _properties,
+    "name": lambda name, value: label({name: value}),
 }
 
 
@@ -137,6 +134,11 @@ _READ: dict[str, Callable[[str, object], Any]] = {
 
 def _check_device(device: str) -> None:
     there = openvino_api.devices()
+    if device.rstrip(":") in ("MULTI", "HETERO"):
+        raise _wrong(
+            f"{device!r} names no devices",
+            f"'{device.rstrip(':')}:{','.join(there)}', for instance",
+        )
     kinds = {name.partition(".")[0] for name in there}
     for name in openvino_api.base_devices(device):
         if name not in there and name not in kinds:

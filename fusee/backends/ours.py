@@ -50,6 +50,7 @@ register(
         needs=("openvino", "llvmlite"),
         validate=later_check("fusee.backends.openvino", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+        is_named=True,
     )
 )
 register(
@@ -60,6 +61,7 @@ register(
         needs=("openvino", "llvmlite"),
         validate=later_check("fusee.backends.openvino", "check_ts"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+        is_named=True,
     )
 )
 register(

@@ -278,7 +278,10 @@ def test_threads() -> None:
         ({"devise": "CPU"}, r"'devise' does not exist(.|\n)*'device'"),
         ({"device": "GPU.7"}, r"'GPU.7' is not there(.|\n)*devices here: CPU"),
         ({"device": "MULTI:CPU,NPU"}, "'NPU' is not there"),
+        ({"device": "MULTI:"}, r"'MULTI:' names no devices(.|\n)*'MULTI:CPU"),
+        ({"device": "HETERO"}, "names no devices"),
         ({"device": 3}, "takes a device name"),
+        ({"name": 3}, "takes a text"),
         ({"aot_autograd": 1}, "takes True or False"),
         ({"cache_dir": 3}, "takes a path"),
         ({"disabled_ops": aten.add.Tensor}, "takes a list of operators"),
@@ -300,6 +303,8 @@ def test_documented_options_are_taken() -> None:
     for options in (
         {"device": "CPU", "config": {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}},
         {"device": "AUTO"},
+        {"device": "AUTO:-GPU"},
+        {"device": "MULTI:CPU"},
         {"device": "HETERO:CPU", "aot_autograd": False},
     ):
         call = compiled(two_layers, x, x, **options)

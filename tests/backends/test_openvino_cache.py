@@ -69,7 +69,7 @@ def test_what_the_key_depends_on(tmp_path: Path, conversions: list[str]) -> None
     assert len(conversions) == 4 and len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "another_version"])
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "another_model", "another_version"])
 def test_a_damaged_blob_is_rebuilt_and_said_once(
     damage: str, tmp_path: Path, conversions: list[str]
 ) -> None:
@@ -80,6 +80,11 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
         path.write_bytes(whole[: len(whole) // 2])
     elif damage == "foreign":
         path.write_bytes(b"<?xml something else")
+    elif damage == "another_model":
+        compiled(tmp_path / "other", torch.nn.Parameter(torch.full((4, 4), 2.0)))
+        conversions.pop()
+        (other,) = (tmp_path / "other").iterdir()
+        path.write_bytes(other.read_bytes())
     else:
         blobs.Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
     with pytest.warns(CacheWarning, match="cannot be used"):
