@@ -38,7 +38,7 @@ class Joint:
     gradients        per forward input: position of its gradient among aten.results, or None
     rebinds          (input, result): a write that autograd knows of. Under autograd the input takes
                      the result's values, after the call
-    requires_grad    per output: whether the caller gets it with requires_grad
+    detached         per output: whether it is a view in memory alone, not for autograd
     """
 
     aten: AtenGraph
@@ -46,7 +46,7 @@ class Joint:
     tangents: tuple[int, ...]
     gradients: tuple[int | None, ...]
     rebinds: tuple[tuple[int, int], ...]
-    requires_grad: tuple[bool, ...]
+    detached: tuple[bool, ...]
 
     @property
     def forward_inputs(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fusee.aten.graph import InputSpec
 from fusee.aten.torch_api import below_autograd, without_autocast
 from fusee.autodiff.joint import Gradient, Joint, Split
-from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks
+from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks, has_storage
 from fusee.errors import DoubleBackwardError, InputError
 
 __all__ = ["Consuming", "differentiable"]
@@ -38,7 +38,7 @@ def differentiable(
     forward   runs split.forward on its inputs
     backward  gives what runs the backward of `split`, or of one without some of the tangents
     raises    (in backward) DoubleBackwardError if a gradient is differentiated again; InputError
-              if a hook on saved tensors gave back another kind of tensor
+              if a hook on saved tensors gave back another kind of tensor, or vmap runs the backward
     """
     differentiated = set(joint.tangents)
     constant = [k for k in range(joint.forward_results) if k not in differentiated]
@@ -69,6 +69,8 @@ def differentiable(
                 kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
             grads = [given[k] for k in joint.tangents]
             del given
+            if not all(g is None or has_storage(g) for g in grads):
+                raise _batched()
             variant = chosen(tuple(g is None for g in grads))
             kept += variant.rest(grads, ctx.numbers)
             del grads
@@ -116,6 +118,15 @@ def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
             x = x + total if total.is_sparse and not x.is_sparse else total + x
         total = x
     return total
+
+
+def _batched() -> InputError:
+    return InputError(
+        "gradients of a compiled graph are asked for in batches (is_grads_batched, or jacobian and"
+        " hessian with vectorize=True)",
+        did="stopped this backward",
+        remedy="ask for them one by one, or call the module itself, not what was compiled of it",
+    )
 
 
 class _Variant:

@@ -7,6 +7,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch.utils._python_dispatch      the stack of dispatch modes
     torch._fused_sdp_choice           which attention kernel eager takes
     ctx.maybe_clear_saved_tensors     frees what a Function saved, unless retain_graph keeps it
+    torch._C._has_storage             tensors that vmap has wrapped have none
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "current_node_number",
     "gradients",
     "has_saved_tensor_hooks",
+    "has_storage",
     "next_node_number",
     "uses_flash_attention",
 ]
@@ -96,3 +98,8 @@ def clear_saved(ctx: Any) -> None:
 def has_saved_tensor_hooks() -> bool:
     """Whether torch.autograd.graph.saved_tensors_hooks is on."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def has_storage(x: Tensor) -> bool:
+    """Whether `x` has memory of its own or of its base: not so within vmap."""
+    return torch._C._has_storage(x)

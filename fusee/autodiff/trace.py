@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from fusee.aten.decompose import Table, keep_core
 from fusee.aten.functional import Value
-from fusee.aten.graph import AtenGraph, Mutation
+from fusee.aten.graph import AtenGraph, Mutation, OutputSpec, ViewOfInput, ViewOfOutput
 from fusee.aten.nodes import failed, run_nodes
 from fusee.aten.outputs import Results, flatten
 from fusee.aten.sources import Inputs
@@ -238,8 +238,22 @@ class _Finish:
             tangents=self.tangents,
             gradients=tuple(self.gradients),
             rebinds=tuple((m.index, m.position) for m in self.rebinds),
-            requires_grad=tuple(isinstance(x, Tensor) and x.requires_grad for x in self.flat),
+            detached=tuple(map(self._is_detached, self.flat, self.outputs)),
         )
+
+    def _is_detached(self, x: Any, spec: OutputSpec) -> bool:
+        """Whether an output shares the memory of another tensor, but not its place in autograd."""
+        if isinstance(spec, ViewOfInput):
+            value = self.inputs.values[spec.index]
+            assert value is not None
+            of = value.tensor
+        elif isinstance(spec, ViewOfOutput):
+            of = self.results.tensors[spec.position]
+        else:
+            return False
+        base = x._base
+        return not (x.requires_grad or (base is not None and (base is of or base is of._base)))
+
 
 
 def _settled(t: Tracer, gradient: Value, target: Tensor, to_size: Callable[[Any], Size]) -> Value:

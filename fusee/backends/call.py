@@ -68,8 +68,7 @@ def finishing(graph: AtenGraph, joint: Joint | None = None) -> Finish | None:
     for index, position in rebinds:
         lines.append(f"    inputs[{index}].copy_(results[{position}])")
     for k, spec in enumerate(outputs):
-        is_view = isinstance(spec, (ViewOfInput, ViewOfOutput))
-        detach = joint is not None and is_view and not joint.requires_grad[k]
+        detach = joint is not None and joint.detached[k]
         lines.append(f"    o{k} = {_output(spec, k, names)}{'.detach()' if detach else ''}")
     listed = ", ".join(f"o{k}" for k in range(len(outputs)))
     lines.append(f"    return structure([{listed}])")

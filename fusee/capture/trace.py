@@ -136,7 +136,7 @@ def capture(
     conditions = state_conditions()
     why = refused(place.function.__code__)
     if is_transforming():
-        why = "it is called within a transform of torch.func"
+        why = "it is called within a transform of torch.func or forward-mode autograd"
     if why:
         return Captured(place, Facts(), conditions, eager=why)
     constant: set[str] = set()

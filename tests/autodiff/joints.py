@@ -48,7 +48,7 @@ def joint_of(aten: AtenGraph, tangents: int, forward: int = 1) -> Joint:
         tangents=tuple(range(tangents)),
         gradients=tuple(gradients),
         rebinds=(),
-        requires_grad=(True,) * forward,
+        detached=(False,) * forward,
     )
 
 

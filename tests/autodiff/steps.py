@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusee.backends import lookup
 from fusee.errors import FuseeWarning
@@ -90,60 +89,3 @@ def same(what: str, x: Any, y: Any) -> None:
     assert x.stride() == y.stride(), (what, x.stride(), y.stride())
     assert x.requires_grad == y.requires_grad, what
     assert x.is_leaf == y.is_leaf, what
-
-
-def train(
-    module: nn.Module, step: Fn, batches: Sequence[Sequence[Any]], optimizer: Fn
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of one step per batch; parameters, buffers and gradients after the last."""
-    chosen = optimizer(module.parameters())
-    losses = []
-    for number, batch in enumerate(batches):
-        torch.manual_seed(number)
-        chosen.zero_grad()
-        loss = step(module, *batch)
-        loss.backward()
-        chosen.step()
-        losses.append(loss.item())
-    state = {name: x.detach() for name, x in module.state_dict().items()}
-    grads = {f"{n}.grad": p.grad for n, p in module.named_parameters() if p.grad is not None}
-    return losses, {**state, **grads}
-
-
-def check_training(
-    module: nn.Module,
-    loss: Fn,
-    batches: Sequence[Sequence[Any]],
-    *,
-    optimizer: Fn,
-    compile_step: Fn = compiled,
-) -> None:
-    """Some steps eagerly, compiled, and in float64, which arbitrates.
-
-    loss   (module, *batch) -> the loss, to be compiled whole
-    """
-    other, exact = copy.deepcopy(module), copy.deepcopy(module).double()
-    theirs, expected = train(module, loss, batches, optimizer)
-    ours, got = train(other, compile_step(loss), batches, optimizer)
-    wide = [[x.double() if _is_float(x) else x for x in batch] for batch in batches]
-    truth, ideal = train(exact, loss, wide, optimizer)
-    for step, (a, b, c) in enumerate(zip(ours, theirs, truth, strict=True)):
-        assert abs(a - c) <= 2 * abs(b - c) + 1e-5 * abs(c) + 1e-6, (step, a, b, c)
-    assert got.keys() == expected.keys()
-    for name, x in got.items():
-        _near(name, x, expected[name], ideal[name])
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _near(name: str, x: Tensor, y: Tensor, exact: Tensor) -> None:
-    """`x` as near to the exact value as eager's `y`, within twice its error and rounding."""
-    assert x.dtype == y.dtype and x.stride() == y.stride(), name
-    if not x.is_floating_point():
-        assert torch.equal(x, y), name
-        return
-    scale = float(exact.abs().max()) if exact.numel() else 0.0
-    ours, theirs = (float((t.double() - exact).abs().max()) if t.numel() else 0.0 for t in (x, y))
-    assert ours <= 2 * theirs + 2e-5 * scale + 1e-7, (name, ours, theirs, scale)

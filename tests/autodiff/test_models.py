@@ -1,5 +1,5 @@
 """Whole models in train mode: some steps against eager, float64 arbitrates. All of them:
-scripts/train_models.py."""
+scripts/train_models.py, which wrote tests/models/TRAINING.md."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.autodiff.steps import check_training
+from tests.autodiff.training import OPTIMIZERS, check_training
 from tests.models import zoo
-
-SGD = lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)  # noqa: E731
-ADAMW = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)  # noqa: E731
 
 
 class Convolutional(nn.Module):
@@ -36,8 +33,8 @@ class Convolutional(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-def test_convolutional(optimizer: Any) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_convolutional(optimizer: str) -> None:
     torch.manual_seed(0)
     module = Convolutional()
     batches = [[torch.randn(8, 3, 16, 16), torch.randint(5, (8,))] for _ in range(5)]
@@ -45,15 +42,26 @@ def test_convolutional(optimizer: Any) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    check_training(module, loss, batches, optimizer=optimizer)
+    check_training(module, loss, batches, OPTIMIZERS[optimizer])
 
 
-@pytest.mark.parametrize("name", ["gpt2"])
-def test_language_model(name: str) -> None:
-    module, args, kwargs = zoo.load(name, "test")
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("mobilenet_v3_small", "sgd"), ("bert", "adamw"), ("gpt2", "sgd")]
+)
+def test_model(name: str, optimizer: str) -> None:
+    """Batch norm and squeeze-and-excitation; attention with a mask; dropout in all of them."""
+    row = zoo.MODELS[name]
+    settings = {**row.test, "batch": 8, "pixels": 64} if name == "mobilenet_v3_small" else row.test
+    torch.manual_seed(0)
+    module = row.build(**settings).train()
+    args, kwargs = row.inputs(**settings)
 
     def loss(model: nn.Module, *given: Any) -> Tensor:
-        out: Tensor = model(*given, **kwargs)[0]
-        return out.square().mean()
+        named = dict(zip(kwargs, given[len(args) :], strict=True))
+        out = model(*given[: len(args)], **named)
+        first: Tensor = out if isinstance(out, Tensor) else out[0]
+        return (first - 1).square().mean()
 
-    check_training(module.train(), loss, [list(args)] * 3, optimizer=SGD)
+    batches = [[*args, *kwargs.values()]] * 3
+    found = check_training(module, loss, batches, OPTIMIZERS[optimizer])
+    assert found["first gradients"].eager < 1e-5  # else nothing was shown
