@@ -4,6 +4,7 @@ torch._subclasses          what FakeTensors raise; they themselves are in fusee/
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
 torch._functorch           which axes vmap maps over; whether a transform is under way
+torch.autograd.forward_ad  its level: whether tensors may carry tangents
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
@@ -175,8 +177,13 @@ def is_pytree_class(kind: type) -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether torch.vmap or a transform of torch.func is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether torch.vmap, a transform of torch.func or forward-mode autograd is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or is_forward_mode()
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may carry tangents: torch.autograd.forward_ad, or torch.func.jvp."""
+    return forward_ad._current_level >= 0
 
 
 def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,13 +219,15 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_dtype": torch.get_default_dtype(),
         "_hooked": has_global_hooks,
         "_transforms": torch._C._functorch.peek_interpreter_stack,
+        "_forward": forward_ad,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
         f"_inference() is {torch.is_inference_mode_enabled()}",
         "_default() is _dtype",
         "_hooked()" if has_global_hooks() else "not _hooked()",
-        f"_transforms() is {'not ' if is_transforming() else ''}None",
+        f"_transforms() is {'not ' if torch._C._functorch.peek_interpreter_stack() else ''}None",
+        f"_forward._current_level {'>=' if is_forward_mode() else '<'} 0",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
