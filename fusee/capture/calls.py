@@ -27,6 +27,8 @@ from fusee.capture.frame import OPCODES, Frame, suspended
 from fusee.capture.library import say_later
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
+from fusee.capture.stand_ins import Args, Kwargs
+from fusee.capture.targets import HOOKS
 from fusee.capture.torch_api import (
     FakeTensor,
     OpOverload,
@@ -39,9 +41,6 @@ from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = ["call", "frame_of"]
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-
 # Python frames of ours per frame of the user's; CPython allows 1000.
 _DEEPEST = 60
 
@@ -52,8 +51,6 @@ _NATIVE_MODULES = {
     "torch._ops", "torch.jit._trace", "torch.jit._script", "torch.library", "torch.utils._pytree",
     "torch._library.custom_ops",
 }  # fmt: skip
-
-_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
 _C_CALLABLES = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
@@ -194,11 +191,11 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
         return call(m, call_method, (module, *args), kwargs)
     mirror = m.world.attributes(module)
     names = module.__dict__ if mirror is None else mirror.obj
-    is_clean = mirror is None or not any(name in mirror.writes for name in _HOOKS)
-    if not is_clean or any(names.get(name) for name in _HOOKS):
+    is_clean = mirror is None or not any(name in mirror.writes for name in HOOKS)
+    if not is_clean or any(names.get(name) for name in HOOKS):
         return call(m, torch.nn.Module._call_impl, (module, *args), kwargs)
     if mirror is not None:
-        for name in _HOOKS:
+        for name in HOOKS:
             if name in names:
                 m.world.fact("empty", m.world.part(mirror, name), names[name])
     return call(m, m.attribute(module, "forward"), args, kwargs)

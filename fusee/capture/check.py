@@ -13,7 +13,7 @@ import functools
 import gc
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -43,7 +43,8 @@ def compile_check(
     values       the locals, for which all facts hold now
     """
     if not available():
-        return _plainly(facts, parameters, names, conditions)
+        check, text = facts.compile(parameters, names, conditions)
+        return check, lambda: text
     watched, others = _Watched(facts.kinds), Facts(kinds=facts.kinds)
     for fact in facts.rows:
         (watched.facts if watched.takes(fact) else others).rows.append(fact)
@@ -55,36 +56,25 @@ def compile_check(
         names = {**names, "_changed": changed(), "_watched": watched}
         conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
     if fresh is not None:
-        others.listed = [fact.origin for fact in fresh.facts]
-        names = {**names, "_differs": differs(), "_table": fresh.table}
+        others.listed = [fact.origin for fact in fresh[0]]
+        names = {**names, "_differs": differs(), "_table": fresh[1]}
     check, text = others.compile(parameters, names, conditions)
 
     def source() -> str:
         if fresh is None and not watched.facts.rows:
             return text
-        seen = [] if fresh is None else [f"# _table: {fact}" for fact in fresh.facts]
+        seen = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
         looked = watched.compiled[1] if watched.facts.rows else ""
         return "\n".join([text, *seen, "# _watched.look():", looked])
 
     return check, source
 
 
-def _plainly(
-    facts: Facts, parameters: list[str], names: dict[str, Any], conditions: list[str]
-) -> tuple[Callable[..., bool], Callable[[], str]]:
-    check, text = facts.compile(parameters, names, conditions)
-    return check, lambda: text
+def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table] | None:
+    """Takes facts about tensors out of `others` that one call of machine code looks at.
 
-
-class _Fresh(NamedTuple):
-    """Facts about tensors that one call of machine code looks at."""
-
-    facts: list[Fact]
-    table: Table
-
-
-def _fresh(others: Facts, values: Mapping[str, Any]) -> _Fresh | None:
-    """Takes those facts out of `others`; None if they are few."""
+    None if they are few.
+    """
     source = Source(others.kinds)
     source.names.update(values)
     taken: list[Fact] = []
@@ -105,7 +95,7 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> _Fresh | None:
         return None
     gone = set(map(id, taken))
     others.rows = [fact for fact in others.rows if id(fact) not in gone]
-    return _Fresh(taken, Table(found))
+    return taken, Table(found)
 
 
 class _Watched:

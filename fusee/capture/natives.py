@@ -21,14 +21,11 @@ from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.iteration import sort_key
 from fusee.capture.numbers import holds_number, need_values
-from fusee.capture.stand_ins import SPECIAL, special
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = ["SPECIAL", "call", "call_class", "on_tensors", "special", "with_numbers"]
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 _PURE: set[Any] = {
     abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,

@@ -130,6 +130,10 @@ class Rebuild:
         self.outputs.append(x)
         return f"_out[{len(self.outputs) - 1}]"
 
+    def call(self, function: Any, *args: str) -> str:
+        """An expression that calls an object."""
+        return f"{self.source.constant(function)}({', '.join(args)})"
+
     def _named(self, text: str) -> str:
         name = f"_r{self._count}"
         self._count += 1
@@ -181,10 +185,9 @@ class Rebuild:
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
             name = self._named(f"iter({self.value(owner)}.{_OF_DICTS[type(x)]}())")
             place = len(owner) - operator.length_hint(x)
-            self.lines.append(f"{self.source.constant(advance)}({name}, {place})")
+            self.lines.append(self.call(advance, name, str(place)))
             return name
-        text = f"{self.source.constant(made)}({', '.join(map(self.value, args))})"
-        name = self._named(text)
+        name = self._named(self.call(made, *map(self.value, args)))
         if state and state[0]:
             # once its list is what it should be: a place beyond the end is cut to the end
             self._places.append(f"{name}.__setstate__({self.value(state[0])})")
@@ -201,7 +204,7 @@ class Rebuild:
             raise Lost(f"a generator is half way: {refused(code)}")
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
         parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), state))
-        return self._named(f"{self.source.constant(_resumed)}({', '.join(parts)})")
+        return self._named(self.call(_resumed, *parts))
 
     def _instance(self, x: Any) -> str:
         cls = type(x)
@@ -269,8 +272,7 @@ class Rebuild:
                 raise Lost("a container changes while an iterator goes through it")
         count = consumed(opened.stand_in, opened.size)
         if count:
-            target = self.value(opened.stand_in)
-            self.lines.append(f"{self.source.constant(advance)}({target}, {count})")
+            self.lines.append(self.call(advance, self.value(opened.stand_in), str(count)))
 
     def _write_slot(self, target: str, name: str, value: Any) -> None:
         if value is DELETED:
@@ -351,10 +353,8 @@ def _function(r: Rebuild, x: types.FunctionType) -> str:
     parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
     parts.append(r.value(x.__defaults__) if x.__defaults__ else "None")
     closure = x.__closure__ or ()
-    parts.append(
-        "(" + "".join(f"{r.value(cell)}, " for cell in closure) + ")" if closure else "None"
-    )
-    text = f"{r.source.constant(types.FunctionType)}({', '.join(parts)})"
+    parts.append(f"({_items(r, closure)},)" if closure else "None")
+    text = r.call(types.FunctionType, *parts)
     plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
     names = [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
     if not names and not x.__dict__:
@@ -370,40 +370,21 @@ def _function(r: Rebuild, x: types.FunctionType) -> str:
 _OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
 
 
-def _partial(r: Rebuild, x: Any) -> str:
-    kind = r.source.constant(functools.partial)
-    return f"{kind}({r.value(x.func)}, *{r.value(x.args)}, **{r.value(x.keywords)})"
-
-
 def _cell(r: Rebuild, x: types.CellType) -> str:
-    kind = r.source.constant(types.CellType)
+    made = r.call(types.CellType)
     try:
         contents = x.cell_contents
     except ValueError:
-        return f"{kind}()"
+        return made
     # its contents come later: a function may close over itself
-    name = r._named(f"{kind}()")
+    name = r._named(made)
     r._empty_cells.append((name, contents))
     return name
 
 
-def _method(r: Rebuild, x: types.MethodType) -> str:
-    kind = r.source.constant(types.MethodType)
-    return f"{kind}({r.value(x.__func__)}, {r.value(x.__self__)})"
-
-
 def _reduced(r: Rebuild, x: Any) -> str:
     made, args = x.__reduce__()
-    return f"{r.source.constant(made)}({_items(r, args)})"
-
-
-def _deque(r: Rebuild, x: Any) -> str:
-    return f"{r.source.constant(collections.deque)}([{_items(r, x)}], {x.maxlen})"
-
-
-def _defaultdict(r: Rebuild, x: Any) -> str:
-    factory = r.value(x.default_factory)
-    return f"{r.source.constant(collections.defaultdict)}({factory}, {_dict(r, x)})"
+    return r.call(made, *map(r.value, args))
 
 
 def _view(r: Rebuild, x: Any) -> str:
@@ -421,22 +402,22 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     set: lambda r, x: f"{{{_items(r, x)}}}" if x else "set()",
     frozenset: lambda r, x: f"frozenset([{_items(r, x)}])",
     slice: lambda r, x: f"slice({r.value(x.start)}, {r.value(x.stop)}, {r.value(x.step)})",
-    collections.deque: _deque,
-    collections.OrderedDict: lambda r, x: (
-        f"{r.source.constant(collections.OrderedDict)}({_dict(r, x)})"
+    collections.deque: lambda r, x: r.call(collections.deque, f"[{_items(r, x)}]", str(x.maxlen)),
+    collections.OrderedDict: lambda r, x: r.call(collections.OrderedDict, _dict(r, x)),
+    collections.defaultdict: lambda r, x: r.call(
+        collections.defaultdict, r.value(x.default_factory), _dict(r, x)
     ),
-    collections.defaultdict: _defaultdict,
-    types.MappingProxyType: lambda r, x: (
-        f"{r.source.constant(types.MappingProxyType)}({_dict(r, dict(x))})"
-    ),
+    types.MappingProxyType: lambda r, x: r.call(types.MappingProxyType, _dict(r, dict(x))),
     operator.itemgetter: _reduced,
     operator.attrgetter: _reduced,
     **{type(view): _view for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
     types.FunctionType: _function,
     types.CellType: _cell,
-    functools.partial: _partial,
-    types.MethodType: _method,
-    types.SimpleNamespace: lambda r, x: (
-        f"{r.source.constant(types.SimpleNamespace)}(**{_dict(r, vars(x))})"
+    functools.partial: lambda r, x: r.call(
+        functools.partial, r.value(x.func), f"*{r.value(x.args)}", f"**{r.value(x.keywords)}"
     ),
+    types.MethodType: lambda r, x: r.call(
+        types.MethodType, r.value(x.__func__), r.value(x.__self__)
+    ),
+    types.SimpleNamespace: lambda r, x: r.call(types.SimpleNamespace, f"**{_dict(r, vars(x))}"),
 }

@@ -21,11 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _State:
     is_error: bool | None
 
-    def __init__(self) -> None:
-        self.is_error = None  # as fullgraph says
-
 
 _state = _State()
+_state.is_error = None  # as fullgraph says
 
 
 class error_on_graph_break:

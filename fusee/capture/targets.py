@@ -12,9 +12,9 @@ from torch import nn
 from fusee.capture.policy import innermost
 from fusee.capture.torch_api import has_global_hooks
 
-__all__ = ["as_function", "call_module", "is_plain", "is_suspending", "target_of"]
+__all__ = ["HOOKS", "as_function", "call_module", "is_plain", "is_suspending", "target_of"]
 
-_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -41,7 +41,7 @@ def is_plain(module: nn.Module) -> bool:
     return (
         type(module).__call__ is nn.Module.__call__
         and "forward" not in module.__dict__
-        and not any(getattr(module, name) for name in _HOOKS)
+        and not any(getattr(module, name) for name in HOOKS)
         and not has_global_hooks()
     )
 

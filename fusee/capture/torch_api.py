@@ -31,36 +31,13 @@ from torch.utils import _pytree as pytree
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
-    "DYNAMO",
-    "FIXED_ANSWERS",
-    "NEEDS_VALUES",
-    "STATE_QUERIES",
-    "STATE_SWITCHES",
-    "FakeTensor",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "apply_function",
-    "batch_axes",
-    "call_impl",
-    "dynamo_stance",
-    "enter_inference_mode",
-    "fake_mode",
-    "fake_of",
-    "graph_module",
-    "has_global_hooks",
-    "is_allowed_by_torch",
-    "is_bookkeeping",
-    "is_graph_function",
-    "is_pytree_class",
-    "is_transforming",
-    "pytree",
-    "run_for_real",
-    "set_compiled_call",
-    "set_grad_enabled",
-    "state_conditions",
-    "state_restored",
-]
+    "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES", "FakeTensor",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "apply_function", "batch_axes",
+    "call_impl", "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "graph_module",
+    "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
+    "is_pytree_class", "is_transforming", "pytree", "run_for_real", "set_compiled_call",
+    "set_grad_enabled", "state_conditions", "state_restored",
+]  # fmt: skip
 
 # What a FakeTensor raises when it would have to know its elements.
 NEEDS_VALUES = (

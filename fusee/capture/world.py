@@ -126,7 +126,8 @@ class World:
             self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
             return obj
         if isinstance(obj, torch.Tensor):
-            return self._load_tensor(obj, origin)
+            with torch._C.DisableTorchFunction():
+                return self._load_tensor(obj, origin)
         known = self._origins.get(id(obj))
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
@@ -227,10 +228,6 @@ class World:
         return found or self.mirror(names, Held(names, module))
 
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            return self._fake(x, origin)
-
-    def _fake(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         known = self._fakes.get(id(x))
         if known is not None:
             _, first = self.inputs[id(known)]
@@ -325,8 +322,8 @@ class World:
 
     def entry(self, mirror: Mirror, key: Any, words: str) -> Origin:
         """The origin of an item of a dict whose key is an object."""
-        slot = ("entry", id(mirror.obj), id(key))
-        return self._parts.setdefault(slot, Entry(mirror.origin, key, words))
+        place = Entry(mirror.origin, key, words)
+        return self._parts.setdefault(("entry", id(mirror.obj), id(key)), place)
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
         is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
@@ -357,18 +354,13 @@ class World:
         return known[0]
 
     def _class_item(self, cls: type, name: str) -> Any:
-        place = self._dicts.get(id(cls))
-        if place is None:
-            place = self._dicts[id(cls)] = Held(cls.__dict__, cls.__qualname__)
-            self._keep.append(cls)
+        place = self._dicts.setdefault(id(cls), Held(cls.__dict__, cls.__qualname__))
+        self._keep.append(cls)
         if name not in cls.__dict__:
             self.fact("absent", place, name)
             return ABSENT
         value = cls.__dict__[name]
-        slot = (id(cls), name)
-        part = self._parts.get(slot)
-        if part is None:
-            part = self._parts[slot] = Item(place, name)
+        part = self._parts.setdefault((id(cls), name), Item(place, name))
         if isinstance(value, torch.Tensor) or type(value) in CONTAINERS or is_scalar(value):
             return self.load(value, part)
         self.fact("is", part, value)
