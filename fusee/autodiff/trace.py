@@ -255,7 +255,6 @@ class _Finish:
         return not (x.requires_grad or (base is not None and (base is of or base is of._base)))
 
 
-
 def _settled(t: Tracer, gradient: Value, target: Tensor, to_size: Callable[[Any], Size]) -> Value:
     """`gradient`, copied if it doesn't lie in memory as autograd keeps the gradient of `target`.
 
