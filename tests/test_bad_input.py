@@ -22,7 +22,7 @@ import fusee
 from fusee import config
 from fusee.backends import lookup
 from fusee.backends.native import CompiledGraph, compile_native
-from fusee.errors import CacheWarning, FuseeWarning, MissingFake, MissingPackage
+from fusee.errors import CacheWarning, FuseeWarning, InputError, MissingFake, MissingPackage
 from tests.check import check
 
 
@@ -207,6 +207,16 @@ def test_custom_operators_may_write_to_inputs_views_and_intermediates(ops: Any) 
 
 
 # ------------------------------------------------------------------------------ packages, cache
+
+
+def test_a_graph_compiled_without_gradients_refuses_an_input_that_requires_grad() -> None:
+    compiled = compile_fx(doubled, torch.ones(3))
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(InputError, match=r"input 0 of graph_\d+ requires grad"):
+        compiled(x)
+    with torch.no_grad():
+        assert compiled(x).tolist() == doubled(x).tolist()
+    assert compile_native(fx.symbolic_trace(doubled), [x], {})(x).requires_grad
 
 
 def test_a_missing_llvmlite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,14 +225,15 @@ def compile_native(
         reason = _why_eager(example_inputs)
         if reason is None:
             try:
-                if is_differentiated(gm, example_inputs):
+                plain = not is_differentiated(gm, example_inputs)
+                if not plain:
                     call = _compile_training(gm, example_inputs, parsed, report)
                 else:
                     call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
                 remember(report)
-                return CompiledGraph(call, report)
+                return CompiledGraph(call, report, plain=plain)
             except MissingFake:
                 raise
             except TraceError as error:

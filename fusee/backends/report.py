@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
-from fusee.errors import user_line
+from fusee.errors import InputError, user_line
 
 __all__ = [
     "ExternRow",
@@ -140,15 +141,29 @@ class Report:
 
 
 class CompiledGraph:
-    """What the backend returns: call it with the graph's inputs."""
+    """What the backend returns: call it with the graph's inputs.
 
-    __slots__ = ("__weakref__", "_report", "call")
+    plain                  it was compiled where nothing required grad, and has no backward
+    raises (when called)   InputError for a plain one where an input requires grad, and is to be
+                           differentiated: what captures a graph looks at that, its callers may not
+    """
 
-    def __init__(self, call: Callable[..., Any], report: Report) -> None:
-        self.call = call
+    __slots__ = ("__weakref__", "_report", "call", "plain")
+
+    def __init__(self, call: Callable[..., Any], report: Report, *, plain: bool = False) -> None:
+        self.call, self.plain = call, plain
         self._report = report
 
     def __call__(self, *inputs: Any) -> Any:
+        if self.plain and torch.is_grad_enabled():
+            for k, x in enumerate(inputs):
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    raise InputError(
+                        f"input {k} of {self._report.name} requires grad, and those that it was"
+                        " compiled for did not: its results would have no gradients",
+                        did="nothing was run",
+                        remedy="compile it for inputs like these, or call it under torch.no_grad()",
+                    )
         return self.call(*inputs)
 
     def report(self) -> Report:
