@@ -41,7 +41,8 @@ def operators(name: str, value: object, remedy: str | None = None) -> frozenset[
             found.add(item)
         elif isinstance(item, OpOverloadPacket):
             overloads: list[str] = item.overloads()  # type: ignore[no-untyped-call]
-            found.update(getattr(item, overload) for overload in overloads)
+            # some that are listed are TorchScript's, of numbers: no graph has them
+            found.update(getattr(item, one) for one in overloads if hasattr(item, one))
         else:
             raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor", remedy)
     return frozenset(found)

@@ -57,15 +57,6 @@ class OpenVINOOptions:
         _check_device(found.device)
         return _with_config(found)
 
-    def __post_init__(self) -> None:
-        for op in self.decompositions:
-            if decomposition(op) is None and not is_composite(op) and not _has_table(op):
-                raise _wrong(f"decompositions: torch has none for {op}", "leave it out")
-
-
-def _has_table(op: OpOverload) -> bool:
-    return op in torch._decomp.decomposition_table
-
 
 def _from_environment() -> dict[str, Any]:
     values: dict[str, Any] = {}
@@ -111,6 +102,21 @@ def _operators(name: str, value: object) -> frozenset[OpOverload]:
     return operators(name, value, _REMEDY)
 
 
+def _taken_apart(name: str, value: object) -> frozenset[OpOverload]:
+    """Of an operator's overloads those that have a decomposition; one must."""
+    wanted = _operators(name, value)
+    packets = {op.overloadpacket for op in wanted if _is_composed(op)}
+    for op in sorted(wanted, key=str):
+        if op.overloadpacket not in packets:
+            raise _wrong(f"{name}: torch has none for {op}", "leave it out")
+    return frozenset(filter(_is_composed, wanted))
+
+
+def _is_composed(op: OpOverload) -> bool:
+    found = decomposition(op) is not None or is_composite(op)
+    return found or op in torch._decomp.decomposition_table
+
+
 def _properties(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise _takes(name, "a dict of OpenVINO properties", value)
@@ -122,7 +128,7 @@ _READ: dict[str, Callable[[str, object], Any]] = {
     "aot_autograd": _flag,
     "model_caching": _flag,
     "cache_dir": _folder,
-    "decompositions": _operators,
+    "decompositions": _taken_apart,
     "disabled_ops": _operators,
     "config": _properties,
     "name": lambda name, value: label({name: value}),
