@@ -118,6 +118,18 @@ def test_compiled_functions_inside_compiled_functions(backend: Counting) -> None
     assert len(backend.graphs) == 1
 
 
+def test_a_decorator_around_a_compiled_function(backend: Counting) -> None:
+    inner: Any = api.compile(lambda x: x.sin(), backend=backend)
+
+    @functools.wraps(inner)
+    def twice(x: torch.Tensor) -> Any:
+        return 2 * inner(x)
+
+    x = torch.ones(3)
+    for fn in (twice, api.compile(twice), api.compile(lambda x: twice(x))):
+        torch.testing.assert_close(fn(x), 2 * x.sin())
+
+
 def test_a_training_step(backend: Counting) -> None:
     net = Net()
     net.drop.p = 0.0

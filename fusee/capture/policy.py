@@ -170,8 +170,11 @@ def enabled(function: Any) -> Any:
 def original(x: Any) -> Any:
     """What was compiled to give `x`; None if it is no compiled function or module."""
     if type(x) is types.FunctionType:
-        is_disabled = "_torchdynamo_disable" in x.__dict__
-        return None if is_disabled else x.__dict__.get(ORIGINAL)
+        found = x.__dict__.get(ORIGINAL)
+        # functools.wraps gives the marks of a compiled function to what is around it
+        inner = getattr(x.__dict__.get("__wrapped__"), "__dict__", {}).get(ORIGINAL)
+        is_around = found is None or inner is found or "_torchdynamo_disable" in x.__dict__
+        return None if is_around else found
     if isinstance(x, nn.Module):
         ours, torchs = type(x).__dict__, x.__dict__.get("_modules", ())
         return x._orig_mod if "_orig_mod" in ours or "_orig_mod" in torchs else None
