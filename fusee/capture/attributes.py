@@ -197,20 +197,15 @@ def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
 
 def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
     """torch.nn.Module.__getattr__, without interpreting it for each parameter and child."""
-    mirror = m.world.attributes(obj)
     for table_name in _MODULE_TABLES:
-        if mirror is None:
-            table = obj.__dict__.get(table_name, {})
-            if name in table:
-                return table[name]
-            continue
-        table = m.world.get(mirror, table_name)
-        if table is ABSENT:
-            continue
-        inner = m.world.mirror(table) if m.world.origin(table) is not None else None
-        found = table.get(name, ABSENT) if inner is None else m.world.get(inner, name)
-        if found is not ABSENT:
-            return found
+        table = _in_dict(m, obj, table_name)
+        if table is not ABSENT:
+            is_outside = m.world.origin(table) is not None
+            found = (
+                m.world.get(m.world.mirror(table), name) if is_outside else table.get(name, ABSENT)
+            )
+            if found is not ABSENT:
+                return found
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction
 from fusee.capture.frame import NULL, OPCODES, Frame, Opcode, op
 from fusee.capture.semantics import checked
@@ -221,5 +222,5 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     elif i.arg == 6:
         value = tuple(f.machine.items(value))
     else:
-        raise f.machine.unsupported(f"the instruction CALL_INTRINSIC_1 {i.arg}")
+        raise GraphBreak(f"the instruction CALL_INTRINSIC_1 {i.arg} is not supported")
     f.push(value)

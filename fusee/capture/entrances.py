@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fusee.capture.bytecode import parameters
+from fusee.capture.bytecode import parameters, program
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND
 from fusee.capture.policy import ORIGINAL
@@ -116,29 +116,20 @@ def _filled(function: types.FunctionType, values: str) -> str:
     )
 
 
+_PASSED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
 def _signature(function: types.FunctionType) -> tuple[str, str]:
     """The parameters as in a `def`, and as a call passes them on."""
-    code = function.__code__
-    names = code.co_varnames
-    optional = _optional(function)
-    taken, passed = [], []
-    for k in range(code.co_argcount):
-        taken.append(names[k] + ("=_unset" if names[k] in optional else ""))
-        passed.append(names[k])
-        if k + 1 == code.co_posonlyargcount:
-            taken.append("/")
-    at = code.co_argcount + code.co_kwonlyargcount
-    if code.co_flags & inspect.CO_VARARGS:
-        taken.append(f"*{names[at]}")
-        passed.append(f"*{names[at]}")
-        at += 1
-    elif code.co_kwonlyargcount:
-        taken.append("*")
-    for name in names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]:
-        has_default = name in (function.__kwdefaults__ or {})
-        taken.append(name + ("=_unset" if has_default else ""))
-        passed.append(f"{name}={name}")
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        taken.append(f"**{names[at]}")
-        passed.append(f"**{names[at]}")
-    return ", ".join(taken), ", ".join(passed)
+    bare = types.FunctionType(program(function.__code__).taking, {}, argdefs=function.__defaults__)
+    bare.__kwdefaults__ = function.__kwdefaults__
+    found = inspect.signature(bare)
+    listed = found.parameters.values()
+    taken = [p if p.default is p.empty else p.replace(default=UNBOUND) for p in listed]
+    passed = [_PASSED.get(p.kind, "{0}").format(p.name) for p in listed]
+    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=_unset")
+    return text[1:-1], ", ".join(passed)

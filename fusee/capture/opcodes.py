@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusee.capture import control, matching
+from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction, program
 from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, op
 from fusee.capture.semantics import called, checked
@@ -43,7 +44,7 @@ def refused(code: types.CodeType) -> str:
 
 
 def _refused(f: Frame, i: Instruction) -> None:
-    raise f.machine.unsupported(f"the instruction {i.name}")
+    raise GraphBreak(f"the instruction {i.name} is not supported")
 
 
 def _push_attribute(f: Frame, i: Instruction, obj: Any) -> None:

@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import UNBOUND, Frame
 
 __all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "called", "checked", "own_super", "unbound"]
@@ -169,9 +168,6 @@ class Semantics:
         if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
             return stand(self, *args)
         return function(*args, **kwargs)
-
-    def unsupported(self, what: str) -> BaseException:
-        return GraphBreak(f"{what} is not supported")
 
 
 def _variables(m: Semantics) -> dict[str, Any]:

@@ -6,6 +6,7 @@ C code must not look into objects from outside on its own: it would read without
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import inspect
@@ -14,7 +15,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ from fusee.capture.torch_api import (
     STATE_QUERIES,
     STATE_SWITCHES,
     FakeTensor,
+    enter_inference_mode,
 )
 from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "special", "stands_for"]
+__all__ = ["BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "left", "special", "stands_for"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -281,3 +283,32 @@ def _always(value: Any) -> Stand:
 
 SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.items())
 SPECIAL.update((function, _switching(function)) for function in STATE_SWITCHES)
+
+
+# Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not
+# at all: its piece enters the mode around the graph. While it is captured the mode is really on.
+_mode: Any = torch.inference_mode
+
+
+@stands_for(_mode.__enter__)
+def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    (manager,) = args
+    m.inference.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
+
+
+@stands_for(_mode.__exit__)
+def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if not m.inference or m.inference[-1][0] is not args[0]:
+        raise GraphBreak("inference mode, which began before this graph, ends here")
+    _, context = m.inference.pop()
+    context.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def left(m: Capturing) -> Iterator[None]:
+    """Leaves, at the end, what the program entered."""
+    try:
+        yield
+    finally:
+        while m.inference:
+            m.inference.pop()[1].__exit__(None, None, None)

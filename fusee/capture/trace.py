@@ -23,7 +23,6 @@ from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
 from fusee.capture.failures import failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
-from fusee.capture.inference import left
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import refused
@@ -31,6 +30,7 @@ from fusee.capture.origin import Local, Origin, is_buffer
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
 from fusee.capture.regions import is_error
+from fusee.capture.stand_ins import left
 from fusee.capture.torch_api import (
     State,
     is_transforming,
