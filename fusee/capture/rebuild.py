@@ -57,8 +57,9 @@ def _resumed(
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
 
 
-class Lost(Exception):
-    """A value that is alive where a graph ends cannot be made again: `reason` says why."""
+class Lost(BaseException):
+    """The function runs eagerly, and `reason` says why: most often a value that is alive where a
+    graph ends cannot be made again. No `except` of the program that is traced may catch it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,0 +1,221 @@
+"""Training through fusee.compile: programs that run backward passes themselves, and what autograd
+does around compiled functions. Each runs eagerly and compiled, from the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import fusee
+from fusee.errors import FuseeWarning, InputError
+from tests.autodiff.steps import same
+
+Compile = Callable[[Any], Any]
+
+
+def param(*size: int) -> Tensor:
+    return torch.randn(size).requires_grad_()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
+
+
+def grads(module: nn.Module) -> list[Tensor | None]:
+    return [p.grad for p in module.parameters()]
+
+
+def accumulated(c: Compile) -> Any:
+    module = network()
+
+    def step(module: nn.Module, x: Tensor) -> None:
+        for k in range(3):
+            (module(x[k]).square().mean() / 3).backward()
+
+    run = c(step)
+    for _ in range(2):
+        run(module, torch.randn(3, 4, 6))
+    return grads(module)
+
+
+def autocast_inside(c: Compile) -> Any:
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = c(step)
+    losses = [run(torch.ones(4, 6)) for _ in range(2)]
+    assert all(x.dtype is torch.bfloat16 for x in losses)
+    return [x.float().round(decimals=2) for x in losses]
+
+
+def hooks_that_come_later(c: Compile) -> Any:
+    module = network()
+    run = c(module)
+    run(torch.randn(4, 6)).square().sum().backward()
+    first = next(module.parameters())
+    handle = first.register_hook(lambda grad: grad * 2)
+    run(torch.randn(4, 6)).square().sum().backward()
+    handle.remove()
+    run(torch.randn(4, 6)).square().sum().backward()
+    return grads(module)
+
+
+def module_hooks(c: Compile) -> Any:
+    module: Any = network()
+    seen: list[Any] = []
+    module[2].register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+    module[1].register_full_backward_pre_hook(lambda module, out: seen.append(out[0].clone()))
+    x = param(4, 6)
+    c(module)(x).square().sum().backward()
+    return grads(module), seen, x.grad
+
+
+def hook_inside(c: Compile) -> Any:
+    def step(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(lambda grad: grad * 3)
+        return y.cos().sum()
+
+    x = param(4)
+    c(step)(x).backward()
+    return x.grad
+
+
+def frozen_for_a_while(c: Compile) -> Any:
+    module: Any = network()
+    run = c(module)
+    run(torch.randn(4, 6)).sum().backward()
+    module[0].requires_grad_(False)
+    module.zero_grad()
+    run(torch.randn(4, 6)).sum().backward()
+    kept = [None if g is None else g.clone() for g in grads(module)]
+    module[0].requires_grad_(True)
+    run(torch.randn(4, 6)).sum().backward()
+    return kept, grads(module)
+
+
+def a_view_of_a_plain_input_is_written_to(c: Compile) -> Any:
+    x, w = torch.randn(3, 3), param(3, 3)
+    view, product = c(lambda x, w: (x.t(), x + w.sin()))(x, w)
+    view.mul_(w)  # x has a gradient from here on
+    (x.sum() + product.sum()).backward()
+    return x.requires_grad, w.grad
+
+
+def dropout_in_layers(c: Compile) -> Any:
+    module = nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.3), nn.AlphaDropout(0.2))
+    out = c(module)(torch.randn(4, 6))
+    out.sum().backward()
+    return out, grads(module), torch.rand(3)
+
+
+def dropout_of_attention(c: Compile) -> Any:
+    layer = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+    x = param(2, 5, 8)
+    out = c(lambda x: layer(x, x, x)[0])(x)
+    out.square().sum().backward()
+    return out, x.grad, torch.rand(2)
+
+
+def penalty(c: Compile) -> Any:
+    module = network()
+
+    def step(x: Tensor) -> Tensor:
+        (grad,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        loss = (grad.norm() - 1) ** 2
+        loss.backward()
+        return loss.detach()
+
+    return c(step)(param(4, 6)), grads(module)
+
+
+def gradient_of_what_it_computes(c: Compile) -> Any:
+    def step(x: Tensor) -> Tensor:
+        inner = x.sin()
+        try:
+            (found,) = torch.autograd.grad((inner * inner).sum(), inner)
+        except Exception:  # noqa: BLE001  # the program's own, that must not see what capture does
+            return x
+        return found
+
+    return c(step)(param(4))
+
+
+def tangents(c: Compile) -> Any:
+    run = c(lambda x: x.sin() * 2)
+    run(torch.randn(4))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(4), torch.randn(4))
+        return forward_ad.unpack_dual(run(dual)).tangent
+
+
+COMPILED = [
+    accumulated,
+    autocast_inside,
+    hooks_that_come_later,
+    module_hooks,
+    hook_inside,
+    frozen_for_a_while,
+    a_view_of_a_plain_input_is_written_to,
+    dropout_in_layers,
+    dropout_of_attention,
+]
+
+
+def _both(program: Callable[[Compile], Any]) -> None:
+    found = []
+    for c in (fusee.compile, lambda function: function):
+        torch.manual_seed(0)
+        found.append(pytree.tree_leaves(program(c)))
+    for k, (ours, theirs) in enumerate(zip(*found, strict=True)):
+        same(f"item {k}", ours, theirs)
+
+
+@pytest.mark.parametrize("program", COMPILED)
+def test_as_eager(program: Any, recwarn: pytest.WarningsRecorder) -> None:
+    _both(program)
+    assert not [w for w in recwarn if issubclass(w.category, FuseeWarning)]
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (penalty, "create_graph"),
+        (gradient_of_what_it_computes, "its own graph computes"),
+        (tangents, "forward-mode"),
+    ],
+)
+def test_runs_eagerly_and_says_so(program: Any, why: str) -> None:
+    with pytest.warns(FuseeWarning, match=why):
+        _both(program)
+
+
+def test_gradients_in_batches_are_refused() -> None:
+    x = param(3)
+    y = fusee.compile(torch.sin)(x)
+    with pytest.raises(InputError, match="in batches"):
+        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+
+
+def test_dropout_keeps_as_many_as_it_should() -> None:
+    x = torch.ones(400, 500).requires_grad_()
+    out = fusee.compile(lambda x: F.dropout(x, 0.3))(x)
+    out.sum().backward()
+    zeros = (out == 0).float().mean().item()
+    assert abs(zeros - 0.3) < 0.006  # six standard deviations
+    assert torch.equal(x.grad, out.detach())  # type: ignore[arg-type]  # there is one
