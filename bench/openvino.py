@@ -1,18 +1,21 @@
 """`python -m bench.openvino`: our OpenVINO backend beside upstream's, model by model.
 
-Per model, each figure from new processes:
+Ours goes through fusee.compile, upstream's through torch.compile. Per model, each figure from new
+processes, after `import torch` and building the model:
     correct   runs at all, and is as near to eager as float32 allows
-    first     the first call, capture included
+    first     from there to the end of the first call: imports, capture, conversion, compilation
     warm      ours with model caching: a first process, and a second one that finds the models
-    steady    both take turns in one process; the median of each
+    steady    both take turns of ten calls in one process; the median of each
+    own       upstream's alone in the precision that it takes unless told otherwise
     memory    resident after a call, over that of eager's process
 
-Upstream's backend is told to compute in float32, as ours does unless told otherwise.
+Both get torch's number of threads, and are told to compute in float32, as ours does anyway.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,9 @@ from bench.results_file import machine
 from tests.models import zoo
 
 HERE = Path(__file__).parent
-F32 = {"config": {"INFERENCE_PRECISION_HINT": "f32"}}
-COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "upstream": ("openvino", F32),
-    "ours": ("fusee_openvino", F32),
-}
+COLUMNS = ("upstream", "ours")
+STEADY_S = 8
+TURN = 10
 # As near as two orders of adding float32 numbers may come, relative to the largest result.
 TOLERANCE = 1e-3
 
@@ -57,6 +58,10 @@ def run(kind: str, model: str, column: str, size: str, folder: str) -> Row:
         want = module(*args, **kwargs)
         if kind == "steady":
             return _steady(module, args, kwargs)
+        if kind == "own":
+            call = _upstream(module, {})
+            error = error_of(call(*args, **kwargs), want)
+            return {"own_ms": _medians({"own": call}, args, kwargs)["own_ms"], "error": error}
         start = time.perf_counter()
         call = module if column == "eager" else _compiled(module, column, folder)
         got = call(*args, **kwargs)
@@ -66,24 +71,39 @@ def run(kind: str, model: str, column: str, size: str, folder: str) -> Row:
 
 
 def _compiled(module: Any, column: str, folder: str) -> Callable[..., Any]:
-    backend, options = COLUMNS[column]
-    if folder:
-        options = {**options, "model_caching": True, "cache_dir": folder}
-    found: Callable[..., Any] = torch.compile(module, backend=backend, options=options)
+    if column == "upstream":
+        return _upstream(module, {"INFERENCE_PRECISION_HINT": "f32"})
+    caching = {"model_caching": True, "cache_dir": folder} if folder else {}
+    fusee = importlib.import_module("fusee")  # as a part of the first call
+    found: Callable[..., Any] = fusee.compile(module, backend="openvino", options=caching)
+    return found
+
+
+def _upstream(module: Any, config: dict[str, Any]) -> Callable[..., Any]:
+    options: dict[str, Any] = {
+        "config": {"INFERENCE_NUM_THREADS": torch.get_num_threads(), **config}
+    }
+    found: Callable[..., Any] = torch.compile(module, backend="openvino", options=options)
     return found
 
 
 def _steady(module: Any, args: Any, kwargs: Any) -> Row:
     calls = {name: _compiled(module, name, "") for name in COLUMNS}
-    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call(*args, **kwargs)
-    end = time.perf_counter() + 12
-    while time.perf_counter() < end or len(times["ours"]) < 5:
+    return _medians(calls, args, kwargs)
+
+
+def _medians(calls: Mapping[str, Callable[..., Any]], args: Any, kwargs: Any) -> Row:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + STEADY_S
+    while time.perf_counter() < end:
         for name, call in calls.items():
-            start = time.perf_counter()
-            call(*args, **kwargs)
-            times[name].append(time.perf_counter() - start)
+            call(*args, **kwargs)  # threads of the one before may still be waiting for work
+            for _ in range(TURN):
+                start = time.perf_counter()
+                call(*args, **kwargs)
+                times[name].append(time.perf_counter() - start)
     return {f"{name}_ms": statistics.median(found) * 1e3 for name, found in times.items()} | {
         f"{name}_best_ms": min(found) * 1e3 for name, found in times.items()
     }
@@ -120,19 +140,23 @@ def compare(model: str, size: str) -> Row:
     for column in ("eager", *COLUMNS):
         row[column] = _child("first", model, column, size, "")
     with tempfile.TemporaryDirectory() as folder:
-        row["cold"] = _child("first", model, "ours", size, folder)
-        row["warm"] = _child("first", model, "ours", size, folder)
+        for name in ("cold", "warm"):
+            row[name] = _child("first", model, "ours", size, folder, caches=folder)
     if is_right(row["upstream"]) and is_right(row["ours"]):
         row["steady"] = _child("steady", model, "both", size, "")
+        row["own"] = _child("own", model, "upstream", size, "")
     return row
 
 
-def _child(*arguments: str) -> Row:
-    with tempfile.TemporaryDirectory() as caches:
+def _child(*arguments: str, caches: str | None = None) -> Row:
+    with tempfile.TemporaryDirectory() as fresh:
         try:
-            return measure(["--child", *arguments], Path(caches), 900, module="bench.openvino")
+            found = measure(
+                ["--child", *arguments], Path(caches or fresh), 240, module="bench.openvino"
+            )
         except Failed as error:
             return {"failed": str(error)[:300]}
+    return found
 
 
 def is_right(row: Row) -> bool:
@@ -142,21 +166,25 @@ def is_right(row: Row) -> bool:
 def table(rows: dict[str, Row]) -> str:
     """Markdown: a row per model, and the geometric means."""
     lines = [
-        "| model | upstream | ours | first call, s: upstream / ours | steady: upstream / ours |"
-        " first call with caching: cold / warm | memory: ours / eager |",
-        "|---|---|---|---|---|---|---|",
+        "| model | upstream | ours | first call, s: upstream / ours | steady, ms: upstream / ours |"
+        " upstream in its own precision | first call with caching, s: cold / warm |"
+        " memory, MB: ours / eager |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    ratios: dict[str, list[float]] = {"first": [], "steady": [], "caching": [], "memory": []}
+    figures = ("first", "steady", "own", "caching", "memory")
+    ratios: dict[str, list[float]] = {name: [] for name in figures}
     for model, row in rows.items():
         upstream, ours = row["upstream"], row["ours"]
         cells = [model, _state(upstream), _state(ours)]
         cells.append(_ratio(ratios["first"], upstream, ours, "first_s", is_right(upstream)))
         steady = row.get("steady", {})
         cells.append(_pair(ratios["steady"], steady.get("upstream_ms"), steady.get("ours_ms")))
+        own = row.get("own", {})
+        cells.append(f"{own['own_ms']:.2f}, {_state(own)}" if "own_ms" in own else "-")
         cells.append(_ratio(ratios["caching"], row["cold"], row["warm"], "first_s", True))
         cells.append(_ratio(ratios["memory"], ours, row["eager"], "resident_mb", True))
         lines.append(f"| {' | '.join(cells)} |")
-    means = [_mean(ratios[name]) for name in ("first", "steady", "caching", "memory")]
+    means = [_mean(ratios[name]) for name in figures]
     right = [sum(is_right(row[name]) for row in rows.values()) for name in COLUMNS]
     lines.append(f"| geometric mean, {right[0]} and {right[1]} right | | | {' | '.join(means)} |")
     return "\n".join(lines) + "\n"
