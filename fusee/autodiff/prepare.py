@@ -16,6 +16,7 @@ from torch import fx
 from fusee.aten.geometry import is_row_major
 from fusee.autodiff.joint import Joint
 from fusee.autodiff.norms import open_norm
+from fusee.autodiff.replay import replay
 
 __all__ = ["prepare"]
 
@@ -28,6 +29,8 @@ def prepare(joint: Joint) -> None:
     for node in list(graph.nodes):
         open_norm(joint.aten, node)
     for node in list(graph.nodes):
+        if replay(joint, node):
+            continue
         dtype = _narrow_dtype(node)
         if dtype is not None:
             _narrow(graph, node, dtype)

@@ -34,6 +34,7 @@ from fusee.autodiff.absent import (
 )
 from fusee.autodiff.choice import Choice, Facts, closure, root
 from fusee.autodiff.joint import Joint, Saved, Split
+from fusee.autodiff.replay import REDRAWN, drawn_for
 from fusee.autodiff.sparse import leaves, made_of, parts, sparse_nodes
 from fusee.sym.expr import Expr, Size, Symbol
 from fusee.sym.parts import hint, symbols
@@ -88,8 +89,12 @@ class _Splitter:
             if node.op == "placeholder":
                 if self.inputs[node].index < len(specs):
                     copy.node(node)
-            elif node in needed:
-                copy.node(node)
+            elif node in needed and node.target is not REDRAWN:
+                drawn = drawn_for(node)
+                if drawn is None:
+                    copy.node(node)
+                else:
+                    copy.made[node] = copy.made[drawn]
         returned = [copy.made[node] for node in results]
         shared = {node: k for k, node in enumerate(results) if node in self.facts.shared}
         taken = set(self.facts.roots)

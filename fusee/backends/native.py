@@ -34,6 +34,7 @@ from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
+from fusee.autodiff.replay import REDRAWN
 from fusee.autodiff.trace import trace_joint
 from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
@@ -112,7 +113,10 @@ def _weights(c: Compilation) -> None:
 
 
 # Calls that are machine code of ours.
-_OWN = {torch.ops.aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli)}
+_OWN = {
+    torch.ops.aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli),
+    REDRAWN: ExternSpec(random.redrawn),
+}
 
 
 def _call_of(op: OpOverload) -> ExternSpec | None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fusee.runtime.jit import compile_one
 
-__all__ = ["bernoulli"]
+__all__ = ["bernoulli", "redrawn"]
 
 # Bytes of a state, and where it holds: words left before the next round (32 bits), which word comes
 # next and the words themselves (64 bits each).
@@ -50,6 +50,19 @@ def bernoulli(p: float, *, out: Tensor) -> Tensor:
     # Python's lock is held: nobody else draws from this state in the meantime
     draw(state.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
     generator.set_state(state)
+    return out
+
+
+def redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
+    """What `bernoulli` has drawn from this state of the generator, which stays as it is."""
+    out = torch.empty(size, dtype=torch.bool)
+    draw = _drawer()
+    if draw is None or not 0 <= p <= 1:
+        generator = torch.Generator()
+        generator.set_state(state)
+        return out.bernoulli_(p, generator=generator)
+    copy = state.clone()
+    draw(copy.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
     return out
 
 

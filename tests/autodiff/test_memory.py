@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from fusee.aten.externs import WHOLE
 from fusee.autodiff.joint import Joint
@@ -18,7 +19,7 @@ from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
 from fusee.loops.lower.graph import supported
 from tests.autodiff.joints import operators, run_split
-from tests.autodiff.steps import compiled
+from tests.autodiff.steps import BACKENDS, compiled
 from tests.models.zoo import load
 
 MODELS = ["resnet18", "bert", "llama"]
@@ -97,6 +98,47 @@ def test_large_intermediates_are_in_memory_while_they_are_needed() -> None:
     theirs = peak(lambda: module(x).sum().backward())
     step = compiled(module)
     assert peak(lambda: step(x).sum().backward()) <= theirs
+
+
+def dropped(x: Tensor, w: Tensor) -> Tensor:
+    """Two masks in a checkpointed region, and one after it."""
+
+    def region(x: Tensor) -> Tensor:
+        h = F.dropout(torch.relu(x @ w), 0.3) @ w
+        return F.dropout(h, 0.6)
+
+    inner: Any = checkpoint(region, x, use_reentrant=False)
+    return F.dropout(inner.sin(), 0.2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_masks_in_a_checkpointed_region_are_drawn_again(backend: str) -> None:
+    """Gradients and the stream after the backward are eager's; the region keeps no mask."""
+    found: list[list[Any]] = []
+    for step in (dropped, compiled(dropped, backend)):
+        x, w = (torch.linspace(-2, 2, 128 * 128).view(128, 128).clone() for _ in range(2))
+        x.requires_grad_()
+        w.requires_grad_()
+        torch.manual_seed(3)
+        out = step(x, w)
+        drawn = torch.rand(5)
+        (out * torch.linspace(0, 1, 128)).sum().backward()
+        found.append([out.detach(), drawn, torch.rand(5), x.grad, w.grad])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert found[0][0].eq(0).equal(found[1][0].eq(0))
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_a_checkpointed_region_saves_the_generator_s_state(budget: float) -> None:
+    x, w = (torch.randn(128, 128, requires_grad=True) for _ in range(2))
+    ((joint, _),) = joints(dropped, x, w)
+    split = partition(joint, budget=budget)
+    values = [node.meta["val"] for node in split.backward.placeholders]
+    kept = [v for v, saved in zip(values, split.saved) if saved.kind == "result"]
+    masks = [v for v in kept if v.dtype is torch.bool]
+    states = [v for v in kept if v.dtype is torch.uint8]
+    assert (len(masks), len(states)) == (1, 2)  # the mask after the region is no part of it
 
 
 def test_attention_is_the_kernel_that_eager_takes() -> None:
