@@ -118,15 +118,21 @@ class Capturing(Semantics):
                 continue
             seen.add(id(x))
             is_container = issubclass(cls, (*CONTAINERS, tuple))
+            is_outside = self.is_outside(x)
             if methods and is_container:
-                todo += dict.values(x) if isinstance(x, dict) else x
-            if not self.is_outside(x):
+                kind = next(kind for kind in (*CONTAINERS, tuple) if issubclass(cls, kind))
+                if is_outside and kind is not tuple and self.world.differs(x):
+                    raise GraphBreak("C code would look at a container before it is changed")
+                todo += dict.values(x) if kind is dict else kind.__iter__(x)
+            if not is_outside:
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
             if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
                 todo.append(self.world.slot(x, "args"))
                 is_state = False
+            # what tells its address is another text at the next call
+            is_state |= "__repr__" in methods and getattr(cls, "__repr__", 0) is object.__repr__
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
                 raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
 

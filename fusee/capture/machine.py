@@ -156,10 +156,13 @@ class Machine(Capturing):
         custom = self._by_method((left, name, right), (right, swapped, left))
         if custom is not NotImplemented:
             return custom
-        kinds: Any = type(left), type(right)
-        if symbol == "!=" and all(kind.__ne__ is object.__ne__ for kind in kinds):
-            return not self.truth(self.compare("==", left, right))
-        if symbol in ("==", "!=") and _answered(left, right) and _answered(right, left):
+        pairs = (left, right), (right, left)
+        if symbol == "!=":
+            asked = [(x, "eq", other) for x, other in pairs if _derives(x)]
+            custom = self._by_method(*asked)
+            if custom is not NotImplemented:
+                return not self.truth(custom)
+        if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
             return (left is right) is (symbol == "==")
         left, right = self.deep(left), self.deep(right)
         self.look((left, right), COMPARED)
@@ -185,7 +188,7 @@ class Machine(Capturing):
             return found is not ABSENT
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
-        container = self.deep(container)
+        item, container = self.deep(item), self.deep(container)
         self.look((item, container), COMPARED)
         return item in container
 
@@ -329,11 +332,17 @@ class Machine(Capturing):
     call = call
 
 
-def _answered(x: Any, other: Any) -> bool:
+def _derives(x: Any) -> bool:
+    """Whether `!=` of an object is what its `==` is not."""
+    kind: Any = type(x)
+    return kind.__ne__ is object.__ne__
+
+
+def _answered(symbol: str, x: Any, other: Any) -> bool:
     """Whether nothing is left to ask `x` once methods in Python have not known if it is `other`."""
     if type(x) in _NUMBERS and type(x) is not tuple:
         return not isinstance(other, VALUES)
     if type(x) in (*CONTAINERS, tuple):
         return type(other) in _NUMBERS and type(other) is not tuple
-    method: Any = type(x).__eq__
+    method: Any = getattr(type(x), "__eq__" if symbol == "==" or _derives(x) else "__ne__")
     return method is object.__eq__ or isinstance(method, types.FunctionType)

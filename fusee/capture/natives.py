@@ -163,9 +163,12 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     elif name not in _MOVE:
         args = tuple(m.deep(x) for x in args)
     if name not in _MOVE:
-        compares = isinstance(function.__self__, (*CONTAINERS, tuple, frozenset))
-        methods = COMPARED + AS_NUMBERS if compares else AS_VALUES
-        m.look((*args, *kwargs.values(), function.__self__), methods)
+        owner: Any = function.__self__
+        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
+        looked = (*args, *kwargs.values(), owner)
+        if isinstance(owner, dict) and name[:2] != "__":
+            looked = (*args[:1], *dict.keys(owner))  # not at what it holds
+        m.look(looked, COMPARED + AS_NUMBERS if compares else AS_VALUES)
     return function(*args, **kwargs)
 
 

@@ -407,6 +407,10 @@ class World:
             dict_class(obj).__setitem__(copy, key, item)
         return copy
 
+    def differs(self, obj: Any) -> bool:
+        """Whether an outside container is to be changed; all its elements are facts now."""
+        return self.whole(obj) is not None and self.mirror(obj).is_changed()
+
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""
         if not (is_fixed(a) and is_fixed(b)):

@@ -32,6 +32,14 @@ class Count(int):
     pass
 
 
+class Bare:
+    pass
+
+
+class Row(list):
+    pass
+
+
 @dataclasses.dataclass(order=True, unsafe_hash=True)
 class Point:
     v: int
@@ -79,6 +87,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "values": lambda v: {v: v}.values(),
     "space": lambda v: types.SimpleNamespace(v=v),
     "point": Point,
+    "bare": lambda v: [object(), Bare(), Bare()][v - 3],
+    "list in C": lambda v: Row([v, [v]]),
     "asked": Asked,
     "pair": lambda v: (Asked(v), numpy.int64(v)),
     "list": lambda v: [Asked(v), datetime.timedelta(v)],
@@ -126,6 +136,22 @@ def test_numbers_of_numpy_are_constants() -> None:
     assert [
         node.args[1] for node in traced.graphs[0].graph.nodes if node.op == "call_function"
     ] == [0.5]
+
+
+def test_what_is_not_equal() -> None:
+    class Odd(list):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None
+
+    def differ(x: T, a: T, b: T, c: T) -> T:
+        return x + 1, a != 3, a != b, b != a, a != None, a == None, c != c, c == 3  # noqa: E711
+
+    traced = Traced(differ)
+    for v in (3, 4, 3):
+        given = torch.ones(2), Asked(v), Point(3), Odd([v])
+        assert traced(*given)[1:] == differ(*given)[1:]
 
 
 def test_an_iterator_of_a_dict_that_has_grown() -> None:
