@@ -96,8 +96,7 @@ def _runtime() -> Any:
 
 
 def _shared(tensor: Tensor) -> Any:
-    """An OrtValue in the tensor's memory."""
-    tensor = tensor.contiguous()
+    """An OrtValue in a row-major tensor's memory, which it does not keep alive."""
     make = _runtime().OrtValue
     if tensor.dtype is torch.bfloat16:
         words = tensor.view(torch.uint16).numpy()

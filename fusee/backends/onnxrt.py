@@ -6,13 +6,12 @@
     call     inputs and outputs are bound where they are: nothing is copied
 
 Initialisers are constants to the runtime, which packs and folds them. A parameter that changes
-means a session anew; if it keeps changing, as in training, parameters become inputs (`_Weights`).
+means a session anew; if it keeps changing, as in training, parameters become inputs.
 """
 
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from fusee.aten.explicit import explicit, single
 from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
+from fusee.backends.followed import Followed
 from fusee.backends.onnx_api import element_type, is_translated, model_of
 from fusee.backends.onnx_claims import REFUSED, why_not
 from fusee.backends.onnx_options import OnnxOptions
@@ -33,14 +33,13 @@ from fusee.backends.regions import Declined, Region, RegionCall
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
-from fusee.runtime.weights import Derived, DerivedSet, why_not_derivable
 
 __all__ = ["OnnxRuntime", "compile_onnxrt"]
 
 aten = torch.ops.aten
 
-# From this change on a region's parameters are inputs of its session.
-_CHANGES = 2
+# How often a region's session is made for new values of its parameters before they are inputs.
+_SESSIONS = 2
 
 
 def compile_onnxrt(
@@ -101,7 +100,7 @@ class OnnxRuntime:
         return None
 
     def compile(self, region: Region) -> RegionCall:
-        return _Weights(region, self.options)
+        return _RegionCall(region, self.options)
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
@@ -170,58 +169,36 @@ def _names(arguments: Sequence[Any]) -> list[str]:
     return [argument.name for argument in arguments]
 
 
-class _Weights:
-    """A region as it is called: its session follows the parameters."""
+class _RegionCall:
+    """One region as it is called."""
 
     def __init__(self, region: Region, options: OnnxOptions) -> None:
-        self.graph, self.options = region.graph, options
-        self.sizes = _sizes_of(region.graph)
-        static = [
-            spec
-            for spec in region.graph.inputs
-            if spec.is_static and why_not_derivable(region.examples[spec.index]) is None
-        ]
-        self.names = [spec.name for spec in static]
-        position = {node: k for k, node in enumerate(region.graph.placeholders)}
+        graph = region.graph
+        self.sizes = _sizes_of(graph)
+        position = {node: k for k, node in enumerate(graph.placeholders)}
         found = [row for node in region.calls() for row in indexed(node)]
         # ONNX counts negative indices from the end, ATen refuses those of most operators
         self.indices = sorted({position[x] for x, low, _ in found if low == 0 and x in position})
-        positions = tuple(spec.index for spec in static)
-        self.known = DerivedSet([Derived(positions, lambda tensors: tensors)])
-        self.lock = threading.Lock()
-        self.made: tuple[int, _Session] = (
-            (0, self._session({})) if not static else self._follow(region.examples)
-        )
+
+        def session(given: Mapping[int, Tensor]) -> _Session:
+            weights = {graph.inputs[k].name: x for k, x in given.items()}
+            model = model_of(explicit(graph), weights, graph.constants)
+            return _Session(model, weights, graph, options)
+
+        computed = any(low == 0 and x not in position for x, low, _ in found)
+        self.made = Followed(region, session, _SESSIONS, bound=computed)
 
     def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         for k in self.indices:
             if inputs[k].numel() and int(inputs[k].min()) < 0:
                 raise Declined
-        version, session = self.made
-        if self.names and version != self.known.current(inputs).version:
-            with self.lock:
-                if self.names and self.made[0] != self.known.current(inputs).version:
-                    self.made = self._follow(inputs)
-                session = self.made[1]
+        made = self.made.current(inputs)
         try:
-            return session.run(inputs, self.sizes(inputs))
+            return made.executable.run(inputs, self.sizes(inputs))
         except Exception as error:  # the runtime's own classes, which it makes no names for
             if "out of data bounds" in str(error):
                 raise Declined from error  # an index: our compiler raises what eager does
             raise
-
-    def _follow(self, inputs: tuple[Any, ...]) -> tuple[int, _Session]:
-        """The session of the parameters as they are."""
-        snapshot = self.known.current(inputs)
-        if snapshot.version > _CHANGES:
-            self.names = []
-            return 0, self._session({})
-        weights = dict(zip(self.names, snapshot.tensors, strict=True))
-        return snapshot.version, self._session(weights)
-
-    def _session(self, weights: Mapping[str, Tensor]) -> _Session:
-        model = model_of(explicit(self.graph), weights, self.graph.constants)
-        return _Session(model, weights, self.graph, self.options)
 
 
 def _sizes_of(graph: AtenGraph) -> Callable[[tuple[Any, ...]], Sequence[Sequence[int]]]:

@@ -6,7 +6,6 @@ whose parameters changed is compiled again; one whose parameters keep changing t
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,8 @@ from fusee.aten.source import python_source
 from fusee.aten.torch_api import OpOverload
 from fusee.backends import openvino_api, packed
 from fusee.backends.blobs import Blobs, digest
-from fusee.backends.intervals import LARGEST_SIZE, holds
+from fusee.backends.followed import Followed
+from fusee.backends.intervals import LARGEST_SIZE
 from fusee.backends.openvino_api import Executable
 from fusee.backends.openvino_claims import indexed, is_known, stays_whole, why_not
 from fusee.backends.openvino_graph import decodable, distinct
@@ -31,7 +31,6 @@ from fusee.backends.regions import Declined, Region, RegionCall
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
 from fusee.errors import BackendError, FuseeWarning, layout
-from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
 
 # How often a region is compiled for new values of its parameters before they become inputs.
 _MOST_COMPILES = 3
@@ -140,33 +139,25 @@ class _RegionCall:
     """One compiled region. May be called from several threads."""
 
     def __init__(self, region: Region, engine: OpenVINO) -> None:
-        self.region, self.engine = region, engine
-        self.weights = tuple(
-            spec.index
-            for spec, example in zip(region.graph.inputs, region.examples, strict=True)
-            if spec.is_static and isinstance(example, Tensor) and why_not_derivable(example) is None
-        )
-        self.known = DerivedSet([Derived(self.weights, lambda tensors: ())])
-        self.is_packed = bool(packed.find_origins(region.graph))
-        self.lock = threading.Lock()
         results, places = distinct(region.graph.results)
         self.places = places if places != list(range(len(results))) else None
-        self.compiles = 0
-        self.latest: tuple[Snapshot | None, Executable, tuple[int, ...]]
-        self._refresh(region.examples)
-        self.prepare = _prepare(region, self.weights if self.latest[0] else ())
+        times = None if packed.find_origins(region.graph) else _MOST_COMPILES
+
+        def make(weights: Mapping[int, Tensor]) -> Executable:
+            return engine.executable(region, weights)
+
+        self.made = Followed(region, make, times, bound=True)
+        self.prepare = _prepare(region)
 
     def primitives(self) -> dict[str, int]:
         """What OpenVINO executes: kinds of primitives, and how often each runs."""
-        return self.latest[1].primitives()
+        return self.made.latest.executable.primitives()
 
     def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
-        snapshot, found, given = self.latest
-        if snapshot is not None and self.known.current(inputs) is not snapshot:
-            found, given = self._refresh(inputs)
+        made = self.made.current(inputs)
         outputs = self.prepare(inputs)
-        taken = [inputs[k] for k in given]
-        found([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
+        taken = [x for k, x in enumerate(inputs) if k not in made.weights]
+        made.executable([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
         if self.places is None:
             return outputs
         given_out: set[int] = set()
@@ -176,27 +167,8 @@ class _RegionCall:
             given_out.add(k)
         return results
 
-    def _refresh(self, inputs: tuple[Any, ...]) -> tuple[Executable, tuple[int, ...]]:
-        """Compile for the present values of the parameters."""
-        with self.lock:
-            constant = self.is_packed or self.compiles < _MOST_COMPILES
-            fixed = self.weights if constant else ()
-            snapshot = self.known.current(inputs) if fixed else None
-            if self.compiles and snapshot is self.latest[0]:
-                return self.latest[1:]  # another thread was here
-            for node, x in zip(self.region.graph.placeholders, inputs, strict=True):
-                if isinstance(x, Tensor) and not holds(node, x):
-                    raise BackendError(f"{node.name} holds greater integers than it did")
-            weights = {k: inputs[k].detach().contiguous() for k in fixed}
-            found = self.engine.executable(self.region, weights)
-            self.compiles += 1
-            self.shared = weights  # the compiled model's constants may lie in their memory
-            given = tuple(k for k in range(len(inputs)) if k not in weights)
-            self.latest = snapshot, found, given
-            return found, given
 
-
-def _prepare(region: Region, fixed: Sequence[int]) -> Callable[[tuple[Any, ...]], list[Tensor]]:
+def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
     """A function of a call's inputs: memory for the results, once the inputs are looked at.
 
     OpenVINO doesn't look whether an index is in range, and its sizes have a bound.

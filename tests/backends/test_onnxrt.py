@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 import fusee
 from fusee.backends import lookup
 from fusee.backends.onnx_options import OnnxOptions
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, MissingPackage, OptionError
+from tests.backends.engine_calls import compiled, through, two_layers
 from tests.check import check
-from tests.models import zoo
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -49,30 +48,6 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Mapping[str, Te
     return made
 
 
-def compiled(fn: Callable[..., Any], *args: Any, **options: object) -> Any:
-    return lookup("onnxrt", options)(fx.symbolic_trace(fn), list(args))
-
-
-def through(seen: list[Report], **options: object) -> Callable[..., Any]:
-    """The backend for stock torch.compile, which notes the reports."""
-    found = lookup("onnxrt", options)
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        call = found(gm, inputs)
-        seen.append(call.report())
-        return call
-
-    return backend
-
-
-def two_layers(x: Tensor, w: Tensor) -> Tensor:
-    return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
-
-
-def convolved(x: Tensor, w: Tensor) -> Tensor:
-    return F.avg_pool2d(F.gelu(F.conv2d(x, w, padding=1)), 2).flatten(1)
-
-
 def small() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
@@ -81,19 +56,11 @@ def small() -> nn.Sequential:
 # ------------------------------------------------------------------------------ results
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_layouts(layout: torch.memory_format) -> None:
-    x = torch.randn(2, 3, 8, 8).to(memory_format=layout)
-    w = torch.randn(4, 3, 3, 3)
-    check(convolved, x, w, backend="onnxrt", capture="fx")
-    check(convolved, x[:, :, ::2], w, backend="onnxrt", capture="fx")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_dtypes_that_the_runtime_lacks_stay_with_us(dtype: torch.dtype) -> None:
     x, w = torch.randn(6, 8).to(dtype), torch.randn(8, 8).to(dtype)
     seen: list[Report] = []
-    check(two_layers, x, w, backend=through(seen))
+    check(two_layers, x, w, backend=through("onnxrt", seen))
     assert bool(seen[0].unclaimed) == (dtype == torch.bfloat16)
     assert all("implementation" in row.reason for row in seen[0].unclaimed if "mm" in row.op)
 
@@ -108,42 +75,6 @@ def test_dtypes_are_promoted_as_torch_does() -> None:
     check(fn, torch.randn(2, 3), n.int(), n > 3, backend="onnxrt", capture="fx")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit", "bert", "llama"])
-def test_models(name: str) -> None:
-    module, args, kwargs = zoo.load(name, "test")
-    seen: list[Report] = []
-    check(module, *args, kwargs=kwargs, backend=through(seen))
-    claimed = sum(sum(row.ops.values()) for report in seen for row in report.regions)
-    left = sum(len(report.unclaimed) for report in seen)
-    assert claimed >= 0.95 * (claimed + left), str(seen[0])
-    assert all(row.failed is None and row.calls for report in seen for row in report.regions)
-
-
-def test_sizes_are_open_with_dynamic() -> None:
-    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = (x @ w).reshape(x.shape[0] * 2, -1)
-        steps = torch.arange(x.shape[0], dtype=x.dtype)
-        return torch.softmax(y, -1), torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
-
-    args = [(torch.randn(n, 8), torch.randn(8, 8)) for n in (5, 3, 17)]
-    seen: list[Report] = []
-    check(fn, *args[0], backend=through(seen), dynamic=True, again=args[1:])
-    (report,) = seen
-    assert [row.failed for row in report.regions] == [None]
-
-
-def test_indices_out_of_range_are_eagers_error() -> None:
-    table = torch.randn(10, 6)
-    call = compiled(lambda i, t: torch.tanh(F.embedding(i, t)) @ t.t(), torch.tensor([1]), table)
-    for wrong in (10, -1):
-        with pytest.raises(IndexError):
-            call(torch.tensor([wrong]), table)
-    good = torch.tensor([9])
-    torch.testing.assert_close(call(good, table), torch.tanh(table[good]) @ table.t())
-    (row,) = call.report().regions
-    assert row.failed is None and row.calls == 1
-
-
 # ------------------------------------------------------------------------------ partition
 
 
@@ -152,7 +83,7 @@ def test_what_it_computes_differently_is_not_claimed() -> None:
         some = torch.rand_like(x), torch.atan2(x, x), torch.remainder(x, 0.3)
         return two_layers(x, x), *some, F.embedding_bag(i, x)
 
-    report = compiled(fn, torch.randn(4, 4), torch.tensor([[1, 2]])).report()
+    report = compiled("onnxrt", fn, torch.randn(4, 4), torch.tensor([[1, 2]])).report()
     reasons = {row.op: row.reason for row in report.unclaimed}
     assert "random" in reasons["aten.rand_like.default"]
     assert "composes it" in reasons["aten.atan2.default"]
@@ -172,15 +103,6 @@ def test_what_is_not_a_number_stays_so() -> None:
     check(fn, x, backend="onnxrt", capture="fx")
 
 
-def test_disabled_ops_stay_with_us() -> None:
-    x, w = torch.randn(4, 8), torch.randn(8, 8)
-    call = compiled(two_layers, x, w, disabled_ops=[aten._softmax, aten.tanh.default])
-    torch.testing.assert_close(call(x, w), two_layers(x, w))
-    report = call.report()
-    assert {row.op for row in report.unclaimed} >= {"aten._softmax.default", "aten.tanh.default"}
-    assert len(report.regions) == 2
-
-
 def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     make = OnnxOptions.session_of
 
@@ -197,7 +119,7 @@ def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.Monkey
         return torch.tanh(torch.rand_like(y) * 0 + y) @ w
 
     with pytest.warns(FuseeWarning, match=r"at aten\._softmax\.default") as caught:
-        call = compiled(fn, x, w)
+        call = compiled("onnxrt", fn, x, w)
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -205,13 +127,6 @@ def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.Monkey
             torch.testing.assert_close(call(x, w), fn(x, w))
     failed, good = call.report().regions
     assert "no room" in failed.failed and good.failed is None and good.calls == 2
-
-
-def test_reports_are_found_by_name() -> None:
-    fast = fusee.compile(two_layers, backend="onnxrt", name="the two layers")
-    fast(torch.randn(4, 8), torch.randn(8, 8))
-    (report,) = fusee.report("the two layers")
-    assert [row.engine for row in report.regions] == ["onnxrt"]
 
 
 # ------------------------------------------------------------------------------ weights
@@ -241,20 +156,6 @@ def test_weights_share_the_modules_memory(sessions: list[Any]) -> None:
     assert {x.data_ptr() for x in weights.values()} == theirs
 
 
-def test_threads_share_a_compiled_function() -> None:
-    module = small()
-    fast = fusee.compile(module, backend="onnxrt")
-    fast(torch.randn(4, 8))
-    inputs = [torch.randn(4, 8) for _ in range(200)]
-
-    def wrong(x: Tensor) -> float:
-        with torch.no_grad():
-            return float((fast(x) - module(x)).abs().max())
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert max(pool.map(wrong, inputs)) < 1e-5
-
-
 # ------------------------------------------------------------------------------ options
 
 
@@ -262,8 +163,10 @@ def test_options_are_each_functions_own(sessions: list[Any]) -> None:
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     entries = {"session.intra_op.allow_spinning": "1"}
     options = {"intra_op_num_threads": 1, "graph_optimization_level": "ORT_DISABLE_ALL"}
-    one = compiled(two_layers, x, w, session_options={**options, "session_config_entries": entries})
-    other = compiled(two_layers, x, w, name="other")
+    one = compiled(
+        "onnxrt", two_layers, x, w, session_options={**options, "session_config_entries": entries}
+    )
+    other = compiled("onnxrt", two_layers, x, w, name="other")
     for call in (one, other):
         torch.testing.assert_close(call(x, w), two_layers(x, w))
     ours, default = (session.get_session_options() for session, _ in sessions)
@@ -280,8 +183,8 @@ def test_options_are_each_functions_own(sessions: list[Any]) -> None:
 def test_providers_in_both_of_the_runtimes_forms(sessions: list[Any]) -> None:
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     cpu, arena = "CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"}
-    compiled(two_layers, x, w, providers=[cpu])
-    compiled(two_layers, x, w, providers=[(cpu, {})], provider_options=[{}])
+    compiled("onnxrt", two_layers, x, w, providers=[cpu])
+    compiled("onnxrt", two_layers, x, w, providers=[(cpu, {})], provider_options=[{}])
     assert [session.get_providers() for session, _ in sessions] == [[cpu], [cpu]]
     parsed = OnnxOptions.parse({"providers": [(cpu, arena)]})
     assert parsed.providers == ((cpu, arena),)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
-import gc
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,8 @@ from torch import Tensor, fx, nn
 from fusee.backends import lookup, openvino_api
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, OptionError, SettingError
+from tests.backends.engine_calls import compiled, through, two_layers
 from tests.check import check
-from tests.models import zoo
 
 pytest.importorskip("openvino")
 
@@ -32,40 +29,6 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def compiled(fn: Callable[..., Any], *args: Any, **options: object) -> Any:
-    return lookup("openvino", options)(fx.symbolic_trace(fn), list(args))
-
-
-def through(seen: list[Report], **options: object) -> Callable[..., Any]:
-    """The backend for stock torch.compile, which notes the reports."""
-    found = lookup("openvino", options)
-
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        call = found(gm, inputs)
-        seen.append(call.report())
-        return call
-
-    return backend
-
-
-def two_layers(x: Tensor, w: Tensor) -> Tensor:
-    return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
-
-
-def convolved(x: Tensor, w: Tensor) -> Tensor:
-    return F.avg_pool2d(F.gelu(F.conv2d(x, w, padding=1)), 2).flatten(1)
-
-
-@pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.filterwarnings("ignore:the backend 'openvino_ts'")
-def test_layouts(backend: str, layout: torch.memory_format) -> None:
-    x = torch.randn(2, 3, 8, 8).to(memory_format=layout)
-    w = torch.randn(4, 3, 3, 3)
-    check(convolved, x, w, backend=backend, capture="fx")
-    check(convolved, x[:, :, ::2], w, backend=backend, capture="fx")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_floating_point(dtype: torch.dtype) -> None:
     x, w = torch.randn(6, 8).to(dtype), torch.randn(8, 8).to(dtype)
@@ -76,7 +39,7 @@ def test_what_it_computes_differently_is_not_claimed() -> None:
     def fn(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         return two_layers(x, x), x.double().sin(), n * n, torch.rand_like(x), x.argmax(1)
 
-    report = compiled(fn, torch.randn(4, 4), torch.arange(3)).report()
+    report = compiled("openvino", fn, torch.randn(4, 4), torch.arange(3)).report()
     reasons = {row.op: row.reason for row in report.unclaimed}
     assert reasons["aten.sin.default"] == "float64 is not computed as such"
     assert "32 bits" in reasons["aten.mul.Tensor"]
@@ -94,7 +57,7 @@ def test_integers_that_are_small_are_its_own() -> None:
 
     x = torch.randn(16, 16)
     check(fn, x, backend="openvino", capture="fx")
-    report = compiled(fn, x).report()
+    report = compiled("openvino", fn, x).report()
     assert [row.op for row in report.unclaimed] in ([], ["aten.repeat.default"])
     assert report.regions[0].ops["aten.abs.default"] == 1
 
@@ -107,53 +70,7 @@ def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
     check(fn, torch.randn(16, 16).bfloat16(), backend="openvino", capture="fx", oracle=False)
 
 
-def test_indices_out_of_range_are_eagers_error() -> None:
-    table = torch.randn(10, 6)
-    call = compiled(lambda i, t: torch.tanh(F.embedding(i, t)) @ t.t(), torch.tensor([1]), table)
-    with pytest.raises(IndexError):
-        call(torch.tensor([10]), table)
-    good = torch.tensor([9])
-    torch.testing.assert_close(call(good, table), torch.tanh(table[good]) @ table.t())
-    (row,) = call.report().regions
-    assert row.failed is None and row.calls == 1
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit", "bert", "llama"])
-def test_models(name: str) -> None:
-    module, args, kwargs = zoo.load(name, "test")
-    seen: list[Report] = []
-    check(module, *args, kwargs=kwargs, backend=through(seen))
-    claimed = sum(sum(row.ops.values()) for report in seen for row in report.regions)
-    left = sum(len(report.unclaimed) for report in seen)
-    assert claimed >= 0.95 * (claimed + left), str(seen[0])
-    assert all(row.failed is None and row.calls for report in seen for row in report.regions)
-
-
-def test_sizes_are_open_with_dynamic() -> None:
-    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = (x @ w).reshape(x.shape[0] * 2, -1)
-        steps = torch.arange(x.shape[0], dtype=x.dtype)
-        return torch.softmax(y, -1), torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
-
-    args = [(torch.randn(n, 8), torch.randn(8, 8)) for n in (5, 3, 17)]
-    seen: list[Report] = []
-    check(fn, *args[0], backend=through(seen), dynamic=True, again=args[1:])
-    (report,) = seen
-    assert [row.failed for row in report.regions] == [None]
-
-
 # ------------------------------------------------------------------------------ partition options
-
-
-def test_disabled_ops_are_left_to_us() -> None:
-    x = torch.randn(4, 4)
-    for given in (aten.tanh.default, aten.tanh):
-        call = compiled(two_layers, x, x, disabled_ops=[given])
-        torch.testing.assert_close(call(x, x), two_layers(x, x))
-        report = call.report()
-        assert [row.op for row in report.unclaimed] == ["aten.tanh.default"]
-        assert report.unclaimed[0].reason == "the option disabled_ops names it"
-        assert len(report.regions) == 2 and report.kernels
 
 
 def test_decompositions_take_operators_apart() -> None:
@@ -162,8 +79,8 @@ def test_decompositions_take_operators_apart() -> None:
     def fn(x: Tensor) -> Tensor:
         return F.gelu(x @ x)
 
-    (plain,) = compiled(fn, x).report().regions
-    call = compiled(fn, x, decompositions=[aten.gelu.default])
+    (plain,) = compiled("openvino", fn, x).report().regions
+    call = compiled("openvino", fn, x, decompositions=[aten.gelu.default])
     (apart,) = call.report().regions
     assert "aten.gelu.default" in plain.ops
     assert "aten.gelu.default" not in apart.ops and "aten.erf.default" in apart.ops
@@ -172,9 +89,9 @@ def test_decompositions_take_operators_apart() -> None:
 
 def test_two_functions_have_their_own_options() -> None:
     x = torch.randn(256, 256)
-    exact = compiled(two_layers, x, x)
-    rough = compiled(two_layers, x, x, config={"INFERENCE_PRECISION_HINT": "bf16"})
-    again = compiled(two_layers, x, x)
+    exact = compiled("openvino", two_layers, x, x)
+    rough = compiled("openvino", two_layers, x, x, config={"INFERENCE_PRECISION_HINT": "bf16"})
+    again = compiled("openvino", two_layers, x, x)
     want = two_layers(x.double(), x.double())
 
     def error(call: Callable[..., Tensor]) -> float:
@@ -214,59 +131,13 @@ def test_a_failing_region_is_compiled_by_us(at: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(openvino_api, "convert_fx", breaking)
     monkeypatch.setattr(openvino_api.Executable, "__call__", failing)
     with pytest.warns(FuseeWarning, match=r"at aten\.cumsum\.default") as told:
-        call = compiled(fn, x, disabled_ops=[aten.erfinv.default])
+        call = compiled("openvino", fn, x, disabled_ops=[aten.erfinv.default])
         for _ in range(3):
             torch.testing.assert_close(call(x), fn(x))
     assert len(told) == 1
     first, second = call.report().regions
     assert first.failed is None and first.calls == 3
     assert second.failed is not None
-
-
-# ------------------------------------------------------------------------------ weights, threads
-
-
-def test_weights_changed_in_place_are_seen() -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).eval()
-    seen: list[Report] = []
-    call = torch.compile(module, backend=through(seen))
-    x = torch.randn(3, 8)
-    first, last = module[0], module[2]
-    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
-    first.weight = nn.Parameter(torch.randn(8, 8).t())  # column-major
-    for step in range(6):  # the first changes compile anew, later ones find weights as inputs
-        torch.testing.assert_close(call(x), module(x))
-        first.weight.mul_(1.5)
-        last.bias.add_(step)
-        torch.testing.assert_close(call(x), module(x))
-    assert len(seen) == 1 and seen[0].regions[0].failed is None
-
-
-def test_weights_are_not_kept_alive() -> None:
-    module = nn.Linear(64, 64).eval()
-    call = torch.compile(module, backend="fusee_openvino")
-    call(torch.randn(2, 64))
-    gone = weakref.ref(module.weight.untyped_storage())
-    del module, call
-    torch._dynamo.reset()
-    gc.collect()
-    assert gone() is None
-
-
-def test_threads() -> None:
-    module, (x,), _ = zoo.load("resnet18", "test")
-    call = torch.compile(module, backend="fusee_openvino")
-    call(x)
-    inputs = [torch.randn_like(x) for _ in range(8)]
-    want = [module(x) for x in inputs]
-
-    def run(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return [call(x) for _ in range(4)][-1]
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for got, expected in zip(pool.map(run, inputs), want, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------ options
@@ -307,7 +178,7 @@ def test_documented_options_are_taken() -> None:
         {"device": "MULTI:CPU"},
         {"device": "HETERO:CPU", "aot_autograd": False},
     ):
-        call = compiled(two_layers, x, x, **options)
+        call = compiled("openvino", two_layers, x, x, **options)
         torch.testing.assert_close(call(x, x), two_layers(x, x))
         assert call.report().regions[0].device == options["device"]
 
@@ -315,16 +186,16 @@ def test_documented_options_are_taken() -> None:
 def test_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 4)
     monkeypatch.setenv("OPENVINO_TORCH_BACKEND_DEVICE", "AUTO")
-    assert compiled(two_layers, x, x).report().regions[0].device == "AUTO"
-    assert compiled(two_layers, x, x, device="CPU").report().regions[0].device == "CPU"
+    assert compiled("openvino", two_layers, x, x).report().regions[0].device == "AUTO"
+    assert compiled("openvino", two_layers, x, x, device="CPU").report().regions[0].device == "CPU"
     monkeypatch.delenv("OPENVINO_TORCH_BACKEND_DEVICE")
     monkeypatch.setenv("OPENVINO_TORCH_CACHE_DIR", str(tmp_path / "blobs"))
     monkeypatch.setenv("OPENVINO_TORCH_MODEL_CACHING", "True")
-    compiled(two_layers, x, x)
+    compiled("openvino", two_layers, x, x)
     assert len(list((tmp_path / "blobs").iterdir())) == 1
     monkeypatch.setenv("OPENVINO_TORCH_MODEL_CACHING", "maybe")
     with pytest.raises(SettingError, match="neither true nor false"):
-        compiled(two_layers, x, x)
+        compiled("openvino", two_layers, x, x)
 
 
 def test_the_older_name_says_so() -> None:
@@ -345,7 +216,7 @@ def test_training_with_aot_autograd() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
     twin = copy.deepcopy(module)
     seen: list[Report] = []
-    call = torch.compile(module, backend=through(seen, aot_autograd=True))
+    call = torch.compile(module, backend=through("openvino", seen, aot_autograd=True))
     ours = torch.optim.SGD(module.parameters(), lr=0.1)
     theirs = torch.optim.SGD(twin.parameters(), lr=0.1)
     with torch.enable_grad():
@@ -366,7 +237,7 @@ def test_training_with_aot_autograd() -> None:
 def test_without_it_training_is_ours() -> None:
     x = torch.randn(4, 4, requires_grad=True)
     with torch.enable_grad():
-        call = compiled(two_layers, x, x)
+        call = compiled("openvino", two_layers, x, x)
         call(x, x).sum().backward()
     assert not call.report().regions and x.grad is not None
 
@@ -378,4 +249,4 @@ def test_nan_is_no_number() -> None:
         y = x @ torch.ones(3, 3)
         return torch.maximum(x, y), torch.where(x > 0, x, y), x.amax(1), torch.sign(x), x.minimum(y)
 
-    torch.testing.assert_close(compiled(fn, x)(x), fn(x), equal_nan=True)
+    torch.testing.assert_close(compiled("openvino", fn, x)(x), fn(x), equal_nan=True)

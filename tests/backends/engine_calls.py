@@ -1,0 +1,38 @@
+"""How tests of engines compile, and two programs that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from fusee.backends import lookup
+from fusee.backends.report import Report
+
+
+def compiled(backend: str, fn: Callable[..., Any], *args: Any, **options: object) -> Any:
+    """A function as the backend alone compiles it."""
+    return lookup(backend, options)(fx.symbolic_trace(fn), list(args))
+
+
+def through(backend: str, seen: list[Report], **options: object) -> Callable[..., Any]:
+    """The backend for stock torch.compile, which notes the reports."""
+    found = lookup(backend, options)
+
+    def noting(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        call = found(gm, inputs)
+        seen.append(call.report())
+        return call
+
+    return noting
+
+
+def two_layers(x: Tensor, w: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
+
+
+def convolved(x: Tensor, w: Tensor) -> Tensor:
+    return F.avg_pool2d(F.gelu(F.conv2d(x, w, padding=1)), 2).flatten(1)

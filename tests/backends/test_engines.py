@@ -1,0 +1,199 @@
+"""What every engine must do with a program, whatever runs it: here OpenVINO and ONNX Runtime."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import importlib.util
+import warnings
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+from fusee.backends.report import Report
+from tests.backends.engine_calls import compiled, convolved, through, two_layers
+from tests.check import check
+from tests.models import zoo
+
+aten = torch.ops.aten
+
+_NEEDS = {"openvino": "openvino", "openvino_ts": "openvino", "onnxrt": "onnxscript"}
+
+
+def _each(*names: str) -> pytest.MarkDecorator:
+    marks = [
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.skipif(importlib.util.find_spec(_NEEDS[name]) is None, reason=name),
+                pytest.mark.filterwarnings("ignore:the backend 'openvino_ts'"),
+            ],
+        )
+        for name in names
+    ]
+    return pytest.mark.parametrize("backend", marks)
+
+
+engines = _each("openvino", "onnxrt")
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
+
+
+@_each("openvino", "openvino_ts", "onnxrt")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_layouts(backend: str, layout: torch.memory_format) -> None:
+    x = torch.randn(2, 3, 8, 8).to(memory_format=layout)
+    w = torch.randn(4, 3, 3, 3)
+    check(convolved, x, w, backend=backend, capture="fx")
+    check(convolved, x[:, :, ::2], w, backend=backend, capture="fx")
+
+
+@engines
+@pytest.mark.parametrize("name", ["resnet18", "vit", "bert", "llama"])
+def test_models(backend: str, name: str) -> None:
+    module, args, kwargs = zoo.load(name, "test")
+    seen: list[Report] = []
+    check(module, *args, kwargs=kwargs, backend=through(backend, seen))
+    claimed = sum(sum(row.ops.values()) for report in seen for row in report.regions)
+    left = sum(len(report.unclaimed) for report in seen)
+    assert claimed >= 0.95 * (claimed + left), str(seen[0])
+    assert all(row.failed is None and row.calls for report in seen for row in report.regions)
+
+
+@engines
+def test_sizes_are_open_with_dynamic(backend: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).reshape(x.shape[0] * 2, -1)
+        steps = torch.arange(x.shape[0], dtype=x.dtype)
+        return torch.softmax(y, -1), torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
+
+    args = [(torch.randn(n, 8), torch.randn(8, 8)) for n in (5, 3, 17)]
+    seen: list[Report] = []
+    check(fn, *args[0], backend=through(backend, seen), dynamic=True, again=args[1:])
+    (report,) = seen
+    assert [row.failed for row in report.regions] == [None]
+
+
+@engines
+def test_indices_out_of_range_are_eagers_error(backend: str) -> None:
+    table = torch.randn(10, 6)
+
+    def fn(i: Tensor, t: Tensor) -> Tensor:
+        return torch.tanh(F.embedding(i, t)) @ t.t()
+
+    call = compiled(backend, fn, torch.tensor([1]), table)
+    for wrong in (10, -1):
+        with pytest.raises(IndexError):
+            call(torch.tensor([wrong]), table)
+    good = torch.tensor([9])
+    torch.testing.assert_close(call(good, table), fn(good, table))
+    (row,) = call.report().regions
+    assert row.failed is None and row.calls == 1
+
+
+@engines
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [(aten.tanh.default, "tanh.default"), (aten.tanh, "tanh.default"), (aten.add, "add.Tensor")],
+)
+def test_disabled_ops_are_left_to_us(backend: str, given: object, named: str) -> None:
+    x = torch.randn(4, 4)
+    call = compiled(backend, two_layers, x, x, disabled_ops=[given])
+    torch.testing.assert_close(call(x, x), two_layers(x, x))
+    report = call.report()
+    assert [row.op for row in report.unclaimed] == [f"aten.{named}"]
+    assert report.unclaimed[0].reason == "the option disabled_ops names it"
+    assert len(report.regions) == 2 and report.kernels
+
+
+@engines
+def test_reports_are_found_by_name(backend: str) -> None:
+    fast = fusee.compile(two_layers, backend=backend, name=f"two layers in {backend}")
+    fast(torch.randn(4, 8), torch.randn(8, 8))
+    (report,) = fusee.report(f"two layers in {backend}")
+    assert [row.engine for row in report.regions] == [backend]
+
+
+@engines
+def test_weights_that_change_are_seen(backend: str) -> None:
+    module, x = small(), torch.randn(3, 8)
+    module[3].weight = nn.Parameter(torch.randn(16, 4).t())  # column-major
+    seen: list[Report] = []
+    call = torch.compile(module, backend=through(backend, seen))
+    for step in range(6):  # the first changes compile anew, later ones find weights as inputs
+        torch.testing.assert_close(call(x), module(x))
+        module.get_parameter("0.weight").mul_(1.5)
+        module.get_parameter("3.bias").add_(step)
+        torch.testing.assert_close(call(x), module(x))
+    assert len(seen) == 1 and [row.failed for row in seen[0].regions] == [None]
+
+
+@engines
+@pytest.mark.parametrize("changes", [1, 5])
+def test_integers_that_grow_are_right(backend: str, changes: int) -> None:
+    """OpenVINO computes integers in 32 bits, and was asked when they were small."""
+
+    class Counted(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.tensor([3, 4]))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return two_layers(x, x), self.count * self.count * 3
+
+    module, x = Counted(), torch.randn(8, 8)
+    call = torch.compile(module, backend=through(backend, []))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(changes):
+            torch.testing.assert_close(call(x), module(x))
+            module.get_buffer("count").sub_(1)
+        module.get_buffer("count").mul_(2**20)
+        for _ in range(2):
+            torch.testing.assert_close(call(x), module(x))
+    assert len(told) == (backend == "openvino")
+
+
+@engines
+def test_weights_are_not_kept_alive(backend: str) -> None:
+    module = nn.Linear(64, 64).eval()
+    call = torch.compile(module, backend=through(backend, []))
+    call(torch.randn(2, 64))
+    gone = weakref.ref(module.weight.untyped_storage())
+    del module, call
+    torch._dynamo.reset()
+    gc.collect()
+    assert gone() is None
+
+
+@engines
+def test_threads_share_a_compiled_function(backend: str) -> None:
+    module, (x,), _ = zoo.load("resnet18", "test")
+    call = torch.compile(module, backend=through(backend, []))
+    call(x)
+    inputs = [torch.randn_like(x) for _ in range(8)]
+    want = [module(x) for x in inputs]
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return [call(x) for _ in range(4)][-1]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for got, expected in zip(pool.map(run, inputs), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
