@@ -8,6 +8,7 @@ _get_value      `step.item()`, which becomes a float of the graph
 the list form   is taken where torch would go through the parameters one by one: the same formulas,
                 on whole lists
 fused forms     torch's kernels compute what the list form says
+schedulers      run between two graphs
 
 Tested with torch 2.13.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import adadelta, adagrad, adam, adamax, nadam, radam, rmsprop, sgd
+from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, radam, rmsprop, sgd
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
 
@@ -69,6 +70,15 @@ BY_CODE[id(_USE_GRAD.__code__)] = _step
 def _zero_grad(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     inner: Any = torch.optim.Optimizer.zero_grad
     return m.call(m.world.hold(inner.__wrapped__, "zero_grad"), args, kwargs)
+
+
+def _schedule(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    raise GraphBreak("a scheduler computes learning rates in Python, between two graphs", "")
+
+
+# captured, each rate would be a fact, and every step a version
+_SCHEDULERS = [x for x in vars(lr_scheduler).values() if isinstance(x, type) and "step" in vars(x)]
+stands_for(*(vars(kind)["step"] for kind in _SCHEDULERS))(_schedule)
 
 
 # ------------------------------------------------------------------------------ state

@@ -122,6 +122,29 @@ def test_a_whole_training_step() -> None:
         torch.testing.assert_close(mine, other, atol=5e-3, rtol=1e-3)
 
 
+def test_a_scheduler_within_the_step_compiles_nothing_anew() -> None:
+    made = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        network = nn.Linear(4, 3)
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+        def train(network: nn.Module, optimizer: Any, scheduler: Any, x: Tensor) -> None:
+            optimizer.zero_grad()
+            network(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+        step = fusee.compile(train) if compiled else train
+        for k in range(6):
+            with fusee.compiler.set_stance("default" if k < 3 else "fail_on_recompile"):
+                step(network, optimizer, scheduler, torch.randn(2, 4))
+        made.append((scheduler.get_last_lr(), list(network.parameters())))
+    assert made[0][0] == made[1][0]
+    torch.testing.assert_close(made[1][1], made[0][1])
+
+
 def test_torch_compile_takes_the_rate_as_an_input() -> None:
     made = []
     for compiled in (False, True):
