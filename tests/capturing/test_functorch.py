@@ -146,14 +146,14 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
 def test_one_graph(row: Any) -> None:
     fn, *args = row
     traced = same(lambda *args: fn(*args), *args)
     assert len(traced.graphs) == 1
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
 def test_our_backend(row: Any) -> None:
     fn, *args = row
 
