@@ -10,9 +10,10 @@ import torch
 from tests.capturing.same import Traced, shape_of
 from tests.models import zoo
 
-# Asked whether it is being compiled, mamba takes torch's associative_scan in place of its loop.
-# That rounds otherwise.
-ROUNDS_OTHERWISE = {"mamba"}
+# Asked whether it is being compiled, mamba takes torch's associative_scan in place of its loop, and
+# without gradients eager has a fast path for attention that backends do not know. Both round
+# otherwise.
+ROUNDS_OTHERWISE = {"mamba", "vit_b_16"}
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -32,7 +33,8 @@ def test_model(name: str) -> None:
     assert len(traced.graphs) == 1, traced.stops
     for result in (got, again):
         if name in ROUNDS_OTHERWISE:
-            torch.testing.assert_close(dict(result), dict(want))
+            tensors = [x if isinstance(x, torch.Tensor) else dict(x) for x in (result, want)]
+            torch.testing.assert_close(*tensors)
         else:
             assert shape_of(result) == shape_of(want)
 
