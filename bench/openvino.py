@@ -174,24 +174,27 @@ def table(rows: dict[str, Row]) -> str:
     figures = ("first", "steady", "own", "caching", "memory")
     ratios: dict[str, list[float]] = {name: [] for name in figures}
     for model, row in rows.items():
-        upstream, ours = row["upstream"], row["ours"]
+        upstream, ours, eager, cold, warm = (
+            row.get(name, {}) for name in ("upstream", "ours", "eager", "cold", "warm")
+        )
         cells = [model, _state(upstream), _state(ours)]
         cells.append(_ratio(ratios["first"], upstream, ours, "first_s", is_right(upstream)))
         steady = row.get("steady", {})
         cells.append(_pair(ratios["steady"], steady.get("upstream_ms"), steady.get("ours_ms")))
         own = row.get("own", {})
         cells.append(f"{own['own_ms']:.2f}, {_state(own)}" if "own_ms" in own else "-")
-        cells.append(_ratio(ratios["caching"], row["cold"], row["warm"], "first_s", True))
-        cells.append(_ratio(ratios["memory"], ours, row["eager"], "resident_mb", True))
+        cells.append(_ratio(ratios["caching"], cold, warm, "first_s", True))
+        cells.append(_ratio(ratios["memory"], ours, eager, "resident_mb", True))
         lines.append(f"| {' | '.join(cells)} |")
     means = [_mean(ratios[name]) for name in figures]
-    right = [sum(is_right(row[name]) for row in rows.values()) for name in COLUMNS]
+    right = [sum(is_right(row.get(name, {})) for row in rows.values()) for name in COLUMNS]
     lines.append(f"| geometric mean, {right[0]} and {right[1]} right | | | {' | '.join(means)} |")
     return "\n".join(lines) + "\n"
 
 
 def _state(row: Row) -> str:
-    return f"error {row['error']:.0e}" if "error" in row else "fails"
+    """How far from eager; "-" for what was not measured."""
+    return f"error {row['error']:.0e}" if "error" in row else "fails" if row else "-"
 
 
 def _ratio(kept: list[float], a: Row, b: Row, key: str, counts: bool) -> str:
