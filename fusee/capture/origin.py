@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import types
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Origin", "input_name",
@@ -37,11 +37,22 @@ def is_trusted(module: str | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """An expression; each kind below is one way to get at an object. Equal only to itself."""
+    """An expression; each kind below is one way to get at an object. Equal only to itself.
+
+    SOURCE   its Python source, given that of its parent and that of the constant that it needs
+    WORDS    how reports name it
+    HOLDS    the field with that constant, if it needs one
+    """
+
+    SOURCE: ClassVar[str]
+    WORDS: ClassVar[str]
+    HOLDS: ClassVar[str] = ""
 
     def code(self, parent: str, constant: str) -> str:
-        """Python source, given the source of `parent` and that of the constant it needs."""
-        raise NotImplementedError
+        return self.SOURCE.format(self, parent=parent, constant=constant)
+
+    def __str__(self) -> str:
+        return self.WORDS.format(self)
 
     @property
     def parent(self) -> Origin | None:
@@ -55,7 +66,7 @@ class Origin:
     @property
     def constant(self) -> Any:
         """The object that the code needs to hold, if any."""
-        return None
+        return getattr(self, self.HOLDS) if self.HOLDS else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +74,7 @@ class Local(Origin):
     """A variable of the function that is compiled: a parameter, or a value alive at a break."""
 
     name: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return self.name
-
-    def __str__(self) -> str:
-        return self.name
+    SOURCE = WORDS = "{0.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +83,7 @@ class Held(Origin):
 
     value: Any
     words: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return constant
-
-    @property
-    def constant(self) -> Any:
-        return self.value
-
-    def __str__(self) -> str:
-        return self.words
+    SOURCE, WORDS, HOLDS = "{constant}", "{0.words}", "value"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +100,7 @@ class Attr(_Part):
     """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
 
     name: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.of}.{self.name}"
+    SOURCE, WORDS = "{parent}.{0.name}", "{0.of}.{0.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,17 +111,19 @@ class Dict(Attr):
 
 
 @dataclass(frozen=True, eq=False)
+class Cell(_Part):
+    """The contents of a closure's cell."""
+
+    name: str
+    SOURCE, WORDS = "{parent}.cell_contents", "{0.name}"
+
+
+@dataclass(frozen=True, eq=False)
 class Item(_Part):
     """An element of a list, tuple or dict."""
 
     key: Any
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}[{constant}]"
-
-    @property
-    def constant(self) -> Any:
-        return self.key
+    SOURCE, HOLDS = "{parent}[{constant}]", "key"
 
     def __str__(self) -> str:
         if isinstance(self.of, Dict) and isinstance(self.key, str):
@@ -153,29 +147,7 @@ class Call(_Part):
 
     function: Any
     words: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{constant}({parent})"
-
-    @property
-    def constant(self) -> Any:
-        return self.function
-
-    def __str__(self) -> str:
-        return f"{self.words}({self.of})"
-
-
-@dataclass(frozen=True, eq=False)
-class Cell(_Part):
-    """The contents of a closure's cell."""
-
-    name: str
-
-    def code(self, parent: str, constant: str) -> str:
-        return f"{parent}.cell_contents"
-
-    def __str__(self) -> str:
-        return self.name
+    SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({0.of})", "function"
 
 
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:

@@ -136,12 +136,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         return self.call(func, args, kwargs or {})
 
-    def call(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` on fakes and write it down."""
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):

@@ -27,19 +27,10 @@ BINARY: list[Callable[[Any, Any], Any]] = [
 ]
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
+    symbol: getattr(operator, name)
+    for symbol, name in zip("< <= == != > >=".split(), "lt le eq ne gt ge".split())
 }
-
-UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "invert": operator.invert,
-}
+UNARY = {name: getattr(operator, name) for name in ("neg", "pos", "invert")}
 
 _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
