@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusee.autodiff.prepare import prepare
 from tests.autodiff.joints import check, joint, operators, saved_names
+from tests.autodiff.steps import compare
+from tests.autodiff.test_memory import joints
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -86,3 +89,28 @@ def test_places_of_maxima_take_half_the_bytes() -> None:
     split = check(joint(step, given, tangents), given, tangents)
     kept = split.backward.inputs[: len(split.saved)]
     assert [s.dtype for s in kept] == [torch.float32, torch.int32], saved_names(split)
+
+
+def qkv(x: Tensor, w: Tensor) -> Tensor:
+    h = (x @ w.t()).view(4, 3, 8).transpose(0, 1)
+    return h[0] * h[1] + h[2]
+
+
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    h = x @ w.t()
+    return h[:, :10] * h[:, -10:]
+
+
+def overlapping(x: Tensor, w: Tensor) -> Tensor:
+    h = x @ w.t()
+    return h[:, :14] * h[:, 10:]
+
+
+@pytest.mark.parametrize(("function", "sums"), [(qkv, 0), (halves, 0), (overlapping, 1)])
+def test_gradients_of_parts_are_put_together(function: Any, sums: int) -> None:
+    inputs = torch.randn(4, 8, requires_grad=True), torch.randn(24, 8, requires_grad=True)
+    ((found, _),) = joints(function, *inputs)
+    prepare(found)
+    backward = [n for n in found.aten.graph.nodes if n.meta.get("backward")]
+    assert sum(n.target is aten.add.Tensor for n in backward) == sums
+    compare(function, *inputs)
