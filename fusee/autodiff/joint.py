@@ -39,6 +39,8 @@ class Joint:
     rebinds          (input, result): a write that autograd knows of. Under autograd the input takes
                      the result's values, after the call
     detached         per output: whether it is a view in memory alone, not for autograd
+    parts            per tangent, a number: the same where eager's backward through one frees
+                     something that the backward through the other needs
     """
 
     aten: AtenGraph
@@ -47,6 +49,7 @@ class Joint:
     gradients: tuple[int | None, ...]
     rebinds: tuple[tuple[int, int], ...]
     detached: tuple[bool, ...]
+    parts: tuple[int, ...] = ()
 
     @property
     def forward_inputs(self) -> int:

@@ -56,6 +56,7 @@ def differentiable(
                 *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
             )
             ctx.numbers = numbers(inputs)
+            ctx.done, ctx.later = frozenset(), ()
             ctx.has_hooks = has_saved_tensor_hooks()
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(results[k] for k in constant))
@@ -63,15 +64,14 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            kept = list(ctx.saved_tensors)
-            clear_saved(ctx)
-            if ctx.has_hooks:
-                kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
             grads = [given[k] for k in joint.tangents]
             del given
             if not all(g is None or has_storage(g) for g in grads):
                 raise _batched()
             variant = chosen(tuple(g is None for g in grads))
+            kept = variant.saved(ctx)
+            if ctx.has_hooks:
+                kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
             kept += variant.rest(grads, ctx.numbers)
             del grads
             run = backward(variant.split)
@@ -104,6 +104,15 @@ def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
     return numbers
 
 
+def _batched() -> InputError:
+    return InputError(
+        "gradients of a compiled graph are asked for in batches (is_grads_batched, or jacobian and"
+        " hessian with vectorize=True)",
+        did="stopped this backward",
+        remedy="ask for them one by one, or call the module itself, not what was compiled of it",
+    )
+
+
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
     if not isinstance(of, tuple):
         return None if of is None else found[of]
@@ -120,15 +129,6 @@ def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
     return total
 
 
-def _batched() -> InputError:
-    return InputError(
-        "gradients of a compiled graph are asked for in batches (is_grads_batched, or jacobian and"
-        " hessian with vectorize=True)",
-        did="stopped this backward",
-        remedy="ask for them one by one, or call the module itself, not what was compiled of it",
-    )
-
-
 class _Variant:
     """How the backward is called when the loss has come through some results alone.
 
@@ -136,10 +136,32 @@ class _Variant:
     """
 
     def __init__(self, joint: Joint, split: Split, missing: tuple[bool, ...]) -> None:
+        count = len(split.saved)
         absent = frozenset(k for k, is_missing in enumerate(missing) if is_missing)
         self.split = split if split.without is None or not absent else split.without(absent)
         self._sizes = [list(joint.aten.symbols).index(name) for name in self.split.sizes]
         self._tangents = _tangents(joint, self.split.absent)
+        self._parts = frozenset(joint.parts)
+        self._present = frozenset(p for p, none in zip(joint.parts, missing) if not none)
+        self._read = [k for k, x in enumerate(self.split.backward.placeholders[:count]) if x.users]
+
+    def saved(self, ctx: Any) -> list[Any]:
+        """What was saved, which this backward frees: but not yet for parts that it leaves out."""
+        if ctx.done and ctx.done.isdisjoint(self._present):
+            if any(ctx.later[k][0]._version != ctx.later[k][1] for k in self._read):
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an"
+                    " inplace operation"
+                )
+            kept = [x for x, _ in ctx.later]
+        else:
+            kept = list(ctx.saved_tensors)
+            clear_saved(ctx)
+        ctx.done |= self._present
+        ctx.later = ()
+        if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
+            ctx.later = [(x.detach(), x._version) for x in kept]
+        return kept
 
     def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
         """What the backward takes after the saved values."""

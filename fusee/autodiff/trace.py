@@ -190,6 +190,7 @@ class _Finish:
         outer = len(inputs.values)
         ends = [self.results.tensors[position] for position in self.tangents]
         given = [inputs.add_tangent(b.values[id(x)]) for x in ends]
+        self.parts = _parts(ends, set(self.leaves.origins.values()))
         self.tracer.is_backward = True
         b.marks["backward"] = True
         edges = self.leaves.edges
@@ -239,6 +240,7 @@ class _Finish:
             gradients=tuple(self.gradients),
             rebinds=tuple((m.index, m.position) for m in self.rebinds),
             detached=tuple(map(self._is_detached, self.flat, self.outputs)),
+            parts=self.parts,
         )
 
     def _is_detached(self, x: Any, spec: OutputSpec) -> bool:
@@ -253,6 +255,24 @@ class _Finish:
             return False
         base = x._base
         return not (x.requires_grad or (base is not None and (base is of or base is of._base)))
+
+
+def _parts(ends: Sequence[Tensor], origins: set[Any]) -> tuple[int, ...]:
+    """Joint.parts of these results: they differ where no node of autograd is below both."""
+    part = list(range(len(ends)))
+    first: dict[Any, int] = dict.fromkeys(origins, -1)
+    for number, end in enumerate(ends):
+        row = [end.grad_fn]
+        while row:
+            node = row.pop()
+            if node is None or not node.next_functions or node in first:
+                other = first.get(node, -1)
+                if other >= 0 and part[other] != part[number]:
+                    part = [part[other] if x == part[number] else x for x in part]
+                continue
+            first[node] = number
+            row += [below for below, _ in node.next_functions]
+    return tuple(part)
 
 
 def _settled(t: Tracer, gradient: Value, target: Tensor, to_size: Callable[[Any], Size]) -> Value:

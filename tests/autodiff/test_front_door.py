@@ -3,6 +3,7 @@ does around compiled functions. Each runs eagerly and compiled, from the same se
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -156,6 +157,26 @@ def gradient_of_what_it_computes(c: Compile) -> Any:
     return c(step)(param(4))
 
 
+def two_players(c: Compile) -> Any:
+    """The first loss frees nothing of what made the samples: it took them detached."""
+    maker, judge = nn.Linear(2, 3), nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(x.parameters(), 0.1) for x in (maker, judge)]
+
+    def step(real: Tensor, noise: Tensor) -> Tensor:
+        made = maker(noise)
+        loss = F.softplus(-judge(real)).mean() + F.softplus(judge(made.detach())).mean()
+        loss.backward()
+        optimizers[1].step()
+        other = F.softplus(-judge(made)).mean()
+        other.backward()
+        optimizers[0].step()
+        return loss.detach() + other.detach()
+
+    run = c(step)
+    losses = [run(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(3)]
+    return losses, grads(maker), grads(judge)
+
+
 def tangents(c: Compile) -> Any:
     run = c(lambda x: x.sin() * 2)
     run(torch.randn(4))
@@ -174,6 +195,7 @@ COMPILED = [
     a_view_of_a_plain_input_is_written_to,
     dropout_in_layers,
     dropout_of_attention,
+    two_players,
 ]
 
 
@@ -203,6 +225,38 @@ def test_as_eager(program: Any, recwarn: pytest.WarningsRecorder) -> None:
 def test_runs_eagerly_and_says_so(program: Any, why: str) -> None:
     with pytest.warns(FuseeWarning, match=why):
         _both(program)
+
+
+def test_parts_of_a_graph_are_freed_one_by_one() -> None:
+    run = fusee.compile(lambda x, w: (x.exp().sum(), w.sin().sum(), (w * 2).sin().sum()))
+    x, w = param(3), param(3)
+    first, second, third = run(x, w)
+    first.backward()
+    (second + third).backward()
+    same("w", w.grad, (w.cos() + 2 * (w * 2).cos()).detach())
+    with pytest.raises(RuntimeError, match="second time"):
+        first.backward()
+    first, second, third = run(x, w)
+    second.backward()
+    with torch.no_grad():
+        w.add_(1)  # the other part's
+    first.backward()
+    first, second, third = run(x, w)
+    first.backward()
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        second.backward()
+
+
+def test_a_graph_that_waits_for_a_backward_is_freed_with_its_results() -> None:
+    run = fusee.compile(lambda x, w: (x.exp(), w.exp()))
+    x, w = param(3), param(3)
+    first, second = run(x, w)
+    first.sum().backward()
+    node = weakref.ref(second.grad_fn)
+    del first, second
+    assert node() is None
 
 
 def test_gradients_in_batches_are_refused() -> None:
