@@ -315,6 +315,11 @@ class CompiledModule:
     def __init_subclass__(cls) -> None:
         """Classes made here are nobody's subclass to register."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What `type(compiled)(...)` makes, as a slice of a Sequential does: one as it is."""
+        original = cls.__mro__[cls.__mro__.index(CompiledModule) + 1]
+        return original(*args, **kwargs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 

@@ -284,6 +284,9 @@ def test_modules_of_unusual_classes(backend: Counting) -> None:
     scripted = torch.jit.script(nn.ReLU())
     with pytest.warns(FuseeWarning, match="TorchScript"):
         assert api.compile(scripted) is scripted
+    parts: Any = api.compile(nn.Sequential(nn.ReLU(), nn.Tanh()), backend=backend)
+    assert type(parts[:1]) is nn.Sequential and parts[:1][0] is parts[0]
+    torch.testing.assert_close(parts[1:](x), x.tanh())
     outer = nn.Sequential(api.compile(nn.Linear(4, 4), backend=backend))
     assert list(outer.state_dict()) == ["0.weight", "0.bias"]
 
