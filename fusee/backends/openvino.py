@@ -178,7 +178,8 @@ def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
     for name, source in graph.symbols.items():
         size = "" if source.axis is None else f".size({source.axis})"
         lines.append(f"    {name} = inputs[{source.index}]{size}")
-        lines.append(f"    if {name} > {LARGEST_SIZE}: raise Declined")
+        least = -LARGEST_SIZE if source.axis is None else 1
+        lines.append(f"    if not {least} <= {name} <= {LARGEST_SIZE}: raise Declined")
     position = {node: k for k, node in enumerate(graph.placeholders)}
     for node in region.calls():
         for index, low, size in indexed(node):

@@ -46,7 +46,7 @@ def is_known(op: OpOverload) -> bool:
 
 def stays_whole(op: OpOverload) -> bool:
     """Whether an operator that OpenVINO lacks is not made of others that it rounds elsewhere."""
-    return op.overloadpacket is aten.linspace
+    return op.overloadpacket in (aten.linspace, aten.logaddexp, aten.logsumexp)
 
 
 def _rule(op: object) -> Rule | None:
@@ -59,7 +59,11 @@ def _cannot_hold(node: fx.Node) -> str | None:
     """Why OpenVINO cannot hold the values of a node as torch does."""
     vals = node.meta.get("val")
     for val in vals if isinstance(vals, (tuple, list)) else [vals]:
-        if not isinstance(val, Tensor) or val.dtype in _FLOATS or val.dtype == torch.bool:
+        if not isinstance(val, Tensor):
+            continue
+        if 0 in val.shape and isinstance(vals, Tensor):  # of several, batch norms leave some empty
+            return "OpenVINO may crash on a tensor without elements"
+        if val.dtype in _FLOATS or val.dtype == torch.bool:
             continue
         dtype = str(val.dtype).removeprefix("torch.")
         if val.dtype.is_floating_point or val.dtype.is_complex:
@@ -100,6 +104,10 @@ def _floats(node: fx.Node) -> str | None:
     if not _val(node).dtype.is_floating_point:
         return "OpenVINO computes it for floating point only"
     return None
+
+
+def _singles(node: fx.Node) -> str | None:
+    return None if _val(node).dtype == torch.float32 else "OpenVINO rounds halves more often"
 
 
 def _numbers(node: fx.Node) -> str | None:
@@ -150,7 +158,7 @@ def _first_only(node: fx.Node) -> str | None:
 def _attention(node: fx.Node) -> str | None:
     if node.kwargs.get("enable_gqa") or len(node.args) > 7:
         return "OpenVINO does not share keys and values between heads"
-    return _floats(node)
+    return _singles(node)
 
 
 def _joins(node: fx.Node) -> str | None:
@@ -217,13 +225,13 @@ OPERATORS: dict[OpOverload, Rule] = {
             "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
             "div.Tensor_mode rsub.Scalar rsub.Tensor pow.Tensor_Scalar pow.Tensor_Tensor",
             "pow.Scalar addcmul",
-            "logaddexp clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
+            "clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
             "clamp_max.Tensor glu",
-            "_softmax _log_softmax _safe_softmax logsumexp mean mean.dim sum",
+            "_softmax _log_softmax _safe_softmax mean mean.dim sum",
             "sum.dim_IntList prod prod.dim_int linalg_vector_norm",
             "addmm baddbmm bmm mm dot linear convolution",
             "_adaptive_avg_pool2d _adaptive_avg_pool3d",
-            "grid_sampler_2d col2im rms_norm",
+            "col2im rms_norm",
             "upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec",
             "upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec",
             "upsample_trilinear3d.vec",
@@ -258,6 +266,7 @@ OPERATORS: dict[OpOverload, Rule] = {
     aten.cumsum.default: _cumulative,
     aten.repeat.default: _repeats,
     **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
+    aten.grid_sampler_2d.default: _singles,
     aten.scaled_dot_product_attention.default: _attention,
     aten._to_copy.default: _converts,
 }

@@ -62,6 +62,27 @@ def test_integers_that_are_small_are_its_own() -> None:
     assert report.regions[0].ops["aten.abs.default"] == 1
 
 
+def test_tensors_without_elements_are_ours() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(x + 1) * 2
+        return torch.softmax(y, -1), y.mean(0), torch.log_softmax(y, 0)
+
+    check(fn, torch.randn(5, 0, 0), backend="openvino", capture="fx")  # crashed the process
+    check(fn, torch.randn(0, 4), backend="openvino", capture="fx")
+    seen: list[Report] = []
+    backend = through("openvino", seen)
+    check(fn, torch.randn(3, 4), backend=backend, dynamic=True, again=[(torch.randn(7, 4),)])
+    call = torch.compile(lambda x: torch.softmax(x + x.shape[0], 0), backend=backend, dynamic=True)
+    call(torch.randn(3, 4))
+    assert call(torch.randn(0, 4)).shape == (0, 4)
+
+
+def test_what_it_gives_other_infinities_for_is_ours() -> None:
+    x = torch.tensor([[float("-inf"), 1.0, float("inf")], [float("-inf"), -1.0, float("nan")]])
+    check(torch.logaddexp, x, x[:1], backend="openvino", capture="fx")
+    check(torch.logsumexp, x, 1, backend="openvino", capture="fx")
+
+
 def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         steps = torch.linspace(4.3, -3, 50, dtype=torch.int64)
