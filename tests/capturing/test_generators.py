@@ -1,0 +1,105 @@
+"""Generators of a program: what they give, take and raise, also across the end of a graph."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.capturing.same import Traced, shape_of
+
+Case = Callable[[Tensor, list[str]], Any]
+
+
+def _running(x: Tensor, log: list[str]) -> Generator[Tensor, int, int]:
+    try:
+        y = yield x + 1
+        yield x * y
+    finally:
+        log.append("closed")
+    return 5
+
+
+def _break() -> None:
+    sys.stdout.write("")
+
+
+def _answered(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except (TypeError, ValueError, RuntimeError, StopIteration) as error:
+        return type(error), str(error)
+
+
+def returns(x: Tensor, log: list[str]) -> Any:
+    made = _running(x, log)
+    return next(made), made.send(3), _answered(lambda: next(made)), _answered(lambda: next(made))
+
+
+def throws(x: Tensor, log: list[str]) -> Any:
+    made = _running(x, log)
+    return next(made), _answered(lambda: made.throw(ValueError("thrown"))), list(made)
+
+
+def closes(x: Tensor, log: list[str]) -> Any:
+    made: Any = _running(x, log)
+    next(made)
+    made.close()
+    return x + 3, made.__name__, isinstance(made, types.GeneratorType)
+
+
+def sends_too_early(x: Tensor, log: list[str]) -> Any:
+    return x, _answered(lambda: _running(x, log).send(1))
+
+
+def ignores_its_end(x: Tensor, log: list[str]) -> Any:
+    def stays() -> Generator[Tensor, None, None]:
+        try:
+            yield x
+        except GeneratorExit:
+            yield x
+
+    made = stays()
+    next(made)
+    return x + 1, _answered(made.close)
+
+
+def half_way_at_a_break(x: Tensor, log: list[str]) -> Any:
+    made = _running(x, log)
+    first = next(made)
+    _break()
+    return first, made.send(2), list(made)
+
+
+def not_begun_at_a_break(x: Tensor, log: list[str]) -> Any:
+    def starred(*more: Tensor, by: int = 2) -> Generator[Any, int, None]:
+        given = yield sum(more) * by
+        yield given
+
+    made = starred(x, x, by=4)
+    _break()
+    return next(made), made.send(7), list(made)
+
+
+def ended_at_a_break(x: Tensor, log: list[str]) -> Any:
+    made = (x + k for k in range(3))
+    found = list(made)
+    _break()
+    return found, list(made)
+
+
+@pytest.mark.parametrize("case", [
+    returns, throws, closes, sends_too_early, ignores_its_end, half_way_at_a_break,
+    not_begun_at_a_break, ended_at_a_break,
+])  # fmt: skip
+def test_like_eager(case: Case) -> None:
+    traced, x = Traced(case), torch.arange(3.0)
+    for _ in range(2):
+        logs: list[list[str]] = [[], []]
+        assert shape_of(traced(x, logs[1])) == shape_of(case(x, logs[0]))
+        assert logs[1] == logs[0]
