@@ -83,9 +83,9 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
         fallback = python_method(m, obj, "__getattr__")
         if fallback is None:
             raise
-        if fallback is torch.nn.Module.__getattr__:
-            return _in_module_tables(m, obj, name)
-        return m.call(fallback, (obj, name), {})
+    if fallback is torch.nn.Module.__getattr__:  # not above: errors would have another as context
+        return _in_module_tables(m, obj, name)
+    return m.call(fallback, (obj, name), {})
 
 
 # ------------------------------------------------------------------------------ kinds of objects

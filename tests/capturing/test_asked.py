@@ -101,3 +101,13 @@ def test_words_of_torch_s_errors() -> None:
         return x, said
 
     alike(fn, torch.ones(4))
+
+
+def test_an_error_that_getattr_raises_has_no_other_behind_it() -> None:
+    def fn(x: Any, asked: Any) -> Any:
+        try:
+            return x, asked.missing
+        except AttributeError as error:
+            return x + 1, repr(error.__context__)
+
+    same(fn, torch.ones(2), Asked())
