@@ -129,9 +129,9 @@ stands out; if names, dtypes and strides are eager's. Nothing was left to eager.
 
 One activation within rounding of zero that a ReLU decides otherwise changes a gradient by some
 thousandths, in eager as often as in ours, and deep networks amplify it: a row is of the first of
-{seeds} starts (seed) that passes, and in rows named "smooth" ReLUs are SiLUs. Where eager's own last gradients
-are off by their size (resnet50), the row says something of the first step alone, and the smooth one
-of all.
+{seeds} starts (seed) that passes, and in rows named "smooth" ReLUs are SiLUs.
+Where eager's own last gradients are off by their size (resnet50), the row says something of the
+first step alone, and the smooth one of all.
 """
 
 
