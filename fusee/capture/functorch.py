@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.numbers import Number
-from fusee.capture.record import BODY, only_compute
+from fusee.capture.record import BODY, effects
 from fusee.capture.stand_ins import BY_CODE, Args, Kwargs, stands_for
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -342,7 +342,7 @@ def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     primals = _arguments(m, "vjp", tuple(rest))
     with _with_grad(True):
         body = _body(m, "vjp", func, primals, {}, None)
-    if not only_compute(body.calls):
+    if any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak("the function under vjp has effects, and would have them twice")
     pullback = _Pullback(body, primals, kwargs.get("has_aux", False))
 

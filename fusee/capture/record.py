@@ -11,7 +11,7 @@ import contextlib
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import source_line
 
-__all__ = ["BODY", "Recorder", "only_compute"]
+__all__ = ["BODY", "Recorder", "effects"]
 
 _VALUE = "needs the value of a tensor, which is known only when the graph has run"
 _KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
@@ -261,7 +261,7 @@ class Recorder(TorchFunctionMode):
         before, number = set(self.graph.nodes), self._parts
         self._parts += 1
         made: list[fx.Node] = []
-        yield lambda: self._write_to_inputs(made)
+        yield lambda: self.changes_inputs(made)
         made += [n for n in self.graph.nodes if n not in before and n.op != "placeholder"]
         for node in made:
             node.meta["recompute"] = number  # the outermost's, if they are nested
@@ -333,22 +333,16 @@ class Recorder(TorchFunctionMode):
             for node in graph.graph.nodes
         )
 
-    def changes_inputs(self, graph: fx.GraphModule) -> bool:
-        """Whether the graph writes to memory that is there before it, as far as can be told."""
-        return self._write_to_inputs(list(graph.graph.nodes))
-
-    def _write_to_inputs(self, nodes: list[fx.Node]) -> bool:
-        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
+    def changes_inputs(self, nodes: Iterable[fx.Node]) -> bool:
+        """Whether these write to memory that is there before the graph, as far as can be told."""
+        inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
-            outside = set().union(*map(_storages, inputs))
+            outside = _storages(inputs)
             return any(
-                _writes(n) and (_may_write_all(n) or outside & _storages(*n.all_input_nodes))
+                "anywhere" in done or ("writes" in done and outside & _storages(n.all_input_nodes))
                 for n in nodes
+                for done in (effects(n),)
             )
-
-    def is_random(self, graph: fx.GraphModule) -> bool:
-        """Whether the graph moves the state of a random generator."""
-        return any(n.op == "call_function" and not _is_pure(n.target) for n in graph.graph.nodes)
 
     def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function as one node, whatever it does."""
@@ -368,34 +362,47 @@ def _stack_trace(where: str) -> str:
     return f'  File "{file}", line {line}, in {function}\n    {code}\n'
 
 
-def only_compute(nodes: list[fx.Node]) -> bool:
-    """Whether these calls write nowhere and move no random generator."""
-    return not any(
-        _writes(n) or (n.op == "call_function" and not _is_pure(n.target)) for n in nodes
-    )
+def effects(node: fx.Node) -> set[str]:
+    """What a call may do besides computing.
+
+    writes     to its operands
+    anywhere   to what nobody knows
+    draws      it moves a random generator
+    raises     for values that the graph computes, such as an index
+    """
+    target: Any = node.target
+    if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
+        return set()
+    if hasattr(target, BODY):
+        found = set[str]().union(*map(effects, getattr(target, BODY)))
+        return found | {"anywhere"} if "writes" in found else found
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    module = getattr(target, "__module__", None) or "torch"
+    is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
+    place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
+    written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
+    found = set()
+    is_asked = (written is not None and written is not False) or "out" in node.kwargs
+    if is_asked or target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        found.add("writes")
+    is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
+    is_unknown = _is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
+    # without a result it was called for something else
+    if is_unknown or node.meta.get("example_value", node) is None:
+        found |= {"writes", "anywhere"}
+    if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
+        found.add("draws")
+    if name in _RAISING or module == "torch._C._linalg":
+        found.add("raises")
+    if target is operator.getitem and len(node.all_input_nodes) > 1:
+        found.add("raises")
+    return found
 
 
 def _has_effect(node: fx.Node) -> bool:
     """Whether a node must stay even if nobody uses its result."""
-    if node.op in ("placeholder", "output") or node.target in STATE_SWITCHES:
-        return True
-    if _writes(node):
-        return True
-    if _may_raise(node):
-        return True
-    if node.op == "call_method" or node.target in (operator.getitem, getattr):
-        return False
-    return str(getattr(node.target, "__name__", "")).startswith("_set") or not _is_pure(node.target)
-
-
-def _may_raise(node: fx.Node) -> bool:
-    """Whether values that a graph computes can make a node raise, such as an index."""
-    if hasattr(node.target, BODY):
-        return any(map(_may_raise, getattr(node.target, BODY)))
-    if node.target is operator.getitem:
-        return len(node.all_input_nodes) > 1
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name in _RAISING or getattr(node.target, "__module__", "") == "torch._C._linalg"
+    is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
+    return is_bound or bool(effects(node))
 
 
 _RAISING = {
@@ -404,38 +411,21 @@ _RAISING = {
     "cross_entropy", "nll_loss", "cholesky", "inverse", "_assert_async",
 }  # fmt: skip
 
+_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
+_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
 
-def _writes(node: fx.Node) -> bool:
-    """Whether a node writes to its operands, or may."""
-    if node.op not in ("call_function", "call_method") or node.target in STATE_SWITCHES:
-        return False
-    target: Any = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-        return True
-    if "out" in node.kwargs or node.kwargs.get("inplace") is True:
-        return True
-    if name in _STATISTICS:  # of a layer, unless it is evaluated
-        by_default = name == "instance_norm"
-        named = node.kwargs.get("training", node.kwargs.get("use_input_stats", by_default))
-        return bool(node.args[5] if len(node.args) > 5 else named)
-    if name in ("embedding", "embedding_bag"):
-        return (node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")) is not None
-    return _may_write_all(node)
+# Which argument, by place or name, says that these write to an operand; what it is by default.
+_WRITE_IF: dict[str, tuple[int, str, Any]] = {
+    **dict.fromkeys(("batch_norm", "native_batch_norm"), (5, "training", False)),
+    "instance_norm": (5, "use_input_stats", True),
+    **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
+}
 
-
-def _may_write_all(node: fx.Node) -> bool:
-    """Whether nothing is known of what a node writes to."""
-    target: Any = node.target
-    if hasattr(target, BODY):
-        return any(map(_writes, getattr(target, BODY)))
-    if node.meta.get("example_value", node) is None:  # then it was called for something else
-        return True
-    if isinstance(target, (OpOverload, OpOverloadPacket)):
-        return _is_mutable(target)
-    if "generator" in node.kwargs:
-        return True
-    return node.op == "call_function" and not _is_of_torch(target)
+_IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
+    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
+    operator.iand, operator.ior,
+}  # fmt: skip
 
 
 def _is_mutable(func: Any) -> bool:
@@ -446,37 +436,10 @@ def _is_mutable(func: Any) -> bool:
     return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
 
 
-def _storages(*nodes: fx.Node) -> set[int]:
+def _storages(nodes: Iterable[fx.Node]) -> set[int]:
     """The memory behind the tensors that nodes give."""
     tensors = [node.meta.get("example_value") for node in nodes]
     return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
-
-
-_STATISTICS = {"batch_norm", "instance_norm", "native_batch_norm"}
-
-_IN_PLACE = {
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
-    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
-    operator.iand, operator.ior,
-}  # fmt: skip
-
-
-def _is_pure(target: Any) -> bool:
-    """Functions of the tensor namespaces; dropout and the like move the generator's state."""
-    if hasattr(target, BODY):
-        return only_compute(getattr(target, BODY))
-    name = getattr(target, "__name__", "")
-    if name in _RANDOM or any(word in name for word in ("rand", "drop", "bernoulli", "normal")):
-        return False
-    return _is_of_torch(target)
-
-
-def _is_of_torch(target: Any) -> bool:
-    module = getattr(target, "__module__", None) or "torch"
-    return module == "_operator" or module.split(".")[0] == "torch" or target is getattr
-
-
-_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
 
 
 def _is_method(func: Any) -> bool:

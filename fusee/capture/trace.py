@@ -29,6 +29,7 @@ from fusee.capture.opcodes import refused
 from fusee.capture.origin import Local, Origin, is_buffer
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
+from fusee.capture.record import effects
 from fusee.capture.regions import is_error
 from fusee.capture.stand_ins import left
 from fusee.capture.torch_api import (
@@ -296,8 +297,9 @@ class _Attempt:
         self, graph: fx.GraphModule, inputs: list[str], source: Source
     ) -> tuple[list[str], list[str], str]:
         """What comes before the call of a graph, the call, and what takes later errors."""
-        changes, before, more = self.recorder.changes_inputs(graph), [], ""
-        if self.recorder.is_random(graph) and not changes:
+        nodes, before, more = list(graph.graph.nodes), [], ""
+        changes = self.recorder.changes_inputs(nodes)
+        if not changes and any("draws" in effects(n) for n in nodes):
             states = generator_states(self.captured.examples)
             before = [f"_before = {source.constant(states)}()"]
             more = ", _before"
