@@ -234,9 +234,10 @@ class CompiledFunction:
     def _go_on(self, f: Frame, between: _Between, captured: Captured, result: Any) -> Any:
         closure = f.cells
         while True:
-            variables, f.stack, cells, between.handled = result
-            f.locals = variables
-            f.cells = {**closure, **cells}
+            variables, stack, cells, between.handled = result
+            f.locals, f.stack, f.cells = dict(variables), list(stack), {**closure, **cells}
+            for part in (variables, stack, cells):  # callers' frames know them for longer
+                part.clear()
             f.at, f.keywords = captured.at, captured.keywords
             # a call takes its keywords with it, so the pair is one step
             between.frames = [f]

@@ -103,3 +103,21 @@ def test_like_eager(case: Case) -> None:
         logs: list[list[str]] = [[], []]
         assert shape_of(traced(x, logs[1])) == shape_of(case(x, logs[0]))
         assert logs[1] == logs[0]
+
+
+def _left_by_an_error(x: Tensor, log: list[str]) -> Any:
+    for y in _running(x, log):
+        left = 2
+        while left:  # where a graph ends, the loop's generator is on the stack
+            _break()
+            left -= 1
+        raise ValueError(y.shape)
+
+
+def test_an_error_ends_the_generator_of_a_loop() -> None:
+    traced, x = Traced(_left_by_an_error), torch.arange(3.0)
+    for _ in range(2):
+        log: list[str] = []
+        with pytest.raises(ValueError) as caught:
+            traced(x, log)
+        assert log == ["closed"] and caught.tb is not None  # which shows all frames
