@@ -17,7 +17,7 @@ import collections
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,9 +98,8 @@ class _Body(NamedTuple):
 
         def body(*args: Any, **kwargs: Any) -> Any:
             given = pytree.tree_leaves((args, kwargs))
-            found = iter(self.module.forward(*(given[k] for k in self.picked), *outside))
-            leaves = [next(found) if x is None else x[0] for x in self.leaves]
-            return pytree.tree_unflatten(leaves, self.spec)
+            found = self.module.forward(*(given[k] for k in self.picked), *outside)
+            return _together(found, self.leaves, self.spec)
 
         body.__name__ = body.__qualname__ = self.name
         return body
@@ -118,31 +117,32 @@ def _body(
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     count = len(pytree.tree_leaves(args))
-    recorder = m.world.recorder
-    picked, given, shown = [], [], list(leaves)
-    last = next(iter(reversed(recorder.graph.nodes)), None)
+    picked, shown = list[int](), list(leaves)
     for k, x in enumerate(leaves):
         axis = None if axes is None or k >= count else axes[k]
-        if not isinstance(x, FakeTensor) or (axes is not None and axis is None):
-            continue
-        shown[k] = _example(m, x, axis)
-        given.append(recorder.graph.call_function(_given))
-        given[-1].meta["example_value"] = shown[k]
-        recorder.adopt(shown[k], given[-1])
-        picked.append(k)
+        if isinstance(x, FakeTensor) and (axes is None or axis is not None):
+            shown[k] = _example(m, x, axis)
+            picked.append(k)
     before = _effects(m)
     args, kwargs = pytree.tree_unflatten(shown, spec)
-    try:
-        with _Within(name):
-            result = m.deep(m.call(func, args, kwargs))
-    except Exception as error:  # noqa: BLE001  # whatever the program raises
-        raise GraphBreak(f"the function under {name} raises {error!r}") from None
-    if _effects(m) != before:
-        raise GraphBreak(f"the function under {name} does more than compute tensors")
-    module, outside, found, out_spec = _cut(m, result, given, last)
-    calls = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+    recorder = m.world.recorder
+    with recorder.apart(*(shown[k] for k in picked)) as inner:
+        try:
+            with _Within(name):
+                result = m.deep(m.call(func, args, kwargs))
+        except Exception as error:  # noqa: BLE001  # whatever the program raises
+            raise GraphBreak(f"the function under {name} raises {error!r}") from None
+        if _effects(m) != before:
+            raise GraphBreak(f"the function under {name} does more than compute tensors")
+        tensors, found, out_spec = _apart(result)
+        if not all(x is None or is_scalar(x[0]) for x in found):
+            raise GraphBreak("the function under a transform returns more than tensors")
+        inner.output(tuple(map(recorder.node, tensors)))
+    nodes = inner.find_nodes(op="placeholder")[len(picked) :]
+    outside = [node.meta["example_value"] for node in nodes]
+    calls = [n for n in inner.nodes if n.op not in ("placeholder", "output")]
     short = getattr(func, "__name__", type(func).__name__)
-    return _Body(short, module, picked, outside, found, out_spec, calls)
+    return _Body(short, graph_module(inner), picked, outside, found, out_spec, calls)
 
 
 def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
@@ -155,50 +155,20 @@ def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
         return x.select(axis, 0).detach()
 
 
-def _given() -> None:
-    """The target of nodes that stand for what a transform gives to its function."""
-
-
 def _effects(m: Capturing) -> Any:
     return m.world.changes()[1:], len(m.inference), State.now()
 
 
-def _cut(
-    m: Capturing, result: Any, given: list[fx.Node], last: fx.Node | None
-) -> tuple[fx.GraphModule, list[torch.Tensor], Sequence[Any], Any]:
-    """The nodes behind `last` as a module, erased from the graph."""
-    recorder = m.world.recorder
-    made: list[fx.Node] = []
-    for node in reversed(recorder.graph.nodes):
-        if node is last:
-            break
-        if node.op != "placeholder":
-            made.append(node)
-    made.reverse()
-    leaves, spec = pytree.tree_flatten(result)
-    results = [recorder.node(x) for x in leaves if isinstance(x, torch.Tensor)]
-    if not all(isinstance(x, torch.Tensor) or is_scalar(x) for x in leaves):
-        raise GraphBreak("the function under a transform returns more than tensors")
-    own, env = set(made), dict[fx.Node, fx.Node]()
-    inner, outside = fx.Graph(), list[Any]()
-    for node in given:
-        env[node] = inner.placeholder(f"x{len(env)}")
-    for node in (n for user in [*made, *results] for n in (*user.all_input_nodes, user)):
-        if node not in own and node not in env:
-            env[node] = inner.placeholder(f"x{len(env)}")
-            outside.append(node.meta.get("example_value"))
-    for node in made:
-        if node not in env:
-            env[node] = inner.node_copy(node, env.__getitem__)
-    inner.output(tuple(env[node] for node in results))
-    if not all(isinstance(x, torch.Tensor) for x in outside):
-        raise GraphBreak("the function under a transform uses more than tensors from outside")
-    for key in [key for key, node in recorder.nodes.items() if node in own]:
-        del recorder.nodes[key]  # should one get out of the transform, it is of no graph
-    for node in reversed(made):
-        recorder.graph.erase_node(node)
-    found = [None if isinstance(x, torch.Tensor) else (x,) for x in leaves]
-    return graph_module(inner), outside, found, spec
+def _apart(x: Any) -> tuple[list[torch.Tensor], list[Any], Any]:
+    """The tensors of a pytree; its other leaves, each in a tuple, None for a tensor; its spec."""
+    leaves, spec = pytree.tree_flatten(x)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves], spec
+
+
+def _together(tensors: Iterable[torch.Tensor], leaves: Sequence[Any], spec: Any) -> Any:
+    found = iter(tensors)
+    return pytree.tree_unflatten([next(found) if x is None else x[0] for x in leaves], spec)
 
 
 # ------------------------------------------------------------------------------ the call
@@ -209,33 +179,24 @@ def _call(m: Capturing, name: str, body: _Body, transform: Callable[[Any], Any],
 
     given   what `transform` uses of the capture, as a pytree
     """
-    leaves, spec = pytree.tree_flatten(given)
-    places = [k for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-    constants = [x if is_scalar(x) else None for x in leaves]
-    count, shape = len(places), list[Any]()
+    tensors, constants, spec = _apart(given)
+    constants = [x if x is None or is_scalar(x[0]) else (None,) for x in constants]
+    count, shape = len(tensors), list[Any]()
 
     def call(*tensors: Any) -> tuple[Any, ...]:
-        filled = list(constants)
-        for k, x in zip(places, tensors):
-            filled[k] = x
-        function = body.function(tensors[count:])
-        found, out_spec = pytree.tree_flatten(
-            transform(function)(*pytree.tree_unflatten(filled, spec))
-        )
-        shape[:] = [out_spec, [None if isinstance(x, torch.Tensor) else (x,) for x in found]]
-        return tuple(x for x in found if isinstance(x, torch.Tensor))
+        given = _together(tensors, constants, spec)
+        results, *shape[:] = _apart(transform(body.function(tensors[count:]))(*given))
+        return tuple(results)
 
     call.__name__ = call.__qualname__ = f"{name}_{body.name}".replace("<lambda>", "function")
     setattr(call, BODY, body.calls)
-    tensors = [leaves[k] for k in places] + body.outside
     try:
-        results = iter(m.world.recorder.call_whole(call, tuple(tensors), {}))
+        results = m.world.recorder.call_whole(call, (*tensors, *body.outside), {})
     except Exception as error:  # noqa: BLE001  # whatever functorch refuses
         raise GraphBreak(f"{name} raises {error!r}") from None
-    out_spec, found = shape
-    if not all(x is None or is_scalar(x[0]) for x in found):
+    if not all(x is None or is_scalar(x[0]) for x in shape[0]):
         raise GraphBreak(f"{name} gives more than tensors")
-    return pytree.tree_unflatten([next(results) if x is None else x[0] for x in found], out_spec)
+    return _together(results, *shape)
 
 
 def _arguments(m: Capturing, name: str, given: Any) -> Any:

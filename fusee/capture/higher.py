@@ -50,12 +50,14 @@ def _apply(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
     is_grad = torch.is_grad_enabled()
-    with m.world.recorder.dropped():
+    calls = m.world.recorder.calls
+    with m.world.recorder.apart():
         set_grad_enabled(False)
         try:
             _run_methods(m, cls, given, needs if is_grad else (False,) * len(needs))
         finally:
             set_grad_enabled(is_grad)
+    m.world.recorder.calls = calls
     if m.world.changes()[1:] != before:
         raise GraphBreak(f"{cls.__qualname__} does more than compute tensors")
 

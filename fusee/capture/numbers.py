@@ -91,7 +91,7 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, 
     numbers = [x for x in operands if type(x) is Number]
     if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
         numbers[0].need()
-    nodes = tuple(x.node if type(x) is Number else x for x in operands)
+    nodes = tuple(argument(x, "", graph) for x in operands)
     node = graph.call_function(_PLAIN.get(function, function), nodes)
     return Number(node, frozenset().union(*(x.origins for x in numbers)))
 
@@ -115,8 +115,10 @@ def need_values(*arguments: Any) -> NoReturn:
     raise AssertionError("no Number is among the arguments")
 
 
-def argument(x: Any, name: str) -> Any:
+def argument(x: Any, name: str, graph: fx.Graph) -> Any:
     """How the call of `name` in a graph has an argument that is no tensor."""
+    if type(x) is Number and x.node.graph is not graph:
+        x.need()  # it is computed outside of a transform's function, or within
     if isinstance(x, NUMPY):
         if name.strip("_") not in TAKE_NUMBERS:
             raise GraphBreak(f"numpy's numbers have a dtype, at which {name}() may look")

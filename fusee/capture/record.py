@@ -94,8 +94,9 @@ class Recorder(TorchFunctionMode):
         self.where: Callable[[], str] = str
         self._keep: list[Any] = []
         self._parts = 0
+        self._inputs: dict[int, fx.Node] = {}
         self._input_names: set[str] = set()
-        self._last_input: fx.Node | None = None
+        self._main, self._last_inputs = self.graph, dict[fx.Graph, fx.Node]()
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
@@ -103,7 +104,7 @@ class Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------------- inputs
 
-    def add_input(self, fake: torch.Tensor, words: str, example: torch.Tensor) -> fx.Node:
+    def add_input(self, fake: torch.Tensor, words: str) -> None:
         """A placeholder for a tensor from outside, named after where it came from."""
         stem = name = re.sub(r"\W+", "_", words).strip("_") or "x"
         count = 0
@@ -111,14 +112,15 @@ class Recorder(TorchFunctionMode):
             count += 1
             name = f"{'x' if stem[0].isdigit() else ''}{stem}_{count}"
         self._input_names.add(name)
-        last = self._last_input
-        place = self.graph.inserting_before() if last is None else self.graph.inserting_after(last)
-        with place:
-            node = self.graph.placeholder(name)
-        self._last_input = node
+        self._placeholder(self._main, name, fake)
+        self._inputs[id(fake)] = self.nodes[id(fake)]
+
+    def _placeholder(self, graph: fx.Graph, name: str, fake: torch.Tensor) -> None:
+        last = self._last_inputs.get(graph)
+        with graph.inserting_before() if last is None else graph.inserting_after(last):
+            node = self._last_inputs[graph] = graph.placeholder(name)
         node.meta["example_value"] = fake
         self.adopt(fake, node)
-        return node
 
     def adopt(self, fake: torch.Tensor, node: fx.Node) -> None:
         self.nodes[id(fake)] = node
@@ -243,14 +245,20 @@ class Recorder(TorchFunctionMode):
     # ---------------------------------------------------------------------- parts
 
     @contextlib.contextmanager
-    def dropped(self) -> Iterator[None]:
-        """What is recorded inside leaves nothing but inputs in the graph."""
-        before, calls = set(self.graph.nodes), self.calls
-        yield
-        for node in reversed(list(self.graph.nodes)):
-            if node not in before and node.op != "placeholder":
-                self.graph.erase_node(node)
-        self.calls = calls
+    def apart(self, *inputs: torch.Tensor) -> Iterator[fx.Graph]:
+        """What is recorded inside goes into this graph.
+
+        Its placeholders are these inputs, and then the tensors from outside that it uses.
+        """
+        outer, nodes = self.graph, self.nodes
+        self.graph, self.nodes = fx.Graph(), dict(nodes)
+        for fake in inputs:
+            self._placeholder(self.graph, f"x{len(self.graph.nodes)}", fake)
+        try:
+            yield self.graph
+        finally:
+            # what is made inside is of no graph any more; inputs of the capture remain
+            self.graph, self.nodes = outer, {**self._inputs, **nodes}
 
     @contextlib.contextmanager
     def recomputed(self) -> Iterator[Callable[[], bool]]:
@@ -269,13 +277,14 @@ class Recorder(TorchFunctionMode):
     # ---------------------------------------------------------------------- arguments
 
     def node(self, x: torch.Tensor) -> fx.Node:
-        found = self.nodes.get(id(x))
-        if found is None:
-            found = self.nodes[id(self.lift(x))]
-        return found
+        if id(x) not in self.nodes:
+            x = self.lift(x)
+        if self.nodes[id(x)].graph is not self.graph:
+            self._placeholder(self.graph, f"x{len(self.graph.nodes)}", x)
+        return self.nodes[id(x)]
 
     def _argument(self, name: str, x: Any) -> Any:
-        return self.node(x) if isinstance(x, torch.Tensor) else argument(x, name)
+        return self.node(x) if isinstance(x, torch.Tensor) else argument(x, name, self.graph)
 
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""

@@ -248,7 +248,7 @@ class World:
         fake = fake_of(self.mode, x)
         self._keep += [x, fake]
         self.inputs[id(fake)] = (x, origin)
-        self.recorder.add_input(fake, input_name(named), x)
+        self.recorder.add_input(fake, input_name(named))
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:

@@ -259,3 +259,15 @@ def test_what_a_call_was_given_is_freed_with_it() -> None:
     traced = Traced(fn)
     traced(torch.ones(2), Noted())
     assert LOG == ["freed"]
+
+
+def test_a_draw_that_nobody_uses() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.bernoulli()
+        return x + torch.rand(2)
+
+    traced, x = Traced(fn), torch.full((2,), 0.5)
+    torch.manual_seed(0)
+    want = fn(x)
+    torch.manual_seed(0)
+    assert torch.equal(traced(x), want)
