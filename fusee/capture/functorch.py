@@ -174,18 +174,15 @@ def _together(tensors: Iterable[torch.Tensor], leaves: Sequence[Any], spec: Any)
 # ------------------------------------------------------------------------------ the call
 
 
-def _call(m: Capturing, name: str, body: _Body, transform: Callable[[Any], Any], given: Any) -> Any:
-    """`transform(function)` as one node. It returns a pytree, and so does this.
-
-    given   what `transform` uses of the capture, as a pytree
-    """
+def _call(m: Capturing, name: str, body: _Body, transform: Callable[..., Any], *given: Any) -> Any:
+    """`transform(function, *given)` as one node. It takes and returns pytrees, and so does this."""
     tensors, constants, spec = _apart(given)
     constants = [x if x is None or is_scalar(x[0]) else (None,) for x in constants]
     count, shape = len(tensors), list[Any]()
 
     def call(*tensors: Any) -> tuple[Any, ...]:
         given = _together(tensors, constants, spec)
-        results, *shape[:] = _apart(transform(body.function(tensors[count:]))(*given))
+        results, *shape[:] = _apart(transform(body.function(tensors[count:]), *given))
         return tuple(results)
 
     call.__name__ = call.__qualname__ = f"{name}_{body.name}".replace("<lambda>", "function")
@@ -253,14 +250,14 @@ def _closure_of(transform: Any) -> Any:
         with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
             body = _body(m, name, func, args, kwargs, axes)
 
-        def transformed(inner: Any) -> Any:
+        def transformed(inner: Any, args: Args, kwargs: Kwargs) -> Any:
             closure = tuple(types.CellType({"func": inner, **values}[key]) for key in names)
             made = types.FunctionType(
                 function.__code__, function.__globals__, name, function.__defaults__, closure
             )
-            return lambda args, kwargs: made(*args, **kwargs)
+            return made(*args, **kwargs)
 
-        return _call(m, name, body, transformed, (args, kwargs))
+        return _call(m, name, body, transformed, args, kwargs)
 
     return stand
 
@@ -279,21 +276,11 @@ def _jvp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     if len(rest) != 2 or not isinstance(rest[0], tuple):
         raise GraphBreak("jvp is called in an unusual way")
     body = _body(m, "jvp", func, rest[0], {}, None)
-    return _call(
-        m,
-        "jvp",
-        body,
-        lambda inner: lambda rest, kwargs: torch.func.jvp(inner, *rest, **kwargs),
-        (rest, kwargs),
-    )
 
+    def both(inner: Any, rest: Any, kwargs: Kwargs) -> Any:
+        return torch.func.jvp(inner, *rest, **kwargs)
 
-class _Pullback(NamedTuple):
-    """What the function that vjp returns holds."""
-
-    body: _Body
-    primals: Args
-    has_aux: bool
+    return _call(m, "jvp", body, both, rest, kwargs)
 
 
 @stands_for(torch.func.vjp)
@@ -305,35 +292,28 @@ def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         body = _body(m, "vjp", func, primals, {}, None)
     if any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak("the function under vjp has effects, and would have them twice")
-    pullback = _Pullback(body, primals, kwargs.get("has_aux", False))
 
-    def forward(inner: Any) -> Any:
-        def run(primals: Args) -> Any:
-            first, _, *aux = torch.func.vjp(inner, *primals, **kwargs)
-            return first, *aux
+    def forward(inner: Any, primals: Args) -> Any:
+        first, _, *aux = torch.func.vjp(inner, *primals, **kwargs)
+        return first, *aux
 
-        return run
-
-    first, *aux = _call(m, "vjp", body, forward, (primals,))
-    return first, functools.partial(_pull_back, pullback), *aux
+    first, *aux = _call(m, "vjp", body, forward, primals)
+    has_aux = kwargs.get("has_aux", False)
+    return first, functools.partial(_pull_back, body, primals, has_aux), *aux
 
 
-def _pull_back(pullback: _Pullback, cotangents: Any) -> Any:
+def _pull_back(body: _Body, primals: Args, has_aux: bool, cotangents: Any) -> Any:
     """What the function that vjp returns is called for."""
 
 
 @stands_for(_pull_back)
 def _pulled_back(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    pullback, *rest = args
+    body, primals, has_aux, *rest = args
     if len(rest) != 1 or kwargs:
         raise GraphBreak("what vjp returns is called in an unusual way")
-    body, primals, has_aux = pullback
 
-    def backward(inner: Any) -> Any:
-        def run(primals: Args, cotangents: Any) -> Any:
-            return torch.func.vjp(inner, *primals, has_aux=has_aux)[1](cotangents)
-
-        return run
+    def backward(inner: Any, primals: Args, cotangents: Any) -> Any:
+        return torch.func.vjp(inner, *primals, has_aux=has_aux)[1](cotangents)
 
     (cotangents,) = _arguments(m, "vjp", tuple(rest))
-    return _call(m, "pull_back", body, backward, (primals, cotangents))
+    return _call(m, "pull_back", body, backward, primals, cotangents)
