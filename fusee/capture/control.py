@@ -55,6 +55,7 @@ _SIMPLE: dict[str, Opcode] = {
     "GET_YIELD_FROM_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
     # the machine makes the generator when it calls the function, and starts after this
     "RETURN_GENERATOR": lambda f, i: None,
+    "END_SEND": lambda f, i: f.stack.__delitem__(-2),
     "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
     "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
     "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
@@ -95,12 +96,6 @@ def SEND(f: Frame, i: Instruction) -> None:
         f.next = i.target
         if sys.version_info < (3, 12):
             f.pop()
-    f.push(value)
-
-
-@op()
-def END_SEND(f: Frame, i: Instruction) -> None:
-    _, value = f.take(2)
     f.push(value)
 
 

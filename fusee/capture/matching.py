@@ -9,20 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import Frame, op
+from fusee.capture.frame import OPCODES, Frame, op
 
-_SEQUENCE, _MAPPING, _MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22  # Py_TPFLAGS_...
+_MATCHES_ITSELF = 1 << 22  # Py_TPFLAGS__MATCH_SELF
 _NOTHING = object()
 
 
-@op()
-def MATCH_SEQUENCE(f: Frame, i: Instruction) -> None:
-    f.push(bool(type(f.stack[-1]).__flags__ & _SEQUENCE))
-
-
-@op()
-def MATCH_MAPPING(f: Frame, i: Instruction) -> None:
-    f.push(bool(type(f.stack[-1]).__flags__ & _MAPPING))
+for _name, _flag in (("MATCH_SEQUENCE", 1 << 5), ("MATCH_MAPPING", 1 << 6)):  # Py_TPFLAGS_...
+    OPCODES[_name] = lambda f, i, flag=_flag: f.push(bool(type(f.stack[-1]).__flags__ & flag))
 
 
 @op()

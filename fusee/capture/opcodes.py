@@ -47,12 +47,11 @@ def _refused(f: Frame, i: Instruction) -> None:
     raise GraphBreak(f"the instruction {i.name} is not supported")
 
 
-def _push_attribute(f: Frame, i: Instruction, obj: Any) -> None:
-    value = f.machine.attribute(obj, i.value)
-    if sys.version_info < (3, 12) or not i.arg & 1:
-        f.push(value)
-    else:
+def _push(f: Frame, value: Any, is_called: int) -> None:
+    if is_called:
         f.push_callable(value)
+    else:
+        f.push(value)
 
 
 def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> None:
@@ -60,12 +59,14 @@ def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> Non
     how(f.machine.writable(f.stack[-i.arg]), *more)
 
 
+_METHODS = sys.version_info >= (3, 12)  # in LOAD_ATTR's argument; before, in LOAD_METHOD
 _CONVERSIONS = ("", "s", "r", "a")
 
 _SIMPLE: dict[str, Opcode] = {
     **dict.fromkeys(_IDLE.split(), lambda f, i: None),
     **dict.fromkeys(REFUSED, _refused),
     # the stack
+    "POP_TOP": lambda f, i: f.stack.__delitem__(-1),
     "PUSH_NULL": lambda f, i: f.push(NULL),
     "COPY": lambda f, i: f.push(f.stack[-i.arg]),
     "LOAD_CONST": lambda f, i: f.push(i.value),
@@ -79,12 +80,20 @@ _SIMPLE: dict[str, Opcode] = {
     "IS_OP": lambda f, i: f.push(f.machine.identical(*f.take(2)) ^ bool(i.arg)),
     "CONTAINS_OP": lambda f, i: f.push(f.machine.contains(f.pop(), f.pop()) ^ bool(i.arg)),
     "BINARY_SUBSCR": lambda f, i: f.push(f.machine.subscript(*f.take(2))),
+    "BINARY_SLICE": lambda f, i: f.push(f.machine.subscript(f.stack.pop(-3), slice(*f.take(2)))),
+    "STORE_SUBSCR": lambda f, i: f.machine.store_subscript(*f.take(2), f.pop()),
+    "STORE_SLICE": lambda f, i: f.machine.store_subscript(
+        f.stack.pop(-3), slice(*f.take(2)), f.pop()
+    ),
     "DELETE_SUBSCR": lambda f, i: f.machine.delete_subscript(*f.take(2)),
     # attributes
-    "LOAD_ATTR": lambda f, i: _push_attribute(f, i, f.pop()),
+    "LOAD_ATTR": lambda f, i: _push(f, f.machine.attribute(f.pop(), i.value), _METHODS & i.arg),
+    "LOAD_METHOD": lambda f, i: f.stack.extend((NULL, f.machine.attribute(f.pop(), i.value))),
     # with two arguments or with the class and the object that the compiler found for super()
-    "LOAD_SUPER_ATTR": lambda f, i: _push_attribute(
-        f, i, f.machine.call(f.stack.pop(-3), tuple(f.take(2)), {})
+    "LOAD_SUPER_ATTR": lambda f, i: _push(
+        f,
+        f.machine.attribute(f.machine.call(f.stack.pop(-3), tuple(f.take(2)), {}), i.value),
+        i.arg & 1,
     ),
     "STORE_ATTR": lambda f, i: f.machine.store_attribute(f.pop(), i.value, f.pop()),
     "DELETE_ATTR": lambda f, i: f.machine.delete_attribute(f.pop(), i.value),
@@ -103,12 +112,21 @@ _SIMPLE: dict[str, Opcode] = {
     "SET_ADD": lambda f, i: _grow(f, i, set.add, f.pop()),
     "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *f.take(2)),
     # text
+    "FORMAT_WITH_SPEC": lambda f, i: f.push(f.machine.format(f.stack.pop(-2), "", f.pop())),
     "FORMAT_SIMPLE": lambda f, i: f.push(f.machine.format(f.pop(), "", "")),
     "CONVERT_VALUE": lambda f, i: f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg], None)),
     # names
     **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_CHECK"), lambda f, i: f.push(_local(f, i.value))),
     "LOAD_FAST_LOAD_FAST": lambda f, i: f.stack.extend([_local(f, name) for name in i.value]),
     "LOAD_FAST_AND_CLEAR": lambda f, i: f.push(f.locals.pop(i.value, UNBOUND)),
+    **dict.fromkeys(
+        ("STORE_FAST", "STORE_FAST_MAYBE_NULL"),
+        lambda f, i: f.locals.__setitem__(i.value, f.pop()),
+    ),
+    "STORE_FAST_STORE_FAST": lambda f, i: f.locals.update((name, f.pop()) for name in i.value),
+    "LOAD_GLOBAL": lambda f, i: _push(f, f.machine.load_global(f, i.value), i.arg & 1),
+    "STORE_NAME": lambda f, i: f.names.__setitem__(i.value, f.pop()),
+    "DELETE_NAME": lambda f, i: f.names.__delitem__(i.value),
     "STORE_GLOBAL": lambda f, i: f.machine.store_global(f, i.value, f.pop()),
     "DELETE_GLOBAL": lambda f, i: f.machine.delete_global(f, i.value),
     "LOAD_LOCALS": lambda f, i: f.push(f.locals if f.names is None else f.names),
@@ -128,11 +146,6 @@ OPCODES.update(_SIMPLE)
 
 
 @op()
-def POP_TOP(f: Frame, i: Instruction) -> None:
-    f.pop()
-
-
-@op()
 def SWAP(f: Frame, i: Instruction) -> None:
     f.stack[-i.arg], f.stack[-1] = f.stack[-1], f.stack[-i.arg]
 
@@ -147,29 +160,6 @@ def COMPARE_OP(f: Frame, i: Instruction) -> None:
     symbol = i.value.removeprefix("bool(").removesuffix(")")
     result = f.machine.compare(symbol, left, right)
     f.push(f.machine.truth(result) if symbol != i.value else result)
-
-
-@op()
-def STORE_SUBSCR(f: Frame, i: Instruction) -> None:
-    value, container, key = f.take(3)
-    f.machine.store_subscript(container, key, value)
-
-
-@op()
-def BINARY_SLICE(f: Frame, i: Instruction) -> None:
-    container, start, stop = f.take(3)
-    f.push(f.machine.subscript(container, slice(start, stop)))
-
-
-@op()
-def STORE_SLICE(f: Frame, i: Instruction) -> None:
-    value, container, start, stop = f.take(4)
-    f.machine.store_subscript(container, slice(start, stop), value)
-
-
-@op()
-def LOAD_METHOD(f: Frame, i: Instruction) -> None:
-    f.stack += (NULL, f.machine.attribute(f.pop(), i.value))
 
 
 # ------------------------------------------------------------------------------ building
@@ -222,12 +212,6 @@ def FORMAT_VALUE(f: Frame, i: Instruction) -> None:
     f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg & 3], spec))
 
 
-@op()
-def FORMAT_WITH_SPEC(f: Frame, i: Instruction) -> None:
-    value, spec = f.take(2)
-    f.push(f.machine.format(value, "", spec))
-
-
 # ------------------------------------------------------------------------------ names
 
 
@@ -246,11 +230,6 @@ def _load_from(f: Frame, names: Any, name: str, otherwise: Callable[[Frame, str]
     f.push(names[name] if name in names else otherwise(f, name))
 
 
-@op("STORE_FAST_MAYBE_NULL")
-def STORE_FAST(f: Frame, i: Instruction) -> None:
-    f.locals[i.value] = f.pop()
-
-
 @op()
 def STORE_FAST_LOAD_FAST(f: Frame, i: Instruction) -> None:
     store, load = i.value
@@ -259,34 +238,9 @@ def STORE_FAST_LOAD_FAST(f: Frame, i: Instruction) -> None:
 
 
 @op()
-def STORE_FAST_STORE_FAST(f: Frame, i: Instruction) -> None:
-    for name in i.value:
-        f.locals[name] = f.pop()
-
-
-@op()
 def DELETE_FAST(f: Frame, i: Instruction) -> None:
     _local(f, i.value)
     del f.locals[i.value]
-
-
-@op()
-def LOAD_GLOBAL(f: Frame, i: Instruction) -> None:
-    value = f.machine.load_global(f, i.value)
-    if not i.arg & 1:
-        f.push(value)
-    else:
-        f.push_callable(value)
-
-
-@op()
-def STORE_NAME(f: Frame, i: Instruction) -> None:
-    f.names[i.value] = f.pop()
-
-
-@op()
-def DELETE_NAME(f: Frame, i: Instruction) -> None:
-    del f.names[i.value]
 
 
 # ------------------------------------------------------------------------------ closures
