@@ -119,6 +119,15 @@ class CompiledFunction:
         self.fullgraph = fullgraph
         self.guard_filter = guard_filter
         self.notice = notice or self._log_notice
+        # of another function, or with another backend, under the same settings
+        self.another: Callable[..., CompiledFunction] = functools.partial(
+            CompiledFunction,
+            policy=policy,
+            recompile_limit=recompile_limit,
+            fullgraph=fullgraph,
+            guard_filter=guard_filter,
+            notice=notice,
+        )
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.varying: set[str] = set()
@@ -164,18 +173,6 @@ class CompiledFunction:
             for name in ("__defaults__", "__kwdefaults__", "__code__"):
                 setattr(self.call, name, getattr(made, name))
         return self.call
-
-    def another(self, function: types.FunctionType, compile_graph: Compile) -> CompiledFunction:
-        """Another function, or backend, under the same settings."""
-        return CompiledFunction(
-            function,
-            compile_graph,
-            self.policy,
-            self.recompile_limit,
-            fullgraph=self.fullgraph,
-            guard_filter=self.guard_filter,
-            notice=self.notice,
-        )
 
     def _log_notice(self, text: str, where: str) -> None:
         log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
