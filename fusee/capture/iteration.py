@@ -50,20 +50,6 @@ def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         return default[0]
 
 
-class _Driven:
-    """An iterator that asks the machine for each element, for C code that iterates."""
-
-    def __init__(self, m: Capturing, iterator: Any) -> None:
-        self.m = m
-        self.iterator = iterator
-
-    def __iter__(self) -> _Driven:
-        return self
-
-    def __next__(self) -> Any:
-        return self.m.next(self.iterator)
-
-
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
     if isinstance(x, FakeTensor) or id(x) in m.generators:
@@ -72,7 +58,7 @@ def _iterable(m: Capturing, x: Any) -> Any:
     if m.is_outside(iterator) and is_finite_iterator(iterator):
         return m.world.opened(iterator)
     is_python = attributes.python_method(m, iterator, "__next__") is not None
-    return _Driven(m, iterator) if is_python else iterator
+    return map(m.next, itertools.repeat(iterator)) if is_python else iterator
 
 
 def _collecting(function: Any) -> Stand:
@@ -83,10 +69,8 @@ def _collecting(function: Any) -> Stand:
         if function in (any, all):
             return function(m.truth(x) for x in first)
         if function is sum:
-            total = kwargs.get("start", args[1] if len(args) > 1 else 0)
-            for x in first:
-                total = m.binary(0, total, x)
-            return total
+            start = kwargs.get("start", args[1] if len(args) > 1 else 0)
+            return functools.reduce(functools.partial(m.binary, 0), first, start)
         return function(first, *args[1:], **kwargs)
 
     return stand
@@ -127,28 +111,20 @@ def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 @stands_for(map)
 def _map(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    function, *iterables = args
-    rows = zip(*(_iterable(m, x) for x in iterables))
-    return (m.call(function, row, {}) for row in rows)
+    return map(lambda *row: m.call(args[0], row, {}), *(_iterable(m, x) for x in args[1:]))
 
 
 @stands_for(filter)
 def _filter(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    function, iterable = args
-    given = _iterable(m, iterable)
-    if function is None:
-        return (x for x in given if m.truth(x))
-    return (x for x in given if m.truth(m.call(function, (x,), {})))
+    function, given = args[0], _iterable(m, args[1])
+    test = m.truth if function is None else lambda x: m.truth(m.call(function, (x,), {}))
+    return filter(test, given)
 
 
 @stands_for(functools.reduce)
 def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     function, iterable, *start = args
-    items = m.items(iterable)
-    total = start[0] if start else items.pop(0)
-    for x in items:
-        total = m.call(function, (total, x), {})
-    return total
+    return functools.reduce(lambda a, b: m.call(function, (a, b), {}), m.items(iterable), *start)
 
 
 @stands_for(reversed)

@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from fusee.capture.bytecode import Instruction
-from fusee.capture.frame import OPCODES, Frame, op
+from fusee.capture.frame import OPCODES, Frame, Opcode, op
 
 _MATCHES_ITSELF = 1 << 22  # Py_TPFLAGS__MATCH_SELF
 _NOTHING = object()
 
 
-for _name, _flag in (("MATCH_SEQUENCE", 1 << 5), ("MATCH_MAPPING", 1 << 6)):  # Py_TPFLAGS_...
-    OPCODES[_name] = lambda f, i, flag=_flag: f.push(bool(type(f.stack[-1]).__flags__ & flag))
+def _is_flagged(flag: int) -> Opcode:
+    return lambda f, i: f.push(bool(type(f.stack[-1]).__flags__ & flag))
+
+
+OPCODES["MATCH_SEQUENCE"] = _is_flagged(1 << 5)  # Py_TPFLAGS_SEQUENCE
+OPCODES["MATCH_MAPPING"] = _is_flagged(1 << 6)  # Py_TPFLAGS_MAPPING
 
 
 @op()

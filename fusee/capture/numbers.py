@@ -68,22 +68,14 @@ class Number:
 
 
 # What a Number and another float, int or Number may go through in the graph.
-_ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow,
-}  # fmt: skip
+_NAMES = "add sub mul truediv pow".split()
+_PLAIN = {getattr(operator, f"i{name}"): getattr(operator, name) for name in _NAMES}
+_ARITHMETIC = {*_PLAIN, *_PLAIN.values(), operator.neg}
 # Torch calls that a graph may give one to, as backends know to compile them.
 TAKE_NUMBERS = {
-    *"add sub mul truediv pow iadd isub imul itruediv ipow".split(),
+    *_NAMES, *(f"i{name}" for name in _NAMES),
     *"multiply div divide true_divide addcmul addcdiv lerp".split(),
-}
-_PLAIN = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-    operator.ipow: operator.pow,
-}
+}  # fmt: skip
 
 
 def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, ...]) -> Number:

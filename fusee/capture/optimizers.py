@@ -28,12 +28,11 @@ from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.policy import enabled
-from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, stands_for
+from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
 __all__: list[str] = []
 
-_MODULES: tuple[Any, ...] = (adadelta, adagrad, adam, adamax, nadam, radam, rmsprop, sgd)
 _CLASSES: tuple[Any, ...] = (
     adadelta.Adadelta, adagrad.Adagrad, adam.Adam, adamax.Adamax, nadam.NAdam, radam.RAdam,
     rmsprop.RMSprop, sgd.SGD,
@@ -72,13 +71,10 @@ def _zero_grad(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.call(m.world.hold(inner.__wrapped__, "zero_grad"), args, kwargs)
 
 
-def _schedule(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    raise GraphBreak("a scheduler computes learning rates in Python, between two graphs", "")
-
-
 # captured, each rate would be a fact, and every step a version
 _SCHEDULERS = [x for x in vars(lr_scheduler).values() if isinstance(x, type) and "step" in vars(x)]
-stands_for(*(vars(kind)["step"] for kind in _SCHEDULERS))(_schedule)
+_IN_PYTHON = "a scheduler computes learning rates in Python, between two graphs"
+SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULERS)
 
 
 # ------------------------------------------------------------------------------ state
@@ -158,9 +154,7 @@ def _get_value(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.world.recorder.item(x)
 
 
-@stands_for(base._stack_if_compiling)
-def _stack_if_compiling(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return args[0]
+SPECIAL[base._stack_if_compiling] = lambda m, args, kwargs: args[0]
 
 
 @stands_for(base._default_to_fused_or_foreach)

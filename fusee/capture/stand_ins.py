@@ -35,7 +35,9 @@ from fusee.capture.torch_api import (
 )
 from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "left", "special", "stands_for"]
+__all__ = [
+    "BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "breaking", "left", "special", "stands_for",
+]  # fmt: skip
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -165,14 +167,21 @@ def _vars(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.attribute(args[0], "__dict__")
 
 
-@stands_for(globals, locals, eval, exec, compile, open, input, breakpoint, __import__, dir)
-def _refused(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    raise GraphBreak("a builtin that reaches beyond its arguments")
+def breaking(reason: str, remedy: str = "") -> Stand:
+    """What ends the graph in place of a function."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(reason, remedy)
+
+    return stand
 
 
-@stands_for(print)
-def _print(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    raise GraphBreak("print() shows what is known only when the graph has run", "remove the print")
+SPECIAL[print] = breaking(
+    "print() shows what is known only when the graph has run", "remove the print"
+)
+stands_for(globals, locals, eval, exec, compile, open, input, breakpoint, __import__, dir)(
+    breaking("a builtin that reaches beyond its arguments")
+)
 
 
 def _natively(function: Any) -> Stand:
