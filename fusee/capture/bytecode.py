@@ -46,10 +46,7 @@ class Program(NamedTuple):
 
     def handler(self, index: int) -> Handler | None:
         """The innermost handler that covers an instruction."""
-        for handler in self.handlers:
-            if handler.start <= index < handler.end:
-                return handler
-        return None
+        return next((h for h in self.handlers if h.start <= index < h.end), None)
 
 
 _programs: weakref.WeakKeyDictionary[types.CodeType, Program] = weakref.WeakKeyDictionary()

@@ -92,15 +92,10 @@ def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict
     return function(*args, **given, **more)
 
 
-def _optional(function: types.FunctionType) -> tuple[str, ...]:
-    """The parameters with a default that may be given by position."""
-    count = function.__code__.co_argcount
-    return function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
-
-
 def _filled(function: types.FunctionType, values: str) -> str:
     """Source: parameters that are not given get the default that the function has now."""
-    optional, named = _optional(function), function.__kwdefaults__ or {}
+    count, named = function.__code__.co_argcount, function.__kwdefaults__ or {}
+    optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
     if not optional and not named:
         return ""
     places = [(name, f"_d[{k - len(optional)}]") for k, name in enumerate(optional)]

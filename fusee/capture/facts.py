@@ -15,18 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fusee.capture.frame import Marker
 from fusee.capture.origin import Dict, Held, Item, Origin
 from fusee.errors import OptionError
 
 __all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
+ABSENT = Marker("nothing")
 
 # What cannot be looked up any more fails the check rather than the call.
 _GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)

@@ -18,7 +18,7 @@ import torch
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
-from fusee.capture.mirror import Later
+from fusee.capture.mirror import Later, empty_like
 from fusee.capture.origin import Call
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
@@ -50,52 +50,43 @@ for _function in (
 
 @stands_for(copy.deepcopy)
 def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
-    return _Copies(m).of(x)
-
-
-class _Copies:
     """Containers and tensors within one another, each copied once."""
+    made: dict[int, Any] = {}
+    storages: set[int] = set()
 
-    def __init__(self, m: Capturing) -> None:
-        self.m = m
-        self._made: dict[int, Any] = {}
-        self._storages: set[int] = set()
-
-    def of(self, x: Any) -> Any:
+    def copied(x: Any) -> Any:
         if is_scalar(x) or isinstance(x, (type, *_FUNCTIONS)):
             return x
-        if id(x) not in self._made:
-            self._made[id(x)] = self._tensor(x) if isinstance(x, FakeTensor) else self._container(x)
-        return self._made[id(x)]
+        if id(x) not in made:
+            made[id(x)] = of_tensor(x) if isinstance(x, FakeTensor) else of_container(x)
+        return made[id(x)]
 
-    def _tensor(self, x: Any) -> Any:
+    def of_tensor(x: Any) -> Any:
         with torch._C.DisableTorchFunction():
             storage = x.untyped_storage()._cdata
             is_plain = not x.requires_grad and not getattr(x, "_is_param", False)
             strides = torch.empty_like(x, device="meta").stride()
-            if not is_plain or storage in self._storages or x.stride() != strides:
+            if not is_plain or storage in storages or x.stride() != strides:
                 raise GraphBreak("a deep copy of a tensor that needs gradients, or is a view")
-        self._storages.add(storage)
-        return self.m.call(torch.clone, (x,), {})
+        storages.add(storage)
+        return m.call(torch.clone, (x,), {})
 
-    def _container(self, x: Any) -> Any:
+    def of_container(x: Any) -> Any:
         kind = type(x)
         if kind is tuple:
-            items = tuple(map(self.of, x))
+            items = tuple(map(copied, x))
             return x if all(map(operator.is_, items, x)) else items
         if kind not in (list, dict, set, collections.OrderedDict, collections.deque):
             raise GraphBreak(f"a deep copy of a {kind.__qualname__}")
-        shown = self.m.plain(x)
-        made: Any = collections.deque(maxlen=shown.maxlen) if kind is collections.deque else kind()
-        self._made[id(x)] = self._made[id(shown)] = made
+        shown = m.plain(x)
+        empty = made[id(x)] = made[id(shown)] = empty_like(shown)
         if isinstance(shown, dict):
-            made.update((self.of(key), self.of(item)) for key, item in shown.items())
-        elif kind is set:
-            made.update(map(self.of, shown))
+            empty.update((copied(key), copied(item)) for key, item in shown.items())
         else:
-            made.extend(map(self.of, shown))
-        return made
+            (empty.update if kind is set else empty.extend)(map(copied, shown))
+        return empty
+
+    return copied(*args)
 
 
 _FUNCTIONS = (type(len), type(lambda: None))

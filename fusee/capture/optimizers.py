@@ -27,6 +27,7 @@ from torch.utils import _foreach_utils
 from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
+from fusee.capture.mirror import Mirror
 from fusee.capture.policy import enabled
 from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
 from fusee.capture.torch_api import FakeTensor, run_for_real
@@ -83,58 +84,46 @@ SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULER
 def _init_group(function: Any) -> Callable[[Capturing, Args, Kwargs], Any]:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         optimizer, group, *lists = args
-        known = _Group(m, optimizer, group)
+        state = m.world.mirror(m.attribute(optimizer, "state"))
+        params = m.items(m.subscript(group, "params"))
+        changed = state.is_changed() or m.world.mirror(group).is_changed()
+        if changed or any(name == "grad" for _, name in m.world.slots):
+            raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
+        for key in dict.keys(group):
+            m.subscript(group, key)
         real: list[list[Any]] = [[] for _ in lists]
         with torch.no_grad():
             result = run_for_real(function, (optimizer, group, *real), kwargs)
-        fakes = known.loaded()
+        known = _known(m, state, params)
         for found, given in zip(real, lists, strict=True):
-            given.extend(map(fakes, found))
+            if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
+                raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
+            given.extend(known.get(id(x), x) for x in found)
         return result
 
     return stand
 
 
-class _Group:
-    """One of an optimizer's groups of parameters, and what its state holds for them."""
-
-    def __init__(self, m: Capturing, optimizer: Any, group: Any) -> None:
-        self.m, self.group = m, group
-        state = m.attribute(optimizer, "state")
-        self.state = m.world.mirror(state)
-        self.tensors = m.items(m.subscript(group, "params"))
-        changed = self.state.is_changed() or m.world.mirror(group).is_changed()
-        if changed or any(name == "grad" for _, name in m.world.slots):
-            raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
-        for key in dict.keys(group):
-            m.subscript(group, key)
-
-    def loaded(self) -> Callable[[Any], Any]:
-        """Guards all that there is now. Gives what stands for each real tensor of it."""
-        world, found = self.m.world, {}
-        for fake in self.tensors:
-            param, _ = world.inputs[id(fake)]
-            grad = grads.read(self.m, fake)
-            found[id(param)] = fake
-            if grad is None:
-                continue
-            found[id(world.inputs[id(grad)][0])] = grad
-            state = dict.get(self.state.obj, param)
-            if state is None:
-                continue
-            mirror = world.mirror(grads.item_by_tensor(self.m, self.state, fake))
-            world.fact("keys", mirror.origin, tuple(state))
-            for key, value in state.items():
-                loaded = world.get(mirror, key)
-                if isinstance(value, torch.Tensor):
-                    found[id(value)] = loaded
-
-        def fake_of(x: Any) -> Any:
-            if isinstance(x, torch.Tensor) and id(x) not in found:
-                raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
-            return found.get(id(x), x)
-
-        return fake_of
+def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
+    """Guards what there is for parameters now. What stands for each real tensor of it, by id."""
+    world, found = m.world, dict[int, Any]()
+    for fake in params:
+        param, _ = world.inputs[id(fake)]
+        grad = grads.read(m, fake)
+        found[id(param)] = fake
+        if grad is None:
+            continue
+        found[id(world.inputs[id(grad)][0])] = grad
+        of_param = dict.get(state.obj, param)
+        if of_param is None:
+            continue
+        mirror = world.mirror(grads.item_by_tensor(m, state, fake))
+        world.fact("keys", mirror.origin, tuple(of_param))
+        for key, value in of_param.items():
+            loaded = world.get(mirror, key)
+            if isinstance(value, torch.Tensor):
+                found[id(value)] = loaded
+    return found
 
 
 for _class in _CLASSES:
