@@ -172,8 +172,7 @@ def _extreme(function: Any) -> Stand:
     return stand
 
 
-SPECIAL[min] = _extreme(min)
-SPECIAL[max] = _extreme(max)
+SPECIAL[min], SPECIAL[max] = _extreme(min), _extreme(max)
 
 
 def _mapping(kind: Any) -> Stand:

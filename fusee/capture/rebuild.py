@@ -166,7 +166,7 @@ class Rebuild:
 
     def _tuple(self, x: tuple[Any, ...]) -> str:
         kind = self.source.constant(type(x))
-        items = ", ".join(map(self.value, x))
+        items = _items(self, x)
         return self._named(f"{kind}({items})" if hasattr(x, "_fields") else f"{kind}(({items},))")
 
     def _builtin_method(self, x: Any) -> str:
@@ -215,16 +215,16 @@ class Rebuild:
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
         kind = self.source.constant(cls)
-        name = self._named(_new(self, x, kind))
+        args = [kind, *(map(self.value, x.args) if isinstance(x, BaseException) else ())]
+        name = self._named(f"{kind}.__new__({', '.join(args)})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if isinstance(x, dict):
             pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in dict.items(x))
             update = self.source.constant(dict_class(x).update)
             self.lines.append(f"{update}({name}, [{pairs}])")
-        elif isinstance(x, list):
-            self.lines.append(f"list.extend({name}, [{', '.join(map(self.value, x))}])")
-        elif isinstance(x, set):
-            self.lines.append(f"set.update({name}, [{', '.join(map(self.value, x))}])")
+        elif isinstance(x, (list, set)):
+            fill = "list.extend" if isinstance(x, list) else "set.update"
+            self.lines.append(f"{fill}({name}, [{_items(self, x)}])")
         elif isinstance(x, BaseException):
             self._exception(x, name)
         for key, item in getattr(x, "__dict__", {}).items():
@@ -238,8 +238,8 @@ class Rebuild:
     def _exception(self, x: BaseException, name: str) -> None:
         """What the classes in C keep, and how the exception came about."""
         in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
-        args = ", ".join(map(self.value, x.args))
-        self.lines.append(f"{self.source.constant(in_c)}.__init__({name}, {args})")
+        init = f"{self.source.constant(in_c)}.__init__"
+        self.lines.append(f"{init}({name}, {_items(self, x.args)})")
         for key in ("__cause__", "__context__", "__suppress_context__"):
             if getattr(x, key):  # the last one last: setting the cause sets it too
                 self.lines.append(f"{name}.{key} = {self.value(getattr(x, key))}")
@@ -252,7 +252,9 @@ class Rebuild:
             self._advance(opened)
         self._replay_all(list(self.world.mirrors.values()))
         for (_, name), (_, origin, value) in list(self.world.slots.items()):
-            self._write_slot(self.source.variable(origin), name, value)
+            target, is_gone = self.source.variable(origin), value is DELETED
+            given = f"{target}, {name!r}" + ("" if is_gone else f", {self.value(value)}")
+            self.lines.append(f"object.__{'del' if is_gone else 'set'}attr__({given})")
         self.lines += self._places
 
     def later(self) -> list[str]:
@@ -275,12 +277,6 @@ class Rebuild:
         if count:
             self.lines.append(self.call(advance, self.value(opened.stand_in), str(count)))
 
-    def _write_slot(self, target: str, name: str, value: Any) -> None:
-        if value is DELETED:
-            self.lines.append(f"object.__delattr__({target}, {name!r})")
-        else:
-            self.lines.append(f"object.__setattr__({target}, {name!r}, {self.value(value)})")
-
     def _replay_all(self, mirrors: Iterable[Mirror]) -> None:
         for mirror in mirrors:
             if mirror.is_changed() and id(mirror) not in self._replayed:
@@ -293,13 +289,12 @@ class Rebuild:
         if isinstance(mirror.obj, dict):
             self._replay_dict(mirror, target)
             return
-        items = ", ".join(map(self.value, mirror.copy))
+        items = _items(self, mirror.copy)
         if isinstance(mirror.obj, list):
             self.lines.append(f"list.__setitem__({target}, slice(None), [{items}])")
         else:
-            self.lines.append(f"{target}.clear()")
             method = "extend" if isinstance(mirror.obj, collections.deque) else "update"
-            self.lines.append(f"{target}.{method}([{items}])")
+            self.lines += [f"{target}.clear()", f"{target}.{method}([{items}])"]
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
         kind = self.source.constant(dict_class(mirror.obj))
@@ -323,12 +318,6 @@ class Rebuild:
                 self.lines.append(f"{kind}.pop({target}, {name}, None)")
             if value is not DELETED:
                 self.lines.append(f"{kind}.__setitem__({target}, {name}, {self.value(value)})")
-
-
-def _new(r: Rebuild, x: Any, kind: str) -> str:
-    if isinstance(x, BaseException):
-        return f"{kind}.__new__({kind}, {', '.join(map(r.value, x.args))})"
-    return f"{kind}.__new__({kind})"
 
 
 def _slots(cls: type) -> list[str]:

@@ -247,8 +247,7 @@ def _as_text(conversion: str) -> Stand:
     return stand
 
 
-SPECIAL[str] = _as_text("s")
-SPECIAL[repr] = _as_text("r")
+SPECIAL[str], SPECIAL[repr] = _as_text("s"), _as_text("r")
 
 
 def _to_number(kind: Any, method: str) -> Stand:
@@ -261,8 +260,7 @@ def _to_number(kind: Any, method: str) -> Stand:
     return stand
 
 
-SPECIAL[int] = _to_number(int, "__int__")
-SPECIAL[float] = _to_number(float, "__float__")
+SPECIAL[int], SPECIAL[float] = _to_number(int, "__int__"), _to_number(float, "__float__")
 
 
 @stands_for(copy.copy)
