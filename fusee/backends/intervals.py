@@ -44,9 +44,16 @@ def fits(node: fx.Node) -> bool:
 
 
 def note_values(graph: AtenGraph, examples: Sequence[Any]) -> None:
-    """Take integer buffers for what they hold now; engines look again when these change."""
-    for node, spec, x in zip(graph.placeholders, graph.inputs, examples, strict=True):
-        if spec.is_static and isinstance(x, Tensor) and _range(x.dtype) and x.numel():
+    """Take constants and integer buffers for what they hold now.
+
+    Engines look at buffers again when these change.
+    """
+    given = zip(graph.placeholders, graph.inputs, examples, strict=True)
+    known = [(node, x) for node, spec, x in given if spec.is_static]
+    for node in graph.graph.find_nodes(op="get_attr"):
+        known.append((node, graph.constants[str(node.target)]))
+    for node, x in known:
+        if isinstance(x, Tensor) and _range(x.dtype) and x.numel():
             low, high = torch.aminmax(x.detach())
             node.meta["interval"] = int(low), int(high)
 

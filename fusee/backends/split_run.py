@@ -25,6 +25,7 @@ from fusee.aten.decompose import Table
 from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable_anywhere
+from fusee.aten.passes.fold import fold
 from fusee.aten.trace import trace
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
@@ -131,6 +132,7 @@ def compile_split(
     options          for what our compiler gets
     """
     begin = time.perf_counter()
+    fold(aten, options)
     note_values(aten, example_inputs)
     if prepare is not None:
         prepare(aten, example_inputs)

@@ -166,6 +166,16 @@ def test_what_needs_inputs_alone_runs_before_the_region() -> None:
     assert [(claimed, len(nodes)) for claimed, nodes in found.levels] == [(False, 1), (True, 2)]
 
 
+def test_what_needs_no_input_parts_no_region() -> None:
+    def fn(x: Tensor) -> Tensor:
+        known = torch.tanh(torch.arange(4) / 4)
+        return (x @ x + known) @ x
+
+    engine, report = Eager(aten.tanh.default), Report("known")
+    check(fn, torch.randn(4, 4), backend=backend(engine, report))
+    assert engine.calls and not report.unclaimed and len(report.regions[0].ops) == 2
+
+
 def test_small_regions_are_not_worth_a_call() -> None:
     graph = graph_of(lambda x: torch.tanh(torch.sin(x)) * 2, torch.randn(4))
     found = split(graph, Eager(aten.tanh.default))

@@ -21,7 +21,7 @@ from fusee.aten.graph import AtenGraph, InputSpec
 from fusee.aten.operators import is_creation, is_view
 from fusee.aten.passes.edit import Editor, val
 
-__all__ = ["DeriveStep", "Derived", "Slot", "constants"]
+__all__ = ["FREE", "Budget", "DeriveStep", "Derived", "Slot", "closure", "constants", "frontier"]
 
 
 class Slot(int):
@@ -100,17 +100,22 @@ def _show(arg: Any) -> str:
     return str(arg)
 
 
+# Tables such as attention masks come from no parameter; up to here they are worth keeping.
+FREE = 2**20
+
+
 @dataclass
 class Budget:
-    """Memory that derived weights may take: as much as the parameters again, packed ones aside."""
+    """Memory that derived weights may take: as much as the parameters again, packed ones aside.
+
+    free   bytes that one tensor may take however little it comes from
+    """
 
     edit: Editor
     left: int
     spent: int = 0
     refused: list[str] = field(default_factory=list)
-
-    # Tables such as attention masks come from no parameter; up to here they are worth keeping.
-    FREE = 2**20
+    free: int = FREE
 
     def allows(self, node: fx.Node) -> bool:
         """Whether to keep the result of `node`; if so its bytes are spent."""
@@ -118,7 +123,7 @@ class Budget:
             return True
         size = self.edit.bytes(node)
         sources = _bytes_behind(self.edit, node)
-        if size > self.left or (size > self.FREE and size > 2 * sources):
+        if size > self.left or (size > self.free and size > 2 * sources):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
         self.left -= size
@@ -133,8 +138,8 @@ def constants(edit: Editor) -> Derived:
         for node in edit.graph.nodes
         if node.op in ("placeholder", "get_attr") and edit.is_static(node) and _is_tensor(node)
     )
-    budget = Budget(edit, max(total, Budget.FREE))
-    kept = _frontier(edit, budget)
+    budget = Budget(edit, max(total, FREE))
+    kept = frontier(edit, budget)
     derived = _split(edit, kept)
     edit.notes += budget.refused
     if kept:
@@ -148,7 +153,7 @@ def constants(edit: Editor) -> Derived:
 # ------------------------------------------------------------------------------ what to keep
 
 
-def _frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
+def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
     """The static nodes to keep, in graph order."""
     chosen: set[fx.Node] = set()
     refused: set[fx.Node] = set()
@@ -202,7 +207,7 @@ def _split(edit: Editor, kept: list[fx.Node]) -> Derived:
     if not kept:
         return Derived()
     aten = edit.aten
-    needed = _closure(kept)
+    needed = closure(kept)
     placeholders = zip(aten.placeholders, aten.inputs, strict=True)
     given = [(node, spec.index) for node, spec in placeholders if node in needed]
     ordered = [node for node in edit.graph.nodes if node in needed and node.op != "placeholder"]
@@ -255,7 +260,8 @@ def _last_readers(calls: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, li
     return found
 
 
-def _closure(kept: list[fx.Node]) -> set[fx.Node]:
+def closure(kept: list[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they are computed from."""
     needed = set(kept)
     pending = list(kept)
     while pending:

@@ -31,9 +31,12 @@ __all__ = ["Editor", "Pass"]
 
 
 class Editor:
-    """One AtenGraph while passes change it in place. `notes` says what they did, in order."""
+    """One AtenGraph while passes change it in place. `notes` says what they did, in order.
 
-    def __init__(self, aten: AtenGraph, options: Options) -> None:
+    parameters   whether they are static, as constants are
+    """
+
+    def __init__(self, aten: AtenGraph, options: Options, parameters: bool = True) -> None:
         self.aten = aten
         self.graph = aten.graph
         self.options = options
@@ -42,7 +45,7 @@ class Editor:
         self._static: set[fx.Node] = {
             node
             for node, spec in zip(aten.placeholders, aten.inputs, strict=True)
-            if spec.is_static and spec.index not in written
+            if parameters and spec.is_static and spec.index not in written
         }
         for node in self.graph.nodes:
             self._mark(node)
