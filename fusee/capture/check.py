@@ -192,16 +192,9 @@ class _Watched:
 
     def _container(self, origin: Origin) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | None:
         """The container at an origin that only held objects and what is watched lead to."""
-        found: Any = None
-        if isinstance(origin, Held):
-            found = origin.value
-            if isinstance(found, types.MappingProxyType):
-                found = next((x for x in gc.get_referents(found) if type(x) is dict), None)
-        elif isinstance(origin, Dict):
-            owner = self._object(origin.of)
-            found = None if owner is ABSENT else getattr(owner, "__dict__", None)
-        elif isinstance(origin, Item):
-            found = self._object(origin)
+        found = self._object(origin)
+        if isinstance(found, types.MappingProxyType) and isinstance(origin, Held):
+            found = next((x for x in gc.get_referents(found) if type(x) is dict), None)
         if type(found) in _DICTS:
             self._dicts[id(found)] = found
             self._through.setdefault(id(found), {})
@@ -215,6 +208,9 @@ class _Watched:
         """What is there; ABSENT if nothing is, or nothing that is watched leads there."""
         if isinstance(origin, Held):
             return origin.value
+        if isinstance(origin, Dict):
+            owner = self._object(origin.of)
+            return ABSENT if owner is ABSENT else getattr(owner, "__dict__", ABSENT)
         of = self._container(origin.of) if isinstance(origin, Item) else None
         if of is None or not isinstance(origin, Item):
             return ABSENT

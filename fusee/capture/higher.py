@@ -105,8 +105,9 @@ def _checkpoint(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
     function, *rest = args
     before = m.world.changes()[1:]
-    with m.world.recorder.recomputed() as changes_inputs:
+    with m.world.recorder.recomputed() as made:
         result = m.call(function, tuple(rest), given)
-    if torch.is_grad_enabled() and (m.world.changes()[1:] != before or changes_inputs()):
+    has_effects = m.world.changes()[1:] != before or m.world.recorder.changes_inputs(made)
+    if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
     return result

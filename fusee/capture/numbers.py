@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -88,23 +88,22 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, 
     return Number(node, frozenset().union(*(x.origins for x in numbers)))
 
 
+def _numbers(x: Any) -> Iterator[Number]:
+    if type(x) is Number:
+        yield x
+    elif type(x) in (tuple, list, dict):
+        for item in x.values() if type(x) is dict else x:
+            yield from _numbers(item)
+
+
 def holds_number(x: Any) -> bool:
     """Whether a Number is among arguments."""
-    if type(x) in (tuple, list):
-        return any(map(holds_number, x))
-    return any(map(holds_number, x.values())) if type(x) is dict else type(x) is Number
+    return next(_numbers(x), None) is not None
 
 
 def need_values(*arguments: Any) -> NoReturn:
     """A call needs the values of the Numbers among its arguments."""
-    for x in arguments:
-        if type(x) is Number:
-            x.need()
-        if type(x) is dict:
-            x = tuple(x.values())
-        if type(x) in (tuple, list) and holds_number(x):
-            need_values(*x)
-    raise AssertionError("no Number is among the arguments")
+    next(_numbers(arguments)).need()
 
 
 def argument(x: Any, name: str, graph: fx.Graph) -> Any:

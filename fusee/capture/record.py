@@ -261,15 +261,12 @@ class Recorder(TorchFunctionMode):
             self.graph, self.nodes = outer, {**self._inputs, **nodes}
 
     @contextlib.contextmanager
-    def recomputed(self) -> Iterator[Callable[[], bool]]:
-        """Marks the nodes that are recorded inside: meta["recompute"] is the part's number.
-
-        Gives what says whether they write to memory that is there before the graph.
-        """
+    def recomputed(self) -> Iterator[list[fx.Node]]:
+        """Lists and marks the nodes that are recorded inside: meta["recompute"] is their number."""
         before, number = set(self.graph.nodes), self._parts
         self._parts += 1
         made: list[fx.Node] = []
-        yield lambda: self.changes_inputs(made)
+        yield made
         made += [n for n in self.graph.nodes if n not in before and n.op != "placeholder"]
         for node in made:
             node.meta["recompute"] = number  # the outermost's, if they are nested
