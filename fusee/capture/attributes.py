@@ -17,13 +17,15 @@ from fusee.capture import grads
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
+from fusee.capture.mirror import Mirror
 from fusee.capture.numbers import Number
-from fusee.capture.torch_api import FakeTensor
+from fusee.capture.semantics import own_super
+from fusee.capture.torch_api import FakeTensor, own_classes
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 
 __all__ = [
     "ask", "class_lookup", "delete", "lookup", "of_instance", "python_method", "store",
-    "store_plainly",
+    "store_plainly", "super_of",
 ]  # fmt: skip
 
 _FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
@@ -70,7 +72,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_module(m, obj, name)
     if isinstance(obj, type):
         return _of_class(m, obj, name)
-    if type(obj) is super:
+    if type(obj) in (super, Super):
         return _of_super(m, obj, name)
     if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
         return lookup(m, obj.__func__, name)
@@ -93,7 +95,15 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
 
 def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name == "__class__":
-        return torch.nn.Parameter if getattr(obj, "_is_param", False) else torch.Tensor
+        return m.kind_of(obj)
+    if id(obj) in m.world.seen:
+        found = _of_subclass(m, obj, name, *m.world.seen[id(obj)])
+        if found is not ABSENT:
+            return found
+        if name == "device":  # FakeTensor has one that asks nobody
+            return torch._C.TensorBase.device.__get__(obj)
+    if name == "as_subclass":  # which torch does not ask classes about
+        return types.MethodType(torch.Tensor.as_subclass, obj)
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
         raise AttributeError(name)
     if name == "grad":
@@ -102,6 +112,20 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return getattr(obj, name)
     except AttributeError as error:
         raise AttributeError(str(error).replace("FakeTensor", "Tensor")) from None
+
+
+def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:
+    """What a subclass of torch.Tensor and an instance's own attributes have; or ABSENT."""
+    if name == "__dict__":
+        raise GraphBreak("all attributes of a tensor")
+    found = _in_own_classes(m, kind, name)
+    if not _is_data_descriptor(found) and not hasattr(torch.Tensor, name):
+        value = m.world.get(mirror, name)
+        if value is not ABSENT:
+            return value
+        if found is ABSENT:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    return ABSENT if found is ABSENT else _bound(m, found, obj, kind, name)
 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
@@ -134,11 +158,29 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
     return getattr(cls, name)
 
 
+def _in_own_classes(m: Capturing, kind: type, name: str) -> Any:
+    found = (m.world.class_item(x, name) for x in own_classes(kind) if name in x.__dict__)
+    return next(found, ABSENT)
+
+
+class Super(types.SimpleNamespace):
+    """super() of a tensor, whose class C code does not know."""
+
+
+def super_of(m: Capturing, *args: Any) -> Any:
+    """`super(...)`."""
+    if not args:
+        return own_super(m)
+    if id(args[-1]) in m.world.seen:
+        return Super(__thisclass__=args[0], __self__=args[1])
+    return super(*args)
+
+
 def _of_super(m: Capturing, obj: super, name: str) -> Any:
     shown: Any = obj
     start, owner = shown.__thisclass__, shown.__self__
     of_class = isinstance(owner, type) and issubclass(owner, start)
-    kind = owner if of_class else type(owner)
+    kind = owner if of_class else m.kind_of(owner)
     mro = kind.__mro__
     for base in mro[mro.index(start) + 1 :]:
         found = m.world.class_item(base, name)
@@ -252,6 +294,9 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
     if isinstance(obj, FakeTensor):
+        if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
+            _store_in_tensor(m, obj, name, value)
+            return
         if name != "grad" or value is DELETED:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         grads.write(m, obj, value)
@@ -270,6 +315,13 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         m.call(custom, (obj, name) if value is DELETED else (obj, name, value), {})
         return
     store_plainly(m, obj, name, value)
+
+
+def _store_in_tensor(m: Capturing, obj: Any, name: str, value: Any) -> None:
+    kind, mirror = m.world.seen[id(obj)]
+    if value is DELETED or _is_data_descriptor(_in_own_classes(m, kind, name)):
+        raise GraphBreak(f"the attribute {name} of a {kind.__qualname__} is deleted, or a property")
+    m.world.set(mirror, name, value)
 
 
 def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:

@@ -63,6 +63,9 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if type(function) is types.MethodType:
         return call(m, function.__func__, (function.__self__, *args), kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
+        is_getter = isinstance(function.__self__, types.GetSetDescriptorType)
+        if is_getter and args and isinstance(args[0], FakeTensor):  # torch.Tensor.shape.__get__
+            return natives.on_tensors(m, function, args, kwargs)
         args, function = (
             (function.__self__, *args),
             vars(function.__objclass__)[function.__name__],
@@ -209,7 +212,7 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(cls, enum.EnumMeta) or cls.__flags__ & (1 << 8):
         return natives.call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
-        raise GraphBreak(f"making a tensor of class {cls.__qualname__}")
+        m.world.allow(cls)
     if meta is not type:
         custom = attributes.class_lookup(m, meta, "__call__")
         if isinstance(custom, types.FunctionType):
@@ -222,7 +225,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     new = attributes.class_lookup(m, cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     init = attributes.class_lookup(m, cls, "__init__")
-    if isinstance(new, types.FunctionType):
+    if isinstance(new, types.FunctionType) or natives.special(new) is not None:
         obj = call(m, new, (cls, *args), kwargs)
     elif new is object.__new__:
         if getattr(cls, "__abstractmethods__", None):
@@ -234,7 +237,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
         obj = new(cls, *(m.plain(x) for x in args), **kwargs)
     else:
         return natives.call_class(m, cls, args, kwargs)
-    if not isinstance(obj, cls):
+    if not issubclass(m.kind_of(obj), cls):
         return obj
     if isinstance(init, types.FunctionType):
         result = call(m, init, (obj, *args), kwargs)

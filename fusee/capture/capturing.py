@@ -78,7 +78,17 @@ class Capturing(Semantics):
             if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
                 raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
+        if self.world.seen:  # torch finds which function its classes are asked about
+            return function(*operands)
         return self.world.recorder.call(function, operands, {})
+
+    def kind_of(self, x: Any) -> Any:
+        """The class that the program sees."""
+        if id(x) in self.world.seen:
+            return self.world.seen[id(x)][0]
+        if isinstance(x, FakeTensor):
+            return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
+        return type(x)
 
     def set_in_dict(self, obj: Any, name: str, value: Any) -> None:
         """Write to the instance's own attributes."""

@@ -14,7 +14,7 @@ import torch
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.mirror import Mirror
-from fusee.capture.torch_api import FakeTensor
+from fusee.capture.torch_api import FakeTensor, asks
 
 __all__ = ["item_by_tensor", "read", "write"]
 
@@ -22,6 +22,8 @@ __all__ = ["item_by_tensor", "read", "write"]
 def read(m: Capturing, fake: torch.Tensor) -> Any:
     """`tensor.grad`."""
     world = m.world
+    if id(fake) in world.seen and asks(m.kind_of(fake)):
+        raise GraphBreak("the grad of a tensor whose class is asked about it")
     written = world.slots.get((id(fake), "grad"))
     if written is not None:
         return written[2]
@@ -46,7 +48,7 @@ def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
 
 def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     """`tensor.grad = value`."""
-    if id(fake) not in m.world.inputs or not fake.is_leaf:
+    if id(fake) not in m.world.inputs or not fake.is_leaf or id(fake) in m.world.seen:
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]

@@ -8,12 +8,13 @@ anything that the graph does not know raises GraphBreak.
 from __future__ import annotations
 
 import builtins
+import functools
 import operator
 import sys
 import types
 from typing import Any
 
-from fusee.capture import attributes, grads
+from fusee.capture import attributes, grads, subclasses
 from fusee.capture import backward as _backward  # noqa: F401
 from fusee.capture import functorch as _functorch  # noqa: F401
 from fusee.capture import higher as _higher  # noqa: F401  # its stand-ins
@@ -40,6 +41,10 @@ _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 
 class Machine(Capturing):
     """What instructions mean while a program is captured."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.world.recorder.dispatch = functools.partial(subclasses.dispatch, self)
 
     # ---------------------------------------------------------------------- names
 

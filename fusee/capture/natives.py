@@ -93,13 +93,15 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return with_numbers(m, function, given, named)
     own = next((x for x in _flat((*given, *named.values())) if _is_overloaded(x)), None)
     if own is not None:
+        if m.world.seen:
+            raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
         method = m.attribute(type(own), "__torch_function__")
         result = m.call(method, (function, (type(own),), given, named), {})
         if result is not NotImplemented:
             return result
         raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
     with m.world.mode:
-        return function(*given, **named)
+        return function(*given, **named) if named else function(*given)
 
 
 def _flat(args: Args) -> Iterator[Any]:
@@ -116,6 +118,8 @@ def _is_overloaded(x: Any) -> bool:
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch call among whose arguments are floats that the graph computes."""
     owner = getattr(function, "__self__", None)
+    if m.world.seen:
+        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor")
     if isinstance(owner, FakeTensor):
         args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
     if type(function) is types.FunctionType:

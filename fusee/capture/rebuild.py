@@ -26,7 +26,7 @@ from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
 from fusee.capture.opcodes import refused
 from fusee.capture.semantics import Semantics
-from fusee.capture.torch_api import FakeTensor
+from fusee.capture.torch_api import FakeTensor, of_subclass
 from fusee.capture.tracebacks import calling_from
 from fusee.capture.world import DELETED, is_scalar
 
@@ -129,7 +129,19 @@ class Rebuild:
 
     def _tensor(self, x: torch.Tensor) -> str:
         self.outputs.append(x)
-        return f"_out[{len(self.outputs) - 1}]"
+        text = f"_out[{len(self.outputs) - 1}]"
+        if id(x) not in self.world.seen:
+            return text
+        kind, mirror = self.world.seen[id(x)]
+        if kind in self.made_classes:
+            raise Lost(f"the class {kind.__qualname__} is made anew at each call")
+        with torch._C.DisableTorchFunction():
+            grad = str(x.requires_grad)
+        made = self.call(of_subclass, text, self.source.constant(kind), grad)
+        name = self._memo[id(x)] = self._named(made)
+        for key, item in mirror.copy.items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+        return name
 
     def call(self, function: Any, *args: str) -> str:
         """An expression that calls an object."""

@@ -101,6 +101,9 @@ class Recorder(TorchFunctionMode):
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
+        self.off = 0  # how often subclasses are told to let calls pass
+        self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
+        self.seen: dict[int, Any] = {}  # their instances, by id
 
     # ---------------------------------------------------------------------- inputs
 
@@ -136,7 +139,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return self.call(func, args, kwargs or {})
+        return self.dispatch(func, args, kwargs)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run `func` on fakes and write it down."""
@@ -352,6 +355,8 @@ class Recorder(TorchFunctionMode):
 
     def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function as one node, whatever it does."""
+        if self.seen:
+            raise GraphBreak("a function in the graph as a whole, beside subclasses of Tensor")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         with torch._C.DisableTorchFunction():
             out = self._run(func, args, kwargs, "")

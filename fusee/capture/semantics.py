@@ -181,7 +181,7 @@ def own_super(m: Semantics) -> Any:
     f = m.frames[-1]
     first = f.code.co_varnames[0]
     owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
-    return super(m.load_cell(f, "__class__"), owner)
+    return m.call(super, (m.load_cell(f, "__class__"), owner), {})
 
 
 # Functions in C that look at the frame that calls them, by how many arguments they have then.

@@ -25,7 +25,6 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.numbers import Number
-from fusee.capture.semantics import own_super
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -76,7 +75,7 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
 def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
     if isinstance(obj, FakeTensor):
-        return _is_tensor_of(obj, kinds)
+        return _is_tensor_of(obj, kinds, m.kind_of(obj))
     if type(obj) is Number:
         return issubclass(float, kinds)
     for kind in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -96,12 +95,12 @@ def _is_abc(function: types.FunctionType) -> bool:
     return function.__module__ in ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
 
 
-def _is_tensor_of(obj: Any, kinds: Any) -> bool:
+def _is_tensor_of(obj: Any, kinds: Any, own: type) -> bool:
     if isinstance(kinds, tuple):
-        return any(_is_tensor_of(obj, kind) for kind in kinds)
+        return any(_is_tensor_of(obj, kind, own) for kind in kinds)
     if kinds is FakeTensor:
         return False
-    return isinstance(obj, kinds)
+    return isinstance(obj, kinds) or issubclass(own, kinds)
 
 
 @stands_for(getattr)
@@ -217,7 +216,7 @@ _SAME: dict[Any, Callable[..., Any]] = {
     operator.is_not: lambda m, *args: not m.identical(*args),
     bool: lambda m, x=False: m.truth(x),
     operator.truth: lambda m, x: m.truth(x),
-    super: lambda m, *args: super(*args) if args else own_super(m),
+    super: attributes.super_of,
     sys.exception: lambda m: m.handled,
     typing.cast: lambda m, kind, x: x,
     vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (

@@ -5,6 +5,7 @@ torch._C                   switches of global state that programs flip through t
 torch._ops                 the classes of operators
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
+torch.utils._python_dispatch  switches modes off, while a subclass' method runs on the machine
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES", "FakeTensor",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "apply_function", "batch_axes",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "apply_function", "asks", "batch_axes",
     "call_impl", "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "graph_module",
     "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
-    "is_pytree_class", "is_transforming", "pytree", "run_for_real", "set_compiled_call",
-    "set_grad_enabled", "state_conditions", "state_restored",
+    "is_pytree_class", "is_transforming", "of_subclass", "own_classes", "plain_tensor", "pytree",
+    "run_for_real", "set_compiled_call", "set_grad_enabled", "state_conditions", "state_restored",
+    "was_leaf", "why_unseen", "without_modes",
 ]  # fmt: skip
 
 # What a FakeTensor raises when it would have to know its elements.
@@ -167,6 +170,68 @@ def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Call a function while a program is captured, without its torch calls being recorded."""
     with torch._C.DisableTorchFunction():
         return function(*args, **kwargs)
+
+
+# What a subclass of torch.Tensor may have of what torch.Tensor has, or Python looks for.
+_FREE = {
+    f"__{name}__" for name in """
+        module doc dict weakref qualname annotations annotate annotate_func annotations_cache
+        static_attributes firstlineno slotnames init new repr str torch_function orig_bases
+        parameters init_subclass class_getitem deepcopy reduce reduce_ex abstractmethods
+    """.split()
+}  # fmt: skip
+_ROOTS = (torch.nn.Parameter, torch.nn.Buffer, torch.Tensor, torch._C.TensorBase, object)
+
+
+def own_classes(kind: type) -> list[type]:
+    """The classes that make a subclass of torch.Tensor another one."""
+    return [cls for cls in kind.__mro__ if cls not in _ROOTS]
+
+
+def why_unseen(kind: Any) -> str:
+    """Why instances of a subclass of torch.Tensor cannot be captured; "" if they can."""
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return "it has __torch_dispatch__"
+    if kind in _ROOTS:
+        return "its class is called"
+    if type(kind) not in (type(torch.Tensor), type(torch.nn.Parameter)):
+        return f"it is a {type(kind).__name__}"
+    for cls in own_classes(kind):
+        for name in vars(cls):
+            if name not in _FREE and (hasattr(torch.Tensor, name) or name[:2] == name[-2:] == "__"):
+                return f"it has a {name} of its own"
+        if cls.__module__.partition(".")[0] == "torch":
+            return "it is torch's own"
+        given = vars(cls).get("__torch_function__", _disabled)
+        if given is not _disabled and not isinstance(given, classmethod):
+            return "its __torch_function__ is no classmethod"
+    return ""
+
+
+_disabled = torch._C._disabled_torch_function_impl
+
+
+def asks(kind: Any) -> bool:
+    """Whether torch asks a class what becomes of calls with its instances."""
+    return kind is not torch.Tensor and kind.__torch_function__ is not _disabled
+
+
+def plain_tensor(x: torch.Tensor) -> torch.Tensor:
+    """What a graph takes for an instance of a subclass: a view of it, in autograd's sense too."""
+    with torch._C.DisableTorchFunction(), torch.enable_grad():
+        return x.as_subclass(torch.Tensor)
+
+
+def of_subclass(x: torch.Tensor, kind: Any, requires_grad: bool) -> torch.Tensor:
+    """An instance of a subclass for what a graph gives."""
+    with torch._C.DisableTorchFunction(), torch.set_grad_enabled(requires_grad):
+        return x.as_subclass(kind)  # type: ignore[no-any-return]
+
+
+def was_leaf(x: torch.Tensor) -> bool:
+    """Whether it is a leaf of autograd, asked of the tensor and not of its class."""
+    with torch._C.DisableTorchFunction():
+        return x.is_leaf
 
 
 def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:

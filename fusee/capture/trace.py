@@ -35,6 +35,7 @@ from fusee.capture.stand_ins import left
 from fusee.capture.torch_api import (
     State,
     is_transforming,
+    plain_tensor,
     set_grad_enabled,
     state_conditions,
     state_restored,
@@ -248,6 +249,8 @@ class _Attempt:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
         source = Source(self.world.facts.kinds)
+        if self.world.seen and self.machine.policy.is_exporting:
+            raise Lost("an exported graph takes and gives plain tensors alone, no subclasses")
         rebuild = Rebuild(self.machine, source)
         if returned:
             result = rebuild.value(f.result)
@@ -320,6 +323,12 @@ class _Attempt:
         for node in graph.graph.find_nodes(op="placeholder"):
             real, origin = self.world.inputs[id(node.meta["example_value"])]
             inputs.append(source.variable(origin))
+            fake = node.meta["example_value"]
+            if id(fake) in self.world.seen:
+                real = plain_tensor(real)
+                with torch._C.DisableTorchFunction():
+                    if (fake.shape, fake.stride()) != (real.shape, real.stride()):
+                        raise Lost("the layout of a subclass' instance changes in place")
             self.captured.examples.append(real)
             node.meta["is_buffer"] = is_buffer(origin)
         return inputs

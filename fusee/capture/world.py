@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import numbers
+from fusee.capture import numbers, torch_api
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Facts, TensorFact
 from fusee.capture.frame import Marker
@@ -102,6 +102,8 @@ class World:
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
+        # subclass and attributes, by id of the fake
+        self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self._origins: dict[int, Origin] = {}
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
@@ -230,18 +232,35 @@ class World:
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         known = self._fakes.get(id(x))
         if known is not None:
-            _, first = self.inputs[id(known)]
+            first = self._origins[id(known)]
             if first is not origin and str(first) != str(origin):
                 self.fact("is", origin, At(first))
             return known
+        place, plain = origin, x
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            raise GraphBreak(f"tensors of class {type(x).__qualname__} are not captured yet")
+            self.fact("type", origin, type(x))
+            self.allow(type(x))
+            place = Call(origin, torch_api.plain_tensor, "the tensor of ")
+            plain = torch_api.plain_tensor(x)
+            self.fact("equals", Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf)
         if x.layout is not torch.strided or x.is_quantized:
             raise GraphBreak(f"tensors of layout {x.layout} are not captured")
-        self.fact("tensor", origin, TensorFact.of(x))
-        fake = self._fakes[id(x)] = self.input(x, origin, origin)
+        self.fact("tensor", place, TensorFact.of(plain))
+        fake = self._fakes[id(x)] = self.input(x, place, origin)
         self._origins[id(fake)] = origin
+        if plain is not x:
+            attributes = self.mirror(x.__dict__, self._dicts.setdefault(id(x), Dict(origin)))
+            self.seen[id(fake)] = type(x), attributes
         return fake
+
+    def allow(self, kind: type) -> None:
+        """Make sure of a subclass of torch.Tensor; GraphBreak if its instances are not captured."""
+        why = torch_api.why_unseen(kind)
+        if why:
+            raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
+        for cls in torch_api.own_classes(kind):
+            place = self._dicts.setdefault(id(cls), Held(cls.__dict__, cls.__qualname__))
+            self.fact("keys", place, tuple(cls.__dict__))
 
     def input(self, x: torch.Tensor, origin: Origin, named: Origin) -> torch.Tensor:
         """The stand-in for an input of the graph, found at `origin`, named after `named`."""

@@ -1,0 +1,156 @@
+"""Instances of subclasses of torch.Tensor, and what their `__torch_function__` makes of calls.
+
+To the graph such an instance is a plain tensor on the same memory; the world knows its class and
+its attributes (`World.seen`). A torch function that gets one goes to `__torch_function__` of the
+class that torch would ask, and that runs on the machine. What torch's own one does, which is to
+compute without asking again and to give results the class, is `_by_default`.
+
+source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-torch-python-api
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from torch.overrides import get_default_nowrap_functions
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.mirror import Mirror
+from fusee.capture.origin import Held
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, stands_for
+from fusee.capture.torch_api import FakeTensor, asks, without_modes
+
+__all__ = ["dispatch"]
+
+_default: Any = torch.Tensor.__torch_function__
+
+
+def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    """What a call of torch's gives that subclasses may decide about."""
+    recorder, kinds = m.world.recorder, []
+    if m.world.seen and not recorder.off:
+        kinds = _asked(m, func, args, kwargs or {})
+    if not kinds:
+        return recorder.call(func, args, kwargs or {})
+    # as torch calls it: without kwargs where its code in C was given none
+    given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
+    with without_modes(), recorder:
+        for kind in kinds:
+            if kind is not torch.Tensor:
+                result = m.call(m.attribute(kind, "__torch_function__"), given, {})
+                if result is not NotImplemented:
+                    return result
+    raise GraphBreak(f"{kinds[0].__qualname__}.__torch_function__ leaves a call to others")
+
+
+def _asked(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
+    """The classes that are asked, a subclass before its base; none if all tensors are plain."""
+    found: list[type] = []
+    for x in (*args, *kwargs.values()):
+        for item in x if type(x) in (list, tuple) else (x,):
+            if not isinstance(item, FakeTensor):
+                continue
+            kind = m.kind_of(item)
+            # functions in Python name plain tensors among the classes, those in C do not
+            is_named = kind is torch.Tensor and type(func) is types.FunctionType
+            if kind not in found and (is_named or asks(kind)):
+                later = [k for k, known in enumerate(found) if issubclass(kind, known)]
+                found.insert(later[0] if later else len(found), kind)
+    return found if any(kind is not torch.Tensor for kind in found) else []
+
+
+@stands_for(_default.__func__)
+def _by_default(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """torch.Tensor.__torch_function__."""
+    cls, func, kinds, given, named = _bound(*args, **kwargs)
+    if not all(issubclass(cls, kind) for kind in m.items(kinds)):
+        return NotImplemented
+    given, named = m.items(given), {} if named is None else m.mapping(named)
+    m.world.recorder.off += 1
+    try:
+        named = {key: m.deep(x) for key, x in named.items()}
+        result = m.world.recorder.call(func, tuple(map(m.deep, given)), named)
+    finally:
+        m.world.recorder.off -= 1
+    return result if func in get_default_nowrap_functions() else _converted(m, result, cls)
+
+
+def _bound(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return cls, func, types, args, kwargs
+
+
+def _converted(m: Capturing, x: Any, cls: type) -> Any:
+    if isinstance(x, FakeTensor) and not issubclass(m.kind_of(x), cls):
+        return _made(m, x, cls)
+    if isinstance(x, (tuple, list)):
+        return type(x)(_converted(m, item, cls) for item in x)
+    return x
+
+
+# ------------------------------------------------------------------------------ making them
+
+
+def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.default) -> Any:
+    """Another tensor of this class on the same memory."""
+    if not isinstance(x, FakeTensor) or not isinstance(kind, type):
+        raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
+    if kind is not torch.Tensor:
+        m.world.allow(kind)
+    made = m.world.recorder.call(by, (x,), {})
+    if kind is not torch.Tensor:
+        mirror = Mirror({}, Held(None, kind.__qualname__))
+        mirror.copy = {}
+        m.world.seen[id(made)] = kind, mirror
+    return made
+
+
+@stands_for(torch.Tensor.__new__)
+def _new(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        raise GraphBreak("making a tensor of a subclass from more than a tensor")
+    return _made(m, args[1], args[0])
+
+
+@stands_for(torch.Tensor._make_subclass)
+def _make_subclass(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs or len(args) > 3 or m.truth((*args, False)[2]):
+        raise GraphBreak("making a tensor of a subclass that requires grad")
+    return _made(m, args[1], args[0], torch.Tensor.detach)
+
+
+# ------------------------------------------------------------------------------ torch's state
+
+
+def _manager(cls: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return cls()
+
+
+def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    m.world.recorder.off += 1
+
+
+def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    m.world.recorder.off -= 1
+
+
+_class: Any
+for _class in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction):
+    SPECIAL[_class] = functools.partial(_manager, _class)
+    SPECIAL[_class.__enter__], SPECIAL[_class.__exit__] = _enter, _exit
+
+
+@stands_for(
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
+def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    return bool(m.world.seen and not m.world.recorder.off and _asked(m, None, args, {}))
+
+
+SPECIAL[torch.Tensor.as_subclass] = lambda m, args, kwargs: _made(m, *args, **kwargs)
+SPECIAL[torch._C._is_torch_function_enabled] = lambda m, args, kwargs: not m.world.recorder.off
