@@ -35,6 +35,6 @@ def _register(function: Any, name: str) -> None:
         raise GraphBreak(f"{name} runs autograd, between two graphs", "")
 
 
-_register(torch.Tensor.backward, "backward()")
-_register(torch.autograd.backward, "backward()")
+for _backward in (torch.Tensor.backward, torch.autograd.backward):
+    _register(_backward, "backward()")
 _register(torch.autograd.grad, "torch.autograd.grad")

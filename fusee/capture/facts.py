@@ -174,28 +174,22 @@ def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
 _KINDS: dict[str, _Kind] = {
     "is": _Kind("is", "ID_MATCH", lambda fact, at, source: [f"{at} is {_other(fact, source)}"]),
     "not": _Kind(
-        "is not",
-        "DUPLICATE_INPUT",
+        "is not", "DUPLICATE_INPUT",
         lambda fact, at, source: [f"{at} is not {_other(fact, source)}"],
     ),
     "equals": _Kind("equals", "EQUALS_MATCH", _equals),
     "type": _Kind(
-        "is of type",
-        "TYPE_MATCH",
+        "is of type", "TYPE_MATCH",
         lambda fact, at, source: [f"{source.once(at)}.__class__ is {source.constant(fact.value)}"],
         lambda found, value: type(found),
     ),
-    "length": _Kind(
-        "has length", "SEQUENCE_LENGTH", _length, lambda found, value: len(found)
-    ),
+    "length": _Kind("has length", "SEQUENCE_LENGTH", _length, lambda found, value: len(found)),
     "absent": _Kind(
         "has no", "DICT_NOT_CONTAINS", _absent,
         lambda found, value: "found" if value in found else value,
     ),
     "keys": _Kind("has the keys", "DICT_KEYS_MATCH", _keys, lambda found, value: tuple(found)),
-    "empty": _Kind(
-        "is empty:", "EMPTY_NN_MODULE_HOOKS_DICT", lambda fact, at, source: [f"not {at}"]
-    ),
+    "empty": _Kind("is empty:", "EMPTY_NN_MODULE_HOOKS_DICT", lambda fact, at, s: [f"not {at}"]),
     "tensor": _Kind("is", "TENSOR_MATCH", _tensor, lambda found, value: TensorFact.of(found)),
 }  # fmt: skip
 

@@ -68,9 +68,7 @@ class _Within(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = func.__self__.__name__
-        if found is None or name in _SAME:
-            return found
-        if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(found)):
+        if found is None or name in _SAME or _apart(found)[0]:
             return found
         raise GraphBreak(f"{name} of a tensor may differ within {self.name}")
 

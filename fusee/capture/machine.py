@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -318,13 +319,7 @@ class Machine(Capturing):
     def items(self, x: Any) -> list[Any]:
         if type(x) in (list, tuple) and not self.is_outside(x):
             return list(x)
-        found = []
-        iterator = self.iterate(x)
-        while True:
-            try:
-                found.append(self.next(iterator))
-            except StopIteration:
-                return found
+        return list(map(self.next, itertools.repeat(self.iterate(x))))
 
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:

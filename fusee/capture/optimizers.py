@@ -66,10 +66,10 @@ _USE_GRAD: Any = base._use_grad_for_differentiable(print)
 BY_CODE[id(_USE_GRAD.__code__)] = _step
 
 
-@stands_for(torch.optim.Optimizer.zero_grad)
-def _zero_grad(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    inner: Any = torch.optim.Optimizer.zero_grad
-    return m.call(m.world.hold(inner.__wrapped__, "zero_grad"), args, kwargs)
+_ZERO_GRAD: Any = torch.optim.Optimizer.zero_grad
+SPECIAL[_ZERO_GRAD] = lambda m, args, kwargs: m.call(
+    m.world.hold(_ZERO_GRAD.__wrapped__, "zero_grad"), args, kwargs
+)
 
 
 # captured, each rate would be a fact, and every step a version
