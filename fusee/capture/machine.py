@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib.util
 import itertools
 import operator
 import sys
@@ -63,13 +64,12 @@ class Machine(Capturing):
 
     def store_global(self, f: Frame, name: str, value: Any) -> None:
         names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
+        if value is DELETED and self.world.get(names, name) is ABSENT:
+            raise NameError(f"name {name!r} is not defined")
         self.world.set(names, name, value)
 
     def delete_global(self, f: Frame, name: str) -> None:
-        names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
-        if self.world.get(names, name) is ABSENT:
-            raise NameError(f"name {name!r} is not defined")
-        self.world.set(names, name, DELETED)
+        self.store_global(f, name, DELETED)
 
     def load_cell(self, f: Frame, name: str) -> Any:
         try:
@@ -87,10 +87,7 @@ class Machine(Capturing):
 
     def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
         package = f.globals.get("__package__") or ""
-        full = name
-        if level:
-            base = package.rsplit(".", level - 1)[0] if level > 1 else package
-            full = f"{base}.{name}" if name else base
+        full = importlib.util.resolve_name("." * level + name, package)
         if full not in sys.modules:
             raise GraphBreak(f"importing {full} runs its code", "import it at the top of the file")
         module = super().import_name(f, name, level, names)
