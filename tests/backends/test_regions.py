@@ -13,11 +13,13 @@ from torch._ops import OpOverload
 
 from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
+from fusee.backends.intervals import fits, interval, note_values
 from fusee.backends.regions import Region, RegionCall, split
 from fusee.backends.report import Report
 from fusee.backends.split_run import compile_split
 from fusee.config import Options
 from fusee.errors import FuseeWarning
+from tests.aten.passes.graphs import Build
 from tests.check import check
 
 aten = torch.ops.aten
@@ -174,6 +176,14 @@ def test_what_needs_no_input_parts_no_region() -> None:
     engine, report = Eager(aten.tanh.default), Report("known")
     check(fn, torch.randn(4, 4), backend=backend(engine, report))
     assert engine.calls and not report.unclaimed and len(report.regions[0].ops) == 2
+
+
+def test_integer_constants_are_taken_for_what_they_hold() -> None:
+    build = Build()
+    constant = build.constant(torch.tensor([8, 14, 9]))
+    graph = build.done(build.call(aten.mul.Tensor, constant, 3))
+    note_values(graph, [])
+    assert interval(constant) == (8, 14) and fits(graph.results[0])
 
 
 def test_small_regions_are_not_worth_a_call() -> None:
