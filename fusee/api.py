@@ -13,6 +13,7 @@ from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
 import torch
 from torch import nn
 
+from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike

@@ -17,11 +17,7 @@ import types
 from typing import Any
 
 from fusee.capture import attributes, grads, subclasses
-from fusee.capture import backward as _backward  # noqa: F401
-from fusee.capture import functorch as _functorch  # noqa: F401
-from fusee.capture import higher as _higher  # noqa: F401  # its stand-ins
-from fusee.capture import library as _library  # noqa: F401
-from fusee.capture import optimizers as _optimizers  # noqa: F401
+from fusee.capture import library as _library  # noqa: F401  # its stand-ins
 from fusee.capture.attributes import ask
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.calls import call

@@ -51,7 +51,7 @@ _STATEFUL = {
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
 
-# The attribute of a target that has the calls of a function under a transform: functorch.py.
+# The attribute of a target that has the calls of a function under a transform: transforms.py.
 BODY = "_fusee_body"
 
 # A model of 100 layers has about 5,000.

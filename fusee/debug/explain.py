@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import fx
 
+from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.capture.breaks import GraphBreak

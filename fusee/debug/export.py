@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.capture.dispatch import first_line
 from fusee.capture.policy import POLICY
 from fusee.capture.targets import is_suspending, target_of

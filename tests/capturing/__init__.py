@@ -1,0 +1,1 @@
+import fusee.torch_functions  # noqa: F401  # as whoever compiles does

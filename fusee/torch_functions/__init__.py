@@ -1,0 +1,9 @@
+"""What capture does with functions of torch whose bytecode does not say it: stand-ins, by kind.
+
+Capture itself knows Python and what a tensor is. Each module here registers stand-ins
+(`capture/stand_ins.py`); whoever compiles imports this package.
+"""
+
+from fusee.torch_functions import backward, higher_order, optimizers, transforms
+
+__all__ = ["backward", "higher_order", "optimizers", "transforms"]
