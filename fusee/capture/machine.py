@@ -188,7 +188,8 @@ class Machine(Capturing):
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
         item, container = self.deep(item), self.deep(container)
-        self.look((item, container), COMPARED)
+        looked = dict.keys(container) if isinstance(container, dict) else (container,)
+        self.look((item, *looked), COMPARED)
         return item in container
 
     def truth(self, x: Any) -> bool:

@@ -170,7 +170,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
         looked = (*args, *kwargs.values(), owner)
-        if isinstance(owner, dict) and name[:2] != "__":
+        if isinstance(owner, dict) and (name[:2] != "__" or name == "__contains__"):
             looked = (*args[:1], *dict.keys(owner))  # not at what it holds
         m.look(looked, COMPARED + AS_NUMBERS if compares else AS_VALUES)
     return function(*args, **kwargs)

@@ -74,33 +74,23 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
 @stands_for(isinstance)
 def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
-    if isinstance(obj, FakeTensor):
-        return _is_tensor_of(obj, kinds, m.kind_of(obj))
     if type(obj) is Number:
         return issubclass(float, kinds)
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        meta = type(kind)
-        if isinstance(kind, type) and meta is not type and kind not in type(obj).__mro__:
-            custom = attributes.class_lookup(m, meta, "__instancecheck__")
-            if isinstance(custom, types.FunctionType) and not _is_abc(custom):
-                if m.truth(m.call(custom, (kind, obj), {})):
-                    return True
-                continue
-        if isinstance(obj, kind):
-            return True
-    return False
+    if isinstance(kinds, tuple):
+        return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
+    own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
+    meta = type(kinds)
+    if not isinstance(kinds, type) or (meta is not type and kinds is not own):
+        custom = attributes.class_lookup(m, meta, "__instancecheck__")
+        if isinstance(custom, types.FunctionType) and not _is_abc(custom):
+            return m.truth(m.call(custom, (kinds, obj), {}))
+    if not isinstance(obj, FakeTensor):
+        return isinstance(obj, kinds)
+    return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
 
 
 def _is_abc(function: types.FunctionType) -> bool:
     return function.__module__ in ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
-
-
-def _is_tensor_of(obj: Any, kinds: Any, own: type) -> bool:
-    if isinstance(kinds, tuple):
-        return any(_is_tensor_of(obj, kind, own) for kind in kinds)
-    if kinds is FakeTensor:
-        return False
-    return isinstance(obj, kinds) or issubclass(own, kinds)
 
 
 @stands_for(getattr)

@@ -165,3 +165,31 @@ def test_an_iterator_of_a_dict_that_has_grown() -> None:
 
     for fn in (counts, Traced(counts)):
         assert fn({"a": 1, "b": 2}, torch.ones(2))[0] == ["a", "b", "n"]
+
+
+class Checking:
+    """In the place of a class: isinstance asks it."""
+
+    def __init__(self) -> None:
+        self.answer = True
+
+    def __instancecheck__(self, x: object) -> bool:
+        return self.answer
+
+
+def test_an_instance_that_isinstance_asks() -> None:
+    def asks(x: T, kind: T, y: T) -> T:
+        return x + 1, isinstance(x, kind), isinstance(y, (int, kind)), isinstance(3, kind)
+
+    traced, kind = Traced(asks), Checking()
+    for kind.answer in (True, False, True):
+        assert traced(torch.ones(2), kind, "a")[1:] == asks(torch.ones(2), kind, "a")[1:]
+
+
+def test_a_key_is_looked_for_among_keys_alone() -> None:
+    def takes(x: T, **given: T) -> T:
+        return x + 1 if "old" in given or given.__contains__("new") else x - 1
+
+    traced = Traced(lambda x, config: takes(x + 1, config=config))
+    traced(torch.ones(2), Point(3))
+    assert len(traced.graphs) == 1
