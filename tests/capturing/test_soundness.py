@@ -18,6 +18,10 @@ from tests.capturing.portrait import Portrait
 
 MODULE = "world_of_soundness"
 
+# A method that calls itself through super() and has a default: without any compiler, CPython 3.13.0
+# counts no recursion there and runs out of memory.
+CRASHES = ("globals['Base'].prepared", "globals['Node'].__call__")
+
 SOURCE = '''
 import collections
 import enum
@@ -188,6 +192,8 @@ def test_aliases() -> None:
     for eager, compiled, mine, theirs in pairs():
         for a, b in zip(eager.places, compiled.places):
             if type(a.value) is not type(mine.value) or a.value is mine.value:
+                continue
+            if (str(mine.path), str(a.path)) == CRASHES and sys.version_info >= (3, 13):
                 continue
             undo = mine.undo(), theirs.undo()
             mine.put(a.value)
