@@ -173,7 +173,9 @@ def BUILD_MAP(f: Frame, i: Instruction) -> None:
 
 @op()
 def DICT_MERGE(f: Frame, i: Instruction) -> None:
-    given, function = f.pop(), f.stack[-i.arg - 2]
+    given = f.pop()
+    # its NULL is above it from 3.13 on, and below it before
+    function = f.stack[-i.arg - 2 - (sys.version_info >= (3, 13))]
     if not hasattr(type(given), "keys"):
         kind = type(given).__name__
         raise TypeError(f"{called(function)} argument after ** must be a mapping, not {kind}")
