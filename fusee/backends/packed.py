@@ -88,14 +88,10 @@ class Origin:
         A Tensor, the weight itself, if neighbours along the axis share no scale.
         """
         found = dict(values)
-
-        def known(x: fx.Node) -> Tensor:
-            return found[x]
-
         with torch.no_grad():
             for node in self.calls:
                 target: Any = node.target
-                found[node] = target(*fx.map_arg(node.args, known), **node.kwargs)
+                found[node] = target(*fx.map_arg(node.args, found.__getitem__), **node.kwargs)
             tail = _tail(self.weight)
             assert tail is not None
             return _grouped(tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten.torch_api import is_state
+
 __all__ = ["form"]
 
 _LEAVES = (
@@ -78,8 +80,7 @@ def _inputs(examples: Sequence[Any], buffers: Sequence[bool]) -> list[Hashable]:
         about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference())
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
-        is_state = is_buffer or isinstance(x, (torch.nn.Parameter, torch.nn.Buffer))
-        rows.append((*about, *grad, *same, id(x) if is_state else None))
+        rows.append((*about, *grad, *same, id(x) if is_buffer or is_state(x) else None))
     return rows
 
 
