@@ -19,6 +19,7 @@ from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Kernel, Phase, Store, Value, Values, op
 from fusee.loops.scalar import SCALAR_OPS, SPECIAL_OPS
 from tests.codegen.kernel_run import axes, buffer, machines, run
+from tests.loops.interpret import SCALAR
 
 FLOATS = [torch.float32, torch.float64]
 INTS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
@@ -28,69 +29,16 @@ KINDS = {"f": FLOATS, "i": [*INTS, *UNSIGNED], "b": [torch.bool]}
 
 Operation = Callable[..., torch.Tensor]
 
-EXACT: dict[str, Operation] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
-    "floordiv": torch.floor_divide,
-    "truncdiv": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    "remainder": torch.remainder,
-    "fmod": torch.fmod,
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
-    "not": torch.bitwise_not,
-    "shl": torch.bitwise_left_shift,
-    "shr": torch.bitwise_right_shift,
-    "isnan": torch.isnan,
-    "isinf": torch.isinf,
-    "signbit": torch.signbit,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "trunc": torch.trunc,
-    "round": torch.round,
-    "copysign": torch.copysign,
-    "nextafter": torch.nextafter,
-}
 NEAR: dict[str, Operation] = {
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "expm1": torch.expm1,
-    "log": torch.log,
-    "log2": torch.log2,
-    "log10": torch.log10,
-    "log1p": torch.log1p,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tan": torch.tan,
-    "asin": torch.asin,
-    "acos": torch.acos,
-    "atan": torch.atan,
-    "sinh": torch.sinh,
-    "cosh": torch.cosh,
-    "tanh": torch.tanh,
-    "asinh": torch.asinh,
-    "acosh": torch.acosh,
-    "atanh": torch.atanh,
-    "erf": torch.erf,
-    "erfc": torch.erfc,
-    "lgamma": torch.lgamma,
-    "pow": torch.pow,
-    "atan2": torch.atan2,
-    "hypot": torch.hypot,
+    name: SCALAR[name]
+    for name in (
+        "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+        "asinh acosh atanh erf erfc lgamma pow atan2 hypot"
+    ).split()
+}
+EXACT: dict[str, Operation] = {
+    **{name: function for name, function in SCALAR.items() if name not in {*NEAR, "fma"}},
+    "floordiv": torch.floor_divide,
 }
 UNBOUNDED: dict[str, Callable[..., int]] = {
     "minimum": min,
