@@ -174,7 +174,7 @@ class _RegionCall:
 
     def __init__(self, region: Region, options: OnnxOptions) -> None:
         graph = region.graph
-        self.sizes = _sizes_of(graph)
+        self.sizes = _sizes_of(region)
         position = {node: k for k, node in enumerate(graph.placeholders)}
         found = [row for node in region.calls() for row in indexed(node)]
         # ONNX counts negative indices from the end, ATen refuses those of most operators
@@ -201,8 +201,9 @@ class _RegionCall:
             raise
 
 
-def _sizes_of(graph: AtenGraph) -> Callable[[tuple[Any, ...]], Sequence[Sequence[int]]]:
-    """A function of the inputs: the sizes of the results."""
+def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[int]]]:
+    """A function of the inputs: the sizes of the results, once none is known to be 0."""
+    graph = region.graph
     sizes: Any = [spec.size for spec in graph.outputs if isinstance(spec, Fresh)]
     if not graph.symbols:
         return lambda inputs: sizes
@@ -210,8 +211,9 @@ def _sizes_of(graph: AtenGraph) -> Callable[[tuple[Any, ...]], Sequence[Sequence
     for name, source in graph.symbols.items():
         size = "" if source.axis is None else f".size({source.axis})"
         lines.append(f"    {name} = inputs[{source.index}]{size}")
+    lines += [f"    if {size} < 1: raise Declined" for size in region.open_sizes()]
     lines.append(f"    return {[list(size) for size in sizes]!r}")
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"Declined": Declined}
     exec("\n".join(lines), names)
     found: Callable[[tuple[Any, ...]], Sequence[Sequence[int]]] = names["sizes"]
     return found

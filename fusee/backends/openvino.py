@@ -129,7 +129,8 @@ class OpenVINO:
 
 
 def _bounds(size: Any) -> openvino_api.Size:
-    return size if isinstance(size, int) else (0, LARGEST_SIZE)
+    # without an upper bound: memory for the product of three would overflow, which is an error
+    return size if isinstance(size, int) else (1, -1)
 
 
 # ------------------------------------------------------------------------------ calls
@@ -171,7 +172,8 @@ class _RegionCall:
 def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
     """A function of a call's inputs: memory for the results, once the inputs are looked at.
 
-    OpenVINO doesn't look whether an index is in range, and its sizes have a bound.
+    OpenVINO doesn't look whether an index is in range, and may crash on what has no elements;
+    claims took sizes for less than a bound.
     """
     graph = region.graph
     lines = ["def prepare(inputs):"]
@@ -180,6 +182,7 @@ def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
         lines.append(f"    {name} = inputs[{source.index}]{size}")
         least = -LARGEST_SIZE if source.axis is None else 1
         lines.append(f"    if not {least} <= {name} <= {LARGEST_SIZE}: raise Declined")
+    lines += [f"    if {size} < 1: raise Declined" for size in region.open_sizes()]
     position = {node: k for k, node in enumerate(graph.placeholders)}
     for node in region.calls():
         for index, low, size in indexed(node):

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from fusee.aten.graph import AtenGraph
 from fusee.aten.operators import is_view
@@ -54,6 +55,12 @@ class Region:
         """The calls to operators, in order."""
         found = self.graph.graph.nodes
         return [n for n in found if n.op == "call_function" and n.target is not operator.getitem]
+
+    def open_sizes(self) -> list[object]:
+        """Sizes of what it computes that inputs decide: engines decline a call where one is 0."""
+        vals = pytree.tree_leaves([node.meta["val"] for node in self.calls()])
+        sizes = [self.graph.to_size(n) for x in vals if isinstance(x, Tensor) for n in x.shape]
+        return [size for size in dict.fromkeys(sizes) if not isinstance(size, int)]
 
     def values(self, inputs: Mapping[int, Tensor]) -> dict[fx.Node, Tensor]:
         """What is known before a call: constants, and these inputs, by position."""

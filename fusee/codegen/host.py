@@ -37,7 +37,7 @@ from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, View
 from fusee.loops.memory import Plan
 from fusee.runtime.allocate import empty_strided
 from fusee.runtime.program import FrameSpec, LaunchSpec, ViewSpec
-from fusee.sym.expr import Expr, Size
+from fusee.sym.expr import Expr, Size, maximum
 
 # A thread gets at least this much work, in elements times the cost of one; less is not worth
 # waking it.
@@ -394,10 +394,7 @@ def _whole(buffer: Buffer) -> View:
 
 def _grain(code: KernelCode) -> Size:
     """Parallel iterations that one thread gets at least."""
-    work = code.work
-    if isinstance(work, int):
-        return max(1, -(-GRAIN_WORK // max(work, 1)))
-    return (GRAIN_WORK - 1) // work + 1
+    return (GRAIN_WORK - 1) // maximum(code.work, 1) + 1
 
 
 def _last_uses(graph: LoopGraph, schedule: Schedule) -> dict[Buffer, int]:

@@ -7,14 +7,16 @@ import gc
 import importlib.util
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import fusee
+from fusee.backends import lookup
 from fusee.backends.report import Report
 from tests.backends.engine_calls import compiled, convolved, through, two_layers
 from tests.check import check
@@ -76,16 +78,50 @@ def test_models(backend: str, name: str) -> None:
 
 @engines
 def test_sizes_are_open_with_dynamic(backend: str) -> None:
-    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(x: Tensor, w: Tensor, deep: Tensor) -> tuple[Tensor, ...]:
         y = (x @ w).reshape(x.shape[0] * 2, -1)
         steps = torch.arange(x.shape[0], dtype=x.dtype)
-        return torch.softmax(y, -1), torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
+        joined = torch.cat([x @ w, (x * steps[:, None]) @ w], 1)[1:]
+        return torch.softmax(y, -1), joined, F.layer_norm(deep @ deep.mT, deep.shape[1:2])
 
-    args = [(torch.randn(n, 8), torch.randn(8, 8)) for n in (5, 3, 17)]
+    args = [(torch.randn(n, 8), torch.randn(8, 8), torch.randn(n, n + 1, 4)) for n in (5, 3, 17)]
     seen: list[Report] = []
     check(fn, *args[0], backend=through(backend, seen), dynamic=True, again=args[1:])
     (report,) = seen
     assert [row.failed for row in report.regions] == [None]
+
+
+@engines
+def test_what_has_no_elements_for_some_sizes_is_then_ours(backend: str) -> None:
+    """OpenVINO's softmax over no elements ends the process."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x[:, 5:]
+        return torch.softmax(torch.tanh(y) + 1, 1), torch.log_softmax(y * 2, 1), y.exp().mean(1)
+
+    seen: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def noting(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        call = lookup(backend)(gm, inputs)
+
+        def run(*args: Any) -> Any:
+            seen.append((call, args))
+            return call(*args)
+
+        return run
+
+    fast = torch.compile(fn, backend=noting, dynamic=True)
+    for n in (9, 7, 5, 3):
+        x = torch.randn(2, n, 4)
+        torch.testing.assert_close(fast(x), fn(x), equal_nan=True)
+    (call, first), (same, _), *_ = seen
+    assert same is call
+    x = torch.randn(2, 5, 4)  # and where nobody looked at the sizes
+    args = [x if isinstance(one, Tensor) else 5 if one == 9 else one for one in first]
+    torch.testing.assert_close(tuple(call(*args)), fn(x), equal_nan=True)
+    torch.testing.assert_close(tuple(call(*first)), fn(next(filter(torch.is_tensor, first))))
+    (row,) = call.report().regions
+    assert row.failed is None and row.calls == 3
 
 
 @engines

@@ -101,6 +101,13 @@ def test_dynamic_sizes_compile_once() -> None:
     check(softmax_of_sum, *other(8, 40), dynamic=True, again=[other(3, 57), other(128, 16)])
 
 
+def test_a_size_that_is_0_beside_open_ones() -> None:
+    def fn(x: Tensor, k: int) -> Tensor:
+        return torch.softmax(torch.tanh(x[:, k:]) * 2 + 1, 1)
+
+    check(fn, torch.randn(2, 9, 4), 9, dynamic=True)  # was a ZeroDivisionError
+
+
 def test_fusion_can_be_turned_off() -> None:
     args = torch.randn(4, 9), torch.randn(4, 9)
     check(softmax_of_sum, *args, options={"fuse": False})
