@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from fusee.backends.intervals import holds
-from fusee.backends.regions import Region
+from fusee.backends.regions import Region, lasting
 from fusee.errors import BackendError
-from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
+from fusee.runtime.weights import Derived, DerivedSet, Snapshot
 
 __all__ = ["Followed", "Made"]
 
@@ -44,19 +44,16 @@ class Followed(Generic[T]):
         self, region: Region, make: Callable[[Weights], T], times: int | None, *, bound: bool
     ) -> None:
         self._make, self._times = make, times
-        pairs = zip(region.graph.inputs, region.examples, strict=True)
-        self._fixed = tuple(
-            spec.index
-            for spec, example in pairs
-            if spec.is_static and isinstance(example, Tensor) and why_not_derivable(example) is None
-        )
+        fixed = lasting(region.graph, region.examples)
+        numbered = list(enumerate(region.graph.placeholders))
+        self._fixed = tuple(k for k, node in numbered if node in fixed)
         self._known = DerivedSet([Derived(self._fixed, lambda tensors: ())])
         self._lock = threading.Lock()
         self._count = 0
         self._bounded = [
             (k, node)
-            for k, node in enumerate(region.graph.placeholders)
-            if bound and k in self._fixed and node.meta.get("interval") is not None
+            for k, node in numbered
+            if bound and node in fixed and node.meta.get("interval") is not None
         ]
         self.latest: Made[T]
         self._refresh(region.examples)

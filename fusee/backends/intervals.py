@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
+from fusee.backends.regions import lasting
 
 __all__ = ["LARGEST_SIZE", "QUANTIZING", "fits", "holds", "interval", "note_values"]
 
@@ -48,12 +49,11 @@ def note_values(graph: AtenGraph, examples: Sequence[Any]) -> None:
 
     Engines look at buffers again when these change.
     """
-    given = zip(graph.placeholders, graph.inputs, examples, strict=True)
-    known = [(node, x) for node, spec, x in given if spec.is_static]
+    known = lasting(graph, examples)
     for node in graph.graph.find_nodes(op="get_attr"):
-        known.append((node, graph.constants[str(node.target)]))
-    for node, x in known:
-        if isinstance(x, Tensor) and _range(x.dtype) and x.numel():
+        known[node] = graph.constants[str(node.target)]
+    for node, x in known.items():
+        if _range(x.dtype) and x.numel():
             low, high = torch.aminmax(x.detach())
             node.meta["interval"] = int(low), int(high)
 

@@ -27,7 +27,7 @@ from fusee.backends.openvino_claims import indexed, is_known, stays_whole, why_n
 from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_ts import scripted
-from fusee.backends.regions import Declined, Region, RegionCall
+from fusee.backends.regions import HEAD, Declined, Region, RegionCall
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
 from fusee.errors import BackendError, FuseeWarning, layout
@@ -61,7 +61,7 @@ class OpenVINO:
     def claim(self, node: fx.Node) -> str | None:
         if node.target in self.options.disabled_ops:
             return "the option disabled_ops names it"
-        return None if packed.HEAD in node.meta else why_not(node)
+        return None if HEAD in node.meta else why_not(node)
 
     def prepare(self, graph: AtenGraph, examples: Sequence[Any]) -> None:
         """Weights that are unpacked on each call stay packed."""

@@ -23,14 +23,11 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import fits, interval
-from fusee.runtime.weights import why_not_derivable
+from fusee.backends.regions import HEAD, lasting
 
-__all__ = ["HEAD", "Origin", "Packed", "find_origins", "gather"]
+__all__ = ["Origin", "Packed", "find_origins", "gather"]
 
 aten = torch.ops.aten
-
-# In a node's meta: the matrix product that it makes the weight for, and runs together with.
-HEAD = "head"
 
 # More calls than any spelling needs.
 _MOST = 64
@@ -103,12 +100,8 @@ def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[An
     examples   per input, as for `note_values`
     refuses    operators that must not be among these calls
     """
-    good = {
-        node
-        for node, spec, x in zip(aten_graph.placeholders, aten_graph.inputs, examples, strict=True)
-        if spec.is_static and isinstance(x, Tensor) and why_not_derivable(x) is None
-    }
-    for origin in list(_origins(aten_graph.graph, good)):
+    good = lasting(aten_graph, examples)
+    for origin in list(_origins(aten_graph.graph, set(good))):
         if any(refuses(node.target) for node in (*origin.calls, origin.head)):
             continue
         _set_apart(aten_graph.graph, origin)

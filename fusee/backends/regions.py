@@ -23,11 +23,24 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.operators import is_view
 from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.packed import HEAD
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import user_line
+from fusee.runtime.weights import why_not_derivable
 
-__all__ = ["Declined", "Engine", "Region", "RegionCall", "Split", "op_of", "split"]
+__all__ = [
+    "HEAD",
+    "Declined",
+    "Engine",
+    "Region",
+    "RegionCall",
+    "Split",
+    "lasting",
+    "op_of",
+    "split",
+]
+
+# In a node's meta: the call that it runs together with, as what makes a weight for it.
+HEAD = "head"
 
 # Takes the region's inputs, one per InputSpec, and returns its results.
 RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
@@ -68,6 +81,19 @@ class Region:
         found = {graph.placeholders[k]: x for k, x in inputs.items()}
         constants = (node for node in graph.graph.nodes if node.op == "get_attr")
         return found | {node: graph.constants[str(node.target)] for node in constants}
+
+
+def lasting(graph: AtenGraph, examples: Sequence[Any]) -> dict[fx.Node, Tensor]:
+    """Inputs that engines may hold as constants: parameters and buffers whose changes show.
+
+    examples   per input of `graph` the tensor of the first call, or None for what is computed
+    """
+    given = zip(graph.placeholders, graph.inputs, examples, strict=True)
+    return {
+        node: x
+        for node, spec, x in given
+        if spec.is_static and isinstance(x, Tensor) and why_not_derivable(x) is None
+    }
 
 
 class Engine(Protocol):

@@ -178,21 +178,21 @@ def test_weights_that_change_are_seen(backend: str) -> None:
     assert len(seen) == 1 and [row.failed for row in seen[0].regions] == [None]
 
 
+class Counted(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor([3, 4]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return two_layers(x, x), self.count * self.count * 3
+
+
 @engines
 @pytest.mark.parametrize("changes", [1, 5])
 def test_integers_that_grow_are_right(backend: str, changes: int) -> None:
     """OpenVINO computes integers in 32 bits, and was asked when they were small."""
-
-    class Counted(nn.Module):
-        count: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.tensor([3, 4]))
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return two_layers(x, x), self.count * self.count * 3
-
     module, x = Counted(), torch.randn(8, 8)
     call = torch.compile(module, backend=through(backend, []))
     with warnings.catch_warnings(record=True) as told:
@@ -204,6 +204,16 @@ def test_integers_that_grow_are_right(backend: str, changes: int) -> None:
         for _ in range(2):
             torch.testing.assert_close(call(x), module(x))
     assert len(told) == (backend == "openvino")
+
+
+@engines
+def test_integers_whose_changes_leave_no_trace_are_taken_for_any(backend: str) -> None:
+    with torch.inference_mode():
+        module, x = Counted(), torch.randn(8, 8)
+        call = torch.compile(module, backend=through(backend, []))
+        for factor in (1, 2**20):
+            module.count.mul_(factor)
+            torch.testing.assert_close(call(x), module(x))
 
 
 @engines
