@@ -29,6 +29,7 @@ __all__ = ["Blobs", "digest"]
 _HEADER = struct.Struct("<12s I Q 40s")
 _MARK = b"fusee blob 3"
 _PIECE = 1 << 23
+_DID = "compiled the model anew"
 _told: set[tuple[str, str]] = set()
 
 
@@ -60,7 +61,14 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self, key: str) -> Tensor | None:
+    def size(self, key: str) -> int:
+        """Bytes of a blob's file, 0 if there is none."""
+        try:
+            return self._path(key).stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, key: str, tell: bool = True) -> Tensor | None:
         """The blob's bytes, or None if there is none that is whole."""
         path = self._path(key)
         try:
@@ -71,11 +79,13 @@ class Blobs:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self._tell("cannot be read", f"{error.strerror} ({path})")
+            if tell:
+                self._tell("cannot be read", f"{error.strerror} ({path})")
             return None
         if count == blob.numel() and header == _header(key, blob.numpy().data):
             return blob
-        self.refuse(key, "it is truncated or not ours")
+        if tell:
+            self.refuse(key, "it is truncated or not ours")
         return None
 
     def refuse(self, key: str, reason: str) -> None:
@@ -86,8 +96,8 @@ class Blobs:
         """Say that nothing can be kept."""
         self._tell("is of no use", reason)
 
-    def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob; a folder that cannot be written to is no error."""
+    def write(self, key: str, blob: bytes, did: str = _DID) -> None:
+        """Keep a blob; a folder that cannot be written to is no error. did: what goes on then"""
         temporary: str | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,12 +110,12 @@ class Blobs:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-            self._tell("cannot be written to", error.strerror or str(error))
+            self._tell("cannot be written to", error.strerror or str(error), did)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.blob"
 
-    def _tell(self, what: str, reason: str) -> None:
+    def _tell(self, what: str, reason: str, did: str = _DID) -> None:
         if (str(self.folder), what) in _told:
             return
         _told.add((str(self.folder), what))
@@ -113,7 +123,7 @@ class Blobs:
             layout(
                 CacheWarning,
                 f"the model cache {self.folder} {what}: {reason}",
-                did="compiled the model anew",
+                did=did,
                 remedy="cache_dir names another folder; model_caching=False does without one",
             ),
             CacheWarning,

@@ -19,7 +19,8 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.source import python_source
 from fusee.aten.torch_api import OpOverload
 from fusee.backends import openvino_api, packed
-from fusee.backends.blobs import Blobs, digest
+from fusee.backends.ahead import Ahead, find
+from fusee.backends.blobs import digest
 from fusee.backends.followed import Followed
 from fusee.backends.intervals import LARGEST_SIZE
 from fusee.backends.openvino_api import Executable
@@ -43,7 +44,7 @@ class OpenVINO:
         self.options = options
         self.name = name
         self.device = options.device
-        self.blobs = Blobs(options.cache_dir) if options.model_caching else None
+        self.ahead = _ahead(options)
 
     def keeps(self, op: OpOverload) -> bool:
         whole = is_known(op) or stays_whole(op) or op in WHOLE
@@ -76,21 +77,25 @@ class OpenVINO:
         key = None
         results, _ = distinct(region.graph.results)
         outputs = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in results]
-        if self.blobs is not None:
+        if self.ahead is not None:
             key = self._key(region, weights)
-            blob = self.blobs.read(key)
-            if blob is not None:
-                try:
-                    return openvino_api.from_blob(blob, self.device, self.options.config, outputs)
-                except BackendError as error:
-                    self.blobs.refuse(key, error.what)
+            try:
+                read = self.ahead.get(key)
+                if read is not None:
+                    compiled, memory = read
+                    found = Executable(compiled, outputs, memory)
+                    self.ahead.note(key)
+                    return found
+            except BackendError as error:
+                self.ahead.blobs.refuse(key, error.what)
         model = self._convert(region, weights)
         found = openvino_api.compile_model(model, self.device, self.options.config, outputs)
-        if self.blobs is not None and key is not None:
+        if self.ahead is not None and key is not None:
             try:
-                self.blobs.write(key, found.blob())
+                self.ahead.blobs.write(key, found.blob())
+                self.ahead.note(key)
             except BackendError as error:
-                self.blobs.skip(f"{self.device}: {error.what}")
+                self.ahead.blobs.skip(f"{self.device}: {error.what}")
         return found
 
     def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
@@ -126,6 +131,17 @@ class OpenVINO:
             str(sorted(weights)),
         ]
         return digest([*texts, *graph.constants.values(), *weights.values()])
+
+
+def _ahead(options: OpenVINOOptions) -> Ahead | None:
+    """Models on disk, which are being read from the first time on that this is asked."""
+    if not options.model_caching:
+        return None
+
+    def load(blob: Tensor) -> Any:
+        return openvino_api.import_blob(blob, options.device, options.config)
+
+    return find(options.cache_dir, options.device, options.config, load)
 
 
 def _bounds(size: Any) -> openvino_api.Size:
@@ -247,13 +263,13 @@ def _compile(
 
 
 def check(options: Mapping[str, object]) -> None:
-    """Refuse wrong options. raises OptionError, SettingError"""
-    OpenVINOOptions.parse(options)
+    """Refuse wrong options, and begin to read models. raises OptionError, SettingError"""
+    _ahead(OpenVINOOptions.parse(options))
 
 
 def check_ts(options: Mapping[str, object]) -> None:
     """As `check`, with a note that the backend is deprecated."""
-    OpenVINOOptions.parse(options)
+    check(options)
     warnings.warn(
         layout(
             FuseeWarning,

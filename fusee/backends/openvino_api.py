@@ -30,8 +30,8 @@ __all__ = [
     "convert_traced",
     "devices",
     "fill",
-    "from_blob",
     "identity",
+    "import_blob",
 ]
 
 # A fixed size, or the bounds of one that calls may choose.
@@ -203,10 +203,17 @@ _TYPES = {
 class Executable:
     """A compiled model and its infer requests: one for each call that runs at the same time."""
 
-    def __init__(self, compiled: Any, outputs: Sequence[tuple[torch.dtype, int]]) -> None:
-        """outputs   dtype and rank of each, which are checked; raises BackendError"""
-        self.compiled = compiled
-        self.memory: Tensor | None = None
+    def __init__(
+        self,
+        compiled: Any,
+        outputs: Sequence[tuple[torch.dtype, int]],
+        memory: Tensor | None = None,
+    ) -> None:
+        """outputs   dtype and rank of each, which are checked; memory   what the model uses
+
+        raises   BackendError
+        """
+        self.compiled, self.memory = compiled, memory
         self._free: list[Any] = []
         self._lock = threading.Lock()
         found = [(port.element_type, port.partial_shape.rank) for port in compiled.outputs]
@@ -239,7 +246,7 @@ class Executable:
             self._free.append(request)
 
     def blob(self) -> bytes:
-        """The compiled model, for `from_blob`. raises BackendError where devices have none"""
+        """The compiled model, for `import_blob`. raises BackendError where devices have none"""
         try:
             stream: io.BytesIO = self.compiled.export_model()
         except RuntimeError as error:
@@ -282,20 +289,12 @@ def compile_model(
     return Executable(compiled, outputs)
 
 
-def from_blob(
-    blob: Tensor,
-    device: str,
-    config: Mapping[str, object],
-    outputs: Sequence[tuple[torch.dtype, int]],
-) -> Executable:
-    """A model of the bytes that `blob` gave; it uses their memory. raises BackendError"""
+def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
+    """A model of the bytes that `blob` gave, and its memory: they. raises BackendError"""
     try:
-        compiled = _core().import_model(_wrap(blob), device, dict(config))
+        return _core().import_model(_wrap(blob), device, dict(config)), blob
     except (RuntimeError, TypeError) as error:
         raise BackendError(f"a cached model cannot be read: {last_line(error)}") from error
-    found = Executable(compiled, outputs)
-    found.memory = blob
-    return found
 
 
 def _wrap(x: Tensor) -> Any:
