@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -42,7 +43,7 @@ register(
         is_named=True,
     )
 )
-register(
+_openvino = register(
     Backend(
         "openvino",
         later("fusee.backends.openvino", "compile_openvino"),
@@ -51,6 +52,11 @@ register(
         validate=later_check("fusee.backends.openvino", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
+    )
+)
+register(
+    dataclasses.replace(
+        _openvino, name="fusee_openvino", help="openvino, by its name in stock torch.compile"
     )
 )
 register(

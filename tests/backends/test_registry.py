@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,29 @@ def test_a_missing_package_is_named_before_compiling(table: None) -> None:
     needy = Backend("needy", lookup("eager"), "never runs", needs=("no_such_package_here",))
     with pytest.raises(MissingPackage, match="pip install no_such_package_here"):
         lookup(register(needy).name)
+
+
+def test_each_name_of_openvino_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    find, names = importlib.util.find_spec, ("openvino", "openvino_ts", "fusee_openvino")
+
+    def without(name: str, package: str | None = None) -> Any:
+        return None if name == "openvino" else find(name, package)
+
+    def states() -> set[str]:
+        return {one.state for one in list_backends() if one in names}
+
+    found = "ready" if find("openvino") else "missing package: openvino"
+    assert states() == {found} and set(names) < set(list_backends())
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    assert states() == {"missing package: openvino"}
+    for name in names:
+        with pytest.raises(
+            MissingPackage, match=rf"'{name}' needs openvino[\s\S]*pip install 'fusee\[openvino\]'"
+        ):
+            lookup(name, {"device": "CPU"})
+    point: Any = torch.compile(program, backend="fusee_openvino")
+    with pytest.raises(Exception, match="needs openvino"), torch.no_grad():
+        point(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("fuse", "fusee"), ("inducter", "inductor")])
