@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from fusee import errors
 from fusee import log as log  # a misspelt FUSEE_* variable must not wait for the first compile
+from fusee.runtime import collector
 
 if TYPE_CHECKING:
     from fusee import backends, compiler
@@ -45,13 +45,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'fusee' has no attribute {name!r}")
-    collecting = gc.isenabled()
-    gc.disable()  # one pass over all that torch has made takes longer than this import
-    try:
+    with collector.paused():
         module = importlib.import_module(_LAZY[name])
-    finally:
-        if collecting:
-            gc.enable()
     value = module if module.__name__ == f"fusee.{name}" else getattr(module, name)
     globals()[name] = value
     return value

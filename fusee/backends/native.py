@@ -40,7 +40,7 @@ from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
 from fusee.backends.source import captured_source
-from fusee.backends.training import describe, is_differentiated, train
+from fusee.backends.training import Half, describe, is_differentiated, train
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
@@ -231,7 +231,7 @@ def compile_native(
             try:
                 plain = not is_differentiated(gm, example_inputs)
                 if not plain:
-                    call = _compile_training(gm, example_inputs, parsed, report)
+                    call = compile_training(gm, example_inputs, parsed, report)
                 else:
                     call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
                 log.publish("time", "", str(report.stages_ms))
@@ -270,18 +270,26 @@ def compile_aten(
     return _compile(c, PIPELINE[1:])
 
 
-def _compile_training(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, report: Report
+def compile_training(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    report: Report,
+    keeps: Callable[[OpOverload], bool] = lambda op: False,
+    compile_forward: Callable[[AtenGraph], Half] | None = None,
 ) -> Callable[..., Any]:
     """The graph with its backward.
 
-    An operator without a form is refused by the trace, before anything has run.
+    keeps            operators that are kept whole besides ours
+    compile_forward  an engine's; the backward is ours
+    raises           TraceError for an operator without a form, before anything has run
     """
     begin = time.perf_counter()
+    known = supported() | WHOLE
     # saved values lie as eager's: a forward in another layout would copy each of them
     options = dataclasses.replace(options, channels_last=False)
     with collector.paused():
-        joint = trace_joint(gm, example_inputs, keep=(supported() | WHOLE).__contains__)
+        joint = trace_joint(gm, example_inputs, keep=lambda op: op in known or keeps(op))
     report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
     log.publish("aten", "joint", lambda: str(joint.aten))
 
@@ -303,7 +311,7 @@ def _compile_training(
                 graph, (), options, report.backward, consumes=True, large_bytes=_LARGE_BYTES
             )
 
-    return train(gm, joint, cut, forward, backward, consumes=True)
+    return train(gm, joint, cut, compile_forward or forward, backward, consumes=True)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fusee.backends.registry import Backend, later, later_check, register
+from fusee.backends.registry import Backend, later, register
 from fusee.config import Options
 
 __all__: list[str] = []
@@ -38,7 +38,7 @@ register(
         later("fusee.backends.onnxrt", "compile_onnxrt"),
         "regions run by ONNX Runtime",
         needs=("onnxruntime", "onnxscript"),
-        validate=later_check("fusee.backends.onnx_options", "check"),
+        validate=later("fusee.backends.onnx_options", "check"),
         install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
         is_named=True,
     )
@@ -49,7 +49,7 @@ _openvino = register(
         later("fusee.backends.openvino", "compile_openvino"),
         "regions run by OpenVINO, on Intel's processors, GPUs and NPUs",
         needs=("openvino", "llvmlite"),
-        validate=later_check("fusee.backends.openvino", "check"),
+        validate=later("fusee.backends.openvino", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
     )
@@ -65,7 +65,7 @@ register(
         later("fusee.backends.openvino", "compile_openvino_ts"),
         "OpenVINO by way of TorchScript, deprecated",
         needs=("openvino", "llvmlite"),
-        validate=later_check("fusee.backends.openvino", "check_ts"),
+        validate=later("fusee.backends.openvino", "check_ts"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
     )
@@ -75,7 +75,7 @@ register(
         "cudagraphs",
         later("fusee.backends.cudagraphs", "compile_cudagraphs"),
         "eager's CUDA kernels, recorded and replayed",
-        validate=later_check("fusee.backends.cudagraphs", "check"),
+        validate=later("fusee.backends.cudagraphs", "check"),
         absent=no_cuda,
         is_named=True,
     )
@@ -86,7 +86,7 @@ register(
         later("fusee.backends.tvm", "compile_tvm"),
         "regions compiled by Apache TVM's Relax",
         needs=("tvm", "llvmlite"),
-        validate=later_check("fusee.backends.tvm", "check"),
+        validate=later("fusee.backends.tvm", "check"),
         install="pip install apache-tvm; Linux, macOS, Windows",
         is_named=True,
     )

@@ -72,15 +72,6 @@ class Backend:
         return "ready" if device is None else f"missing device: {device}"
 
 
-def later_check(module: str, function: str) -> Callable[[Mapping[str, object]], object]:
-    """A backend's `validate` from a module that is imported when it is first called."""
-
-    def validate(options: Mapping[str, object]) -> object:
-        return getattr(importlib.import_module(module), function)(options)
-
-    return validate
-
-
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
@@ -120,20 +111,18 @@ def register(backend: Backend) -> Backend:
     return backend
 
 
-def later(module: str, function: str) -> Compile:
-    """A backend's `compile` from a module that is imported when it is first called.
+def later(module: str, function: str) -> Callable[..., Any]:
+    """A function of a module that is imported when it is first called.
 
-    So a function that is compiled for another backend does not wait for the import.
+    So nobody waits for the import of what is not used.
     """
 
-    def compile_with(
-        gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-    ) -> CompiledFn:
+    def call(*args: Any, **keywords: Any) -> Any:
         with collector.paused():
-            found: Compile = getattr(importlib.import_module(module), function)
-        return found(gm, example_inputs, options)
+            found = getattr(importlib.import_module(module), function)
+        return found(*args, **keywords)
 
-    return compile_with
+    return call
 
 
 def list_backends(
@@ -187,6 +176,7 @@ def known_options(backend: BackendLike) -> tuple[str, ...]:
     return tuple(row.name for row in knobs(Options)) if found.name == "fusee" else ("name",)
 
 
+@collector.paused()
 def lookup(
     backend: BackendLike,
     options: Mapping[str, object] | None = None,
@@ -242,7 +232,8 @@ def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
         )
 
     def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
-        return backend.compile(gm, example_inputs, options)
+        with collector.paused():
+            return backend.compile(gm, example_inputs, options)
 
     bound.__name__ = backend.name
     return bound

@@ -22,27 +22,29 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten.cut import Order, Part, cut, inverse
 from fusee.aten.decompose import Table
-from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable_anywhere
 from fusee.aten.passes.fold import fold
 from fusee.aten.trace import trace
-from fusee.autodiff.partition import partition
-from fusee.autodiff.trace import trace_joint
-from fusee.backends.call import finishing
+from fusee.backends.finish import finishing
 from fusee.backends.intervals import note_values
-from fusee.backends.native import CompiledGraph, compile_aten, compile_native
 from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
-from fusee.backends.report import RegionRow, Report, first_line, remember
+from fusee.backends.registry import later
+from fusee.backends.report import CompiledGraph, RegionRow, Report, first_line, remember
 from fusee.backends.source import captured_source
-from fusee.backends.training import is_differentiated, train
+from fusee.backends.training import is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, layout, user_line
-from fusee.loops.lower.graph import supported
 
 __all__ = ["compile_split", "compile_with"]
 
 Prepare = Callable[[AtenGraph, Sequence[Any]], None]
+
+# Loops and LLVM, which graphs that are an engine's as a whole don't wait for.
+_NATIVE = "fusee.backends.native"
+compile_native: Callable[..., CompiledGraph] = later(_NATIVE, "compile_native")
+compile_aten = later(_NATIVE, "compile_aten")
+compile_training = later(_NATIVE, "compile_training")
 
 _numbers = itertools.count()
 
@@ -76,7 +78,13 @@ def compile_with(
         begin = time.perf_counter()
         try:
             if differentiated:
-                call = _compile_training(engine, gm, example_inputs, options, report, prepare)
+
+                def forward(graph: AtenGraph) -> Callable[..., Any]:
+                    computed = [None] * (len(graph.inputs) - len(example_inputs))
+                    given = [*example_inputs, *computed]
+                    return compile_split(graph, given, engine, options, report, prepare)
+
+                call = compile_training(gm, example_inputs, options, report, engine.keeps, forward)
                 remember(report)
                 return CompiledGraph(call, report)
             aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
@@ -93,29 +101,6 @@ def compile_with(
     if not attributes:
         return CompiledGraph(call, report)
     return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
-
-
-def _compile_training(
-    engine: Engine,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options,
-    report: Report,
-    prepare: Prepare | None,
-) -> Callable[..., Any]:
-    """The forward split between the engine and us, the backward ours."""
-    ours = supported() | WHOLE
-    joint = trace_joint(gm, example_inputs, keep=lambda op: op in ours or engine.keeps(op))
-    examples = [*example_inputs, *joint.aten.attributes(gm)]
-
-    def forward(graph: AtenGraph) -> Callable[..., Any]:
-        return compile_split(graph, examples, engine, options, report, prepare)
-
-    def backward(graph: AtenGraph) -> Callable[..., Any]:
-        report.backward = Report(f"{report.name}.backward")
-        return compile_aten(graph, (), options, report.backward)
-
-    return train(gm, joint, partition, forward, backward)
 
 
 def compile_split(

@@ -18,7 +18,7 @@ from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.runtime import Consuming, differentiable
-from fusee.backends.call import finishing
+from fusee.backends.finish import finishing
 
 __all__ = [
     "Half",

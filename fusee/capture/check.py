@@ -19,6 +19,7 @@ import torch
 
 from fusee.capture.facts import ABSENT, At, Fact, Facts, Source, TensorFact
 from fusee.capture.origin import Attr, Dict, Held, Item, Origin
+from fusee.runtime import collector
 from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs
 
 __all__ = ["compile_check"]
@@ -30,6 +31,7 @@ _PLAIN = (int, bool, str, float)
 _A_FLOAT = object()  # stands for any float
 
 
+@collector.paused()
 def compile_check(
     facts: Facts,
     parameters: list[str],

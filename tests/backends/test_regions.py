@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -212,3 +214,22 @@ def test_a_failing_region_is_compiled_by_us(at: str) -> None:
     assert [row.failed is None for row in report.regions] == [True, False]
     assert "our compiler" in str(report.regions[1])
     assert report.regions[0].calls == 2
+
+
+WHOLE = """
+import sys, torch, fusee
+model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(9)]).eval()
+with torch.no_grad():
+    call = fusee.compile(model, backend="openvino")
+    call(torch.randn(2, 4))
+(report,) = fusee.backends.report.live_reports()
+assert report.regions and not report.kernels and not report.externs, report
+left_out = ("fusee.loops", "fusee.codegen", "fusee.autodiff.trace")
+print(*[name for name in sys.modules if name.startswith(left_out)])
+"""
+
+
+def test_a_graph_that_is_all_its_own_waits_for_no_import_of_our_compiler() -> None:
+    pytest.importorskip("openvino")
+    done = subprocess.run([sys.executable, "-c", WHOLE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
