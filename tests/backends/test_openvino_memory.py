@@ -25,7 +25,7 @@ def _no_gradients() -> Iterator[None]:
 
 @dataclass
 class Border:
-    """Addresses of what the last infer request read and wrote, and of the last model's constants."""
+    """Addresses: what the last infer request read and wrote, and the last model's constants."""
 
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
