@@ -30,7 +30,7 @@ from fusee.backends.finish import finishing
 from fusee.backends.intervals import note_values
 from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
 from fusee.backends.registry import later
-from fusee.backends.report import CompiledGraph, RegionRow, Report, first_line, remember
+from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
 from fusee.backends.source import captured_source
 from fusee.backends.training import is_differentiated
 from fusee.config import Options
@@ -72,7 +72,8 @@ def compile_with(
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
     differentiated = is_differentiated(gm, example_inputs)
     if differentiated and not training:
-        return compile_native(gm, example_inputs, asdict(options))
+        reason = "it needs gradients, which are our own compiler's"
+        return _whole(gm, example_inputs, engine, options, reason)
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
         begin = time.perf_counter()
@@ -84,14 +85,16 @@ def compile_with(
                     given = [*example_inputs, *computed]
                     return compile_split(graph, given, engine, options, report, prepare)
 
-                call = compile_training(gm, example_inputs, options, report, engine.keeps, forward)
+                call = compile_training(
+                    gm, example_inputs, options, report, engine.keeps, forward, decompositions
+                )
                 remember(report)
                 return CompiledGraph(call, report)
             aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
         except MissingFake:
             raise
-        except TraceError:
-            return compile_native(gm, example_inputs, asdict(options))
+        except TraceError as error:
+            return _whole(gm, example_inputs, engine, options, error.what)
         report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
@@ -101,6 +104,19 @@ def compile_with(
     if not attributes:
         return CompiledGraph(call, report)
     return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
+
+
+def _whole(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: Engine,
+    options: Options,
+    reason: str,
+) -> CompiledGraph:
+    """The graph through our compiler, whose report says why it is not the engine's."""
+    found = compile_native(gm, example_inputs, asdict(options))
+    found.report().notes.append(f"nothing of it runs in {engine.name}: {reason}")
+    return found
 
 
 def compile_split(
@@ -129,11 +145,12 @@ def compile_split(
     calls: list[RegionCall] = []
     for part in parts:
         examples = tuple(given.get(x) if isinstance(x, fx.Node) else None for x in part.inputs)
-        if part.is_claimed:
-            region = Region(f"region_{len(report.regions)}", part.graph, examples)
-            calls.append(_EngineCall(region, engine, options, report))
-        else:
-            calls.append(_rest(part.graph, examples, options, report))
+        region = Region(f"region_{len(report.regions)}", part.graph, examples)
+        calls.append(
+            _EngineCall(region, engine, options, report)
+            if part.is_claimed
+            else _rest(region, options, report)
+        )
     source, names = _source(aten, parts)
     log.publish("host", "split", source)
     names.update({f"part{k}": call for k, call in enumerate(calls)})
@@ -145,14 +162,18 @@ def compile_split(
     return lambda *inputs: finish(inputs, body(*inputs))
 
 
-def _rest(
-    graph: AtenGraph, examples: Sequence[Any], options: Options, report: Report
-) -> RegionCall:
-    """What no engine has: our compiler on the CPU, ATen itself elsewhere."""
+def _rest(region: Region, options: Options, report: Report) -> RegionCall:
+    """What no engine has: our compiler on the CPU, ATen itself for a single call and elsewhere."""
+    graph, calls = region.graph, region.calls()
     devices = {torch.device(n.meta["device"]).type for n in graph.graph.nodes if "device" in n.meta}
-    if devices <= {"cpu"}:
-        call = compile_aten(graph, examples, options, report)
+    if not devices <= {"cpu"}:
+        call = executable_anywhere(graph)
+    elif len(calls) > 1:
+        call = compile_aten(graph, region.examples, options, report)
     else:
+        for node in calls:
+            line = user_line(node.meta.get("stack_trace")) or ""
+            report.externs.append(ExternRow(op_of(node), "there is nothing to fuse it with", line))
         call = executable_anywhere(graph)
     return lambda inputs: call(*inputs)
 
@@ -197,8 +218,7 @@ class _EngineCall:
     def _compile_ours(self) -> RegionCall:
         with self.lock:
             if self.ours is None:
-                region = self.region
-                self.ours = _rest(region.graph, region.examples, self.options, self.report)
+                self.ours = _rest(self.region, self.options, self.report)
             return self.ours
 
     def _fall_back(self, error: Exception, what: str) -> RegionCall:
