@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 
-from fusee.aten.torch_api import OpOverload, decomposition_tables, is_composite
+from fusee.aten.torch_api import (
+    OpOverload,
+    decomposition_tables,
+    further_decompositions,
+    is_composite,
+)
 
-__all__ = ["Table", "decomposition", "keep_core"]
+__all__ = ["Table", "decomposition", "keep_core", "taken_apart"]
 
 aten = torch.ops.aten
 
@@ -59,6 +64,17 @@ def keep_core(op: OpOverload) -> bool:
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:
     """The function that `op` is decomposed by unless the caller has one, or None."""
     return torch_table().get(op)
+
+
+def taken_apart(op: OpOverload) -> Callable[..., Any] | None:
+    """The function that `op` is decomposed by if someone asks for it, or None."""
+    if op is aten._native_batch_norm_legit_no_training.default:
+        # torch's goes by way of an operator that tracing takes for this one
+        whole = further_decompositions()[aten._native_batch_norm_legit.default]
+        return lambda x, w, b, mean, var, momentum, eps: whole(
+            x, w, b, mean, var, False, momentum, eps
+        )
+    return decomposition(op) or further_decompositions().get(op)
 
 
 # Kernels of these round once in half precision, torch's decompositions after every step.

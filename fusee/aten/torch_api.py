@@ -35,6 +35,7 @@ __all__ = [
     "decomposition_tables",
     "explicit",
     "expression",
+    "further_decompositions",
     "is_composite",
     "is_explicit",
     "is_missing_fake",
@@ -43,6 +44,7 @@ __all__ = [
     "mutated_arguments",
     "op_name",
     "ops_with_kernel",
+    "overloads",
     "python_dispatcher",
     "same_ints",
     "storage_id",
@@ -113,6 +115,13 @@ def op_name(op: OpOverload) -> str:
     return found
 
 
+def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    """Those that a graph may have: the ones that TorchScript has for numbers have no kernels."""
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    found = [getattr(packet, name) for name in names if hasattr(packet, name)]
+    return [op for op in found if torch._C._dispatch_has_kernel(op_name(op))]
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether `op` has a kernel that calls other operators, which autograd sees instead of it."""
     return _COMPOSITE in op.py_kernels or bool(
@@ -159,6 +168,12 @@ def decomposition_tables() -> Mapping[OpOverload, Callable[..., Any]]:
     The public core_aten_decompositions has the same and takes a second to list the composite ones.
     """
     table: Any = torch._decomp._core_aten_decompositions_post_autograd()
+    return cast(Mapping[OpOverload, Callable[..., Any]], table)
+
+
+def further_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+    """All that torch has, of core operators too."""
+    table: Any = torch._decomp.decomposition_table
     return cast(Mapping[OpOverload, Callable[..., Any]], table)
 
 

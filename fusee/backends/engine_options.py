@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusee.aten.torch_api import OpOverload, OpOverloadPacket
+from fusee.aten.torch_api import OpOverload, OpOverloadPacket, overloads
 from fusee.errors import OptionError, nearest
 
 __all__ = ["check_names", "label", "operators", "wrong"]
@@ -40,9 +40,7 @@ def operators(name: str, value: object, remedy: str | None = None) -> frozenset[
         if isinstance(item, OpOverload):
             found.add(item)
         elif isinstance(item, OpOverloadPacket):
-            overloads: list[str] = item.overloads()  # type: ignore[no-untyped-call]
-            # some that are listed are TorchScript's, of numbers: no graph has them
-            found.update(getattr(item, one) for one in overloads if hasattr(item, one))
+            found.update(overloads(item))
         else:
             raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor", remedy)
     return frozenset(found)

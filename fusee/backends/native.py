@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
+from fusee.aten.decompose import Table
 from fusee.aten.externs import WHOLE, ExternSpec, extern_of
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
@@ -277,19 +278,26 @@ def compile_training(
     report: Report,
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     compile_forward: Callable[[AtenGraph], Half] | None = None,
+    decompositions: Table | None = None,
 ) -> Callable[..., Any]:
     """The graph with its backward.
 
     keeps            operators that are kept whole besides ours
     compile_forward  an engine's; the backward is ours
+    decompositions   of operators that are not kept, ours or not
     raises           TraceError for an operator without a form, before anything has run
     """
     begin = time.perf_counter()
-    known = supported() | WHOLE
+    known = supported().union(WHOLE).difference(decompositions or ())
     # saved values lie as eager's: a forward in another layout would copy each of them
     options = dataclasses.replace(options, channels_last=False)
     with collector.paused():
-        joint = trace_joint(gm, example_inputs, keep=lambda op: op in known or keeps(op))
+        joint = trace_joint(
+            gm,
+            example_inputs,
+            keep=lambda op: op in known or keeps(op),
+            decompositions=decompositions,
+        )
     report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
     log.publish("aten", "joint", lambda: str(joint.aten))
 

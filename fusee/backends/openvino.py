@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.decompose import Table, decomposition
+from fusee.aten.decompose import Table, taken_apart
 from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph
 from fusee.aten.source import python_source
@@ -52,12 +52,8 @@ class OpenVINO:
 
     def table(self) -> Table:
         """How the operators of the option `decompositions` are taken apart."""
-        found: dict[OpOverload, Callable[..., Any]] = {}
-        for op in self.options.decompositions:
-            function = decomposition(op) or torch._decomp.decomposition_table.get(op)
-            if function is not None:
-                found[op] = function
-        return found
+        found = {op: taken_apart(op) for op in self.options.decompositions}
+        return {op: function for op, function in found.items() if function is not None}
 
     def claim(self, node: fx.Node) -> str | None:
         if node.target in self.options.disabled_ops:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusee.aten.decompose import decomposition
+from fusee.aten.decompose import taken_apart
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
 from fusee.backends.engine_options import check_names, label, operators, wrong
@@ -113,8 +113,7 @@ def _taken_apart(name: str, value: object) -> frozenset[OpOverload]:
 
 
 def _is_composed(op: OpOverload) -> bool:
-    found = decomposition(op) is not None or is_composite(op)
-    return found or op in torch._decomp.decomposition_table
+    return taken_apart(op) is not None or is_composite(op)
 
 
 def _properties(name: str, value: object) -> dict[str, Any]:

@@ -158,6 +158,30 @@ def test_disabled_ops_are_left_to_us(backend: str, given: object, named: str) ->
 
 
 @engines
+def test_disabled_ops_of_a_cnn_and_of_attention(backend: str) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = F.gelu(F.conv2d(x, w, padding=1)) + 1
+        return F.scaled_dot_product_attention(y, y * 2, y) @ w[0, 0]
+
+    x, w = torch.randn(2, 3, 3, 3), torch.randn(3, 3, 3, 3)
+    names = "aten.convolution.default", "aten.scaled_dot_product_attention.default"
+    conv, attention = aten.convolution.default, aten.scaled_dot_product_attention
+    for given, left in (
+        ([], set()),
+        ([aten.relu], set()),
+        ([conv], {names[0]}),
+        ([attention, conv], {*names}),
+    ):
+        call = compiled(backend, fn, x, w, disabled_ops=given)
+        torch.testing.assert_close(call(x, w), fn(x, w))
+        report = call.report()
+        assert {r.op for r in report.unclaimed if "disabled_ops" in r.reason} == left
+        ours = {row.op for row in report.externs} | {row.op for row in report.unclaimed}
+        assert {op for row in report.regions for op in row.ops} >= {*names} - left
+        assert ours >= left and not ours & ({*names} - left)
+
+
+@engines
 def test_reports_are_found_by_name(backend: str) -> None:
     fast = fusee.compile(two_layers, backend=backend, name=f"two layers in {backend}")
     fast(torch.randn(4, 8), torch.randn(8, 8))

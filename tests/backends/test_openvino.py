@@ -94,18 +94,77 @@ def test_what_it_rounds_elsewhere_is_not_claimed() -> None:
 # ------------------------------------------------------------------------------ partition options
 
 
-def test_decompositions_take_operators_apart() -> None:
-    x = torch.randn(4, 4)
+def normalised(x: Tensor) -> Tensor:
+    y = F.conv2d(x, torch.ones(3, 3, 2, 2))
+    return F.hardswish(F.batch_norm(y, torch.ones(3), torch.full((3,), 2.0))) + 1
 
-    def fn(x: Tensor) -> Tensor:
-        return F.gelu(x @ x)
 
-    (plain,) = compiled("openvino", fn, x).report().regions
-    call = compiled("openvino", fn, x, decompositions=[aten.gelu.default])
-    (apart,) = call.report().regions
-    assert "aten.gelu.default" in plain.ops
-    assert "aten.gelu.default" not in apart.ops and "aten.erf.default" in apart.ops
-    torch.testing.assert_close(call(x), fn(x))
+NORM = aten._native_batch_norm_legit_no_training
+PROGRAMS: dict[Any, Callable[[Tensor], Tensor]] = {
+    aten.gelu: lambda x: F.gelu(x @ x),
+    aten.native_layer_norm: lambda x: F.layer_norm(x @ x, x.shape[-1:]),
+    aten.logsumexp: lambda x: torch.logsumexp(x @ x, -1).exp().tanh() @ x[0, 0],
+    aten.scaled_dot_product_attention: lambda x: F.scaled_dot_product_attention(x, x, x).tanh(),
+    NORM: normalised,
+    aten.hardswish: normalised,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "claimed", "unclaimed"),
+    [
+        (aten.gelu.default, "erf", ""),
+        (aten.gelu, "erf", ""),
+        (aten.hardswish.default, "clamp", ""),
+        (NORM, "reciprocal", ""),
+        (aten.scaled_dot_product_attention, "bmm", ""),
+        (aten.native_layer_norm, "rsqrt", "var_mean"),  # of what OpenVINO has not, too
+        (aten.logsumexp, "log", "amax"),  # which OpenVINO does not claim whole
+    ],
+)
+def test_decompositions_take_operators_apart(given: Any, claimed: str, unclaimed: str) -> None:
+    packet = getattr(given, "overloadpacket", given)
+    fn, x = PROGRAMS[packet], torch.randn(2, 3, 4, 4)
+
+    def names(*rows: Any) -> set[str]:
+        """Operators without "aten." and their overloads."""
+        return {op.split(".")[1] for row in rows for op in row}
+
+    plain = compiled("openvino", fn, x).report()
+    call = compiled("openvino", fn, x, decompositions=[given])
+    torch.testing.assert_close(call(x), fn(x), rtol=1e-4, atol=1e-5)
+    apart = call.report()
+    assert [row.failed for row in apart.regions] == [None] * len(apart.regions)
+    left = [{row.op for row in found.unclaimed} for found in (plain, apart)]
+    before, after = (names(*(row.ops for row in found.regions)) for found in (plain, apart))
+    assert packet.__name__ in before | names(left[0])
+    assert packet.__name__ not in after | names(left[1])
+    assert claimed not in before and claimed in after
+    assert names(left[1]) - names(left[0]) == ({unclaimed} if unclaimed else set())
+
+
+def test_operators_of_which_torchscript_has_more_overloads() -> None:
+    x, packets = torch.randn(4, 4), [aten.cos, aten.add, aten.einsum]
+    for option in ("decompositions", "disabled_ops"):
+        call = compiled("openvino", two_layers, x, x, **{option: packets})
+        torch.testing.assert_close(call(x, x), two_layers(x, x))
+        assert {row.op.split(".")[1] for row in call.report().unclaimed} == {"add"}
+
+
+def test_decompositions_in_training() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    seen = []
+    with torch.enable_grad():
+        for ops in ([], [aten.gelu]):
+            call = compiled(
+                "openvino", lambda x: F.gelu(x @ x), x, aot_autograd=True, decompositions=ops
+            )
+            (grad,) = torch.autograd.grad(call(x).sum(), x)
+            (want,) = torch.autograd.grad(F.gelu(x @ x).sum(), x)
+            torch.testing.assert_close(grad, want)
+            seen.append({op for row in call.report().regions for op in row.ops})
+    assert "aten.gelu.default" in seen[0]
+    assert "aten.gelu.default" not in seen[1] and "aten.erf.default" in seen[1]
 
 
 def test_two_functions_have_their_own_options() -> None:
@@ -179,6 +238,8 @@ def test_a_failing_region_is_compiled_by_us(at: str, monkeypatch: pytest.MonkeyP
         ({"disabled_ops": aten.add.Tensor}, "takes a list of operators"),
         ({"disabled_ops": ["add"]}, "takes operators such as"),
         ({"decompositions": [aten.mm.default]}, "torch has none for aten.mm.default"),
+        ({"decompositions": [aten.relu, aten.convolution]}, "none for aten.convolution.default"),
+        ({"decompositions": aten.relu}, "takes a list of operators"),
         ({"config": {"PERFORMANCE_HIT": "LATENCY"}}, "Unsupported property PERFORMANCE_HIT"),
         ({"config": {"INFERENCE_PRECISION_HINT": "f31"}}, "Wrong value f31"),
         ({"config": "LATENCY"}, "takes a dict of OpenVINO properties"),
@@ -261,6 +322,7 @@ def test_without_it_training_is_ours() -> None:
         call = compiled("openvino", two_layers, x, x)
         call(x, x).sum().backward()
     assert not call.report().regions and x.grad is not None
+    assert "nothing of it runs in openvino: it needs gradients" in str(call.report())
 
 
 def test_nan_is_no_number() -> None:
