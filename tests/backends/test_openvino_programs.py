@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from fusee.backends import lookup
+import fusee
 from fusee.backends.report import Report
 from tests.models import torchvision_setup as torchvision_setup
 
@@ -30,15 +31,31 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def compiled(fn: Callable[..., Any], seen: list[Report], **options: object) -> Any:
-    found = lookup("openvino", options)
+class Way:
+    """One of the two ways to compile, and the reports of what was compiled by it."""
 
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        call: Any = found(gm, inputs)
-        seen.append(call.report())
-        return call
+    def __init__(self, made: Callable[..., Any], backend: str) -> None:
+        self.made, self.backend = made, backend
+        self.names: list[str] = []
 
-    return torch.compile(fn, backend=backend)
+    def __call__(self, fn: Callable[..., Any], **options: object) -> Any:
+        self.names.append(f"{self.backend} {next(_numbers)}")
+        given = {"name": self.names[-1], **options}
+        return self.made(fn, backend=self.backend, options=given)
+
+    def reports(self) -> list[list[Report]]:
+        """For each compiled function those of its graphs."""
+        return [fusee.report(name) for name in self.names]
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["fusee", "stock"])
+def compiled(request: pytest.FixtureRequest) -> Way:
+    if request.param == "fusee":
+        return Way(fusee.compile, "openvino")
+    return Way(torch.compile, "fusee_openvino")
 
 
 def executed(reports: list[Report]) -> str:
@@ -47,7 +64,7 @@ def executed(reports: list[Report]) -> str:
     )
 
 
-def test_stable_diffusion_piece_by_piece() -> None:
+def test_stable_diffusion_piece_by_piece(compiled: Way) -> None:
     diffusers = pytest.importorskip("diffusers")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -100,16 +117,16 @@ def test_stable_diffusion_piece_by_piece() -> None:
         return found
 
     want = image()
-    seen: list[Report] = []
-    pipe.text_encoder = compiled(pipe.text_encoder, seen)
-    pipe.unet = compiled(pipe.unet, seen)
-    pipe.vae.decode = compiled(pipe.vae.decode, seen)
+    pipe.text_encoder = compiled(pipe.text_encoder)
+    pipe.unet = compiled(pipe.unet)
+    pipe.vae.decode = compiled(pipe.vae.decode)
     torch.testing.assert_close(image(), want, rtol=1e-3, atol=1e-4)
-    assert len(seen) >= 3
-    assert all(row.failed is None and row.calls for r in seen for row in r.regions), str(seen)
+    for reports in compiled.reports():
+        rows = [row for report in reports for row in report.regions]
+        assert rows and all(row.failed is None and row.calls for row in rows), str(reports)
 
 
-def test_text_generation_with_a_compiled_forward() -> None:
+def test_text_generation_with_a_compiled_forward(compiled: Way) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = {f"w{k}": k for k in range(60)}
@@ -141,10 +158,11 @@ def test_text_generation_with_a_compiled_forward() -> None:
         return found
 
     want = text()
-    seen: list[Report] = []
-    model.forward = compiled(model.forward, seen, aot_autograd=True)
+    model.forward = compiled(model.forward, aot_autograd=True)
     assert text() == want
-    assert seen and all(row.failed is None for r in seen for row in r.regions)
+    (reports,) = compiled.reports()
+    rows = [row for report in reports for row in report.regions]
+    assert rows and all(row.failed is None and row.calls for row in rows), str(reports)
 
 
 class Quantised(nn.Module):
@@ -179,22 +197,21 @@ def _rounded(x: Tensor, scale: float, zero: int) -> Tensor:
     return found
 
 
-def test_quantised_models_run_in_int8() -> None:
+def test_quantised_models_run_in_int8(compiled: Way) -> None:
     importlib.import_module("torch.ao.quantization.fx._decomposed")  # defines the operators
     torch.manual_seed(0)
     module, x = Quantised().eval(), torch.randn(2, 3, 12, 12)
     want = module(x)
-    ours = torch.compile(module, backend=lookup("fusee"))
+    ours = compiled.made(module, backend="fusee")
     torch.testing.assert_close(ours(x), want)
-    torch._dynamo.reset()
-    seen: list[Report] = []
-    got = compiled(module, seen)(x)
+    got = compiled(module)(x)
     # where a sum lies between two steps of a quantiser, another order of adding takes the other
     assert (got - want).abs().max() < 0.02, "more than a step"
     assert (got - want).abs().mean() < 0.002
-    kinds = executed(seen)
+    (reports,) = compiled.reports()
+    kinds = executed(reports)
     assert "I8" in kinds and "Convolution" in kinds, kinds
-    assert not [row for r in seen for row in r.unclaimed]
+    assert not [row for r in reports for row in r.unclaimed]
 
 
 def test_what_torchao_quantises_runs_in_int8() -> None:
