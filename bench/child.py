@@ -41,6 +41,9 @@ def measure(
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    # Packages are installed with bytecode, and whoever has none of Fusee writes it at the first
+    # import: without this a first call would be a measure of Python's compiler.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,

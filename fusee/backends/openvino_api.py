@@ -30,6 +30,7 @@ __all__ = [
     "convert_traced",
     "devices",
     "fill",
+    "full_name",
     "identity",
     "import_blob",
 ]
@@ -56,22 +57,23 @@ def _frontend() -> Any:
 
 def identity(device: str) -> str:
     """What a compiled blob depends on, apart from the model: package and device."""
-    names = [f"{one}={_full_name(one)}" for one in base_devices(device) or devices()]
+    names = [f"{one}={full_name(one)}" for one in base_devices(device) or devices()]
     return " ".join([_openvino().__version__, *names])
-
-
-def _full_name(device: str) -> str:
-    try:
-        return str(_core().get_property(device, "FULL_DEVICE_NAME"))
-    except RuntimeError:
-        return "unnamed"
 
 
 # ------------------------------------------------------------------------------ devices, config
 
 
+def full_name(device: str) -> str | None:
+    """What a device calls itself; None if it is not there."""
+    try:
+        return str(_core().get_property(device, "FULL_DEVICE_NAME"))
+    except RuntimeError:
+        return None
+
+
 def devices() -> list[str]:
-    """The devices that OpenVINO finds: "CPU", "GPU.0", ..."""
+    """The devices that OpenVINO finds, by loading all its plugins: "CPU", "GPU.0", ..."""
     return list(_core().available_devices)
 
 

@@ -138,6 +138,8 @@ _READ: dict[str, Callable[[str, object], Any]] = {
 
 
 def _check_device(device: str) -> None:
+    if device == "CPU" and openvino_api.full_name(device) is not None:
+        return
     there = openvino_api.devices()
     if device.rstrip(":") in ("MULTI", "HETERO"):
         raise _wrong(

@@ -265,6 +265,11 @@ def test_documented_options_are_taken() -> None:
         assert call.report().regions[0].device == options["device"]
 
 
+def test_the_default_device_is_found_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_api, "devices", lambda: pytest.fail("all plugins were loaded"))
+    lookup("openvino", {"device": "CPU"})
+
+
 def test_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 4)
     monkeypatch.setenv("OPENVINO_TORCH_BACKEND_DEVICE", "AUTO")
