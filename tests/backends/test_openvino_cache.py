@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -134,28 +135,49 @@ def test_a_folder_that_cannot_be_written(
     assert list((tmp_path / "full").iterdir()) == []
 
 
+def test_a_read_only_folder_is_read_from(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(tmp_path)
+    before = set(tmp_path.iterdir())
+    if os.geteuid() == 0:  # who may write anywhere
+
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr("tempfile.mkstemp", refused)
+    tmp_path.chmod(0o500)
+    with pytest.warns(CacheWarning, match="cannot be written to: (Permission|Read-only)"):
+        compiled(tmp_path, config={"NUM_STREAMS": 2})
+    compiled(tmp_path)
+    tmp_path.chmod(0o700)
+    assert len(conversions) == 2 and set(tmp_path.iterdir()) == before
+
+
 _PROGRAM = """
-import json, sys, time, torch
+import json, sys, torch
 from torch import nn
 from fusee.backends import openvino_api
-import fusee.backends
+import fusee
 convert, converted = openvino_api.convert_fx, []
 openvino_api.convert_fx = lambda *args: converted.append(1) or convert(*args)
 torch.manual_seed(0)
 m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
 x = torch.randn(1, 3, 12, 12)
 options = {"model_caching": True, "cache_dir": sys.argv[1]}
-call = torch.compile(m, backend=fusee.backends.lookup("openvino", options))
+made = {"openvino": fusee.compile, "fusee_openvino": torch.compile}[sys.argv[2]]
+call = made(m, backend=sys.argv[2], options=options)
 with torch.no_grad():
-    print(json.dumps([len(converted) if call is None else call(x).sum().item(), len(converted)]))
+    print(json.dumps([call(x).sum().item(), len(converted)]))
 """
 
 
-def test_another_process_finds_the_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["openvino", "fusee_openvino"])
+def test_another_process_finds_the_models(backend: str, tmp_path: Path) -> None:
     found = [
         json.loads(
             subprocess.run(
-                [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")],
+                [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache"), backend],
                 capture_output=True,
                 text=True,
                 check=True,
