@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import fusee
 from fusee.backends import lookup
 from fusee.backends.report import Report
 
@@ -28,6 +30,16 @@ def through(backend: str, seen: list[Report], **options: object) -> Callable[...
         return call
 
     return noting
+
+
+ways = pytest.mark.parametrize("way", ["fusee.compile", "torch.compile"])
+
+
+def by(way: str, backend: str, fn: Callable[..., Any], **options: object) -> Any:
+    """A function as its user compiles it, by one of `ways`."""
+    if way == "fusee.compile":
+        return fusee.compile(fn, backend=backend, options=options)
+    return torch.compile(fn, backend=lookup(backend, options))
 
 
 def two_layers(x: Tensor, w: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 import fusee
 from fusee.backends import lookup
 from fusee.backends.report import Report
-from tests.backends.engine_calls import compiled, convolved, through, two_layers
+from tests.backends.engine_calls import by, compiled, convolved, through, two_layers, ways
 from tests.check import check
 from tests.models import zoo
 
@@ -190,17 +190,32 @@ def test_reports_are_found_by_name(backend: str) -> None:
 
 
 @engines
-def test_weights_that_change_are_seen(backend: str) -> None:
+@ways
+def test_two_functions_have_their_own_options(backend: str, way: str) -> None:
+    x, named = torch.randn(4, 4), f"{backend} by {way}"
+    apart = by(way, backend, two_layers, name=f"apart, {named}", disabled_ops=[aten.tanh])
+    whole = by(way, backend, two_layers, name=f"whole, {named}")
+    for _ in range(2):
+        torch.testing.assert_close(apart(x, x), two_layers(x, x))
+        torch.testing.assert_close(whole(x, x), two_layers(x, x))
+    (one,), (other,) = fusee.report(f"apart, {named}"), fusee.report(f"whole, {named}")
+    assert [row.op for row in one.unclaimed] == ["aten.tanh.default"] and not other.unclaimed
+    assert [row.calls for row in (*one.regions, *other.regions)] == [2, 2, 2]
+
+
+@engines
+@ways
+def test_weights_that_change_are_seen(backend: str, way: str) -> None:
     module, x = small(), torch.randn(3, 8)
     module[3].weight = nn.Parameter(torch.randn(16, 4).t())  # column-major
-    seen: list[Report] = []
-    call = torch.compile(module, backend=through(backend, seen))
+    call = by(way, backend, module, name=f"changing, {backend} by {way}")
     for step in range(6):  # the first changes compile anew, later ones find weights as inputs
         torch.testing.assert_close(call(x), module(x))
         module.get_parameter("0.weight").mul_(1.5)
         module.get_parameter("3.bias").add_(step)
         torch.testing.assert_close(call(x), module(x))
-    assert len(seen) == 1 and [row.failed for row in seen[0].regions] == [None]
+    (report,) = fusee.report(f"changing, {backend} by {way}")
+    assert [(row.failed, row.calls) for row in report.regions] == [(None, 12)]
 
 
 class Counted(nn.Module):
@@ -254,9 +269,10 @@ def test_weights_are_not_kept_alive(backend: str) -> None:
 
 
 @engines
-def test_threads_share_a_compiled_function(backend: str) -> None:
+@ways
+def test_threads_share_a_compiled_function(backend: str, way: str) -> None:
     module, (x,), _ = zoo.load("resnet18", "test")
-    call = torch.compile(module, backend=through(backend, []))
+    call = by(way, backend, module)
     call(x)
     inputs = [torch.randn_like(x) for _ in range(8)]
     want = [module(x) for x in inputs]

@@ -17,7 +17,7 @@ from fusee.backends import lookup
 from fusee.backends.onnx_options import OnnxOptions
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, MissingPackage, OptionError
-from tests.backends.engine_calls import compiled, through, two_layers
+from tests.backends.engine_calls import by, compiled, through, two_layers, ways
 from tests.check import check
 
 runtime = pytest.importorskip("onnxruntime")
@@ -103,30 +103,50 @@ def test_what_is_not_a_number_stays_so() -> None:
     check(fn, x, backend="onnxrt", capture="fx")
 
 
-def test_a_region_that_fails_is_ours_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+class Failing:
+    """A session that cannot run."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        raise RuntimeError("no room for _softmax/3")
+
+
+@pytest.mark.parametrize("at", ["make", "run"])
+@ways
+def test_a_region_that_fails_is_ours_with_one_warning(
+    at: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make = OnnxOptions.session_of
 
     def failing(self: OnnxOptions, model: bytes, weights: Any, *, probe: bool = False) -> Any:
-        if b"Softmax" in model and not probe:
+        is_bad = b"Softmax" in model and not probe
+        if is_bad and at == "make":
             raise RuntimeError("no room for _softmax/3")
-        return make(self, model, weights, probe=probe)
+        session = make(self, model, weights, probe=probe)
+        return Failing(session) if is_bad else session
 
     monkeypatch.setattr(OnnxOptions, "session_of", failing)
-    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    x, w, name = torch.randn(4, 8), torch.randn(8, 8), f"ONNX Runtime fails to {at} by {way}"
 
     def fn(x: Tensor, w: Tensor) -> Tensor:
         y = torch.softmax(x @ w, -1) @ w
         return torch.tanh(torch.rand_like(y) * 0 + y) @ w
 
     with pytest.warns(FuseeWarning, match=r"at aten\._softmax\.default") as caught:
-        call = compiled("onnxrt", fn, x, w)
+        call = by(way, "onnxrt", fn, name=name)
+        torch.testing.assert_close(call(x, w), fn(x, w))
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(2):
-            torch.testing.assert_close(call(x, w), fn(x, w))
-    failed, good = call.report().regions
-    assert "no room" in failed.failed and good.failed is None and good.calls == 2
+        torch.testing.assert_close(call(x, w), fn(x, w))
+    (report,) = fusee.report(name)
+    failed, good = report.regions
+    assert "no room" in str(failed.failed) and good.failed is None and good.calls == 2
 
 
 # ------------------------------------------------------------------------------ weights

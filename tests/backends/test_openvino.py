@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+import fusee
 from fusee.backends import lookup, openvino_api
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, OptionError, SettingError
-from tests.backends.engine_calls import compiled, through, two_layers
+from tests.backends.engine_calls import by, compiled, through, two_layers, ways
 from tests.check import check
 
 pytest.importorskip("openvino")
@@ -182,8 +183,11 @@ def test_two_functions_have_their_own_options() -> None:
 
 
 @pytest.mark.parametrize("at", ["convert", "run"])
-def test_a_failing_region_is_compiled_by_us(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(4, 4)
+@ways
+def test_a_failing_region_is_compiled_by_us(
+    at: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, name = torch.randn(4, 4), f"OpenVINO fails to {at} by {way}"
 
     def fn(x: Tensor) -> Tensor:
         return torch.cumsum(torch.erfinv(torch.tanh(x @ x)), 0) @ x
@@ -211,11 +215,12 @@ def test_a_failing_region_is_compiled_by_us(at: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(openvino_api, "convert_fx", breaking)
     monkeypatch.setattr(openvino_api.Executable, "__call__", failing)
     with pytest.warns(FuseeWarning, match=r"at aten\.cumsum\.default") as told:
-        call = compiled("openvino", fn, x, disabled_ops=[aten.erfinv.default])
+        call = by(way, "openvino", fn, name=name, disabled_ops=[aten.erfinv.default])
         for _ in range(3):
             torch.testing.assert_close(call(x), fn(x))
     assert len(told) == 1
-    first, second = call.report().regions
+    (report,) = fusee.report(name)
+    first, second = report.regions
     assert first.failed is None and first.calls == 3
     assert second.failed is not None
 
