@@ -76,6 +76,7 @@ register(
         later("fusee.backends.cudagraphs", "compile_cudagraphs"),
         "eager's CUDA kernels, recorded and replayed",
         validate=later("fusee.backends.cudagraphs", "check"),
+        install="a build of torch with CUDA, from pytorch.org; Linux and Windows, NVIDIA GPUs",
         absent=no_cuda,
         is_named=True,
     )

@@ -256,6 +256,16 @@ def test_wrong_options(options: dict[str, object], text: str, backend: str) -> N
         lookup(backend, options)
 
 
+@pytest.mark.parametrize("options", [{"devise": "CPU"}, {"device": "GPU.7"}])
+def test_wrong_options_are_the_users_error(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="stopped before compiling"):
+        fusee.compile(two_layers, backend="openvino", options=options)
+    stock = torch.compile(two_layers, backend="fusee_openvino", options=options)
+    with pytest.raises(Exception, match="stopped before compiling") as caught:
+        stock(torch.ones(4, 4), torch.ones(4, 4))
+    assert isinstance(caught.value.inner_exception, OptionError)  # type: ignore[attr-defined]
+
+
 def test_documented_options_are_taken() -> None:
     x = torch.randn(4, 4)
     for options in (
@@ -285,6 +295,15 @@ def test_environment_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("OPENVINO_TORCH_MODEL_CACHING", "True")
     compiled("openvino", two_layers, x, x)
     assert len(list((tmp_path / "blobs").glob("[0-9a-f]*.blob"))) == 1
+    options: dict[str, object] = {"cache_dir": str(tmp_path / "mine")}
+    compiled("openvino", two_layers, x, x, **options)
+    compiled("openvino", two_layers, x, x @ x, model_caching=False)
+    counts = [len([*(tmp_path / name).glob("[!i]*")]) for name in ("blobs", "mine")]
+    assert counts == [1, 1]  # options are above variables
+    monkeypatch.setenv("OPENVINO_TORCH_BACKEND_DEVICE", "GPU.7")
+    with pytest.raises(OptionError, match=r"'GPU\.7' is not there"):
+        compiled("openvino", two_layers, x, x)
+    compiled("openvino", two_layers, x, x, device="CPU")
     monkeypatch.setenv("OPENVINO_TORCH_MODEL_CACHING", "maybe")
     with pytest.raises(SettingError, match="neither true nor false"):
         compiled("openvino", two_layers, x, x)

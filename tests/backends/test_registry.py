@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+import fusee
 from fusee.backends import Backend, list_backends, lookup, register, registry
 from fusee.backends.native import CompiledGraph
-from fusee.errors import MissingPackage, OptionError, UnknownBackend
+from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend
 
 
 def program(x: Tensor) -> Tensor:
@@ -125,6 +126,24 @@ def test_each_name_of_openvino_is_listed_with_its_state(monkeypatch: pytest.Monk
     point: Any = torch.compile(program, backend="fusee_openvino")
     with pytest.raises(Exception, match="needs openvino"), torch.no_grad():
         point(torch.ones(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:the backend 'openvino_ts'")
+def test_engines_are_ready_or_say_in_one_error_what_is_missing() -> None:
+    engines = "openvino openvino_ts fusee_openvino onnxrt tvm tensorrt ipex cudagraphs".split()
+    listed = {str(one): one for one in list_backends()}
+    for name in engines:
+        state = listed[name].state
+        assert listed[name].help
+        if state == "ready":
+            lookup(name)
+            continue
+        kind, _, what = state.partition(": ")
+        error = {"missing package": MissingPackage, "missing device": MissingDevice}[kind]
+        with pytest.raises(error) as caught:
+            fusee.compile(program, backend=name)
+        assert f"backend {name!r} needs {what}" in str(caught.value)
+        assert caught.value.remedy, "what to install, and where it works"
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("fuse", "fusee"), ("inducter", "inductor")])
