@@ -206,6 +206,8 @@ class Compiler:
             self.notice,
             fall_back=fallback == "eager",
         )
+        keeps = registry.keeps_captures(self.backend, given)
+        self.keeper = registry.later("fusee.capture.kept", "Keeper")() if keeps else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what was given: the rest is made again."""
@@ -259,6 +261,7 @@ class Compiler:
             fullgraph=self.fullgraph,
             guard_filter=self.guard_filter,
             notice=self.notice,
+            keeper=self.keeper,
         )
 
     def call_of(self, function: types.FunctionType) -> Callable[..., Any]:

@@ -134,6 +134,11 @@ class Settings:
         env="FUSEE_CACHE_SIZE",
         least=0,
     )
+    keep_captures: bool = knob(
+        False,
+        "keep what is captured in the cache folder, for the next process",
+        env="FUSEE_KEEP_CAPTURES",
+    )
 
 
 @functools.cache

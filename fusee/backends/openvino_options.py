@@ -58,6 +58,12 @@ class OpenVINOOptions:
         return _with_config(found)
 
 
+def is_caching(given: Mapping[str, object]) -> bool:
+    """Whether compiled models are kept for the next process."""
+    values = {**_from_environment(), **given}
+    return values.get("model_caching", False) is True
+
+
 def _from_environment() -> dict[str, Any]:
     values: dict[str, Any] = {}
     if device := os.environ.get(_DEVICE):

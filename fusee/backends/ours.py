@@ -52,6 +52,7 @@ _openvino = register(
         validate=later("fusee.backends.openvino", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
+        keeps=later("fusee.backends.openvino_options", "is_caching"),
     )
 )
 register(
@@ -68,6 +69,7 @@ register(
         validate=later("fusee.backends.openvino", "check_ts"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
+        keeps=later("fusee.backends.openvino_options", "is_caching"),
     )
 )
 register(

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from fusee.backends import dynamo
-from fusee.config import Options, knobs
+from fusee.config import Options, knobs, settings
 from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
 from fusee.runtime import collector
 
@@ -39,6 +39,7 @@ class Backend:
     absent    says which device is missing, or None if all is there
     validate  refuses wrong options, before anything is compiled
     is_named  whether it takes the option `name`, what reports call it
+    keeps     whether, with these options, what is captured for it outlives the process
     """
 
     name: str
@@ -51,6 +52,7 @@ class Backend:
     install: str | None = None
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
+    keeps: Callable[[Mapping[str, object]], bool] | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
@@ -174,6 +176,13 @@ def known_options(backend: BackendLike) -> tuple[str, ...]:
     if not isinstance(found, Backend) or not found.is_named:
         return ()
     return tuple(row.name for row in knobs(Options)) if found.name == "fusee" else ("name",)
+
+
+def keeps_captures(backend: BackendLike, options: Mapping[str, object]) -> bool:
+    """Whether another process shall find what is captured for a backend."""
+    found = _backends.get(backend) if isinstance(backend, str) else backend
+    asked = isinstance(found, Backend) and found.keeps is not None and found.keeps(options)
+    return asked or settings().keep_captures
 
 
 @collector.paused()

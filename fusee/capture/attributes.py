@@ -130,7 +130,7 @@ def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) 
 
 def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     if is_trusted(obj.__name__) or name == "__dict__":
-        return m.world.hold_from_trusted(getattr(obj, name), f"{obj.__name__}.{name}")
+        return m.world.hold_from_trusted(getattr(obj, name), obj.__name__, name)
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
     if found is ABSENT:
         if "__getattr__" in obj.__dict__:

@@ -127,6 +127,8 @@ class Capturing(Semantics):
             if is_scalar(x) or id(x) in seen or issubclass(cls, _OURS):
                 continue
             seen.add(id(x))
+            if "__repr__" in methods and issubclass(cls, (set, frozenset)):
+                self.world.passing.append("the order of a set")
             is_container = issubclass(cls, (*CONTAINERS, tuple))
             is_outside = self.is_outside(x)
             if methods and is_container:

@@ -16,9 +16,9 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -50,6 +50,13 @@ RECOMPILE_LIMIT = 8
 _OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
 
 _AGAIN = object()
+
+
+class Keeper(Protocol):
+    """Keeps captures for other processes: kept.py."""
+
+    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
+    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None: ...
 
 
 @dataclass
@@ -99,6 +106,7 @@ class CompiledFunction:
     fullgraph       whether a graph break is an error
     guard_filter    says which facts are checked: one bool for each Guard
     notice          takes what the user should know
+    keeper          where captures outlive the process; None: nowhere
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class CompiledFunction:
         fullgraph: bool = False,
         guard_filter: GuardFilter | None = None,
         notice: Notice | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.function = function
         self.compile_graph = compile_graph
@@ -119,6 +128,7 @@ class CompiledFunction:
         self.fullgraph = fullgraph
         self.guard_filter = guard_filter
         self.notice = notice or self._log_notice
+        self.keeper = keeper if guard_filter is None else None
         # of another function, or with another backend, under the same settings
         self.another: Callable[..., CompiledFunction] = functools.partial(
             CompiledFunction,
@@ -127,6 +137,7 @@ class CompiledFunction:
             fullgraph=fullgraph,
             guard_filter=guard_filter,
             notice=notice,
+            keeper=keeper,
         )
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
@@ -300,7 +311,9 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
-        captured = capture(place, values, self.policy, self.varying)
+        keeper = None if self.varying or place.at >= 0 else self.keeper
+        known = None if keeper is None else keeper.find(place, values, self.policy)
+        captured = known or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
         begin = time.perf_counter()
@@ -316,6 +329,8 @@ class CompiledFunction:
                     compiled = self.compile_graph(captured.graph, captured.examples)
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled)
+        if keeper is not None and known is None:
+            keeper.keep(captured, values, self.policy)
         return Entry(captured, check, check_source, run, compiled, times)
 
     def _refuse_break(self, captured: Captured) -> None:

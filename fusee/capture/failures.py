@@ -8,6 +8,7 @@ of the program, and finds done what the program does before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from fusee.capture.torch_api import State
 from fusee.errors import FuseeError
 
-__all__ = ["GraphFailed", "failing", "generator_states"]
+__all__ = ["Failing", "GraphFailed", "generator_states"]
 
 
 class GraphFailed(BaseException):
@@ -25,49 +26,57 @@ class GraphFailed(BaseException):
 States = Sequence[tuple[torch.Generator, torch.Tensor]]
 
 
-def generator_states(inputs: Sequence[torch.Tensor]) -> Callable[[], States]:
-    """What notes how the random generators stand that a graph with these inputs may use."""
-    generators = [torch.default_generator]
-    with torch._C.DisableTorchFunction():
-        is_on_gpu = any(x.is_cuda for x in inputs)
-    if is_on_gpu:
-        generators += torch.cuda.default_generators
-    return lambda: [(generator, generator.get_state()) for generator in generators]
+def generator_states(is_on_gpu: bool) -> Callable[[], States]:
+    """What notes how the random generators stand that a graph may use."""
+    return _cuda_states if is_on_gpu else _cpu_state
 
 
-def failing(eagerly: Callable[..., Any] | None, state: State, changes: bool) -> Callable[..., None]:
+def _cpu_state() -> States:
+    return [(torch.default_generator, torch.default_generator.get_state())]
+
+
+def _cuda_states() -> States:
+    return [*_cpu_state(), *((one, one.get_state()) for one in torch.cuda.default_generators)]
+
+
+@dataclass(frozen=True, eq=False)
+class Failing:
     """What takes an error of a graph. It raises GraphFailed once all is as before the graph.
 
-    eagerly   the graph, run by torch; where it does not raise, the error is the backend's own. None
-              for what follows the graph
+    eagerly   the graph, which torch can run; where it does not raise, the error is the backend's
+              own. None for what follows the graph
     state     that of torch when the piece begins
     changes   whether the graph changes its inputs: then its own error is raised, with a note
     """
 
-    def restore(generators: States) -> None:
-        for function, args in State.now().switches(state):
-            function(*args)
-        for generator, before in generators:
-            generator.set_state(before)
+    eagerly: torch.fx.GraphModule | None
+    state: State
+    changes: bool
 
-    def failed(error: Exception, inputs: Sequence[Any] = (), generators: States = ()) -> None:
-        restore(generators)
+    def __call__(
+        self, error: Exception, inputs: Sequence[Any] = (), generators: States = ()
+    ) -> None:
+        self._restore(generators)
         if isinstance(error, FuseeError):
             raise error
-        if changes:
+        if self.changes:
             error.add_note(
                 "fusee: raised by a graph that changes its inputs. Handlers and effects of the"
                 " compiled function around it were left out"
             )
             raise error
-        if eagerly is None:
+        if self.eagerly is None:
             raise GraphFailed from None
         try:
-            eagerly(*inputs)
+            self.eagerly.forward(*inputs)
         except Exception:  # noqa: BLE001  # whatever it is, Python will raise it
             raise GraphFailed from None
         finally:
-            restore(generators)
+            self._restore(generators)
         raise error
 
-    return failed
+    def _restore(self, generators: States) -> None:
+        for function, args in State.now().switches(self.state):
+            function(*args)
+        for generator, before in generators:
+            generator.set_state(before)

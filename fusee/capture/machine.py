@@ -49,14 +49,14 @@ class Machine(Capturing):
     def load_global(self, f: Frame, name: str) -> Any:
         module = f.globals.get("__name__", "")
         if is_trusted(module):
-            return self.world.hold_from_trusted(super().load_global(f, name), name)
+            return self.world.hold_from_trusted(super().load_global(f, name), module, name)
         found = self.world.get(self.world.mirror_of_globals(f.globals, module), name)
         if found is not ABSENT:
             return found
         value = getattr(builtins, name, ABSENT)
         if value is ABSENT:
             raise NameError(f"name {name!r} is not defined")
-        return self.world.hold_from_trusted(value, name)
+        return self.world.hold_from_trusted(value, "builtins", name)
 
     def store_global(self, f: Frame, name: str, value: Any) -> None:
         names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
@@ -293,12 +293,14 @@ class Machine(Capturing):
             return found
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
-                return iter(self.world.whole(x))
+                return self.iterate(self.world.whole(x))
             if is_finite_iterator(x):
                 return x
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
         if attributes.python_method(self, x, "__getitem__") and not hasattr(x, "__iter__"):
             raise GraphBreak("iterating by __getitem__ alone")
+        if isinstance(x, (set, frozenset)):
+            self.world.passing.append("the order of a set")
         return iter(x)
 
     def next(self, iterator: Any) -> Any:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
-    "Attr", "Call", "Cell", "Dict", "Entry", "Held", "Item", "Local", "Origin", "input_name",
-    "is_fixed", "is_remade",
+    "Attr", "Call", "Cell", "ClassDict", "Dict", "Entry", "Held", "Item", "Local", "Origin",
+    "input_name", "is_fixed", "is_remade",
 ]  # fmt: skip
 
 
@@ -84,6 +84,13 @@ class Held(Origin):
     value: Any
     words: str
     SOURCE, WORDS, HOLDS = "{constant}", "{0.words}", "value"
+
+
+@dataclass(frozen=True, eq=False)
+class ClassDict(Held):
+    """What a class itself holds; `value` is a view of it, another one each time it is asked for."""
+
+    cls: type
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,4 +193,5 @@ def _constant(m: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
     result = run_for_real(function, args, kwargs)
+    m.world.recorder.answers.append((function, args, kwargs, result))
     return m.world.load(result, Held(result, f"{function.__qualname__}()"))

@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
+        self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.off = 0  # how often subclasses are told to let calls pass
         self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
@@ -166,6 +167,8 @@ class Recorder(TorchFunctionMode):
         if out is not None and not _holds_tensor(out):
             if _is_mutable(func):
                 raise GraphBreak("an operator that writes to its operands and gives no tensor")
+            if not _holds_tensor((*args, *kwargs.values())):
+                self.answers.append((func, args, kwargs, out))
             return out
         self._write(func, name, args, kwargs, out)
         return out

@@ -130,6 +130,7 @@ def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     if m.is_outside(obj) and not isinstance(obj, (type, types.FunctionType, torch.nn.Module)):
         raise GraphBreak("id() of an object from outside differs from call to call")
+    m.world.passing.append("an address")
     return id(obj)
 
 
@@ -146,6 +147,7 @@ def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     m.look(args, COMPARED)
     if getattr(type(args[0]), "__hash__", None) is object.__hash__:
         _id(m, args, kwargs)  # which it is made of
+    m.world.passing.append("a hash")
     return hash(*args)
 
 

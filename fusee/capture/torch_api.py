@@ -34,7 +34,8 @@ from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES", "FakeTensor",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "apply_function", "asks", "batch_axes",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch", "apply_function",
+    "asks", "batch_axes",
     "call_impl", "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "graph_module",
     "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
     "is_pytree_class", "is_transforming", "of_subclass", "own_classes", "plain_tensor", "pytree",
@@ -132,6 +133,12 @@ def is_allowed_by_torch(function: Any) -> bool:
     """Whether torch.compiler.allow_in_graph was called for a function; it imports torch._dynamo."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     return rules is not None and id(function) in rules._allowed_callable_ids
+
+
+def allowed_by_torch() -> int:
+    """For how many functions it was called."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return 0 if rules is None else len(rules._allowed_callable_ids.function_ids)
 
 
 DYNAMO = "torch._dynamo.eval_frame"

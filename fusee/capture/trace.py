@@ -21,7 +21,7 @@ from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.bytecode import parameters
 from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts, Source
-from fusee.capture.failures import failing, generator_states
+from fusee.capture.failures import Failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
@@ -79,12 +79,16 @@ class Captured:
 
     graph      the fx graph of torch calls; None if there are none
     examples   the real tensors that it was captured with, in the order of its placeholders
+    inputs     where they came from
     run        given the compiled graph, makes the function that runs this piece
     stop       why and before which instruction it ends; None if the function returned
     eager      why the function runs eagerly instead; "" if it doesn't
     raises     whether that is because the program raises, so that eager raises it too
     grad       whether the graph runs with gradients
     inference  whether it runs in inference mode; None if that is as it was
+    taken      what was read without a guard, by module and name
+    answers    what functions gave that are said to be constant: `(function, args, kwargs, result)`
+    passing    what it has seen that another process would see differently; "" if nothing
     """
 
     place: Place
@@ -92,6 +96,7 @@ class Captured:
     conditions: tuple[list[str], dict[str, Any]]
     graph: fx.GraphModule | None = None
     examples: list[torch.Tensor] = field(default_factory=list)
+    inputs: list[Origin] = field(default_factory=list)
     source: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     stop: GraphBreak | None = None
@@ -102,6 +107,9 @@ class Captured:
     grad: bool = True
     inference: bool | None = None
     breaks: list[GraphBreak] = field(default_factory=list)
+    taken: dict[tuple[str, str], Any] = field(default_factory=dict)
+    answers: list[tuple[Any, ...]] = field(default_factory=list)
+    passing: str = ""
 
     def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.
@@ -287,13 +295,15 @@ class _Attempt:
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
             lines += [*before, *call]
         else:
-            failed = f"{source.constant(failing(None, self.state, False))}(_error)"
+            failed = f"{source.constant(Failing(None, self.state, False))}(_error)"
         for text in rebuild.later():
             lines += [f"try: {text}", f"except Exception as _error: {failed}"]
         lines += [*rebuild.lines, f"return {result}"]
         body = "\n".join(f"    {line}" for line in lines)
         found.source = f"def run({', '.join(self.place.parameters)}):\n{body}\n"
         found.names = source.names
+        found.taken, found.answers = self.world.taken, self.recorder.answers
+        found.passing = ", ".join(dict.fromkeys(self.world.passing))
         return found
 
     def _guarded(
@@ -303,13 +313,14 @@ class _Attempt:
         nodes, before, more = list(graph.graph.nodes), [], ""
         changes = self.recorder.changes_inputs(nodes)
         if not changes and any("draws" in effects(n) for n in nodes):
-            states = generator_states(self.captured.examples)
+            with torch._C.DisableTorchFunction():
+                is_on_gpu = any(x.is_cuda for x in self.captured.examples)
+            states = generator_states(is_on_gpu)
             before = [f"_before = {source.constant(states)}()"]
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
-            source.constant(failing(eagerly, self.state, changes))
-            for eagerly in (graph.forward, None)
+            source.constant(Failing(eagerly, self.state, changes)) for eagerly in (graph, None)
         )
         call = [
             f"try: _out = _graph({given})",
@@ -323,6 +334,7 @@ class _Attempt:
         for node in graph.graph.find_nodes(op="placeholder"):
             real, origin = self.world.inputs[id(node.meta["example_value"])]
             inputs.append(source.variable(origin))
+            self.captured.inputs.append(origin)
             fake = node.meta["example_value"]
             if id(fake) in self.world.seen:
                 real = plain_tensor(real)

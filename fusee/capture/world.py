@@ -32,6 +32,7 @@ from fusee.capture.origin import (
     Attr,
     Call,
     Cell,
+    ClassDict,
     Dict,
     Entry,
     Held,
@@ -41,7 +42,7 @@ from fusee.capture.origin import (
     is_fixed,
     is_remade,
     is_trusted,
-)
+)  # fmt: skip
 from fusee.capture.record import Recorder
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
@@ -54,10 +55,7 @@ _SCALARS = (
     int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
 )  # fmt: skip
-
-
 _EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
-
 # Guarded by identity.
 FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
@@ -109,6 +107,8 @@ class World:
         self._dicts: dict[int, Origin] = {}
         self._parts: dict[Any, Origin] = {}
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
+        self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
+        self.passing: list[str] = []  # what the capture saw that is another in each process
         self._keep: list[Any] = []
 
     # ---------------------------------------------------------------------- reading
@@ -202,13 +202,12 @@ class World:
         self.iterators[id(iterator)] = self.iterators[id(loaded)] = opened
         return loaded
 
-    def hold_from_trusted(self, obj: Any, words: str) -> Any:
+    def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
-        if is_scalar(obj) or type(obj) is frozenset:
-            return obj
-        if type(obj) is tuple and all(type(item) in _EXACT for item in obj):
-            return obj
-        return self.hold(obj, words)
+        self.taken[module, name] = obj
+        is_plain = type(obj) is tuple and all(type(item) in _EXACT for item in obj)
+        is_value = is_plain or type(obj) is frozenset or is_scalar(obj)
+        return obj if is_value else self.hold(obj, f"{module}.{name}")
 
     def know_dict(self, mirror: Mirror) -> Any:
         """The attributes of an instance, as a dict of their own."""
@@ -226,8 +225,7 @@ class World:
 
     def mirror_of_globals(self, names: dict[str, Any], module: str) -> Mirror:
         """The Mirror of a module's variables."""
-        found = self.mirrors.get(id(names))
-        return found or self.mirror(names, Held(names, module))
+        return self.mirrors.get(id(names)) or self.mirror(names, Held(names, module))
 
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         known = self._fakes.get(id(x))
@@ -259,8 +257,7 @@ class World:
         if why:
             raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
         for cls in torch_api.own_classes(kind):
-            place = self._dicts.setdefault(id(cls), Held(cls.__dict__, cls.__qualname__))
-            self.fact("keys", place, tuple(cls.__dict__))
+            self.fact("keys", self._of_class(cls), tuple(cls.__dict__))
 
     def input(self, x: torch.Tensor, origin: Origin, named: Origin) -> torch.Tensor:
         """The stand-in for an input of the graph, found at `origin`, named after `named`."""
@@ -373,17 +370,21 @@ class World:
         return known[0]
 
     def _class_item(self, cls: type, name: str) -> Any:
-        place = self._dicts.setdefault(id(cls), Held(cls.__dict__, cls.__qualname__))
-        self._keep.append(cls)
+        place = self._of_class(cls)
         if name not in cls.__dict__:
             self.fact("absent", place, name)
             return ABSENT
         value = cls.__dict__[name]
         part = self._parts.setdefault((id(cls), name), Item(place, name))
-        if isinstance(value, torch.Tensor) or type(value) in CONTAINERS or is_scalar(value):
+        if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
             return self.load(value, part)
         self.fact("is", part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
+
+    def _of_class(self, cls: type) -> Origin:
+        """The origin of what a class itself holds."""
+        self._keep.append(cls)
+        return self._dicts.setdefault(id(cls), ClassDict(cls.__dict__, cls.__qualname__, cls))
 
     # ---------------------------------------------------------------------- containers
 

@@ -9,6 +9,7 @@ other users may write to is refused, since its files are run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
@@ -18,10 +19,11 @@ import time
 import warnings
 from pathlib import Path
 
+from fusee.config import settings
 from fusee.errors import CacheWarning, layout
 from fusee.log import publish
 
-__all__ = ["ObjectCache", "content_key"]
+__all__ = ["ObjectCache", "content_key", "object_cache"]
 
 _MAGIC = b"fusee-object-1\n\0"
 _DIGEST_BYTES = 16
@@ -43,6 +45,11 @@ def content_key(*parts: str) -> str:
         digest.update(b"%d:" % len(part))
         digest.update(part.encode())
     return digest.hexdigest()
+
+
+def object_cache() -> ObjectCache:
+    """The one that the settings name."""
+    return _opened(settings().cache_dir, settings().cache_size)
 
 
 class ObjectCache:
@@ -188,3 +195,8 @@ class ObjectCache:
 
 def _checksum(code: bytes) -> bytes:
     return hashlib.blake2b(code, digest_size=_DIGEST_BYTES).digest()
+
+
+@functools.cache
+def _opened(folder: Path, limit_bytes: int) -> ObjectCache:
+    return ObjectCache(folder, limit_bytes)

@@ -20,12 +20,10 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from pathlib import Path
 
-from fusee.config import settings
 from fusee.log import publish
 from fusee.runtime import cpu, llvm, workers
-from fusee.runtime.cache import ObjectCache, content_key
+from fusee.runtime.cache import ObjectCache, content_key, object_cache
 
 __all__ = ["Build", "Function", "compile_one", "prepare"]
 
@@ -87,7 +85,7 @@ class Build:
         imports: Mapping[str, int] | None = None,
     ) -> None:
         self.target = cpu.target()
-        self.cache = _cache(settings().cache_dir, settings().cache_size) if use_disk else None
+        self.cache = object_cache() if use_disk else None
         self.check = check
         self.imports = dict(imports or {})
         self.compiled = self.loaded = 0  # units compiled now, and taken from disk
@@ -183,11 +181,6 @@ def _name(key: str) -> str:
 @functools.cache
 def _salt(target: cpu.Cpu) -> str:
     return "\n".join((_VERSION, llvm.version(), target.triple, target.name, target.flags))
-
-
-@functools.cache
-def _cache(folder: Path, limit_bytes: int) -> ObjectCache:
-    return ObjectCache(folder, limit_bytes)
 
 
 def _warm_up(target: cpu.Cpu) -> None:

@@ -1,0 +1,216 @@
+"""Captures on disk: what one process captured, the next one does not capture again.
+
+Kept are the facts, the graph and the source of the piece that runs around it, for functions that
+are one graph. A process that finds them looks at each fact, as it would at a later call of its own;
+but facts rely on what nobody can change within a process. So it is sure first that each object it
+finds is what the other one had (naming.py): functions by their code, classes by the classes that
+they are made of, constants of Python's library and torch by their values. Whatever can differ
+unseen keeps a capture from being kept: addresses, hashes, the order of sets of texts.
+
+What is kept is code, as the machine code in the same folder is, and as trusted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from fusee.capture.facts import Facts
+from fusee.capture.failures import Failing
+from fusee.capture.naming import Names, NotKept, Resolved, holds, known_by, taken_now
+from fusee.capture.policy import Policy
+from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
+from fusee.capture.trace import Captured, Place
+from fusee.capture.world import is_scalar
+from fusee.log import publish
+from fusee.runtime.cache import ObjectCache, content_key, object_cache
+
+__all__ = ["Keeper"]
+
+_HERE = Path(__file__).parent
+
+
+class Keeper:
+    """Keeps captures in the folder of the object code cache."""
+
+    def __init__(self, cache: ObjectCache | None = None) -> None:
+        self.cache = cache or object_cache()
+
+    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None:
+        """The capture that another process kept, if all that it relied on is as it was."""
+        try:
+            key = self._key(place, values, policy)
+            data = self.cache.get(key)
+            if data is None:
+                return None
+            found = _read(data, place, values)
+        except NotKept as reason:
+            _tell(place, f"the kept capture is of no use: {reason}")
+            return None
+        _tell(place, f"the capture was kept as {key}")
+        return found
+
+    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None:
+        """Keep a capture, if another process can use it."""
+        place = captured.place
+        try:
+            data = _written(captured)
+            self.cache.put(self._key(place, values, policy), data)
+        except NotKept as reason:
+            _tell(place, f"the capture cannot be kept: {reason}")
+        self.cache.report()
+
+    def _key(self, place: Place, values: Mapping[str, Any], policy: Policy) -> str:
+        conditions, names = state_conditions()
+        dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
+        tables = (policy.in_graph, policy.constant, policy.substitutes)
+        said = [sorted(map(repr, map(known_by, table))) for table in tables]
+        known = known_by(place.function)
+        parts = conditions, dtypes, said, allowed_by_torch(), known, _sketch(dict(values))
+        return content_key(_salt(), repr(parts))
+
+
+def _tell(place: Place, what: str) -> None:
+    publish("cache", place.function.__qualname__, what)
+
+
+@functools.cache
+def _salt() -> str:
+    """What all captures depend on: versions, and this code."""
+    files = [*_HERE.glob("*.py"), *_HERE.parent.glob("torch_functions/*.py")]
+    code = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return repr((sys.version, torch.__version__, code))
+
+
+def _sketch(x: Any) -> Any:
+    """What is plain to see of a value: two captures differ in it more often than not."""
+    if isinstance(x, torch.Tensor):
+        return str(x.dtype), tuple(x.shape), x.requires_grad
+    if isinstance(x, torch.nn.Module):
+        state = [_sketch(tensor) for tensor in (*x.parameters(), *x.buffers())]
+        return known_by(type(x)), x.training, state
+    if type(x) in (list, tuple):
+        return [_sketch(item) for item in x]
+    if type(x) is dict:
+        return [(_sketch(key), _sketch(item)) for key, item in x.items()]
+    return repr(x) if is_scalar(x) else type(x).__qualname__
+
+
+# ------------------------------------------------------------------------------ graphs
+
+
+class _Ref(NamedTuple):
+    """Stands for the result of a row."""
+
+    row: int
+
+
+class _Row(NamedTuple):
+    """A node of a graph."""
+
+    op: str
+    name: str
+    target: Any
+    args: Any
+    kwargs: Any
+    meta: dict[str, Any]
+
+
+def _rows(gm: fx.GraphModule) -> list[_Row]:
+    place = {node: _Ref(k) for k, node in enumerate(gm.graph.nodes)}
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, fx.Node):
+            return place[x]
+        if isinstance(x, (list, tuple)):
+            items = [plain(item) for item in x]
+            return items if isinstance(x, list) else tuple(items)
+        if isinstance(x, dict):
+            return {key: plain(item) for key, item in x.items()}
+        return slice(plain(x.start), plain(x.stop), plain(x.step)) if type(x) is slice else x
+
+    return [
+        _Row(node.op, node.name, node.target, plain(node.args), plain(node.kwargs), _meta(node))
+        for node in gm.graph.nodes
+    ]
+
+
+def _meta(node: fx.Node) -> dict[str, Any]:
+    """Without the FakeTensors, which only the capture itself needs."""
+    kept: dict[str, Any] = {
+        key: node.meta[key] for key in ("stack_trace", "is_buffer") if key in node.meta
+    }
+    if {*node.meta} - {"stack_trace", "is_buffer", "example_value"}:
+        raise NotKept(f"a node knows of {', '.join(node.meta)}")
+    known = node.meta.get("example_value")
+    return kept | {"example_value": known} if isinstance(known, float) else kept
+
+
+def _module(rows: list[_Row]) -> fx.GraphModule:
+    graph = fx.Graph()
+    made: list[fx.Node] = []
+
+    def real(x: Any) -> Any:
+        if type(x) is _Ref:
+            return made[x.row]
+        if isinstance(x, (list, tuple)):
+            return type(x)([real(item) for item in x])
+        if isinstance(x, dict):
+            return {key: real(item) for key, item in x.items()}
+        return slice(real(x.start), real(x.stop), real(x.step)) if type(x) is slice else x
+
+    for row in rows:
+        node = graph.create_node(row.op, row.target, real(row.args), real(row.kwargs), row.name)
+        node.meta.update(row.meta)
+        made.append(node)
+    return graph_module(graph)
+
+
+# ------------------------------------------------------------------------------ all of it
+
+
+def _written(captured: Captured) -> bytes:
+    why = captured.passing
+    if captured.eager or captured.stop is not None or captured.place.at >= 0:
+        why = "the function is not one graph"
+    if why:
+        raise NotKept(why)
+    names = Names(captured.facts, captured.place.function, captured.taken, _reduced)
+    return names.dump_all({name: getattr(captured, name) for name in _FIELDS})
+
+
+_FIELDS = ("facts", "graph", "inputs", "source", "names", "grad", "inference", "taken", "answers")
+
+
+def _reduced(x: Any) -> Any:
+    """How an object of ours is made again, for pickle; NotImplemented for others."""
+    if isinstance(x, fx.GraphModule):
+        return _module, (_rows(x),)
+    if type(x) is Facts:
+        return Facts, (x.rows, x.kinds)
+    if type(x) in (_Ref, _Row, State, Failing):
+        return type(x), tuple(x) if isinstance(x, tuple) else (x.eagerly, x.state, x.changes)
+    return NotImplemented
+
+
+def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> Captured:
+    found = Resolved(data, place.function, values)
+    captured = Captured(place, conditions=state_conditions(), **found.content)
+    for (module, name), value in captured.taken.items():
+        now = taken_now(module, name)
+        if now is not value and not (is_scalar(value) and known_by(now) == known_by(value)):
+            raise NotKept(f"{module}.{name} is another")
+    for function, args, kwargs, result in captured.answers:
+        if not is_scalar(result) or known_by(function(*args, **kwargs)) != known_by(result):
+            raise NotKept(f"{function.__qualname__}() gives another result")
+    for fact in captured.facts.rows:
+        if not holds(fact, found.look):
+            raise NotKept(f"not so: {fact}")
+    captured.examples = [found.look(origin) for origin in captured.inputs]
+    return captured

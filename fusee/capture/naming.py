@@ -1,0 +1,416 @@
+"""How another process finds the objects that a capture relied on.
+
+An object gets a number, and a recipe that leads to it from what is there in every process: modules
+that are loaded, and the parameters of the function that is compiled. A recipe ends with what the
+object is known by: a function by its code, a class by its name, an instance by its class. What has
+no recipe, or is known by nothing but its address, cannot be kept.
+
+    ("module", name)               sys.modules
+    ("global", module, name)       what a module holds, or Python's builtins
+    ("at", origin)                 the object that a fact made sure of
+    ("part", number, name)         an attribute of another: a property's getter, a class's dict
+    ("cell", number, k)            a cell of a function's closure
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from fusee.capture.facts import ABSENT, At, Fact, Facts, TensorFact
+from fusee.capture.frame import UNBOUND, Marker
+from fusee.capture.origin import Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, Origin
+from fusee.capture.world import is_scalar
+
+__all__ = ["Names", "NotKept", "Resolved", "holds", "known_by", "taken_now"]
+
+
+class NotKept(Exception):
+    """Something cannot be found again by another process; the text says what."""
+
+
+_WRITTEN = (
+    Fact, At, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list, tuple,
+    dict, set, frozenset, slice, collections.OrderedDict, collections.deque,
+)  # fmt: skip
+_MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
+_GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+_ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_DICTS = (dict, collections.OrderedDict)
+
+# ------------------------------------------------------------------------------ what it is
+
+
+def known_by(x: Any) -> Any:
+    """What tells in another process whether an object found there is this one. raises NotKept"""
+    kind = type(x)
+    if is_scalar(x):
+        return kind.__qualname__, repr(x)
+    if kind is types.FunctionType:
+        marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
+        return x.__module__, x.__qualname__, _digest(x.__code__), sorted(vars(x)), marks
+    if isinstance(x, type):
+        return "class", [f"{base.__module__}.{base.__qualname__}" for base in x.__mro__]
+    if isinstance(x, types.ModuleType):
+        return "module", x.__name__
+    if kind is types.CodeType:
+        return "code", _digest(x)
+    if kind is Marker:
+        return "marker", x.name
+    if kind in (tuple, frozenset):
+        parts = [*map(known_by, x)]
+        return kind.__qualname__, parts if kind is tuple else sorted(parts)
+    if kind in _PARTS:
+        return kind.__qualname__, [known_by(getattr(x, name)) for name in _PARTS[kind]]
+    if kind in _IN_C:
+        owner = getattr(x, "__objclass__", None) or getattr(x, "__self__", None)
+        home = owner if isinstance(owner, (type, types.ModuleType)) else None
+        if owner is not None and home is None:
+            raise NotKept(f"a method of a {type(owner).__qualname__}")
+        return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
+    if kind in (types.MappingProxyType, types.CellType, *_DICTS):
+        return kind.__qualname__
+    if kind in (types.UnionType, types.GenericAlias):
+        return kind.__qualname__, repr(x)
+    if kind.__flags__ & _ON_HEAP and not isinstance(x, torch.Tensor):
+        in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
+        if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
+            return "instance", known_by(kind)
+    raise NotKept(f"a {kind.__module__}.{kind.__qualname__}")
+
+
+_IN_C = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)  # fmt: skip
+_PARTS: dict[type, tuple[str, ...]] = {
+    property: ("fget", "fset", "fdel"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+    functools.cached_property: ("func",),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(code: types.CodeType) -> str:
+    """Of what a function does, and of the lines at which it does it."""
+    consts = [_digest(x) if isinstance(x, types.CodeType) else _constant(x) for x in code.co_consts]
+    parts = (
+        code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+        code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_exceptiontable,
+        code.co_filename, code.co_firstlineno,
+    )  # fmt: skip
+    return hashlib.sha1(repr(parts).encode()).hexdigest()
+
+
+def _constant(x: Any) -> str:
+    return repr(sorted(map(repr, x))) if isinstance(x, frozenset) else repr(x)
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+class Names:
+    """Recipes for the objects of one capture.
+
+    function   what was compiled
+    taken      what was read without a guard, by module and name
+    reduce     how to write objects by value, as pickle's `reducer_override`
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        function: types.FunctionType,
+        taken: Mapping[tuple[str, str], Any],
+        reduce: Callable[[Any], Any],
+    ) -> None:
+        self.reduce = reduce
+        self.recipes: list[bytes] = []
+        self._numbers: dict[int, int] = {}
+        self._ways: dict[int, tuple[Any, ...]] = {}
+        self._keep: list[Any] = []
+        self._open: set[int] = set()
+        self._add_way(function, ("function",))
+        for (module, name), found in taken.items():
+            self._add_way(found, ("global", module, name))
+        for fact in facts.rows:
+            self._add_root(fact.origin.root)
+            if fact.kind == "is" and not isinstance(fact.value, At):
+                self._add_way(fact.value, ("at", fact.origin))
+
+    def _add_root(self, root: Origin) -> None:
+        if isinstance(root, ClassDict):
+            self._add_way(root.value, ("part", root.cls, "__dict__"))
+        elif isinstance(root, Held) and type(root.value) is dict:
+            module = sys.modules.get(root.value.get("__name__", ""))
+            if module is not None and module.__dict__ is root.value:
+                self._add_way(root.value, ("part", module, "__dict__"))
+
+    def _add_way(self, x: Any, way: tuple[Any, ...]) -> None:
+        """Note how to get at an object, and at what it holds and never changes."""
+        if is_scalar(x) or id(x) in self._ways:
+            return
+        self._ways[id(x)] = way
+        self._keep.append(x)
+        if type(x) is types.FunctionType:
+            self._add_way(x.__globals__, ("part", x, "__globals__"))
+            for k, cell in enumerate(x.__closure__ or ()):
+                self._add_way(cell, ("cell", x, k))
+        for name in _PARTS.get(type(x), ()):
+            self._add_way(getattr(x, name), ("part", x, name))
+        if isinstance(getattr(x, "__dict__", None), dict):
+            self._add_way(x.__dict__, ("part", x, "__dict__"))
+
+    def number(self, x: Any) -> int:
+        """The number of an object. raises NotKept"""
+        found = self._numbers.get(id(x))
+        if found is None:
+            if id(x) in self._open:
+                raise NotKept(f"a {type(x).__qualname__} that leads to itself")
+            self._open.add(id(x))
+            recipe = self.dump((*self._way(x), known_by(x)))
+            found = self._numbers[id(x)] = len(self.recipes)
+            self._keep.append(x)
+            self.recipes.append(recipe)
+        return found
+
+    def has(self, x: Any) -> bool:
+        return id(x) in self._ways
+
+    def _way(self, x: Any) -> tuple[Any, ...]:
+        if isinstance(x, types.ModuleType) and sys.modules.get(x.__name__) is x:
+            return "module", x.__name__
+        by_name = _by_name(x)
+        if by_name is not None:
+            return by_name
+        way = self._ways.get(id(x))
+        if way is None:
+            _nowhere(x)
+        if way[0] in ("part", "cell"):
+            return way[0], self.number(way[1]), way[2]
+        return way
+
+    def dump_all(self, x: Any) -> bytes:
+        """An object, and before it the recipes."""
+        data = self.dump(x)
+        return pickle.dumps((self.recipes, data))
+
+    def dump(self, x: Any) -> bytes:
+        """What `Resolved.load` reads. raises NotKept"""
+        out = io.BytesIO()
+        try:
+            _Pickler(self, out).dump(x)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise NotKept(str(error)) from None
+        return out.getvalue()
+
+
+def _nowhere(x: Any) -> NoReturn:
+    shown = getattr(x, "__qualname__", None) or type(x).__qualname__
+    raise NotKept(f"nothing leads to {shown} but its address")
+
+
+def _by_name(x: Any) -> tuple[str, str, str] | None:
+    """Where a function or class is found by its own name."""
+    if type(x) is Marker:
+        return ("global", "", x.name) if _MARKERS.get(x.name) is x else _nowhere(x)
+    name = getattr(x, "__qualname__", None)
+    if not isinstance(name, str):
+        return None
+    for module in (getattr(x, "__module__", None), "builtins"):
+        if isinstance(module, str) and _global(module, name) is x:
+            return "global", module, name
+    if isinstance(x, type) and x in _OF_PYTHON:
+        return "global", "types", _OF_PYTHON[x]
+    owner = getattr(x, "__objclass__", None) or getattr(x, "__self__", None)
+    found = _by_name(owner) if isinstance(owner, type) else None
+    if found is None and isinstance(x, types.BuiltinFunctionType) and hasattr(torch, x.__name__):
+        found, name = ("global", "torch", ""), x.__name__
+    if found is not None:
+        path = f"{found[2]}.{x.__name__}".lstrip(".")
+        if _global(found[1], path) is x:
+            return "global", found[1], path
+    return None
+
+
+_OF_PYTHON = {x: name for name, x in vars(types).items() if isinstance(x, type)}
+
+
+def taken_now(module: str, name: str) -> Any:
+    """What a function of a module finds under a name; or ABSENT."""
+    found = _global(module, name)
+    return found if found is not ABSENT else _global("builtins", name)
+
+
+def _global(module: str, path: str) -> Any:
+    if not module:
+        return _MARKERS.get(path, ABSENT)
+    found: Any = sys.modules.get(module, ABSENT)
+    for name in path.split("."):
+        found = getattr(found, name, ABSENT)
+    return found
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, names: Names, out: io.BytesIO) -> None:
+        super().__init__(out, protocol=5)
+        self.names = names
+
+    def persistent_id(self, x: Any) -> int | None:
+        if is_scalar(x) or (type(x) in _WRITTEN and not self.names.has(x)):
+            if isinstance(x, Held) and type(x.value) in _WRITTEN and not self.names.has(x.value):
+                raise NotKept(f"nothing leads to {x} but its address")
+            return None
+        return None if self.names.reduce(x) is not NotImplemented else self.names.number(x)
+
+    def reducer_override(self, x: Any) -> Any:
+        return self.names.reduce(x)
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+class Resolved:
+    """The objects that recipes lead to, in this process.
+
+    data               what `Names.dump_all` gave; `content` is the object
+    function, values   what is compiled, and what it is called with
+    raises             NotKept if something is not there, or is another
+    """
+
+    def __init__(
+        self, data: bytes, function: types.FunctionType, values: Mapping[str, Any]
+    ) -> None:
+        recipes, content = pickle.loads(data)
+        self.objects: list[Any] = []
+        self.function = function
+        self.look = looking(values)
+        for recipe in recipes:
+            *way, known = self.load(recipe)
+            try:
+                found = self._found(*way)
+            except _GONE:
+                found = ABSENT
+            if known_by(found) != known:
+                raise NotKept(f"what was at {way} is another")
+            self.objects.append(found)
+        self.content = self.load(content)
+
+    def _found(self, kind: str, *way: Any) -> Any:
+        if kind == "function":
+            return self.function
+        if kind == "module":
+            return sys.modules[way[0]]
+        if kind == "global":
+            return _global(*way)
+        if kind == "at":
+            return self.look(way[0])
+        owner, part = self.objects[way[0]], way[1]
+        return owner.__closure__[part] if kind == "cell" else getattr(owner, part)
+
+    def load(self, data: bytes) -> Any:
+        """What `Names.dump` gave."""
+        try:
+            return _Unpickler(self.objects, data).load()
+        except (*_GONE, pickle.UnpicklingError) as error:  # an enum without such a member, say
+            raise NotKept(str(error)) from None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports nothing: what is not loaded yet is not there."""
+
+    def __init__(self, objects: list[Any], data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.objects = objects
+
+    def persistent_load(self, number: int) -> Any:
+        return self.objects[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _global(module, name)
+        if is_scalar(found):  # a dtype, a layout, Ellipsis: by name
+            return found
+        raise NotKept(f"{module}.{name} in what was kept")
+
+
+def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
+    """A function that finds the object at an origin; it raises one of `_GONE` if there is none."""
+    known: dict[Origin, Any] = {}
+
+    def look(origin: Origin) -> Any:
+        if origin in known:
+            return known[origin]
+        if isinstance(origin, Held):
+            return origin.value
+        if isinstance(origin, Local):
+            return values[origin.name]
+        of = look(origin.parent)  # type: ignore[arg-type]
+        found: Any
+        if isinstance(origin, Item):
+            raw = next((c for c in _RAW if isinstance(of, c)), None)
+            found = of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
+        elif isinstance(origin, Call):
+            found = origin.function(of)
+        elif isinstance(origin, Cell):
+            found = of.cell_contents
+        else:
+            found = getattr(of, origin.name)  # type: ignore[attr-defined]
+        known[origin] = found
+        return found
+
+    return look
+
+
+_RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
+
+
+def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
+    """Whether a fact holds for what is there now. Runs no code of the user's."""
+    try:
+        found = look(fact.origin)
+        value = look(fact.value.origin) if isinstance(fact.value, At) else fact.value
+        return bool(_HOLDS[fact.kind](found, value))
+    except _GONE:
+        return False
+
+
+def _equal(found: Any, value: Any) -> bool:
+    if type(found) is not type(value):
+        return False
+    if isinstance(value, (tuple, list)):
+        return len(found) == len(value) and all(map(_equal, found, value))
+    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
+
+
+def _keys(found: Any) -> tuple[Any, ...]:
+    return tuple(dict.keys(found) if isinstance(found, dict) else found)
+
+
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "is": lambda found, value: found is value,
+    "not": lambda found, value: found is not value,
+    "equals": _equal,
+    "type": lambda found, value: type(found) is value,
+    "length": lambda found, value: len(found) == value,
+    "absent": lambda found, value: not _raw_contains(found, value),
+    "keys": lambda found, value: _keys(found) == value,
+    "empty": lambda found, value: not found,
+    "tensor": lambda found, value: TensorFact.of(found) == value,
+}
+
+
+def _raw_contains(found: Any, key: Any) -> bool:
+    raw = next((c for c in _RAW if isinstance(found, c)), None)
+    return bool(key in found if raw is None else raw.__contains__(found, key))

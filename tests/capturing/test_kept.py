@@ -1,0 +1,286 @@
+"""Captures that outlive their process: used where nothing differs, and nowhere else."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusee.capture import dispatch
+from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.kept import Keeper
+from fusee.capture.policy import Policy
+from fusee.runtime.cache import ObjectCache
+
+NAME = "kept_program"
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Processes:
+    """Runs programs as new processes would: with new functions, classes and objects."""
+
+    def __init__(self, folder: Path, captures: list[str]) -> None:
+        self.cache = ObjectCache(folder, 2**24)
+        self.captures = captures
+
+    def start(self, source: str) -> types.ModuleType:
+        program = types.ModuleType(NAME)
+        file = f"<{NAME}>"
+        sys.modules[NAME] = program
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        exec(compile(source, file, "exec"), program.__dict__)
+        return program
+
+    def run(self, source: str, *args: Any, grad: bool = False) -> tuple[Any, bool]:
+        """What `f` gives, compiled; and whether it was captured. It is what eager gives."""
+        program = self.start(source)
+        with torch.set_grad_enabled(grad):
+            want = program.f(*args)
+            self.captures.clear()
+            fast = CompiledFunction(
+                program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(self.cache)
+            )
+            for _ in range(2):
+                torch.testing.assert_close(fast(*args), want, rtol=0, atol=0)
+        return want, bool(self.captures)
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+    captures: list[str] = []
+    whole: Any = dispatch.capture  # type: ignore[attr-defined]
+
+    def counted(place: Any, *args: Any) -> Any:
+        captures.append(place.function.__qualname__)
+        return whole(place, *args)
+
+    monkeypatch.setattr(dispatch, "capture", counted)
+    yield Processes(tmp_path, captures)
+    sys.modules.pop(NAME, None)
+
+
+HEAD = """
+import dataclasses, enum, functools, logging, math, os, sys, torch
+from torch import nn
+import torch.nn.functional as F
+"""
+
+# A function f of X in each, and what may be another in the next process: `old` becomes `new`.
+PROGRAMS: dict[str, tuple[str, str, str]] = {
+    "a line": ("def f(x): return x * 2", "* 2", "* 3"),
+    "a function it calls": ("def g(x): return x.sin()\ndef f(x): return g(x) + 1", "sin", "cos"),
+    "another function by that name": (
+        "def g(x): return x.sin()\ndef h(x): return x.cos()\nk = g\ndef f(x): return k(x)",
+        "k = g", "k = h",
+    ),
+    "a default": ("def g(x, n=2): return x * n\ndef f(x): return g(x)", "n=2", "n=3"),
+    "a keyword's default": ("def g(x, *, n=2): return x * n\ndef f(x): return g(x)", "n=2", "n=3"),
+    "a global number": ("N = 2\ndef f(x): return x * N", "N = 2", "N = 3"),
+    "a global float": ("N = 2.5\ndef f(x): return x * N", "2.5", "3.5"),
+    "the sign of nothing": ("N = 0.0\ndef f(x): return x * N", "0.0", "-0.0"),
+    "an element": ("N = [1, 2]\ndef f(x): return x * N[1]", "2]", "3]"),
+    "a length": ("N = [1, 2]\ndef f(x): return x * len(N)", "2]", "2, 3]"),
+    "a key": ("N = {'a': 1}\ndef f(x): return x * N.get('b', 2)", "'a'", "'b'"),
+    "a closure": (
+        "def make(n):\n  def g(x): return x * n\n  return g\ng = make(2)\ndef f(x): return g(x)",
+        "make(2)", "make(3)",
+    ),
+    "a function in a closure": (
+        "def make(h):\n  def g(x): return h(x)\n  return g\n"
+        "def a(x): return x + 1\ndef b(x): return x + 2\ng = make(a)\ndef f(x): return g(x)",
+        "make(a)", "make(b)",
+    ),
+    "a lambda": ("g = lambda x: x + 1\ndef f(x): return g(x)", "x + 1", "x + 2"),
+    "a decorator": (
+        "def twice(g):\n  @functools.wraps(g)\n  def h(x): return g(g(x))\n  return h\n"
+        "def once(g): return g\n@twice\ndef g(x): return x + 1\ndef f(x): return g(x)",
+        "@twice", "@once",
+    ),
+    "arguments of a partial": (
+        "def g(n, x): return x * n\nh = functools.partial(g, 2)\ndef f(x): return h(x)",
+        "(g, 2)", "(g, 3)",
+    ),
+    "a cached function": (
+        "N = 2\n@functools.lru_cache\ndef g(): return N\ndef f(x): return x * g()",
+        "N = 2", "N = 3",
+    ),
+    "an attribute of a class": (
+        "class A:\n  n = 2\na = A()\ndef f(x): return x * a.n", "n = 2", "n = 3",
+    ),
+    "an attribute of an instance": (
+        "class A:\n  def __init__(self): self.n = 2\na = A()\ndef f(x): return x * a.n",
+        "n = 2", "n = 3",
+    ),
+    "what shadows it": (
+        "class A:\n  n = 2\na = A()\n#\ndef f(x): return x * a.n", "#", "a.n = 3",
+    ),
+    "a method": (
+        "class A:\n  def g(self, x): return x + 1\na = A()\ndef f(x): return a.g(x)", "+ 1", "+ 2",
+    ),
+    "a method that overrides": (
+        "class A:\n  def g(self, x): return x + 1\nclass B(A): pass\n"
+        "b = B()\ndef f(x): return b.g(x)",
+        "pass", "\n  def g(self, x): return x + 2",
+    ),
+    "a class between": (
+        "class A:\n  def g(self, x): return x + 1\nclass M:\n  def g(self, x): return x + 2\n"
+        "class B(A): pass\nb = B()\ndef f(x): return b.g(x)",
+        "B(A)", "B(M, A)",
+    ),
+    "a property": (
+        "class A:\n  @property\n  def n(self): return 2\na = A()\ndef f(x): return x * a.n",
+        "return 2", "return 3",
+    ),
+    "a static method": (
+        "class A:\n  @staticmethod\n  def g(x): return x + 1\ndef f(x): return A.g(x)",
+        "+ 1", "+ 2",
+    ),
+    "a class method": (
+        "class A:\n  n = 1\n  @classmethod\n  def g(cls, x): return x + cls.n\n"
+        "def f(x): return A.g(x)",
+        "n = 1", "n = 2",
+    ),
+    "a slot": (
+        "class A:\n  __slots__ = ('n',)\na = A()\na.n = 2\ndef f(x): return x * a.n",
+        "a.n = 2", "a.n = 3",
+    ),
+    "a member of an enum": (
+        "class E(enum.Enum):\n  A = 2\ndef f(x): return x * E.A.value", "A = 2", "A = 3",
+    ),
+    "a field": (
+        "@dataclasses.dataclass(frozen=True)\nclass C:\n  n: int = 2\nc = C()\n"
+        "def f(x): return x * c.n",
+        "= 2", "= 3",
+    ),
+    "a tuple in a class": (
+        "class A:\n  n = (1, 2)\na = A()\ndef f(x): return x * a.n[1]", "2)", "3)",
+    ),
+    "which function of torch": ("g = torch.sin\ndef f(x): return g(x)", "sin", "cos"),
+    "a module's flag": (
+        "m = nn.Dropout(0.0).eval()\ndef f(x): return m(x) * (2 if m.training else 1)",
+        ".eval()", "",
+    ),
+    "a layer": ("m = nn.Sequential(nn.ReLU())\ndef f(x): return m(x)", "nn.ReLU()", "nn.Tanh()"),
+    "one layer more": (
+        "m = nn.Sequential(nn.Tanh())\ndef f(x): return m(x)", "h()", "h(), nn.Tanh()",
+    ),
+    "a hook": (
+        "m = nn.Tanh()\n#\ndef f(x): return m(x)",
+        "#", "m.register_forward_hook(lambda m, x, y: y + 1)",
+    ),
+    "a method of an instance": (
+        "class M(nn.Module):\n  def forward(self, x): return x + 1\nm = M()\n#\n"
+        "def f(x): return m(x)",
+        "#", "m.forward = lambda x: x + 2",
+    ),
+    "an environment variable": (
+        "os.environ['KEPT'] = 'a'\ndef f(x): return x * (2 if os.environ['KEPT'] == 'a' else 3)",
+        "= 'a'\n", "= 'b'\n",
+    ),
+    "the library": (
+        "math.tau = 6\ndef f(x): return x * math.tau", "math.tau = 6", "math.tau = 7",
+    ),
+    "the library's function": (
+        "math.twice = lambda n: n * 2\ndef f(x): return x * math.twice(2)", "n * 2", "n * 3",
+    ),
+    "what a constant function gives": (
+        "@torch._dynamo.assume_constant_result\ndef g(): return N\nN = 2\ndef f(x): return x * g()",
+        "N = 2", "N = 3",
+    ),
+    "that it is disabled": (
+        "def g(x): return x + 1\ng = g if len('a') == 1 else torch.compiler.disable(g)\n"
+        "def f(x): return g(x) * 2",
+        "'a'", "'ab'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_a_capture_is_used_again_unless_something_differs(what: str, processes: Processes) -> None:
+    source, old, new = PROGRAMS[what]
+    assert source.count(old) == 1 or what == "that it is disabled"
+    _, captured = processes.run(HEAD + source, X)
+    assert captured
+    _, captured = processes.run(HEAD + source, X)
+    assert not captured, "kept, and not used"
+    before, captured = processes.run(HEAD + source.replace(old, new, 1), X)
+    assert captured, f"used although it differs: {before}"
+
+
+def test_torch_itself_may_differ(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HEAD + "m = nn.Sequential(nn.Linear(4, 4), nn.ReLU())\ndef f(x): return m(x)"
+    torch.manual_seed(0)
+    processes.run(source, X)
+    torch.manual_seed(0)
+    assert not processes.run(source, X)[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.functional, "relu", lambda x, inplace=False: x.tanh())
+        assert processes.run(source, X)[1]
+    forward = torch.nn.Linear.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", lambda self, x: forward(self, x) * 2)
+        assert processes.run(source, X)[1]
+
+
+NEVER = {
+    "an address": "def f(x): return x * (id(f) % 7)",
+    "a hash": "def f(x): return x * (hash('a') % 7)",
+    "the order of a set": "S = {'a', 'b'}\ndef f(x): return x * sum(map(ord, list(S)))",
+    "not one graph": "def f(x):\n  y = x + 1\n  sys.stderr.write('')\n  return y * 2",
+}
+
+
+@pytest.mark.parametrize("what", NEVER)
+def test_what_differs_from_process_to_process_is_not_kept(what: str, processes: Processes) -> None:
+    for _ in range(2):
+        assert processes.run(HEAD + NEVER[what], X)[1]
+
+
+def test_effects_errors_and_gradients_are_those_of_a_capture(processes: Processes) -> None:
+    source = HEAD + (
+        "class Box: pass\nbox = Box()\nw = nn.Parameter(torch.ones(4))\n"
+        "def f(x, i):\n  box.last = i\n  y = (x * w)[i]\n  return {'y': y, 'i': i}\n"
+    )
+    for captures in (1, 0):
+        program = processes.start(source)
+        processes.captures.clear()
+        fast = CompiledFunction(
+            program.f, lambda gm, _: gm.forward, Policy(), keeper=Keeper(processes.cache)
+        )
+        index = torch.tensor([2, 0])
+        out = fast(X, index)
+        out["y"].sum().backward()
+        assert torch.equal(program.w.grad, X[2] + X[0]) and out["i"] is program.box.last is index
+        wrong = torch.tensor([7, 7])
+        with pytest.raises(IndexError):
+            fast(X, wrong)
+        assert program.box.last is wrong
+        assert len(processes.captures) == captures
+
+
+def test_other_modes_and_inputs_have_captures_of_their_own(processes: Processes) -> None:
+    source = HEAD + "def f(x): return x.sin() if torch.is_grad_enabled() else x.cos()"
+    for grad, x in ((True, X), (False, X), (True, X.double()), (True, X[:2])):
+        assert processes.run(source, x, grad=grad)[1]
+        assert not processes.run(source, x, grad=grad)[1]
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert processes.run(source, X)[1]
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_file_that_is_damaged_is_captured_anew(processes: Processes) -> None:
+    source = HEAD + "def f(x): return x.sin()"
+    processes.run(source, X)
+    for file in processes.cache.folder.iterdir():
+        file.write_bytes(file.read_bytes()[:-3])
+    assert processes.run(source, X)[1]
+    assert not processes.run(source, X)[1]
