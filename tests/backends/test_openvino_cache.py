@@ -24,13 +24,19 @@ def two_layers(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(torch.tanh(x @ w) + 1, -1) @ w
 
 
-def compiled(folder: Path, w: Tensor | None = None, **options: object) -> Any:
+def compiled(
+    folder: Path,
+    w: Tensor | None = None,
+    rows: int = 3,
+    backend: str = "openvino",
+    **options: object,
+) -> Any:
     gm = fx.symbolic_trace(two_layers)
     given = {"model_caching": True, "cache_dir": folder, **options}
     w = torch.nn.Parameter(torch.ones(4, 4)) if w is None else w
-    x = torch.randn(3, 4)
+    x = torch.randn(rows, 4)
     with torch.no_grad():
-        call = lookup("openvino", given)(gm, [x, w])
+        call = lookup(backend, given)(gm, [x, w])
         torch.testing.assert_close(call(x, w), two_layers(x, w))
     return call
 
@@ -64,7 +70,9 @@ def test_the_second_time_nothing_is_converted(tmp_path: Path, conversions: list[
     assert len(conversions) == 1
 
 
-def test_what_the_key_depends_on(tmp_path: Path, conversions: list[str]) -> None:
+def test_what_the_key_depends_on(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled(tmp_path)
     compiled(tmp_path, torch.nn.Parameter(torch.full((4, 4), 2.0)))
     compiled(tmp_path, config={"NUM_STREAMS": 2})
@@ -72,6 +80,31 @@ def test_what_the_key_depends_on(tmp_path: Path, conversions: list[str]) -> None
     with pytest.warns(CacheWarning, match="AUTO: compiled models cannot be kept"):
         compiled(tmp_path, device="AUTO")
     assert len(conversions) == 4 and len(models(tmp_path)) == 3
+    compiled(tmp_path, rows=5)
+    monkeypatch.setattr(openvino_api, "identity", lambda device: "OpenVINO 2027, another processor")
+    compiled(tmp_path)
+    assert len(conversions) == 6 and len(models(tmp_path)) == 5
+
+
+def test_the_default_folder(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    w, x = torch.ones(4, 4), torch.randn(3, 4)
+    for _ in range(2):
+        lookup("openvino", {"model_caching": True})(fx.symbolic_trace(two_layers), [x, w])
+    assert len(models(tmp_path / "cache")) == len(conversions) == 1
+
+
+@pytest.mark.filterwarnings("ignore:the backend 'openvino_ts'")
+def test_the_older_path_keeps_models_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(tmp_path)
+    compiled(tmp_path, backend="openvino_ts")
+    assert len(models(tmp_path)) == 2
+    monkeypatch.delattr(openvino_api, "convert_traced")
+    compiled(tmp_path, backend="openvino_ts")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "another_model", "another_version"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends import openvino_api
-from tests.backends.engine_calls import compiled, convolved
+from tests.backends.engine_calls import compiled, convolved, two_layers
 
 pytest.importorskip("openvino")
 
@@ -105,6 +107,37 @@ def test_integers_and_bool_are_not_copied(border: Border) -> None:
     torch.testing.assert_close(tuple(got), fn(*args))
     assert set(border.inputs) == {x.data_ptr() for x in args}
     assert border.outputs == [x.data_ptr() for x in got]
+
+
+def test_calls_at_the_same_time_have_requests_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(8, 8)
+    call = compiled("openvino", two_layers, x, x)
+    together = threading.Barrier(4)
+    executables: list[Any] = []
+    wrap, local = openvino_api._wrap, threading.local()
+
+    def waiting(x: Tensor) -> Any:
+        if not getattr(local, "is_here", False):
+            local.is_here = True
+            together.wait(60)  # each of four calls has a request now
+        return wrap(x)
+
+    run = openvino_api.Executable.__call__
+
+    def noting(self: Any, inputs: Any, outputs: Any) -> None:
+        executables.append(self)
+        run(self, inputs, outputs)
+
+    monkeypatch.setattr(openvino_api, "_wrap", waiting)
+    monkeypatch.setattr(openvino_api.Executable, "__call__", noting)
+    given = [torch.randn(8, 8) for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(call, given, [x] * 4)]
+    for got, one in zip(found, given, strict=True):
+        torch.testing.assert_close(got, two_layers(one, x))
+    assert len({id(one) for one in executables}) == 1 and len(executables[0]._free) == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
