@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, SymbolSource
 from fusee.aten.operators import is_view
+from fusee.records import dataclass
 from fusee.sym.expr import Expr, Size
 from fusee.sym.parts import hint, symbols
 

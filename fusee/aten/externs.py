@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.onednn import packed
 from fusee.aten.torch_api import recurrent_layer
+from fusee.records import dataclass
 
 __all__ = ["EXTERNS", "WHOLE", "ExternSpec", "extern_of"]
 

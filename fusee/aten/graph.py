@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Union
 
 import torch
 from torch import fx
 
 from fusee.aten.source import python_source
+from fusee.records import dataclass
 from fusee.sym.expr import Size
 
 __all__ = [

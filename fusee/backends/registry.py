@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import entry_points
 from typing import Any, Union
@@ -22,6 +21,7 @@ from torch import fx
 from fusee.backends import dynamo
 from fusee.config import Options, knobs, settings
 from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
+from fusee.records import dataclass
 from fusee.runtime import collector
 
 CompiledFn = Callable[..., Any]

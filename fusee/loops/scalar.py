@@ -11,9 +11,9 @@ weighs it and every target reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from fusee.records import dataclass
 
 
 @dataclass(frozen=True)
