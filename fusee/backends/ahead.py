@@ -1,4 +1,4 @@
-"""Compiled models read from disk before they are asked for, while Python still traces.
+"""Compiled models read from disk before they are asked for, while Python traces a graph.
 
 A file of keys says what a program that started alike used last time, in that order. They are read
 one after another in one of the threads that compile.
@@ -41,6 +41,8 @@ _PROGRAMS = 100
 
 _all: dict[str, Ahead] = {}
 _finding = threading.Lock()
+# Models of a forked child's parent, never freed: OpenVINO would wait for threads that are gone.
+_inherited: list[dict[str, Future[Any]]] = []
 
 
 class Ahead:
@@ -92,11 +94,6 @@ class Ahead:
             self.waiting.clear()
             self.begun.clear()
 
-    def forget_threads(self) -> None:
-        """For a forked child, which has none of them."""
-        self.lock = threading.Lock()
-        self.drop()
-
     def _take(self, key: str) -> Any:
         if key not in self.expected:
             self.drop()
@@ -104,16 +101,12 @@ class Ahead:
             if key in self.waiting:
                 self.waiting.remove(key)
             future = self.begun.pop(key, None)
-        if future is None or not self._is_running(future):
+        if future is None:
+            return None
+        if future.cancel():  # it waited for a thread: reading it here is faster
+            self._begin()
             return None
         return None if future.exception() is not None else future.result()
-
-    def _is_running(self, future: Future[Any]) -> bool:
-        """Or done. One that waits for a thread is withdrawn: reading it here is faster."""
-        if future.cancel():
-            self._begin()
-            return False
-        return True
 
     def _begin(self) -> None:
         with self.lock:
@@ -190,7 +183,9 @@ def _in_child() -> None:
     global _finding
     _finding = threading.Lock()
     for models in _all.values():
-        models.forget_threads()
+        models.lock = threading.Lock()
+        _inherited.append(models.begun)
+        models.waiting, models.begun = [], {}
     _all.clear()  # what a child uses says little of the next start
 
 

@@ -130,7 +130,10 @@ class OpenVINO:
 
 
 def _ahead(options: OpenVINOOptions) -> Ahead | None:
-    """Models on disk, which are being read from the first time on that this is asked."""
+    """Models on disk, which are being read from the first graph on.
+
+    Not earlier: a process that only forks must have none, since OpenVINO's threads do not survive.
+    """
     if not options.model_caching:
         return None
 
@@ -259,13 +262,13 @@ def _compile(
 
 
 def check(options: Mapping[str, object]) -> None:
-    """Refuse wrong options, and begin to read models. raises OptionError, SettingError"""
-    _ahead(OpenVINOOptions.parse(options))
+    """Refuse wrong options. raises OptionError, SettingError"""
+    OpenVINOOptions.parse(options)
 
 
 def check_ts(options: Mapping[str, object]) -> None:
     """As `check`, with a note that the backend is deprecated."""
-    check(options)
+    OpenVINOOptions.parse(options)
     warnings.warn(
         layout(
             FuseeWarning,

@@ -350,6 +350,15 @@ def test_openvino_takes_what_was_read(tmp_path: Path, backend: str, reads: list[
     assert len(reads) == 2
 
 
+def test_openvino_reads_nothing_before_the_first_graph(tmp_path: Path) -> None:
+    """A forked child could use no OpenVINO after a model that its parent loaded was freed."""
+    pytest.importorskip("openvino")
+    compiled(tmp_path)
+    ahead._all.clear()
+    lookup("openvino", {"model_caching": True, "cache_dir": tmp_path})
+    assert ahead._all == {}
+
+
 def test_openvino_says_once_that_a_blob_is_damaged(tmp_path: Path, reads: list[str]) -> None:
     pytest.importorskip("openvino")
     compiled(tmp_path)
