@@ -7,7 +7,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
 
 import torch
@@ -30,7 +30,6 @@ from fusee.errors import (
     nearest,
     source_line,
 )
-from fusee.records import dataclass
 
 __all__ = ["Compiler", "compile", "install", "report", "uninstall"]
 

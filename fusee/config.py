@@ -10,12 +10,11 @@ import functools
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from fusee.errors import OptionError, SettingError, nearest
-from fusee.records import dataclass
 
 __all__ = ["Knob", "Options", "Settings", "describe", "knobs", "settings"]
 

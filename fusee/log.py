@@ -16,13 +16,12 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from fusee.config import settings
 from fusee.errors import SettingError, nearest
-from fusee.records import dataclass
 
 __all__ = ["ARTEFACTS", "Record", "dump_to", "graph", "publish", "subscribe", "wants"]
 

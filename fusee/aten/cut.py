@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, SymbolSource
 from fusee.aten.operators import is_view
-from fusee.records import dataclass
 from fusee.sym.expr import Expr, Size
 from fusee.sym.parts import hint, symbols
 

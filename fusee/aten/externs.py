@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from torch._ops import OpOverload
 
 from fusee.aten.onednn import packed
 from fusee.aten.torch_api import recurrent_layer
-from fusee.records import dataclass
 
 __all__ = ["EXTERNS", "WHOLE", "ExternSpec", "extern_of"]
 

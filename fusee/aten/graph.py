@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import torch
 from torch import fx
 
 from fusee.aten.source import python_source
-from fusee.records import dataclass
 from fusee.sym.expr import Size
 
 __all__ = [

@@ -14,12 +14,12 @@ node.meta of a joint graph holds what that of an AtenGraph does, and
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch import fx
 
 from fusee.aten.graph import AtenGraph
-from fusee.records import dataclass
 
 __all__ = ["Gradient", "Joint", "Saved", "SparseRows", "Split"]
 

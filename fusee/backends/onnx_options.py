@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.engine_options import check_names, label, operators, wrong
 from fusee.backends.onnx_api import element_type
 from fusee.errors import OptionError
-from fusee.records import dataclass
 
 __all__ = ["OnnxOptions", "check"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
 from fusee.backends.engine_options import check_names, label, operators, wrong
 from fusee.errors import OptionError, SettingError
-from fusee.records import dataclass
 
 __all__ = ["OpenVINOOptions"]
 

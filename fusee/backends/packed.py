@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import fits, interval
 from fusee.backends.regions import HEAD, lasting
-from fusee.records import dataclass
 
 __all__ = ["Origin", "Packed", "find_origins", "gather"]
 

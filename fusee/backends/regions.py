@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,6 @@ from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import user_line
-from fusee.records import dataclass
 from fusee.runtime.weights import why_not_derivable
 
 __all__ = [

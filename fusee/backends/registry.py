@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.metadata import entry_points
 from typing import Any, Union
@@ -21,7 +22,6 @@ from torch import fx
 from fusee.backends import dynamo
 from fusee.config import Options, knobs, settings
 from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
-from fusee.records import dataclass
 from fusee.runtime import collector
 
 CompiledFn = Callable[..., Any]

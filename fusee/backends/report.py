@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusee.errors import InputError, user_line
-from fusee.records import dataclass
 
 __all__ = [
     "ExternRow",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
 from fusee.errors import OptionError
-from fusee.records import dataclass
 
 __all__ = ["Tvm", "TvmOptions", "check", "compile_tvm"]
 

@@ -17,7 +17,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +35,6 @@ from fusee.capture.trace import Captured, Place, capture
 from fusee.capture.tracebacks import raise_at
 from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
-from fusee.records import dataclass
 
 __all__ = ["CompiledFunction", "Entry", "Notice", "Site", "listeners", "live"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ import torch
 from fusee.capture.frame import Marker
 from fusee.capture.origin import Dict, Held, Item, Origin
 from fusee.errors import OptionError
-from fusee.records import dataclass
 
 __all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
 

@@ -8,13 +8,13 @@ of the program, and finds done what the program does before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fusee.capture.torch_api import State
 from fusee.errors import FuseeError
-from fusee.records import dataclass
 
 __all__ = ["Failing", "GraphFailed", "generator_states"]
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 import types
+from dataclasses import dataclass
 from typing import Any, ClassVar
-
-from fusee.records import dataclass
 
 __all__ = [
     "Attr", "Call", "Cell", "ClassDict", "Dict", "Entry", "Held", "Item", "Local", "Origin",

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +41,6 @@ from fusee.capture.torch_api import (
     state_restored,
 )
 from fusee.errors import RegionError, source_line
-from fusee.records import dataclass
 from fusee.runtime import collector
 
 __all__ = ["Captured", "Place", "capture"]

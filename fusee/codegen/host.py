@@ -25,6 +25,7 @@ the frame, built once per sizes; every buffer has one slot in the frame's table 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ from fusee.loops.deps import reads, views, writes
 from fusee.loops.fuse import Schedule
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, View
 from fusee.loops.memory import Plan
-from fusee.records import dataclass
 from fusee.runtime.allocate import empty_strided
 from fusee.runtime.program import FrameSpec, LaunchSpec, ViewSpec
 from fusee.sym.expr import Expr, Size, maximum

@@ -11,6 +11,7 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -25,7 +26,6 @@ from fusee.capture.policy import POLICY
 from fusee.capture.targets import is_suspending, target_of
 from fusee.debug.page import page
 from fusee.errors import source_line
-from fusee.records import dataclass
 
 __all__ = ["Break", "Explanation", "Graph", "Piece", "explain"]
 

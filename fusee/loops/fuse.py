@@ -15,6 +15,7 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fusee.loops.deps import reads, writes
 from fusee.loops.group import Group, Member, build
@@ -31,7 +32,6 @@ from fusee.loops.ir import (
     rewrite_index,
     walk,
 )
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import coefficient, hint, product, symbols
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from fusee.loops.ir import (
     Accumulate,
@@ -21,7 +21,6 @@ from fusee.loops.ir import (
 )
 from fusee.loops.order import order_loops, roots
 from fusee.loops.origin import joined
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol
 
 # A producer's value is computed again in a later phase if it takes no more additions than this;

@@ -21,13 +21,12 @@ value including the present element. All indices are flat element offsets into a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
 import torch
 
 from fusee.loops.scalar import SCALAR_OPS
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import substitute, symbols
 

@@ -8,10 +8,11 @@ expressions: such a buffer takes over only the place of a dead one of the same s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fusee.loops.deps import reads, views, writes
 from fusee.loops.fuse import Schedule
 from fusee.loops.ir import Buffer, Extern, LoopGraph
-from fusee.records import dataclass
 from fusee.sym.expr import Size
 from fusee.sym.parts import hint
 

@@ -11,9 +11,9 @@ weighs it and every target reads it.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from fusee.records import dataclass
+import torch
 
 
 @dataclass(frozen=True)

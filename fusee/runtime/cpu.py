@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 from fusee.config import settings
-from fusee.records import dataclass
 from fusee.runtime import llvm
 
 __all__ = ["Cpu", "target"]

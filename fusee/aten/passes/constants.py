@@ -11,7 +11,7 @@ Then its own operands are looked at, so that no more than necessary runs at each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor, fx
 from fusee.aten.graph import AtenGraph, InputSpec
 from fusee.aten.operators import is_creation, is_view
 from fusee.aten.passes.edit import Editor, val
-from fusee.records import dataclass
 
 __all__ = ["FREE", "Budget", "DeriveStep", "Derived", "Slot", "closure", "constants", "frontier"]
 

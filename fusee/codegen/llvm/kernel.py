@@ -11,6 +11,7 @@ nothing but positions, so kernels that differ in sizes alone are one function.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 from fusee.codegen.llvm.body import Body
 from fusee.codegen.llvm.context import Context
@@ -28,7 +29,6 @@ from fusee.codegen.llvm.strip import Strip
 from fusee.codegen.llvm.tile import Tile, choose_tile
 from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Buffer, Kernel
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol, minimum
 from fusee.sym.parts import hint, product
 

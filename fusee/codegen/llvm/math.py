@@ -18,13 +18,13 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fusee.codegen.llvm.polynomials import FORMULAS, LIMITS, NEEDS_FUSED, Code
 from fusee.codegen.llvm.types import HELD, Machine, literal, mangled, vector
-from fusee.records import dataclass
 
 __all__ = ["MathFunction", "exported_by_torch", "math_function"]
 

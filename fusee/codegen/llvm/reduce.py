@@ -7,6 +7,8 @@ addition kept beside them (Knuth's two-sum). Other reductions are carried as the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from fusee.codegen.llvm.context import Context
@@ -15,7 +17,6 @@ from fusee.codegen.llvm.ops import Target, compare, emit
 from fusee.codegen.llvm.types import HELD, Machine, is_float, literal, number, vector
 from fusee.loops.ir import Acc, Accumulate, Value
 from fusee.loops.scalar import REDUCTIONS, identity
-from fusee.records import dataclass
 
 
 @dataclass(frozen=True)

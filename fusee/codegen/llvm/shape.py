@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusee.codegen.llvm.context import STATIC_SIZE
 from fusee.codegen.llvm.types import BITS, HELD, Machine, memory_type
 from fusee.loops.ir import Accumulate, Phase, Statement, Store, Value, index_of, walk
 from fusee.loops.scalar import SCALAR_OPS
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import product, symbols
 

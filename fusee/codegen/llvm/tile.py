@@ -8,6 +8,7 @@ store along i turns them back. Kernels with masks, indirect indices or inner loo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusee.codegen.llvm.access import combined, load_element, store_element
 from fusee.codegen.llvm.context import Context
@@ -15,7 +16,6 @@ from fusee.codegen.llvm.index import groups, pointer
 from fusee.codegen.llvm.ops import Target, from_memory, to_memory
 from fusee.codegen.llvm.types import HELD, Machine, memory_type, vector
 from fusee.loops.ir import Accumulate, Buffer, Kernel, Store, Value, index_of
-from fusee.records import dataclass
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import coefficient, symbols
 

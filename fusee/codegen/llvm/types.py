@@ -8,10 +8,9 @@ as its bits where the processor has no conversions.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 import torch
-
-from fusee.records import dataclass
 
 HELD = {
     torch.bool: "i1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,6 @@ from fusee.loops.ir import Buffer, Extern
 from fusee.loops.lower.strides import dense
 from fusee.loops.lower.table import calls, named
 from fusee.loops.lower.tensor import Lowering, Meta, Tensor
-from fusee.records import dataclass
 from fusee.sym.expr import Size
 
 

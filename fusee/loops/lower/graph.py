@@ -8,6 +8,7 @@ the tables (table.py, extern.py) before any node is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +42,6 @@ from fusee.loops.lower.store import Outputs
 from fusee.loops.lower.table import DTYPES, HANDLERS, Call, refusal, supported, unlowered
 from fusee.loops.lower.tensor import Lowering, Meta, Tensor
 from fusee.loops.origin import origin
-from fusee.records import dataclass
 from fusee.sym.expr import Expr, Size, Symbol
 
 __all__ = ["InputLayout", "lower", "supported"]

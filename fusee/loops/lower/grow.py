@@ -8,6 +8,7 @@ buffer. Without this, a dense block with n layers would copy its first part n ti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import fx
 from fusee.loops.lower.shape import narrow
 from fusee.loops.lower.strides import dense, stride_order
 from fusee.loops.lower.tensor import Strided, Tensor
-from fusee.records import dataclass
 from fusee.sym.expr import Size
 
 aten = torch.ops.aten

@@ -8,13 +8,13 @@ calls(reason, overload...)  known ops that stay calls to ATen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
 
 from fusee.loops.lower.tensor import Lowering, Meta
-from fusee.records import dataclass
 from fusee.sym.expr import Size
 
 # What the vocabulary computes with. Tensors of other dtypes go to ATen.

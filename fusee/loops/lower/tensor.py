@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import c_float
+from dataclasses import dataclass
 from typing import Union
 
 import torch
@@ -38,7 +39,6 @@ from fusee.loops.lower.strides import (
     stride_order,
 )
 from fusee.loops.origin import behind
-from fusee.records import dataclass
 from fusee.sym.expr import Expr, Size, Symbol
 from fusee.sym.parts import hint, product
 
