@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from fusee.capture.facts import Facts
+from fusee.capture.facts import Fact, Facts
 from fusee.capture.failures import Failing
-from fusee.capture.naming import Names, NotKept, Resolved, holds, known_by, taken_now
+from fusee.capture.naming import Names, NotKept, Resolved, holds, known_by, looking, taken_now
+from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
 from fusee.capture.trace import Captured, Place
@@ -199,9 +200,30 @@ def _reduced(x: Any) -> Any:
     return NotImplemented
 
 
+class _Kept(Captured):
+    """One whose check is compiled when a second call asks for it: of the first it is known."""
+
+    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
+        compiled: list[tuple[Callable[..., bool], Callable[[], str]]] = []
+
+        def check(*given: Any, **named: Any) -> bool:
+            if not compiled:
+                now = {**dict(zip(self.place.parameters, given)), **named}
+                if self.unlike(looking(now)) is not None:
+                    return False
+                compiled.append(super(_Kept, self).check(now))
+            return compiled[0][0](*given, **named)
+
+        return check, lambda: compiled[0][1]() if compiled else "# compiled by the second call"
+
+    def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
+        """The first fact that does not hold."""
+        return next((fact for fact in self.facts.rows if not holds(fact, look)), None)
+
+
 def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> Captured:
     found = Resolved(data, place.function, values)
-    captured = Captured(place, conditions=state_conditions(), **found.content)
+    captured = _Kept(place, conditions=state_conditions(), **found.content)
     for (module, name), value in captured.taken.items():
         now = taken_now(module, name)
         if now is not value and not (is_scalar(value) and known_by(now) == known_by(value)):
@@ -209,8 +231,7 @@ def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> Captured:
     for function, args, kwargs, result in captured.answers:
         if not is_scalar(result) or known_by(function(*args, **kwargs)) != known_by(result):
             raise NotKept(f"{function.__qualname__}() gives another result")
-    for fact in captured.facts.rows:
-        if not holds(fact, found.look):
-            raise NotKept(f"not so: {fact}")
+    if (fact := captured.unlike(found.look)) is not None:
+        raise NotKept(f"not so: {fact}")
     captured.examples = [found.look(origin) for origin in captured.inputs]
     return captured

@@ -31,7 +31,7 @@ from fusee.capture.frame import UNBOUND, Marker
 from fusee.capture.origin import Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, Origin
 from fusee.capture.world import is_scalar
 
-__all__ = ["Names", "NotKept", "Resolved", "holds", "known_by", "taken_now"]
+__all__ = ["Names", "NotKept", "Resolved", "holds", "known_by", "looking", "taken_now"]
 
 
 class NotKept(Exception):
@@ -108,8 +108,8 @@ def _digest(code: types.CodeType) -> str:
     consts = [_digest(x) if isinstance(x, types.CodeType) else _constant(x) for x in code.co_consts]
     parts = (
         code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
-        code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_exceptiontable,
-        code.co_filename, code.co_firstlineno,
+        code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
+        code.co_exceptiontable, code.co_filename, code.co_firstlineno,
     )  # fmt: skip
     return hashlib.sha1(repr(parts).encode()).hexdigest()
 

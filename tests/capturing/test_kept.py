@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import sys
 import types
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+import fusee
 from fusee.capture import dispatch
 from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.kept import Keeper
 from fusee.capture.policy import Policy
+from fusee.config import settings
 from fusee.runtime.cache import ObjectCache
 
 NAME = "kept_program"
@@ -284,3 +287,31 @@ def test_a_file_that_is_damaged_is_captured_anew(processes: Processes) -> None:
         file.write_bytes(file.read_bytes()[:-3])
     assert processes.run(source, X)[1]
     assert not processes.run(source, X)[1]
+
+
+def test_compile_keeps_where_it_is_asked_to(
+    processes: Processes, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setenv("FUSEE_CACHE_DIR", str(tmp_path))
+    caching = {"model_caching": True, "cache_dir": tmp_path / "models"}
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+    def captures(backend: str, options: dict[str, Any] | None = None) -> int:
+        processes.captures.clear()
+        fast = fusee.compile(model, backend=backend, options=options)
+        for _ in range(2):
+            torch.testing.assert_close(fast(X), model(X))
+        return len(processes.captures)
+
+    if importlib.util.find_spec("openvino") is not None:
+        assert captures("openvino") == captures("openvino", caching) == 1
+        assert captures("openvino", caching) == 0
+    assert captures("fusee") == captures("fusee") == 1
+    environment.setenv("FUSEE_KEEP_CAPTURES", "1")
+    settings.cache_clear()
+    captures("fusee")
+    assert captures("fusee") == 0
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert captures("fusee") == 0
