@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.torch_api import is_state
+from fusee.runtime import collector
 
 __all__ = ["form"]
 
@@ -26,6 +27,7 @@ class _Unknown(Exception):
     """Something whose equality says too little."""
 
 
+@collector.paused()
 def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
     """What a compiled graph depends on; None if that cannot be told. Equal forms: one graph.
 

@@ -30,6 +30,7 @@ from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state
 from fusee.capture.trace import Captured, Place
 from fusee.capture.world import is_scalar
 from fusee.log import publish
+from fusee.runtime import collector
 from fusee.runtime.cache import ObjectCache, content_key, object_cache
 
 __all__ = ["Keeper"]
@@ -43,6 +44,7 @@ class Keeper:
     def __init__(self, cache: ObjectCache | None = None) -> None:
         self.cache = cache or object_cache()
 
+    @collector.paused()
     def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None:
         """The capture that another process kept, if all that it relied on is as it was."""
         try:
@@ -57,6 +59,7 @@ class Keeper:
         _tell(place, f"the capture was kept as {key}")
         return found
 
+    @collector.paused()
     def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None:
         """Keep a capture, if another process can use it."""
         place = captured.place
