@@ -6,7 +6,10 @@ source   dis
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
+import itertools
+import sys
 import types
 import weakref
 from typing import Any, NamedTuple
@@ -15,7 +18,7 @@ __all__ = ["Handler", "Instruction", "Program", "parameters", "program"]
 
 
 class Instruction(NamedTuple):
-    """`target` is the index that a jump goes to; `value` what dis resolves the argument to."""
+    """`target` is the index that a jump goes to; `value` what a table has for the argument."""
 
     name: str
     arg: int
@@ -49,39 +52,70 @@ class Program(NamedTuple):
         return next((h for h in self.handlers if h.start <= index < h.end), None)
 
 
-_programs: weakref.WeakKeyDictionary[types.CodeType, Program] = weakref.WeakKeyDictionary()
+# By id of the code, while it is alive.
+_programs: dict[int, tuple[weakref.ref[types.CodeType], Program]] = {}
 
 # Executed by nothing here: they prepare the specialising interpreter.
-_SKIPPED = {"CACHE", "EXTENDED_ARG"}
+_CACHE, _LONGER = dis.opmap["CACHE"], dis.opmap["EXTENDED_ARG"]
+_CACHES = bytes([_CACHE])
+_COUNTED = bytes(op not in (_CACHE, _LONGER) for op in range(256))
+
+# By opcode: which table of a code object its argument is an index of, and by how many bits.
+_CONSTANTS, _NAMES, _VARIABLES, _SYMBOLS = range(4)
+_PLACES: dict[int, tuple[int, int]] = {
+    **dict.fromkeys(dis.hasconst, (_CONSTANTS, 0)),
+    **dict.fromkeys(dis.hasname, (_NAMES, 0)),
+    **dict.fromkeys((*dis.haslocal, *dis.hasfree), (_VARIABLES, 0)),
+    **dict.fromkeys(dis.hascompare, (_SYMBOLS, (0, 4, 5)[sys.version_info.minor - 11])),
+    dis.opmap["LOAD_GLOBAL"]: (_NAMES, 1),
+}
+if sys.version_info >= (3, 12):
+    _PLACES |= {dis.opmap["LOAD_ATTR"]: (_NAMES, 1), dis.opmap["LOAD_SUPER_ATTR"]: (_NAMES, 2)}
+_PAIRS = {op for name, op in dis.opmap.items() if name.count("_FAST") == 2}
+_JUMPS = {op: -1 if "BACKWARD" in dis.opname[op] else 1 for op in (*dis.hasjrel, *dis.hasjabs)}
 
 
 def program(code: types.CodeType) -> Program:
     """The decoded form of a code object, made once."""
-    found = _programs.get(code)
-    if found is None:
-        found = _programs[code] = _decode(code)
-    return found
+    key = id(code)  # comparing code compares all its instructions
+    known = _programs.get(key)
+    if known is None:
+        alive = weakref.ref(code, functools.partial(_programs.pop, key))
+        known = _programs[key] = alive, _decode(code)
+    return known[1]
 
 
 def _decode(code: types.CodeType) -> Program:
-    decoded: Any = dis.Bytecode(code)  # its `exception_entries` are in no stub
-    raw = [i for i in decoded if i.opname not in _SKIPPED]
-    listed = {instruction.offset: k for k, instruction in enumerate(raw)}
-    # a jump may go to the prefix of an instruction with a long argument
-    by_offset: dict[int, int] = {}
-    following = len(raw)
-    for offset in range(len(code.co_code), -2, -2):
-        following = by_offset[offset] = listed.get(offset, following)
-    jumps = {*dis.hasjrel, *dis.hasjabs}
-    line = code.co_firstlineno
-    instructions = []
-    for i in raw:
-        line = i.positions.lineno or line
-        target = by_offset[i.argval] if i.opcode in jumps else -1
-        instructions.append(Instruction(i.opname, i.arg or 0, i.argval, target, line))
+    units = code.co_code
+    opcodes, low = units[::2], units[1::2]
+    # of each unit, the instruction there: a jump may go to the prefix of one with a long argument
+    numbers = [0, *itertools.accumulate(opcodes.translate(_COUNTED))]
+    cells = (name for name in code.co_cellvars if name not in code.co_varnames)
+    variables = (*code.co_varnames, *cells, *code.co_freevars)
+    tables: Any = code.co_consts, code.co_names, variables, dis.cmp_op
+    line, arg, instructions = code.co_firstlineno, 0, []
+    for k, (op, byte, position) in enumerate(zip(opcodes, low, code.co_positions())):
+        if op == _CACHE:
+            continue
+        arg = arg << 8 | byte
+        if op == _LONGER:
+            continue
+        line = position[0] or line
+        value, target = None, -1
+        if op in _PAIRS:
+            value = variables[arg >> 4], variables[arg & 15]
+        elif op in _PLACES:
+            table, shift = _PLACES[op]
+            value = tables[table][arg >> shift]
+        elif op in _JUMPS:
+            after = len(opcodes) - len(opcodes[k + 1 :].lstrip(_CACHES))
+            target = numbers[after + _JUMPS[op] * arg]
+        instructions.append(Instruction(dis.opname[op], arg, value, target, line))
+        arg = 0
+    decoded: Any = dis.Bytecode(code) if code.co_exceptiontable else None
     handlers = [
-        Handler(by_offset[start], by_offset[end], by_offset[target], depth, keeps)
-        for start, end, target, depth, keeps in decoded.exception_entries
+        Handler(numbers[start // 2], numbers[end // 2], numbers[target // 2], depth, keeps)
+        for start, end, target, depth, keeps in (decoded.exception_entries if decoded else ())
     ]
     names = parameters(code)
     taking = _TAKING.replace(

@@ -156,10 +156,7 @@ def SWAP(f: Frame, i: Instruction) -> None:
 @op()
 def COMPARE_OP(f: Frame, i: Instruction) -> None:
     right, left = f.pop(), f.pop()
-    # dis says `bool(<)` from 3.13 on where the result is tested at once
-    symbol = i.value.removeprefix("bool(").removesuffix(")")
-    result = f.machine.compare(symbol, left, right)
-    f.push(f.machine.truth(result) if symbol != i.value else result)
+    f.push(f.machine.compare(i.value, left, right))
 
 
 # ------------------------------------------------------------------------------ building

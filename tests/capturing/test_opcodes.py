@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import dis
+import inspect
 import sys
+import types
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
+from fusee.capture.bytecode import program
 from fusee.capture.opcodes import REFUSED, TABLES
 
 # As dis.opmap lists them, without what only CPython's own loop sees and what no code object holds.
@@ -72,3 +79,40 @@ def test_every_instruction_of_this_python_is_known() -> None:
 def test_what_is_refused_exists() -> None:
     before_312 = {"ASYNC_GEN_WRAP", "IMPORT_STAR", "PREP_RERAISE_STAR", "PRINT_EXPR"}
     assert set(REFUSED) <= {*dis.opmap, *V312.split(), *V313.split(), *before_312}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for x in code.co_consts:
+        if isinstance(x, types.CodeType):
+            yield from _codes(x)
+
+
+@pytest.mark.parametrize("module", [argparse, dis, inspect, torch.nn.functional])
+def test_decoding_says_what_dis_says(module: Any) -> None:
+    has_table = {*dis.hasconst, *dis.hasname, *dis.haslocal, *dis.hasfree, *dis.hascompare}
+    for code in _codes(compile(inspect.getsource(module), "module.py", "exec")):
+        decoded: Any = dis.Bytecode(code)
+        said = [i for i in decoded if i.opname not in ("CACHE", "EXTENDED_ARG")]
+        found = program(code)
+        assert [(i.name, i.arg) for i in found.instructions] == [
+            (i.opname, i.arg or 0) for i in said
+        ]
+        at = [i.offset for i in said] + [len(code.co_code)]
+
+        def after(offset: int, at: list[int] = at) -> int:
+            return next(k for k, place in enumerate(at) if place >= offset)
+
+        line = code.co_firstlineno
+        for ours, theirs in zip(found.instructions, said):
+            line = theirs.positions.lineno or line
+            assert ours.line == line
+            is_jump = theirs.opcode in (*dis.hasjrel, *dis.hasjabs)
+            assert ours.target == (after(theirs.argval) if is_jump else -1)
+            if theirs.opcode in has_table and theirs.opname != "KW_NAMES":
+                assert (type(ours.value), ours.value) == (type(theirs.argval), theirs.argval)
+        entries = [
+            (after(e.start), after(e.end), after(e.target), *e[3:])
+            for e in decoded.exception_entries
+        ]
+        assert list(map(tuple, found.handlers)) == entries
