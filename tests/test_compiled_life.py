@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -147,3 +149,24 @@ def test_an_error_that_only_capture_raises_is_told() -> None:
     with warnings.catch_warnings(), pytest.raises(IndexError):
         warnings.simplefilter("error")
         failing(torch.ones(2))
+
+
+def test_a_graphs_code_is_made_when_it_is_asked_for() -> None:
+    graphs = []
+
+    def keep(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        graphs.append(gm)
+        return lambda *inputs: torch.fx.Interpreter(gm).run(*inputs)
+
+    x, made = torch.ones(2), torch.fx.graph_module._loader.eval_cache
+    before = len(made)
+    compiled = api.compile(lambda x: x.sin() + 1, backend=keep)
+    assert torch.equal(compiled(x), x.sin() + 1)
+    assert len(made) == before
+    (gm,) = graphs
+    assert "sin" in gm.code and len(made) == before + 1
+    for one in (gm, copy.deepcopy(gm), pickle.loads(pickle.dumps(gm))):
+        assert all(torch.equal(call(x)[0], x.sin() + 1) for call in (one, one.forward))
+    gm.graph.find_nodes(op="call_method")[0].target = "cos"
+    gm.recompile()
+    assert torch.equal(gm.forward(x)[0], x.cos() + 1)

@@ -3,6 +3,7 @@
 torch._subclasses          what FakeTensors raise; they themselves are in fusee/sym/fakes.py
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
+torch.fx._lazy_graph_module  modules that make their code when it is asked for
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
 torch.utils._python_dispatch  switches modes off, while a subclass' method runs on the machine
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.autograd import forward_ad
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
@@ -242,10 +244,25 @@ def was_leaf(x: torch.Tensor) -> bool:
 
 
 def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A graph with its code. The source, which torch keeps for ever, goes with the module."""
-    gm = torch.fx.GraphModule(torch.nn.Module(), graph, "CapturedGraph")
-    weakref.finalize(gm, _forget_source, gm.forward.__code__.co_filename).atexit = False
-    return gm
+    """A graph as a module."""
+    return _CapturedGraph(torch.nn.Module(), graph, "CapturedGraph")
+
+
+class _CapturedGraph(_LazyGraphModule):
+    """Its code is made when it is first asked for; the source, which torch keeps, goes with it."""
+
+    @property
+    def _lazy_forward(self) -> Callable[..., Any]:
+        self.real_recompile()
+        return self.forward
+
+    forward = _lazy_forward
+
+    def _real_recompile(self) -> Any:
+        made = super()._real_recompile()
+        name = type(self).forward.__code__.co_filename
+        weakref.finalize(self, _forget_source, name).atexit = False
+        return made
 
 
 def _forget_source(name: str) -> None:
