@@ -220,6 +220,8 @@ def _quick_mode() -> type[FakeTensorMode]:
             if device == _CPU and not _holds_open_size(args):
                 return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
         elif (run := runs.get(func)) is not None and _is_plain(self, args, kwargs):
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": _META}
             found = _on_meta(self, run, args, kwargs)
             if found is not None:
                 return _wrapped(self, found)
@@ -230,10 +232,9 @@ def _quick_mode() -> type[FakeTensorMode]:
 
 def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether all tensors are fakes on the CPU whose values nobody knows, and all sizes known."""
-    for value in kwargs.values():
-        if isinstance(value, (torch.Tensor, torch.device)):
-            return False
-    for arg in args:
+    if kwargs.get("device") not in (None, _CPU):
+        return False
+    for arg in (*args, *kwargs.values()):
         for x in arg if type(arg) in (list, tuple) else (arg,):
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:

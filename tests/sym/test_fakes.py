@@ -40,6 +40,9 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: torch.empty_strided((2, 3), (1, 2)).zero_(),
     lambda x: x.view(torch.int32) + 1,
     lambda x: (x > 0).any(),
+    lambda x: (x.new_ones(2, 3), torch.full_like(x, 2.0), torch.zeros_like(x, dtype=torch.int32)),
+    lambda x: (x.to("cpu", torch.float64), torch.ones_like(x, device="cpu")),
+    lambda x: x[torch.tensor([[1], [2]]), torch.tensor([0, 3])],
 ]
 INPUTS = {
     "rows": lambda: torch.randn(4, 4, 6, 6),

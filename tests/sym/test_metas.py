@@ -40,6 +40,15 @@ CASES: list[tuple[str, Callable[[], list[Args]]]] = [
     ("baddbmm", lambda: [(torch.randn(3), torch.randn(2, 5, 6), torch.randn(2, 6, 3))]),
     ("gather", lambda: [(torch.randn(4, 5), 1, torch.tensor([[0, 1], [2, 3]]).t())]),
     ("embedding", lambda: [(torch.randn(7, 3), torch.tensor([[1, 2], [3, 4]]).t())]),
+    ("index.Tensor", lambda: [
+        (x, list(index))
+        for x in [torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)]
+        for k in [torch.tensor([[1], [2], [0]])]
+        for index in ((k,), (k, k.view(1, 3)), (k, k.t().contiguous(), k), (k.t(), k), (None, k))
+    ]),
+    ("zeros_like", lambda: [(x,) for x in images(2, 4, 6, 6)]),
+    ("full_like", lambda: [(x, 3) for x in images(2, 4, 6, 6)]),
+    ("new_full", lambda: [(x, [2, 3], 1) for x in images(2, 4, 6, 6)]),
     ("cumsum", lambda: [(x, 1) for x in [*rows(torch.randn(4, 5)), torch.ones(3, 4).int()]]),
     ("sum", lambda: [(x,) for x in [*rows(torch.randn(4, 5)), torch.ones(3).bool()]]),
     ("mean", lambda: [(x,) for x in rows(torch.randn(4, 5))]),

@@ -155,6 +155,15 @@ def _gather(x: torch.Tensor, axis: int, index: torch.Tensor, **kwargs: Any) -> A
     return empty(index.shape, x.dtype)
 
 
+@meta(aten.index.Tensor)
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+    given = [index for index in indices if index is not None]
+    are_first = len(given) == len(indices) <= x.dim() and x.is_contiguous()
+    if not are_first or any(i.dtype != torch.int64 or not i.is_contiguous() for i in given):
+        return aten.index.Tensor(x, indices)
+    return empty((*broadcast(*(i.shape for i in given)), *x.shape[len(given) :]), x.dtype)
+
+
 @meta(aten.embedding.default)
 def _embedding(
     weight: torch.Tensor,

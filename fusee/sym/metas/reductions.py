@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from fusee.sym.metas.table import Meta, aten, empty, laid_out, like, meta, suggested_layout
+from fusee.sym.metas.table import (
+    Meta,
+    aten,
+    empty,
+    laid_out,
+    like,
+    meta,
+    overload,
+    suggested_layout,
+)
 
 # ------------------------------------------------------------------------------ reductions
 
@@ -178,6 +187,25 @@ def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None)
 
 @meta(aten._to_copy.default)
 def _to_copy(x: torch.Tensor, **kwargs: Any) -> Any:
+    if kwargs.get("device") == x.device:
+        del kwargs["device"]
     if set(kwargs) <= {"dtype", "non_blocking"}:
         return like(x, kwargs.get("dtype") or x.dtype)
     return aten._to_copy.default(x, **kwargs)
+
+
+def _of_one(op: Any, is_like: bool) -> Meta:
+    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") not in (None, x.device) or not {*kwargs} <= _SETTINGS:
+            return op(x, *args, **kwargs)
+        dtype = kwargs.get("dtype") or x.dtype
+        return like(x, dtype) if is_like else empty(args[0], dtype)
+
+    return run
+
+
+_SETTINGS = {"dtype", "device", "pin_memory"}
+for _name in ("empty_like", "zeros_like", "ones_like", "full_like"):
+    meta(overload(_name))(_of_one(overload(_name), is_like=True))
+for _name in ("new_empty", "new_zeros", "new_ones", "new_full"):
+    meta(overload(_name))(_of_one(overload(_name), is_like=False))
