@@ -37,12 +37,14 @@ _IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
-    """The first class in the order of resolution that has `name`, and what it holds; or ABSENT."""
-    for base in cls.__mro__:
-        found = m.world.class_item(base, name)
-        if found is not ABSENT:
-            return found
-    return ABSENT
+    """What the first class in the order of resolution holds that has `name`; or ABSENT."""
+    known = m.in_classes.get((cls, name))
+    if known is None:
+        items = (m.world.class_item(base, name) for base in cls.__mro__)
+        known = (next((item for item in items if item is not ABSENT), ABSENT),)
+        if cls not in m.made_classes:
+            m.in_classes[cls, name] = known
+    return known[0]
 
 
 def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:

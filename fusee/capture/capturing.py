@@ -42,6 +42,7 @@ class Capturing(Semantics):
     policy         what users have said about functions
     world          what lies outside
     made_classes   classes that the program itself made
+    in_classes     what was found in others, by name
     generators     those that it made, by id, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
     """
@@ -50,16 +51,22 @@ class Capturing(Semantics):
         super().__init__()
         self.policy = policy
         self.world = World(self.where, varies)
-        self.made_classes: set[type] = set()
+        self.made_classes = self.world.made_classes
+        self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
         self.inference: list[tuple[Any, Any]] = []
+        self._said: tuple[Frame | None, int, str] = None, 0, ""
 
     def where(self) -> str:
         """The innermost line of the user's code."""
-        for frame in reversed(self.frames):
-            if not is_trusted(frame.globals.get("__name__")):
-                return frame.where
-        return self.frames[-1].where if self.frames else ""
+        if not self.frames:
+            return ""
+        top, (frame, at, text) = self.frames[-1], self._said
+        if frame is not top or at != top.at:
+            users = (f for f in reversed(self.frames) if not is_trusted(f.globals.get("__name__")))
+            text = next(users, top).where
+            self._said = top, top.at, text
+        return text
 
     def length(self, x: Any) -> int:
         """len() of a list, dict, set or deque; of one from outside it becomes a fact."""

@@ -123,6 +123,9 @@ class _Watched:
         """Whether the fact follows from what is watched; notes what that is."""
         if fact.kind in ("absent", "keys", "length"):
             return self._takes_whole(fact)
+        if fact.kind == "not" and isinstance(fact.value, At):
+            found = self._object(fact.origin), self._object(fact.value.origin)
+            return found[0] is not ABSENT and found[1] is not ABSENT
         if not isinstance(fact.origin, Item) or isinstance(fact.value, (At, set)):
             return False
         if fact.kind == "type" and fact.value is float:

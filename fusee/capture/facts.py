@@ -63,7 +63,7 @@ class TensorFact(NamedTuple):
         return f"{dtype}{list(self.size)} of strides {list(self.stride)} on {self.device}{grad}"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Fact:
     """One condition.
 
@@ -337,7 +337,7 @@ class Facts:
 
     def add(self, kind: str, origin: Origin, value: Any, where: Callable[[], str]) -> None:
         """Note a condition, unless it is known. `where` says the user's line."""
-        by_identity = kind in ("is", "type") and not isinstance(value, At)
+        by_identity = kind in ("is", "type") and type(value) is not At
         key = (kind, origin, id(value) if by_identity else _hashable(value))
         if key not in self._known:
             self._known.add(key)

@@ -270,7 +270,9 @@ class _Attempt:
             is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
             if is_alive and inner.cleans_up and not rebuild.has(made):
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
-        self.world.separate()
+        code = self.place.function.__code__
+        takes_named = self.place.at < 0 and code.co_flags & inspect.CO_VARKEYWORDS
+        self.world.separate(self.values[parameters(code)[-1]] if takes_named else None)
         # whether or not a compiled graph switches global state, a piece does so after it
         for function, args in self.state.switches(State.now()):
             listed = ", ".join(map(source.constant, args))

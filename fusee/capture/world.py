@@ -51,10 +51,10 @@ __all__ = ["CONTAINERS", "DELETED", "FIXED", "World", "is_scalar", "is_trusted"]
 DELETED = ABSENT
 
 # Guarded by value. Their instances hold nothing else.
-_SCALARS = (
+_SCALARS = frozenset((
     int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
-)  # fmt: skip
+))  # fmt: skip
 _EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
 # Guarded by identity.
 FIXED = (
@@ -106,6 +106,7 @@ class World:
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
         self._parts: dict[Any, Origin] = {}
+        self.made_classes: set[type] = set()
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
         self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
         self.passing: list[str] = []  # what the capture saw that is another in each process
@@ -167,8 +168,7 @@ class World:
         return self.know(obj, origin)
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
-        place = Call(origin, numbers.exactly, "the value of ")
-        self.fact("equals", place, numbers.exactly(obj))
+        self.fact("equals", Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj))
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
@@ -362,7 +362,7 @@ class World:
 
     def class_item(self, cls: type, name: str) -> Any:
         """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
-        if cls.__flags__ & _IMMUTABLE:
+        if cls.__flags__ & _IMMUTABLE or cls in self.made_classes:
             return cls.__dict__.get(name, ABSENT)
         known = self._class_items.get((cls, name))
         if known is None:
@@ -474,18 +474,18 @@ class World:
             self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
         return self.slot(cell, "cell_contents")
 
-    def separate(self) -> None:
-        """What was written must not be, under another name, what was read."""
+    def separate(self, new: Any) -> None:
+        """What was written must not be, under another name, what was read, but for what is new."""
         read = [part.of for part in self._parts.values() if isinstance(part, Cell)]
         written = [x[1] for x in self.slots.values() if type(x[0]) is types.CellType]
         pairs = [(a, b) for a in written for b in read]
-        for mirror in list(self.mirrors.values()):
+        shared = [mirror for mirror in self.mirrors.values() if mirror.obj is not new]
+        for mirror in shared:
             if mirror.is_changed():
-                others = [m for m in self.mirrors.values() if type(m.obj) is type(mirror.obj)]
+                others = [m for m in shared if type(m.obj) is type(mirror.obj)]
                 pairs += [(mirror.origin, other.origin) for other in others]
-        for a, b in pairs:
-            if a is not b:
-                self.distinct(a, b)
+        for a, b in (pair for pair in pairs if pair[0] is not pair[1]):
+            self.distinct(a, b)
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The cells of a function from outside. If the function is fixed, so are its cells."""

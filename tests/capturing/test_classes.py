@@ -263,8 +263,22 @@ def records(x: T) -> T:
     )  # fmt: skip
 
 
+def class_written_inside(x: T) -> T:
+    class Made:
+        k = 1
+
+    made = Made()
+    before = made.k, hasattr(made, "new")
+    Made.k = 2
+    Made.new = x
+    written = made.k, made.new
+    del Made.new
+    return before, written, hasattr(made, "new"), x * Made.k
+
+
 PROGRAMS = [
     classes, operators_of_classes, descriptors, rare_classes, records, class_made_inside,
+    class_written_inside,
 ]  # fmt: skip
 
 

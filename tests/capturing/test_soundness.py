@@ -213,3 +213,38 @@ def test_nothing_changed() -> None:
     sys.modules[MODULE].__dict__["UNRELATED"] = 4
     side.told()
     assert len(side.call.entries) == before
+
+
+class Table(torch.nn.Module):
+    """It writes to one container, and reads others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, float] = {}
+        self.other = {"k": 2.0}
+        for k in range(20):
+            setattr(self, f"scale{k}", 1.0 + k)
+
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> Any:
+        kwargs["k"] = self.seen["k"] = 5.0
+        for k in range(20):
+            x = x * getattr(self, f"scale{k}")
+        return x * self.other["k"], dict(kwargs)
+
+
+def test_containers_that_become_one() -> None:
+    table, x = Table(), torch.ones(2)
+    call = CompiledFunction(Table.__dict__["forward"], backend, Policy())
+    call(table, x, a=1)
+    (entry,) = call.entries
+    facts = entry.captured.facts.rows
+    assert any(fact.kind == "not" for fact in facts)
+    # what a call gave by name is no object that anybody had before
+    assert not any(fact.kind == "not" and "kwargs" in str(fact) for fact in facts)
+    before = table.other
+    for other in ({"k": 2.0}, table.seen, before):
+        table.other = other
+        want = Table.forward(table, x, a=1)
+        got = call(table, x, a=1)
+        assert torch.equal(got[0], want[0]) and got[1] == want[1]
+    assert len(call.entries) == 2
