@@ -66,6 +66,8 @@ def guarded(
         ) from cause
 
     compile_graph.__name__ = name
+    if (begin := getattr(backend, "begin", None)) is not None:
+        vars(compile_graph)["begin"] = begin
     return compile_graph
 
 

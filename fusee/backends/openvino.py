@@ -130,7 +130,7 @@ class OpenVINO:
 
 
 def _ahead(options: OpenVINOOptions) -> Ahead | None:
-    """Models on disk, which are being read from the first graph on.
+    """Models on disk, which are being read from the first call on.
 
     Not earlier: a process that only forks must have none, since OpenVINO's threads do not survive.
     """
@@ -259,6 +259,11 @@ def _compile(
         training=training,
         prepare=engine.prepare,
     )
+
+
+def begin(options: Mapping[str, object]) -> None:
+    """Read what the last process used."""
+    _ahead(OpenVINOOptions.parse(options))
 
 
 def check(options: Mapping[str, object]) -> None:

@@ -53,6 +53,7 @@ _openvino = register(
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
         keeps=later("fusee.backends.openvino_options", "is_caching"),
+        begin=later("fusee.backends.openvino", "begin"),
     )
 )
 register(
@@ -70,6 +71,7 @@ register(
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
         keeps=later("fusee.backends.openvino_options", "is_caching"),
+        begin=later("fusee.backends.openvino", "begin"),
     )
 )
 register(

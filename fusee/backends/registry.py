@@ -8,6 +8,7 @@ backend before anything is compiled.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ class Backend:
     validate  refuses wrong options, before anything is compiled
     is_named  whether it takes the option `name`, what reports call it
     keeps     whether, with these options, what is captured for it outlives the process
+    begin     called when a capture begins, so that files are read meanwhile
     """
 
     name: str
@@ -53,6 +55,7 @@ class Backend:
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
     keeps: Callable[[Mapping[str, object]], bool] | None = None
+    begin: Callable[[Mapping[str, object]], object] | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
@@ -245,6 +248,8 @@ def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
             return backend.compile(gm, example_inputs, options)
 
     bound.__name__ = backend.name
+    if backend.begin is not None:
+        vars(bound)["begin"] = functools.partial(backend.begin, options)
     return bound
 
 

@@ -102,7 +102,8 @@ def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
 class CompiledFunction:
     """A Python function that runs as graphs.
 
-    compile_graph   the backend: `(gm, example_inputs) -> callable`
+    compile_graph   the backend: `(gm, example_inputs) -> callable`; `begin`, if it has one, is
+                    called before each capture
     fullgraph       whether a graph break is an error
     guard_filter    says which facts are checked: one bool for each Guard
     notice          takes what the user should know
@@ -312,6 +313,7 @@ class CompiledFunction:
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
         keeper = None if self.varying or place.at >= 0 else self.keeper
+        getattr(self.compile_graph, "begin", _nothing)()
         known = None if keeper is None else keeper.find(place, values, self.policy)
         captured = known or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
@@ -481,6 +483,10 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _nothing() -> None:
+    """What most backends do before a capture."""
 
 
 def _milliseconds(begin: float) -> float:
