@@ -72,7 +72,8 @@ def compile_with(
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
     differentiated = is_differentiated(gm, example_inputs)
     if differentiated and not training:
-        return compile_native(gm, example_inputs, asdict(options))
+        reason = "it needs gradients, which are our own compiler's"
+        return _whole(gm, example_inputs, engine, options, reason)
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
         begin = time.perf_counter()
@@ -84,14 +85,16 @@ def compile_with(
                     given = [*example_inputs, *computed]
                     return compile_split(graph, given, engine, options, report, prepare)
 
-                call = compile_training(gm, example_inputs, options, report, engine.keeps, forward)
+                call = compile_training(
+                    gm, example_inputs, options, report, engine.keeps, forward, decompositions
+                )
                 remember(report)
                 return CompiledGraph(call, report)
             aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
         except MissingFake:
             raise
-        except TraceError:
-            return compile_native(gm, example_inputs, asdict(options))
+        except TraceError as error:
+            return _whole(gm, example_inputs, engine, options, error.what)
         report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
@@ -101,6 +104,19 @@ def compile_with(
     if not attributes:
         return CompiledGraph(call, report)
     return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
+
+
+def _whole(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: Engine,
+    options: Options,
+    reason: str,
+) -> CompiledGraph:
+    """The graph through our compiler, whose report says why it is not the engine's."""
+    found = compile_native(gm, example_inputs, asdict(options))
+    found.report().notes.append(f"nothing of it runs in {engine.name}: {reason}")
+    return found
 
 
 def compile_split(

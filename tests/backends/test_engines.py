@@ -93,6 +93,20 @@ def test_sizes_are_open_with_dynamic(backend: str) -> None:
 
 
 @engines
+def test_a_model_with_open_sizes(backend: str) -> None:
+    module, _, given = zoo.load("bert", "test")
+    seen: list[Report] = []
+    fast = torch.compile(module, backend=through(backend, seen), dynamic=True)
+    for rows, length in ((2, 12), (3, 9), (4, 7)):
+        inputs = {k: x.repeat(2, 1)[:rows, :length].clone() for k, x in given.items()}
+        want, got = module(**inputs), fast(**inputs)
+        torch.testing.assert_close(list(got.values()), list(want.values()), rtol=1e-4, atol=1e-5)
+    (report,) = seen
+    assert all(row.failed is None and row.calls == 3 for row in report.regions)
+    assert report.regions and len(report.unclaimed) < 5, str(report)
+
+
+@engines
 def test_what_has_no_elements_for_some_sizes_is_then_ours(backend: str) -> None:
     """OpenVINO's softmax over no elements ends the process."""
 
