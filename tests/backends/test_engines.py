@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import importlib.util
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -173,6 +174,22 @@ def test_disabled_ops_are_left_to_us(backend: str, given: object, named: str) ->
 
 
 @engines
+@ways
+def test_the_rest_needs_no_other_program(
+    backend: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr("subprocess.Popen.__init__", refused)
+    x, name = torch.randn(4, 4), f"no compiler for {backend} by {way}"
+    call = by(way, backend, two_layers, name=name, disabled_ops=[aten.tanh, aten.add])
+    torch.testing.assert_close(call(x, x), two_layers(x, x))
+    (report,) = fusee.report(name)
+    assert report.kernels and len(report.regions) == 2
+
+
+@engines
 def test_disabled_ops_of_a_cnn_and_of_attention(backend: str) -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         y = F.gelu(F.conv2d(x, w, padding=1)) + 1
@@ -216,6 +233,9 @@ def test_two_functions_have_their_own_options(backend: str, way: str) -> None:
     (one,), (other,) = fusee.report(f"apart, {named}"), fusee.report(f"whole, {named}")
     assert [row.op for row in one.unclaimed] == ["aten.tanh.default"] and not other.unclaimed
     assert [row.calls for row in (*one.regions, *other.regions)] == [2, 2, 2]
+    shown = rf"region_1  {backend} on CPU.*; 3 calls: 1 aten\.add\.Tensor, .*, [\d.]+ ms a call\n"
+    assert re.search(shown, str(one)), str(one)
+    assert "1x aten.tanh.default  the option disabled_ops names it\n" in str(one)
 
 
 @_each("openvino", "openvino_ts", "onnxrt")
