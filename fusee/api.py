@@ -207,7 +207,7 @@ class Compiler:
             fall_back=fallback == "eager",
         )
         keeps = registry.keeps_captures(self.backend, given)
-        self.keeper = registry.later("fusee.capture.kept", "Keeper")() if keeps else None
+        self.keeper = registry.later("fusee.kept.captures", "Keeper")() if keeps else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what was given: the rest is made again."""

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loops": ("sym",),
     "capture": ("sym", "runtime"),
     "torch_functions": ("capture",),
+    "kept": ("capture", "runtime"),
     "aten": ("sym",),
     "debug": (
         "autodiff",

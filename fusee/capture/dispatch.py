@@ -53,7 +53,7 @@ _AGAIN = object()
 
 
 class Keeper(Protocol):
-    """Keeps captures for other processes: kept.py."""
+    """Keeps captures for other processes: fusee/kept."""
 
     def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
     def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None: ...

@@ -16,9 +16,9 @@ import torch
 import fusee
 from fusee.capture import dispatch
 from fusee.capture.dispatch import CompiledFunction
-from fusee.capture.kept import Keeper
 from fusee.capture.policy import Policy
 from fusee.config import settings
+from fusee.kept.captures import Keeper
 from fusee.runtime.cache import ObjectCache
 
 NAME = "kept_program"

@@ -23,19 +23,21 @@ from torch import fx
 
 from fusee.capture.facts import Fact, Facts
 from fusee.capture.failures import Failing
-from fusee.capture.naming import Names, NotKept, Resolved, holds, known_by, looking, taken_now
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
 from fusee.capture.trace import Captured, Place
 from fusee.capture.world import is_scalar
+from fusee.kept.naming import Names, NotKept, Resolved, holds, known_by, looking, taken_now
 from fusee.log import publish
 from fusee.runtime import collector
 from fusee.runtime.cache import ObjectCache, content_key, object_cache
 
 __all__ = ["Keeper"]
 
-_HERE = Path(__file__).parent
+_FUSEE = Path(__file__).parent.parent
+# The packages whose code decides what a capture is.
+_READ_BY = ("capture", "torch_functions", "kept", "sym")
 
 
 class Keeper:
@@ -87,7 +89,7 @@ def _tell(place: Place, what: str) -> None:
 @functools.cache
 def _salt() -> str:
     """What all captures depend on: versions, and this code."""
-    files = [*_HERE.glob("*.py"), *_HERE.parent.glob("torch_functions/*.py")]
+    files = [x for name in _READ_BY for x in (_FUSEE / name).glob("*.py")]
     code = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     return repr((sys.version, torch.__version__, code))
 
