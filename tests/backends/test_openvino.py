@@ -320,6 +320,17 @@ def test_the_older_name_says_so() -> None:
     assert row.engine == "openvino_ts" and row.failed is None
 
 
+@pytest.mark.filterwarnings("ignore:the backend 'openvino_ts'")
+def test_the_older_path_leaves_open_sizes_to_us() -> None:
+    seen: list[Report] = []
+    fast = torch.compile(two_layers, backend=through("openvino_ts", seen), dynamic=True)
+    with pytest.warns(FuseeWarning, match="this region has open ones") as told:
+        for n in (3, 5):
+            x, w = torch.randn(n, 8), torch.randn(8, 8)
+            torch.testing.assert_close(fast(x, w), two_layers(x, w))
+    assert len(told) == len(seen) == 1 and "our compiler" in str(seen[0].regions[0])
+
+
 # ------------------------------------------------------------------------------ training
 
 
