@@ -58,11 +58,10 @@ class Idle:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs += 1
-        forward = gm.forward
 
         def run(*args: Any) -> Any:
             begin = time.process_time()
-            result = forward(*args)
+            result = gm(*args)  # both make the graph's code at its first call
             self.inside_s += time.process_time() - begin
             return result
 
