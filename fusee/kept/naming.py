@@ -74,7 +74,8 @@ def known_by(x: Any) -> Any:
     if kind in _IN_C:
         owner = getattr(x, "__objclass__", None) or getattr(x, "__self__", None)
         home = owner if isinstance(owner, (type, types.ModuleType)) else None
-        if owner is not None and home is None:
+        is_pybind = type(owner).__module__.startswith("pybind11")  # a function's own record
+        if owner is not None and home is None and not is_pybind:
             raise NotKept(f"a method of a {type(owner).__qualname__}")
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
@@ -230,8 +231,9 @@ def _by_name(x: Any) -> tuple[str, str, str] | None:
     if not isinstance(name, str):
         return None
     for module in (getattr(x, "__module__", None), "builtins"):
-        if isinstance(module, str) and _global(module, name) is x:
-            return "global", module, name
+        for path in (name, x.__name__):  # pybind's functions have the names of their records
+            if isinstance(module, str) and _global(module, path) is x:
+                return "global", module, path
     if isinstance(x, type) and x in _OF_PYTHON:
         return "global", "types", _OF_PYTHON[x]
     owner = getattr(x, "__objclass__", None) or getattr(x, "__self__", None)
