@@ -16,10 +16,11 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fusee.capture.facts import Fact, Facts
 from fusee.capture.failures import Failing
@@ -111,42 +112,6 @@ def _sketch(x: Any) -> Any:
 # ------------------------------------------------------------------------------ graphs
 
 
-class _Ref(NamedTuple):
-    """Stands for the result of a row."""
-
-    row: int
-
-
-class _Row(NamedTuple):
-    """A node of a graph."""
-
-    op: str
-    name: str
-    target: Any
-    args: Any
-    kwargs: Any
-    meta: dict[str, Any]
-
-
-def _rows(gm: fx.GraphModule) -> list[_Row]:
-    place = {node: _Ref(k) for k, node in enumerate(gm.graph.nodes)}
-
-    def plain(x: Any) -> Any:
-        if isinstance(x, fx.Node):
-            return place[x]
-        if isinstance(x, (list, tuple)):
-            items = [plain(item) for item in x]
-            return items if isinstance(x, list) else tuple(items)
-        if isinstance(x, dict):
-            return {key: plain(item) for key, item in x.items()}
-        return slice(plain(x.start), plain(x.stop), plain(x.step)) if type(x) is slice else x
-
-    return [
-        _Row(node.op, node.name, node.target, plain(node.args), plain(node.kwargs), _meta(node))
-        for node in gm.graph.nodes
-    ]
-
-
 def _meta(node: fx.Node) -> dict[str, Any]:
     """Without the FakeTensors, which only the capture itself needs."""
     kept: dict[str, Any] = {
@@ -158,23 +123,18 @@ def _meta(node: fx.Node) -> dict[str, Any]:
     return kept | {"example_value": known} if isinstance(known, float) else kept
 
 
-def _module(rows: list[_Row]) -> fx.GraphModule:
-    graph = fx.Graph()
-    made: list[fx.Node] = []
+def _node(
+    graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]
+) -> fx.Node:
+    node = graph.create_node(op, target, name=name)
+    node.args = args  # given to `create_node`, they would be searched for symbols first
+    if kwargs:
+        node.kwargs = kwargs
+    node.meta.update(meta)
+    return node
 
-    def real(x: Any) -> Any:
-        if type(x) is _Ref:
-            return made[x.row]
-        if isinstance(x, (list, tuple)):
-            return type(x)([real(item) for item in x])
-        if isinstance(x, dict):
-            return {key: real(item) for key, item in x.items()}
-        return slice(real(x.start), real(x.stop), real(x.step)) if type(x) is slice else x
 
-    for row in rows:
-        node = graph.create_node(row.op, row.target, real(row.args), real(row.kwargs), row.name)
-        node.meta.update(row.meta)
-        made.append(node)
+def _module(graph: fx.Graph, nodes: list[fx.Node]) -> fx.GraphModule:
     return graph_module(graph)
 
 
@@ -188,7 +148,7 @@ def _written(captured: Captured) -> bytes:
     if why:
         raise NotKept(why)
     names = Names(captured.facts, captured.place.function, captured.taken, _reduced)
-    return names.dump_all({name: getattr(captured, name) for name in _FIELDS})
+    return names.written({name: getattr(captured, name) for name in _FIELDS})
 
 
 _FIELDS = ("facts", "graph", "inputs", "source", "names", "grad", "inference", "taken", "answers")
@@ -196,13 +156,24 @@ _FIELDS = ("facts", "graph", "inputs", "source", "names", "grad", "inference", "
 
 def _reduced(x: Any) -> Any:
     """How an object of ours is made again, for pickle; NotImplemented for others."""
+    if isinstance(x, fx.Node):
+        return _node, (x.graph, x.op, x.target, x.args, x.kwargs, x.name, _meta(x))
+    if isinstance(x, (immutable_list, immutable_dict)):
+        return (list, (tuple(x),)) if isinstance(x, list) else (dict, ((*x.items(),),))
+    if isinstance(x, fx.Graph):
+        return fx.Graph, ()
     if isinstance(x, fx.GraphModule):
-        return _module, (_rows(x),)
+        return _module, (x.graph, list(x.graph.nodes))
     if type(x) is Facts:
-        return Facts, (x.rows, x.kinds)
-    if type(x) in (_Ref, _Row, State, Failing):
-        return type(x), tuple(x) if isinstance(x, tuple) else (x.eagerly, x.state, x.changes)
-    return NotImplemented
+        rows = [(row.kind, row.origin, row.value, sys.intern(row.where)) for row in x.rows]
+        return _facts, (list(zip(*rows)), x.kinds)
+    if type(x) is State:
+        return State, tuple(x)
+    return (Failing, (x.eagerly, x.state, x.changes)) if type(x) is Failing else NotImplemented
+
+
+def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
+    return Facts([*map(Fact, *columns)] if columns else [], kinds)
 
 
 class _Kept(Captured):

@@ -1,15 +1,15 @@
 """How another process finds the objects that a capture relied on.
 
-An object gets a number, and a recipe that leads to it from what is there in every process: modules
-that are loaded, and the parameters of the function that is compiled. A recipe ends with what the
-object is known by: a function by its code, a class by its name, an instance by its class. What has
-no recipe, or is known by nothing but its address, cannot be kept.
+Where an object is met first, a recipe is written that leads to it from what is there in every
+process: modules that are loaded, and the parameters of the function that is compiled. With it goes
+what the object is known by: a function by its code, a class by its name, an instance by its class.
+What has no recipe, or is known by nothing but its address, cannot be kept.
 
     ("module", name)               sys.modules
     ("global", module, name)       what a module holds, or Python's builtins
     ("at", origin)                 the object that a fact made sure of
-    ("part", number, name)         an attribute of another: a property's getter, a class's dict
-    ("cell", number, k)            a cell of a function's closure
+    ("part", object, name)         an attribute of another: a property's getter, a class's dict
+    ("cell", object, k)            a cell of a function's closure
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -39,9 +39,11 @@ class NotKept(Exception):
 
 
 _WRITTEN = (
-    Fact, At, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list, tuple,
+    At, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list, tuple,
     dict, set, frozenset, slice, collections.OrderedDict, collections.deque,
 )  # fmt: skip
+# What pickle writes by itself, but for scalars.
+_UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
 _MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
 _GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -122,8 +124,8 @@ def _constant(x: Any) -> str:
 # ------------------------------------------------------------------------------ writing
 
 
-class Names:
-    """Recipes for the objects of one capture.
+class Names(pickle.Pickler):
+    """Writes one capture, with recipes in place of the objects that it names.
 
     function   what was compiled
     taken      what was read without a guard, by module and name
@@ -137,12 +139,13 @@ class Names:
         taken: Mapping[tuple[str, str], Any],
         reduce: Callable[[Any], Any],
     ) -> None:
+        self.out = io.BytesIO()
+        super().__init__(self.out, protocol=5)
         self.reduce = reduce
-        self.recipes: list[bytes] = []
-        self._numbers: dict[int, int] = {}
         self._ways: dict[int, tuple[Any, ...]] = {}
         self._keep: list[Any] = []
-        self._open: set[int] = set()
+        self._begun: set[int] = set()
+        self._named: dict[int, _Named] = {}
         self._add_way(function, ("function",))
         for (module, name), found in taken.items():
             self._add_way(found, ("global", module, name))
@@ -174,48 +177,49 @@ class Names:
         if isinstance(getattr(x, "__dict__", None), dict):
             self._add_way(x.__dict__, ("part", x, "__dict__"))
 
-    def number(self, x: Any) -> int:
-        """The number of an object. raises NotKept"""
-        found = self._numbers.get(id(x))
-        if found is None:
-            if id(x) in self._open:
-                raise NotKept(f"a {type(x).__qualname__} that leads to itself")
-            self._open.add(id(x))
-            recipe = self.dump((*self._way(x), known_by(x)))
-            found = self._numbers[id(x)] = len(self.recipes)
-            self._keep.append(x)
-            self.recipes.append(recipe)
-        return found
+    def persistent_id(self, x: Any) -> _Named | None:
+        """Of what pickle writes without asking `reducer_override`."""
+        if type(x) not in _UNASKED or (type(x) in _WRITTEN and id(x) not in self._ways):
+            return None
+        return self._named.setdefault(id(x), _Named(x))
 
-    def has(self, x: Any) -> bool:
-        return id(x) in self._ways
+    def reducer_override(self, x: Any) -> Any:
+        if x is Resolved.found:
+            return NotImplemented
+        if type(x) is _Named:
+            x = x.object
+        # What is written is known from then on, so that pickle does not ask again.
+        if id(x) in self._begun:
+            raise NotKept(f"a {type(x).__qualname__} that leads to itself")
+        self._begun.add(id(x))
+        if id(x) not in self._ways:
+            if isinstance(x, Held) and type(x.value) in _WRITTEN and id(x.value) not in self._ways:
+                raise NotKept(f"nothing leads to {x} but its address")
+            if isinstance(x, Origin):
+                return type(x), (*vars(x).values(),)
+            if is_scalar(x) or type(x) in _WRITTEN:
+                return NotImplemented
+        made = self.reduce(x)
+        return (Resolved.found, (self._way(x), known_by(x))) if made is NotImplemented else made
 
     def _way(self, x: Any) -> tuple[Any, ...]:
         if isinstance(x, types.ModuleType) and sys.modules.get(x.__name__) is x:
             return "module", x.__name__
-        by_name = _by_name(x)
-        if by_name is not None:
-            return by_name
-        way = self._ways.get(id(x))
-        if way is None:
-            _nowhere(x)
-        if way[0] in ("part", "cell"):
-            return way[0], self.number(way[1]), way[2]
-        return way
+        return _by_name(x) or self._ways.get(id(x)) or _nowhere(x)
 
-    def dump_all(self, x: Any) -> bytes:
-        """An object, and before it the recipes."""
-        data = self.dump(x)
-        return pickle.dumps((self.recipes, data))
-
-    def dump(self, x: Any) -> bytes:
-        """What `Resolved.load` reads. raises NotKept"""
-        out = io.BytesIO()
+    def written(self, x: Any) -> bytes:
+        """What `Resolved` reads. raises NotKept"""
         try:
-            _Pickler(self, out).dump(x)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            self.dump(x)
+        except (TypeError, AttributeError, RecursionError, pickle.PicklingError) as error:
             raise NotKept(str(error)) from None
-        return out.getvalue()
+        return self.out.getvalue()
+
+
+class _Named(NamedTuple):
+    """Stands for an object that pickle would write by value."""
+
+    object: Any
 
 
 def _nowhere(x: Any) -> NoReturn:
@@ -265,29 +269,15 @@ def _global(module: str, path: str) -> Any:
     return found
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, names: Names, out: io.BytesIO) -> None:
-        super().__init__(out, protocol=5)
-        self.names = names
-
-    def persistent_id(self, x: Any) -> int | None:
-        if is_scalar(x) or (type(x) in _WRITTEN and not self.names.has(x)):
-            if isinstance(x, Held) and type(x.value) in _WRITTEN and not self.names.has(x.value):
-                raise NotKept(f"nothing leads to {x} but its address")
-            return None
-        return None if self.names.reduce(x) is not NotImplemented else self.names.number(x)
-
-    def reducer_override(self, x: Any) -> Any:
-        return self.names.reduce(x)
-
-
 # ------------------------------------------------------------------------------ reading
 
 
-class Resolved:
-    """The objects that recipes lead to, in this process.
+class Resolved(pickle.Unpickler):
+    """A capture, with the objects that its recipes lead to in this process.
 
-    data               what `Names.dump_all` gave; `content` is the object
+    It imports nothing: what is not loaded yet is not there.
+
+    data               what `Names.written` gave; `content` is the object
     function, values   what is compiled, and what it is called with
     raises             NotKept if something is not there, or is another
     """
@@ -295,20 +285,23 @@ class Resolved:
     def __init__(
         self, data: bytes, function: types.FunctionType, values: Mapping[str, Any]
     ) -> None:
-        recipes, content = pickle.loads(data)
-        self.objects: list[Any] = []
+        super().__init__(io.BytesIO(data))
         self.function = function
         self.look = looking(values)
-        for recipe in recipes:
-            *way, known = self.load(recipe)
-            try:
-                found = self._found(*way)
-            except _GONE:
-                found = ABSENT
-            if known_by(found) != known:
-                raise NotKept(f"what was at {way} is another")
-            self.objects.append(found)
-        self.content = self.load(content)
+        try:
+            self.content = self.load()
+        except (*_GONE, pickle.UnpicklingError) as error:  # an enum without such a member, say
+            raise NotKept(str(error)) from None
+
+    def found(self, way: tuple[Any, ...], known: Any) -> Any:
+        """What a recipe leads to."""
+        try:
+            found = self._found(*way)
+        except _GONE:
+            found = ABSENT
+        if known_by(found) != known:
+            raise NotKept(f"what was at {way} is another")
+        return found
 
     def _found(self, kind: str, *way: Any) -> Any:
         if kind == "function":
@@ -319,28 +312,15 @@ class Resolved:
             return _global(*way)
         if kind == "at":
             return self.look(way[0])
-        owner, part = self.objects[way[0]], way[1]
+        owner, part = way
         return owner.__closure__[part] if kind == "cell" else getattr(owner, part)
 
-    def load(self, data: bytes) -> Any:
-        """What `Names.dump` gave."""
-        try:
-            return _Unpickler(self.objects, data).load()
-        except (*_GONE, pickle.UnpicklingError) as error:  # an enum without such a member, say
-            raise NotKept(str(error)) from None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports nothing: what is not loaded yet is not there."""
-
-    def __init__(self, objects: list[Any], data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self.objects = objects
-
-    def persistent_load(self, number: int) -> Any:
-        return self.objects[number]
+    def persistent_load(self, found: Any) -> Any:
+        return found
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, Resolved.found.__qualname__):
+            return self.found
         found = _global(module, name)
         if is_scalar(found):  # a dtype, a layout, Ellipsis: by name
             return found
@@ -354,15 +334,16 @@ def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
     def look(origin: Origin) -> Any:
         if origin in known:
             return known[origin]
+        kind = type(origin)
         if isinstance(origin, Held):
             return origin.value
         if isinstance(origin, Local):
             return values[origin.name]
-        of = look(origin.parent)  # type: ignore[arg-type]
+        of = look(origin.of)  # type: ignore[attr-defined]
         found: Any
-        if isinstance(origin, Item):
-            raw = next((c for c in _RAW if isinstance(of, c)), None)
-            found = of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
+        if kind is Item or kind is Entry:
+            key = origin.key  # type: ignore[attr-defined]
+            found = of[key] if (raw := _raw(of)) is None else raw.__getitem__(of, key)
         elif isinstance(origin, Call):
             found = origin.function(of)
         elif isinstance(origin, Cell):
@@ -376,6 +357,12 @@ def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
 
 
 _RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
+
+
+def _raw(of: Any) -> Any:
+    """The class in C whose methods look into a container; None if its own do."""
+    kind = type(of)
+    return kind if kind in _RAW else next((c for c in _RAW if isinstance(of, c)), None)
 
 
 def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
@@ -406,13 +393,13 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "equals": _equal,
     "type": lambda found, value: type(found) is value,
     "length": lambda found, value: len(found) == value,
-    "absent": lambda found, value: not _raw_contains(found, value),
+    "absent": lambda found, value: not _contains(found, value),
     "keys": lambda found, value: _keys(found) == value,
     "empty": lambda found, value: not found,
     "tensor": lambda found, value: TensorFact.of(found) == value,
 }
 
 
-def _raw_contains(found: Any, key: Any) -> bool:
-    raw = next((c for c in _RAW if isinstance(found, c)), None)
+def _contains(found: Any, key: Any) -> bool:
+    raw = _raw(found)
     return bool(key in found if raw is None else raw.__contains__(found, key))
