@@ -13,12 +13,17 @@ from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
 import torch
 from torch import nn
 
-from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
-from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, first_line, live
+from fusee.capture.dispatch import (
+    RECOMPILE_LIMIT,
+    CompiledFunction,
+    first_line,
+    live,
+    machinery,
+)
 from fusee.capture.policy import POLICY, innermost
 from fusee.capture.targets import as_function, call_module, is_suspending, target_of
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
@@ -126,6 +131,7 @@ def _compiling(backend: BackendLike) -> Callable[..., Any]:
 
 
 POLICY.lookup = _compiling
+machinery.append("fusee.torch_functions")  # its stand-ins
 
 
 def _unchanged(model: Any) -> Any:

@@ -9,6 +9,7 @@ compiled too.
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import os
 import sys
@@ -16,24 +17,24 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fusee import log
+from fusee.capture.captured import Captured, Keeper, Place
 from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import refused
+from fusee.capture.origin import is_trusted
 from fusee.capture.policy import ORIGINAL, Policy, original
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain, is_suspending
-from fusee.capture.trace import Captured, Place, capture
 from fusee.capture.tracebacks import raise_at
-from fusee.capture.world import is_trusted
 from fusee.errors import GraphBreakError, RecompileError, source_line
 
 __all__ = ["CompiledFunction", "Entry", "Notice", "Site", "listeners", "live"]
@@ -50,13 +51,6 @@ RECOMPILE_LIMIT = 8
 _OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
 
 _AGAIN = object()
-
-
-class Keeper(Protocol):
-    """Keeps captures for other processes: fusee/kept."""
-
-    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
-    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None: ...
 
 
 @dataclass
@@ -313,7 +307,8 @@ class CompiledFunction:
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
         keeper = None if self.varying or place.at >= 0 else self.keeper
-        getattr(self.compile_graph, "begin", _nothing)()
+        if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
+            read_ahead()
         known = None if keeper is None else keeper.find(place, values, self.policy)
         captured = known or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
@@ -485,8 +480,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _nothing() -> None:
-    """What most backends do before a capture."""
+# What is imported before the first capture, and by no process that finds all captures kept.
+machinery = ["fusee.capture.trace"]
+
+
+def capture(*given: Any) -> Captured:
+    """As in trace.py."""
+    *_, trace = [importlib.import_module(name) for name in reversed(machinery)]
+    return trace.capture(*given)  # type: ignore[no-any-return]
 
 
 def _milliseconds(begin: float) -> float:

@@ -7,11 +7,8 @@ two instructions of one function, and the stack that is alive there is that func
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +16,7 @@ from torch import fx
 
 from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.bytecode import parameters
-from fusee.capture.check import compile_check
+from fusee.capture.captured import Captured, Place
 from fusee.capture.facts import Facts, Source
 from fusee.capture.failures import Failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
@@ -43,96 +40,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
-__all__ = ["Captured", "Place", "capture"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a capture starts: a function's beginning, or between two of its instructions.
-
-    at        index of the instruction; -1 for the beginning
-    depth     values on the stack
-    names     local variables that are bound
-    cells     variables of its own that inner functions share
-    handled   whether an exception is being handled
-    """
-
-    function: types.FunctionType
-    at: int = -1
-    depth: int = 0
-    names: tuple[str, ...] = ()
-    cells: tuple[str, ...] = ()
-    handled: bool = False
-
-    @property
-    def parameters(self) -> list[str]:
-        """The names by which check and run take what is alive here."""
-        if self.at < 0:
-            return parameters(self.function.__code__)
-        stack = [f"_s{k}" for k in range(self.depth)]
-        return [*self.names, *stack, *(f"_c_{n}" for n in self.cells), *["_h"] * self.handled]
-
-
-@dataclass
-class Captured:
-    """What a capture found.
-
-    graph      the fx graph of torch calls; None if there are none
-    examples   the real tensors that it was captured with, in the order of its placeholders
-    inputs     where they came from
-    run        given the compiled graph, makes the function that runs this piece
-    stop       why and before which instruction it ends; None if the function returned
-    eager      why the function runs eagerly instead; "" if it doesn't
-    raises     whether that is because the program raises, so that eager raises it too
-    grad       whether the graph runs with gradients
-    inference  whether it runs in inference mode; None if that is as it was
-    taken      what was read without a guard, by module and name
-    answers    what functions gave that are said to be constant: `(function, args, kwargs, result)`
-    passing    what it has seen that another process would see differently; "" if nothing
-    """
-
-    place: Place
-    facts: Facts
-    conditions: tuple[list[str], dict[str, Any]]
-    graph: fx.GraphModule | None = None
-    examples: list[torch.Tensor] = field(default_factory=list)
-    inputs: list[Origin] = field(default_factory=list)
-    source: str = ""
-    names: dict[str, Any] = field(default_factory=dict)
-    stop: GraphBreak | None = None
-    at: int = -1
-    keywords: tuple[str, ...] = ()
-    eager: str = ""
-    raises: bool = False
-    grad: bool = True
-    inference: bool | None = None
-    breaks: list[GraphBreak] = field(default_factory=list)
-    taken: dict[tuple[str, str], Any] = field(default_factory=dict)
-    answers: list[tuple[Any, ...]] = field(default_factory=list)
-    passing: str = ""
-
-    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
-        """The function that says whether a call may use this, and its source.
-
-        values   the locals that it was captured with
-        """
-        conditions, names = self.conditions
-        return compile_check(self.facts, self.place.parameters, names, conditions, values)
-
-    @contextlib.contextmanager
-    def modes(self) -> Iterator[None]:
-        """The modes of torch in which the graph runs, for a backend that asks for them."""
-        found = self.inference
-        inference = torch.is_inference_mode_enabled() if found is None else found
-        with torch.inference_mode(inference), torch.set_grad_enabled(self.grad):
-            yield
-
-    def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
-        """The function that runs this piece with `graph` as its compiled graph."""
-        names = {**self.names, "_graph": graph}
-        exec(compile(self.source, "<fusee segment>", "exec"), names)
-        made: Callable[..., Any] = names["run"]
-        return made
+__all__ = ["capture"]
 
 
 def capture(

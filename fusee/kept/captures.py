@@ -22,12 +22,12 @@ import torch
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from fusee.capture.captured import Captured, Place
 from fusee.capture.facts import Fact, Facts
 from fusee.capture.failures import Failing
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
-from fusee.capture.trace import Captured, Place
 from fusee.capture.world import is_scalar
 from fusee.kept.naming import Names, NotKept, Resolved, holds, known_by, looking, taken_now
 from fusee.log import publish

@@ -57,7 +57,7 @@ class Processes:
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     captures: list[str] = []
-    whole: Any = dispatch.capture  # type: ignore[attr-defined]
+    whole = dispatch.capture
 
     def counted(place: Any, *args: Any) -> Any:
         captures.append(place.function.__qualname__)

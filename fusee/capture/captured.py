@@ -1,0 +1,117 @@
+"""What a capture gives: the piece of a function that runs as a graph, and what it relies on."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.bytecode import parameters
+from fusee.capture.check import compile_check
+from fusee.capture.facts import Facts
+from fusee.capture.origin import Origin
+from fusee.capture.policy import Policy
+
+__all__ = ["Captured", "Keeper", "Place"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a capture starts: a function's beginning, or between two of its instructions.
+
+    at        index of the instruction; -1 for the beginning
+    depth     values on the stack
+    names     local variables that are bound
+    cells     variables of its own that inner functions share
+    handled   whether an exception is being handled
+    """
+
+    function: types.FunctionType
+    at: int = -1
+    depth: int = 0
+    names: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    handled: bool = False
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names by which check and run take what is alive here."""
+        if self.at < 0:
+            return parameters(self.function.__code__)
+        stack = [f"_s{k}" for k in range(self.depth)]
+        return [*self.names, *stack, *(f"_c_{n}" for n in self.cells), *["_h"] * self.handled]
+
+
+@dataclass
+class Captured:
+    """What a capture found.
+
+    graph      the fx graph of torch calls; None if there are none
+    examples   the real tensors that it was captured with, in the order of its placeholders
+    inputs     where they came from
+    run        given the compiled graph, makes the function that runs this piece
+    stop       why and before which instruction it ends; None if the function returned
+    eager      why the function runs eagerly instead; "" if it doesn't
+    raises     whether that is because the program raises, so that eager raises it too
+    grad       whether the graph runs with gradients
+    inference  whether it runs in inference mode; None if that is as it was
+    taken      what was read without a guard, by module and name
+    answers    what functions gave that are said to be constant: `(function, args, kwargs, result)`
+    passing    what it has seen that another process would see differently; "" if nothing
+    """
+
+    place: Place
+    facts: Facts
+    conditions: tuple[list[str], dict[str, Any]]
+    graph: fx.GraphModule | None = None
+    examples: list[torch.Tensor] = field(default_factory=list)
+    inputs: list[Origin] = field(default_factory=list)
+    source: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
+    stop: GraphBreak | None = None
+    at: int = -1
+    keywords: tuple[str, ...] = ()
+    eager: str = ""
+    raises: bool = False
+    grad: bool = True
+    inference: bool | None = None
+    breaks: list[GraphBreak] = field(default_factory=list)
+    taken: dict[tuple[str, str], Any] = field(default_factory=dict)
+    answers: list[tuple[Any, ...]] = field(default_factory=list)
+    passing: str = ""
+
+    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
+        """The function that says whether a call may use this, and its source.
+
+        values   the locals that it was captured with
+        """
+        conditions, names = self.conditions
+        return compile_check(self.facts, self.place.parameters, names, conditions, values)
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """The modes of torch in which the graph runs, for a backend that asks for them."""
+        found = self.inference
+        inference = torch.is_inference_mode_enabled() if found is None else found
+        with torch.inference_mode(inference), torch.set_grad_enabled(self.grad):
+            yield
+
+    def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The function that runs this piece with `graph` as its compiled graph."""
+        names = {**self.names, "_graph": graph}
+        exec(compile(self.source, "<fusee segment>", "exec"), names)
+        made: Callable[..., Any] = names["run"]
+        return made
+
+
+class Keeper(Protocol):
+    """Keeps captures for other processes: fusee/kept."""
+
+    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
+    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None: ...
