@@ -18,6 +18,7 @@ import collections
 import functools
 import hashlib
 import io
+import operator
 import pickle
 import sys
 import types
@@ -149,8 +150,9 @@ class Names(pickle.Pickler):
         self._add_way(function, ("function",))
         for (module, name), found in taken.items():
             self._add_way(found, ("global", module, name))
+        for origin in dict.fromkeys(fact.origin for fact in facts.rows):
+            self._add_root(origin.root)
         for fact in facts.rows:
-            self._add_root(fact.origin.root)
             if fact.kind == "is" and not isinstance(fact.value, At):
                 self._add_way(fact.value, ("at", fact.origin))
 
@@ -335,27 +337,33 @@ def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
         if origin in known:
             return known[origin]
         kind = type(origin)
-        if isinstance(origin, Held):
-            return origin.value
-        if isinstance(origin, Local):
-            return values[origin.name]
-        of = look(origin.of)  # type: ignore[attr-defined]
-        found: Any
-        if kind is Item or kind is Entry:
-            key = origin.key  # type: ignore[attr-defined]
-            found = of[key] if (raw := _raw(of)) is None else raw.__getitem__(of, key)
-        elif isinstance(origin, Call):
-            found = origin.function(of)
-        elif isinstance(origin, Cell):
-            found = of.cell_contents
-        else:
-            found = getattr(of, origin.name)  # type: ignore[attr-defined]
-        known[origin] = found
+        if kind is Held or kind is ClassDict:
+            return origin.value  # type: ignore[attr-defined]
+        if kind is Local:
+            return values[origin.name]  # type: ignore[attr-defined]
+        found = known[origin] = _FOUND[kind](look(origin.of), origin)  # type: ignore[attr-defined]
         return found
 
     return look
 
 
+def _item(of: Any, origin: Any) -> Any:
+    raw = _raw(of)
+    return of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
+
+
+def _attribute(of: Any, origin: Any) -> Any:
+    return getattr(of, origin.name)
+
+
+_FOUND: dict[type, Callable[[Any, Any], Any]] = {
+    Item: _item,
+    Entry: _item,
+    Attr: _attribute,
+    Dict: _attribute,
+    Cell: lambda of, origin: of.cell_contents,
+    Call: lambda of, origin: origin.function(of),
+}
 _RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
 
 
@@ -368,9 +376,8 @@ def _raw(of: Any) -> Any:
 def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
     """Whether a fact holds for what is there now. Runs no code of the user's."""
     try:
-        found = look(fact.origin)
-        value = look(fact.value.origin) if isinstance(fact.value, At) else fact.value
-        return bool(_HOLDS[fact.kind](found, value))
+        found, value = look(fact.origin), fact.value
+        return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
     except _GONE:
         return False
 
@@ -387,19 +394,19 @@ def _keys(found: Any) -> tuple[Any, ...]:
     return tuple(dict.keys(found) if isinstance(found, dict) else found)
 
 
+def _lacks(found: Any, key: Any) -> bool:
+    raw = _raw(found)
+    return key not in found if raw is None else not raw.__contains__(found, key)
+
+
 _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "is": lambda found, value: found is value,
-    "not": lambda found, value: found is not value,
+    "is": operator.is_,
+    "not": operator.is_not,
     "equals": _equal,
     "type": lambda found, value: type(found) is value,
     "length": lambda found, value: len(found) == value,
-    "absent": lambda found, value: not _contains(found, value),
+    "absent": _lacks,
     "keys": lambda found, value: _keys(found) == value,
     "empty": lambda found, value: not found,
     "tensor": lambda found, value: TensorFact.of(found) == value,
 }
-
-
-def _contains(found: Any, key: Any) -> bool:
-    raw = _raw(found)
-    return bool(key in found if raw is None else raw.__contains__(found, key))
