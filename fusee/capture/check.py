@@ -20,7 +20,7 @@ import torch
 from fusee.capture.facts import ABSENT, At, Fact, Facts, Source, TensorFact
 from fusee.capture.origin import Attr, Dict, Held, Item, Origin
 from fusee.runtime import collector
-from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs
+from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs, pointer
 
 __all__ = ["compile_check"]
 
@@ -115,6 +115,7 @@ class _Watched:
     def _forget(self) -> None:
         self._dicts: dict[int, dict[Any, Any]] = {}
         self._lists: dict[int, list[Any]] = {}
+        self._owners: dict[int, tuple[Any, dict[Any, Any]]] = {}
         self._tensors: list[torch.Tensor] = []
         self._through: dict[int, dict[Any, Any]] = {}
         self._wholly: dict[int, tuple[Any, ...]] = {}
@@ -126,9 +127,9 @@ class _Watched:
         if fact.kind == "not" and isinstance(fact.value, At):
             found = self._object(fact.origin), self._object(fact.value.origin)
             return found[0] is not ABSENT and found[1] is not ABSENT
-        if not isinstance(fact.origin, Item) or isinstance(fact.value, (At, set)):
+        if not isinstance(fact.origin, (Item, Dict)) or isinstance(fact.value, (At, set)):
             return False
-        if fact.kind == "type" and fact.value is float:
+        if isinstance(fact.origin, Item) and fact.kind == "type" and fact.value is float:
             of = self._container(fact.origin.of)
             if isinstance(of, dict):
                 self._through[id(of)].setdefault(fact.origin.key, _A_FLOAT)
@@ -157,7 +158,10 @@ class _Watched:
 
     def start(self) -> None:
         """Begin to watch. The facts hold now."""
-        self._watch = Watch([*self._dicts.values()], self._tensors, [*self._lists.values()])
+        dicts, lists, owners = (
+            [*some.values()] for some in (self._dicts, self._lists, self._owners)
+        )
+        self._watch = Watch(dicts, self._tensors, lists, owners)
         self.address = self._watch.address
 
     def look(self) -> bool:
@@ -214,8 +218,7 @@ class _Watched:
         if isinstance(origin, Held):
             return origin.value
         if isinstance(origin, Dict):
-            owner = self._object(origin.of)
-            return ABSENT if owner is ABSENT else getattr(owner, "__dict__", ABSENT)
+            return self._dict_of(self._object(origin.of))
         of = self._container(origin.of) if isinstance(origin, Item) else None
         if of is None or not isinstance(origin, Item):
             return ABSENT
@@ -223,3 +226,11 @@ class _Watched:
             found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)
             return found
         return of[origin.key] if origin.key in range(len(of)) else ABSENT
+
+    def _dict_of(self, owner: Any) -> Any:
+        """The `__dict__` that an object has now; ABSENT if another could not be noticed."""
+        if id(owner) not in self._owners:
+            if owner is ABSENT or pointer(owner) is None:
+                return ABSENT
+            self._owners[id(owner)] = owner, object.__getattribute__(owner, "__dict__")
+        return self._owners[id(owner)][1]

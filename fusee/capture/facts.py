@@ -229,9 +229,6 @@ class Source:
             return found
         parent = ""
         if origin.parent is not None:
-            fixed = self.fixed(origin)
-            if fixed is not None:
-                return self.constant(fixed)
             parent = self.variable(origin.parent)
         return self.code(origin, parent)
 
@@ -240,6 +237,10 @@ class Source:
         if isinstance(origin, Item):
             raw, key = self.raw(origin.of), self.constant(origin.key)
             return f"{raw}.__getitem__({parent}, {key})" if raw else origin.code(parent, key)
+        if isinstance(origin, Dict):
+            asks = getattr(self._kind(origin.of), "__getattribute__", None)
+            if isinstance(asks, types.FunctionType):  # the user's
+                return f"object.__getattribute__({parent}, '__dict__')"
         constant = "" if origin.constant is None else self.constant(origin.constant)
         return origin.code(parent, constant)
 
@@ -248,16 +249,13 @@ class Source:
 
         Guards must neither run the user's code nor make what a defaultdict lacks.
         """
-        kind = type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
+        kind = self._kind(origin)
         if kind is None or kind in _ACTS_ALONE or not issubclass(kind, _CONTAINERS):
             return ""
         return self.constant(next(base for base in kind.__mro__ if base in _ACTS_ALONE))
 
-    def fixed(self, origin: Origin) -> Any:
-        """The dict of a held object: as long as the object is this one, so is its dict."""
-        if not (isinstance(origin, Dict) and isinstance(origin.of, Held)):
-            return None
-        return origin.of.value.__dict__
+    def _kind(self, origin: Origin) -> type | None:
+        return type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
 
     def variable(self, origin: Origin) -> str:
         """A name that holds the object at `origin` from here on."""

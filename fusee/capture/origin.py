@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "Attr", "Call", "Cell", "ClassDict", "Dict", "Entry", "Held", "Item", "Local", "Origin",
-    "input_name", "is_fixed", "is_remade",
+    "input_name", "is_remade",
 ]  # fmt: skip
 
 
@@ -168,13 +168,6 @@ def is_buffer(origin: Origin) -> bool:
     """Whether this is where a module keeps a buffer."""
     place = origin.parent
     return isinstance(place, Item) and place.key == "_buffers" and isinstance(place.of, Dict)
-
-
-def is_fixed(origin: Origin | None) -> bool:
-    """Whether the object is a part of a held one's dict, which no other path can replace."""
-    while isinstance(origin, Dict):
-        origin = origin.parent
-    return isinstance(origin, Held)
 
 
 def input_name(origin: Origin) -> str:

@@ -39,7 +39,6 @@ from fusee.capture.origin import (
     Item,
     Origin,
     input_name,
-    is_fixed,
     is_remade,
     is_trusted,
 )  # fmt: skip
@@ -115,7 +114,8 @@ class World:
     # ---------------------------------------------------------------------- reading
 
     def fact(self, kind: str, origin: Origin, value: Any) -> None:
-        self.facts.add(kind, origin, value, self.where)
+        if type(value) is not At or value.origin is not origin:
+            self.facts.add(kind, origin, value, self.where)
 
     def origin(self, obj: Any) -> Origin | None:
         """Where an object came from; None for one that the program made, and for scalars."""
@@ -211,9 +211,7 @@ class World:
 
     def know_dict(self, mirror: Mirror) -> Any:
         """The attributes of an instance, as a dict of their own."""
-        if id(mirror.obj) not in self._origins:
-            self.know(mirror.obj, mirror.origin)
-        return mirror.obj
+        return self.know(mirror.obj, self._origins.get(id(mirror.obj), mirror.origin))
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
@@ -311,6 +309,10 @@ class World:
             origin = origin or self._origins[id(obj)]
             found = self.mirrors[id(obj)] = Mirror(obj, origin)
             self._keep.append(obj)
+            if isinstance(origin, Dict):
+                self.fact("type", origin, type(obj))
+        elif (origin := origin or self._origins.get(id(obj), found.origin)) is not found.origin:
+            self.fact("is", origin, At(found.origin))  # two objects with one `__dict__`
         return found
 
     def get(self, mirror: Mirror, key: Any) -> Any:
@@ -327,10 +329,7 @@ class World:
     def part(self, mirror: Mirror, key: Any) -> Origin:
         """The origin of an item: one object per key, so that facts about it are found again."""
         slot = ("item", id(mirror.obj), type(key), key)
-        found = self._parts.get(slot)
-        if found is None:
-            found = self._parts[slot] = Item(mirror.origin, key)
-        return found
+        return self._parts.get(slot) or self._parts.setdefault(slot, Item(mirror.origin, key))
 
     def item(self, origin: Origin, k: int) -> Origin:
         """The origin of an element of what is at `origin`."""
@@ -433,7 +432,7 @@ class World:
 
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""
-        if not (is_fixed(a) and is_fixed(b)):
+        if not (isinstance(a, Held) and isinstance(b, Held)):
             self.fact("not", a, At(b))
 
     def changes(self) -> Any:

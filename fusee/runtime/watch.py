@@ -27,7 +27,7 @@ import torch
 from fusee.runtime.layout import layout
 from fusee.runtime.runner import builtin
 
-__all__ = ["Table", "Watch", "available", "can_watch", "changed", "differs"]
+__all__ = ["Table", "Watch", "available", "can_watch", "changed", "differs", "pointer"]
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
 
@@ -45,9 +45,10 @@ _FLAGS, _DTYPE_AND_DEVICE = _BEFORE + 1, (1 << 40) - 1
 # A row of a Table: class, whether there is more to compare, requires_grad, then the words.
 _FRESH_ROW = 3 + _BEFORE + _AFTER
 
-# changed(table) -> index of the first dict, tensor or list that changed, or -1. The table holds
-# 64-bit words: the number of dicts, an address and a version for each, the number of tensors, their
-# rows, the number of lists, and for each its address, its length and those of its elements.
+# changed(table) -> index of the first dict, owner, tensor or list that changed, or -1. The table
+# holds 64-bit words: the number of dicts and owners, for each an address and the word that was
+# there (a dict's version, or where an owner's dict is), the number of tensors, their rows, the
+# number of lists, and for each its address, its length and those of its elements.
 _CHANGED = """
 define ptr @kernel(ptr %self, ptr %args, i64 %n) {
   %arg = load ptr, ptr %args
@@ -63,12 +64,11 @@ loop:
   %entry = getelementptr i64, ptr %table, i64 %at
   br i1 %more, label %look, label %tensors
 look:
-  %dict = load ptr, ptr %entry
-  %version.at = getelementptr i8, ptr %dict, i64 VERSION_OFFSET
-  %version = load i64, ptr %version.at
+  %word.at = load ptr, ptr %entry
+  %word = load i64, ptr %word.at
   %noted.at = getelementptr i64, ptr %entry, i64 1
   %noted = load i64, ptr %noted.at
-  %is.same = icmp eq i64 %version, %noted
+  %is.same = icmp eq i64 %word, %noted
   br i1 %is.same, label %same, label %found
 same:
   %next = add i64 %i, 1
@@ -206,6 +206,10 @@ declare i64 @PyLong_AsSsize_t(ptr)
 declare ptr @PyLong_FromSsize_t(i64)
 """
 
+# Where most instances point to their `__dict__` (Include/internal/pycore_object.h); others have an
+# offset of their class's own.
+_MANAGED_DICT, _MANAGED_DICT_OFFSET = 1 << 4, -24
+
 # Offsets in bytes in CPython's objects; `available` tries them out.
 _OBJECT_CLASS, _LIST_SIZE, _LIST_ITEMS = 8, 16, 24
 
@@ -223,6 +227,8 @@ class Watch:
     """Notes the versions of some dicts, the facts of some tensors and the elements of some lists.
 
     Keeps all of them alive.
+
+    owners   objects, each with the dict that is its `__dict__`; each has a `pointer`
     """
 
     def __init__(
@@ -230,18 +236,21 @@ class Watch:
         dicts: Sequence[dict[Any, Any]],
         tensors: Sequence[torch.Tensor] = (),
         lists: Sequence[list[Any]] = (),
+        owners: Sequence[tuple[Any, dict[Any, Any]]] = (),
     ) -> None:
         self.dicts = list(dicts)
-        words = [len(self.dicts)]
+        words = [len(self.dicts) + len(owners)]
         for one in self.dicts:
-            words += (id(one), _version(one))
+            words += (id(one) + _VERSION_OFFSET, _version(one))
+        for owner, its in owners:
+            words += (pointer(owner) or 0, id(its))
         words.append(len(tensors))
         for tensor in tensors:
             words += _row(tensor)
         words.append(len(lists))
         for some in lists:
             words += (id(some), len(some), *map(id, some))
-        self._keep = [tensors, lists, [list(some) for some in lists]]
+        self._keep = [tensors, lists, [list(some) for some in lists], owners]
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self.address = ctypes.addressof(self._words)
 
@@ -306,7 +315,6 @@ def _with_rows(text: str, *, known_before: bool) -> str:
             places, known_before
         )
     numbers = {
-        "VERSION_OFFSET": _VERSION_OFFSET,
         "OBJECT_CLASS": _OBJECT_CLASS,
         "LIST_SIZE": _LIST_SIZE,
         "LIST_ITEMS": _LIST_ITEMS,
@@ -377,6 +385,16 @@ def available() -> bool:
     if _word(_word(id(filled) + _LIST_ITEMS) + 8) != id(first):
         return False
     return len({first, second, third, _version(probe)}) == 4
+
+
+def pointer(owner: Any) -> int | None:
+    """The address of the word that points to an object's `__dict__`; None if it is elsewhere."""
+    kind = type(owner)
+    offset = _MANAGED_DICT_OFFSET if kind.__flags__ & _MANAGED_DICT else kind.__dictoffset__
+    if not offset or (offset < 0 and offset != _MANAGED_DICT_OFFSET):
+        return None
+    names = object.__getattribute__(owner, "__dict__")  # from now on it is an object
+    return id(owner) + offset if _word(id(owner) + offset) == id(names) else None
 
 
 def can_watch(tensor: torch.Tensor) -> bool:

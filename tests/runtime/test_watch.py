@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs
+from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs, pointer
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 
@@ -60,6 +61,25 @@ def test_reading_is_no_change() -> None:
     watch = Watch([holder.__dict__])
     assert (holder.kept, list(holder.__dict__), len(vars(holder))) == (1, ["kept"], 1)
     assert changed()(watch.address) == -1
+
+
+class Number(int):
+    """Its `__dict__` lies behind the digits."""
+
+
+def test_a_dict_that_is_replaced_is_seen() -> None:
+    def function() -> None:
+        """It keeps its attributes, if any, where its class says."""
+
+    for owner in (Holder(), function, torch.nn.Linear(2, 2), ValueError(1), torch.ones(2)):
+        names = owner.__dict__
+        watch = Watch([{}], owners=[(owner, names)])
+        for new in (dict(names), {}):
+            assert changed()(watch.address) == -1
+            owner.__dict__ = new
+            assert changed()(watch.address) == 1
+            owner.__dict__ = names
+    assert pointer(Number(3)) is None or sys.version_info >= (3, 12)
 
 
 TENSOR_CHANGES: dict[str, tuple[bool, Callable[[torch.Tensor], object]]] = {

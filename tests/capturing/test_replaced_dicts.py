@@ -1,0 +1,222 @@
+"""An object's whole `__dict__` may be replaced between calls: what counts is the one it has now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusee
+from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.policy import Policy
+from tests.capturing.differences import backend
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+
+class Child(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = 3.0
+        self.weight = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = 1.0
+        return x * self.weight * self.gain
+
+
+class Parent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = 5.0
+        self.child = Child()
+        self.settings = Settings()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.child(x) * self.gain * self.settings.gain * SETTINGS.gain
+        SETTINGS.last = 2.0  # type: ignore[attr-defined]
+        self.settings.last = 3.0  # type: ignore[attr-defined]
+        self.last = 4.0
+        return x, self.child.last, SETTINGS.last, self.settings.last  # type: ignore[attr-defined]
+
+
+class Asked:
+    """Whoever asks it for an attribute is counted."""
+
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+    def __getattribute__(self, name: str) -> Any:
+        ASKED.append(name)
+        return object.__getattribute__(self, name)
+
+
+class Loud(dict[str, Any]):
+    """No attribute is looked up by way of these."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise LookupError(key)
+
+    def __contains__(self, key: object) -> bool:
+        raise LookupError(key)
+
+
+PARENT, SETTINGS = Parent(), Settings()
+ASKED: list[str] = []
+A = Asked()
+X = torch.tensor([1.0, -2.0])
+
+
+def of_module(x: torch.Tensor) -> Any:
+    return PARENT(x)
+
+
+def of_child(x: torch.Tensor) -> Any:
+    PARENT.child.last = 6.0
+    return x * PARENT.child.gain
+
+
+def of_settings(x: torch.Tensor) -> Any:
+    SETTINGS.last = 6.0  # type: ignore[attr-defined]
+    return x * SETTINGS.gain
+
+
+def of_asked(x: torch.Tensor) -> Any:
+    return x * A.gain
+
+
+def of_function(x: torch.Tensor) -> Any:
+    of_function.last = 7.0  # type: ignore[attr-defined]
+    return x * of_function.gain  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PARENT", Parent())
+    monkeypatch.setitem(globals(), "SETTINGS", Settings())
+    of_function.__dict__ = {"gain": 2.0}
+    ASKED.clear()
+
+
+OWNERS: dict[str, Callable[[], Any]] = {
+    "global": lambda: SETTINGS,
+    "attribute": lambda: PARENT.settings,
+    "module": lambda: PARENT,
+    "child": lambda: dict.__getitem__(PARENT.__dict__, "_modules")["child"],
+    "function": lambda: of_function,
+}
+
+NEW: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "equal": dict,
+    "another value": lambda d: {**d, "gain": 7.0},
+    "one lacks": lambda d: {key: x for key, x in d.items() if key != "gain"},
+    "of a subclass": lambda d: Loud({**d, "gain": 7.0}),
+}
+
+
+def compiled(which: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What is called eagerly, and the same compiled."""
+    if which == "module":
+        return PARENT, fusee.compile(PARENT)
+    fn = globals()[which]
+    return fn, CompiledFunction(fn, backend, Policy())
+
+
+def told(call: Callable[..., Any]) -> tuple[Any, ...]:
+    """What a call gives, and what it wrote where; what it wrote is taken back."""
+    try:
+        result = call(X)
+    except (AttributeError, LookupError) as error:
+        result = repr(error)
+    shown = repr(result)
+    written = []
+    for name, find in OWNERS.items():
+        names = find().__dict__
+        written.append((name, [*dict.keys(names)], dict.pop(names, "last", None)))
+    return shown, written
+
+
+def replace(owner: Any, names: dict[str, Any]) -> dict[str, Any]:
+    before: dict[str, Any] = owner.__dict__
+    object.__setattr__(owner, "__dict__", names)
+    assert owner.__dict__ is names
+    return before
+
+
+ROWS = [
+    *[(which, of) for which in ("module", "of_module") for of in [*OWNERS][:4]],
+    ("of_child", "child"),
+    ("of_settings", "global"),
+    ("of_function", "function"),
+]
+
+
+@pytest.mark.parametrize(
+    ("which", "of", "new"),
+    # nn.Module.__getattr__ asks its dict by the methods of the dict's class
+    [(*row, new) for row in ROWS for new in NEW if (row[1], new) != ("module", "of a subclass")],
+)
+def test_replaced(which: str, of: str, new: str) -> None:
+    eager, call = compiled(which)
+    for _ in range(3):
+        assert told(call) == told(eager)
+    count = None if which == "module" else len(call.entries)  # type: ignore[attr-defined]
+    owner = OWNERS[of]()
+    before = replace(owner, NEW[new](owner.__dict__))
+    was = dict(before)
+    for _ in range(3):
+        assert told(call) == told(eager), "after it was replaced"
+    assert before == was, "what was replaced is left alone"
+    if count is not None and new == "equal":
+        assert len(call.entries) == count, "what is the same needs no capture"  # type: ignore[attr-defined]
+    for change in (lambda d: d.update(gain=9.0), lambda d: d.pop("gain")):
+        change(owner.__dict__)
+        assert told(call) == told(eager), "the new one is watched too"
+    replace(owner, before)
+    assert told(call) == told(eager), "put back"
+    if count is not None and new == "equal":
+        assert len(call.entries) == count + 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("one", "other"), [("child", "module"), ("global", "attribute")])
+@pytest.mark.parametrize("first", [False, True], ids=["shared later", "shared at first"])
+def test_shared(one: str, other: str, first: bool) -> None:
+    """Two objects with one `__dict__`: what is written to either is read of both."""
+    eager, call = compiled("of_module")
+    owner, names = OWNERS[one](), OWNERS[other]().__dict__
+    own = owner.__dict__
+    for k in range(4):
+        replace(owner, names if (k % 2 == 0) == first else {**own, "gain": 4.0})
+        assert told(call) == told(eager), k
+        assert told(call) == told(eager), k
+    assert len(call.entries) == 2  # type: ignore[attr-defined]
+
+
+def test_a_copy_of_what_is_shared() -> None:
+    """Objects that shared a `__dict__` of the same content, and no longer do."""
+    eager, call = compiled("of_module")
+    replace(SETTINGS, PARENT.settings.__dict__)
+    assert told(call) == told(eager)
+    replace(SETTINGS, dict(PARENT.settings.__dict__))
+    assert told(call) == told(eager)
+    replace(SETTINGS, {**PARENT.settings.__dict__, "gain": 8.0})
+    assert told(call) == told(eager)
+
+
+def test_nobody_is_asked() -> None:
+    """A check runs no code of the user's."""
+    _, call = compiled("of_asked")
+    call(X)
+    ASKED.clear()
+    replace(A, {"gain": 3.0})
+    ASKED.clear()
+    assert call(X).equal(X * 3)
+    count = len(ASKED)
+    call(X)
+    assert len(ASKED) == 2 * count
