@@ -88,6 +88,9 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     "a global float": ("N = 2.5\ndef f(x): return x * N", "2.5", "3.5"),
     "the sign of nothing": ("N = 0.0\ndef f(x): return x * N", "0.0", "-0.0"),
     "an element": ("N = [1, 2]\ndef f(x): return x * N[1]", "2]", "3]"),
+    "which list it is": (
+        "N = [1]\nM = N\ndef f(x): return x * (2 if M is N else 3), M", "M = N", "M = [1]",
+    ),
     "a length": ("N = [1, 2]\ndef f(x): return x * len(N)", "2]", "2, 3]"),
     "a key": ("N = {'a': 1}\ndef f(x): return x * N.get('b', 2)", "'a'", "'b'"),
     "a closure": (
