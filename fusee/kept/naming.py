@@ -360,7 +360,7 @@ _FOUND: dict[type, Callable[[Any, Any], Any]] = {
     Item: _item,
     Entry: _item,
     Attr: _attribute,
-    Dict: _attribute,
+    Dict: lambda of, origin: object.__getattribute__(of, origin.name),
     Cell: lambda of, origin: of.cell_contents,
     Call: lambda of, origin: origin.function(of),
 }

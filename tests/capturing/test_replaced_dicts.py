@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 from torch import nn
 
 import fusee
+from fusee.capture import dispatch
 from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.policy import Policy
+from fusee.kept.captures import Keeper
+from fusee.runtime.cache import ObjectCache
 from tests.capturing.differences import backend
 
 
@@ -207,6 +211,30 @@ def test_a_copy_of_what_is_shared() -> None:
     assert told(call) == told(eager)
     replace(SETTINGS, {**PARENT.settings.__dict__, "gain": 8.0})
     assert told(call) == told(eager)
+
+
+@pytest.mark.parametrize("new", NEW)
+@pytest.mark.parametrize(("which", "of"), [("of_module", "child"), ("of_settings", "global")])
+def test_kept(
+    which: str, of: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that was read from disk looks at the dict that is there now."""
+    fn, whole = globals()[which], dispatch.capture
+    captures: list[Any] = []
+    monkeypatch.setattr(dispatch, "capture", lambda *a: captures.append(a) or whole(*a))
+    for replaced_after in range(3):
+        keeper = Keeper(ObjectCache(tmp_path / str(replaced_after), 2**24))
+        assert told(CompiledFunction(fn, backend, Policy(), keeper=keeper)) == told(fn)
+        captures.clear()
+        owner, call = OWNERS[of](), CompiledFunction(fn, backend, Policy(), keeper=keeper)
+        for _ in range(replaced_after):
+            assert told(call) == told(fn)
+        assert not captures
+        before = replace(owner, NEW[new](owner.__dict__))
+        for _ in range(3):
+            assert told(call) == told(fn), replaced_after
+        assert (new == "equal") == (not captures)
+        replace(owner, before)
 
 
 def test_nobody_is_asked() -> None:
