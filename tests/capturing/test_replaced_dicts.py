@@ -221,7 +221,12 @@ def test_kept(
     """A capture that was read from disk looks at the dict that is there now."""
     fn, whole = globals()[which], dispatch.capture
     captures: list[Any] = []
-    monkeypatch.setattr(dispatch, "capture", lambda *a: captures.append(a) or whole(*a))
+
+    def counted(*args: Any) -> Any:
+        captures.append(args)
+        return whole(*args)
+
+    monkeypatch.setattr(dispatch, "capture", counted)
     for replaced_after in range(3):
         keeper = Keeper(ObjectCache(tmp_path / str(replaced_after), 2**24))
         assert told(CompiledFunction(fn, backend, Policy(), keeper=keeper)) == told(fn)
