@@ -136,7 +136,8 @@ def _of_module(m: Capturing, obj: types.ModuleType, name: str) -> Any:
     found = m.world.get(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name)
     if found is ABSENT:
         if "__getattr__" in obj.__dict__:
-            return getattr(obj, name)
+            found = m.world.taken[obj.__name__, name] = getattr(obj, name)
+            return found
         raise AttributeError(f"module {obj.__name__!r} has no attribute {name!r}")
     return found
 

@@ -90,7 +90,7 @@ def _tell(place: Place, what: str) -> None:
 @functools.cache
 def _salt() -> str:
     """What all captures depend on: versions, and this code."""
-    files = [x for name in _READ_BY for x in (_FUSEE / name).glob("*.py")]
+    files = [x for name in _READ_BY for x in (_FUSEE / name).rglob("*.py")]
     code = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
     return repr((sys.version, torch.__version__, code))
 

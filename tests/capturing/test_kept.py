@@ -65,11 +65,12 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
 
     monkeypatch.setattr(dispatch, "capture", counted)
     yield Processes(tmp_path, captures)
-    sys.modules.pop(NAME, None)
+    for name in (NAME, f"{NAME}.lazy"):
+        sys.modules.pop(name, None)
 
 
 HEAD = """
-import dataclasses, enum, functools, logging, math, os, sys, torch
+import dataclasses, enum, functools, logging, math, os, sys, torch, types
 from torch import nn
 import torch.nn.functional as F
 """
@@ -194,6 +195,13 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
     ),
     "the library's function": (
         "math.twice = lambda n: n * 2\ndef f(x): return x * math.twice(2)", "n * 2", "n * 3",
+    ),
+    "what a module looks up": (
+        "m = sys.modules['kept_program.lazy'] = types.ModuleType('kept_program.lazy')\n"
+        "def look(name):\n  if name == 'n': return N\n  raise AttributeError(name)\n"
+        "m.__getattr__ = look\n"
+        "N = 2\ndef f(x): return x * m.n",
+        "N = 2", "N = 3",
     ),
     "what a constant function gives": (
         "@torch._dynamo.assume_constant_result\ndef g(): return N\nN = 2\ndef f(x): return x * g()",
