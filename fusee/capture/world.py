@@ -68,7 +68,6 @@ _BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _HELD_OWNERS = (types.ModuleType, type, type(None))
 
 CONTAINERS = (list, dict, set, collections.deque)
-
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
@@ -146,7 +145,10 @@ class World:
         if isinstance(obj, FIXED) and not is_bound:
             # one fact per path: two paths to one object may part later
             self.fact("is", origin, obj)
-            return obj if known is not None else self.know(obj, Held(obj, str(origin)))
+            known = known or Held(obj, str(origin))
+            if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
+                self.fact("type", known, type(obj))  # `__class__` can be written to
+            return self.know(obj, known)
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
         if type(obj) is frozenset and all(type(item) in _EXACT for item in obj):
@@ -397,9 +399,8 @@ class World:
         elif isinstance(obj, (list, collections.deque)):
             self.fact("length", mirror.origin, len(obj))
             items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
-            mirror.copy = items if type(obj) is list else empty_like(obj)
-            if type(obj) is not list:
-                mirror.copy.extend(items)
+            mirror.copy = empty_like(obj)
+            mirror.copy.extend(items)
         else:
             for item in obj:
                 if not is_scalar(item):

@@ -253,3 +253,17 @@ def test_nobody_is_asked() -> None:
     count = len(ASKED)
     call(X)
     assert len(ASKED) == 2 * count
+
+
+@pytest.mark.parametrize("of_child", [False, True])
+def test_a_class_that_is_replaced_is_seen(of_child: bool) -> None:
+    class Other(nn.ReLU):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+    model: Any = nn.Sequential(nn.ReLU()) if of_child else nn.ReLU()
+    fast = fusee.compile(lambda x: model(x), backend="eager")
+    x = torch.ones(2)
+    assert torch.equal(fast(x), x)
+    (model[0] if of_child else model).__class__ = Other
+    assert torch.equal(fast(x), x * 3)
