@@ -176,8 +176,9 @@ class Names(pickle.Pickler):
                 self._add_way(cell, ("cell", x, k))
         for name in _PARTS.get(type(x), ()):
             self._add_way(getattr(x, name), ("part", x, name))
-        if isinstance(getattr(x, "__dict__", None), dict):
-            self._add_way(x.__dict__, ("part", x, "__dict__"))
+        own = _part(x, "__dict__") if _has_dict(type(x)) else None
+        if type(own) is dict:
+            self._add_way(own, ("part", x, "__dict__"))
 
     def persistent_id(self, x: Any) -> _Named | None:
         """Of what pickle writes without asking `reducer_override`."""
@@ -225,16 +226,34 @@ class _Named(NamedTuple):
 
 
 def _nowhere(x: Any) -> NoReturn:
-    shown = getattr(x, "__qualname__", None) or type(x).__qualname__
-    raise NotKept(f"nothing leads to {shown} but its address")
+    raise NotKept(f"nothing leads to {_name(x) or type(x).__qualname__} but its address")
+
+
+def _name(x: Any) -> str | None:
+    """The name that an object has of itself; asks no code of the user's."""
+    kind = type(x)
+    is_named = issubclass(kind, type) or kind in (types.FunctionType, *_IN_C)
+    if is_named or kind.__module__.partition(".")[0] == "torch":
+        found = getattr(x, "__qualname__", None)
+        return found if isinstance(found, str) else None
+    return None
+
+
+def _has_dict(kind: type) -> bool:
+    return kind.__dictoffset__ != 0
+
+
+def _part(x: Any, name: str) -> Any:
+    """An attribute of what has none of the user's code for it."""
+    return object.__getattribute__(x, name) if name == "__dict__" else getattr(x, name)
 
 
 def _by_name(x: Any) -> tuple[str, str, str] | None:
     """Where a function or class is found by its own name."""
     if type(x) is Marker:
         return ("global", "", x.name) if _MARKERS.get(x.name) is x else _nowhere(x)
-    name = getattr(x, "__qualname__", None)
-    if not isinstance(name, str):
+    name = _name(x)
+    if name is None:
         return None
     for module in (getattr(x, "__module__", None), "builtins"):
         for path in (name, x.__name__):  # pybind's functions have the names of their records
@@ -315,7 +334,7 @@ class Resolved(pickle.Unpickler):
         if kind == "at":
             return self.look(way[0])
         owner, part = way
-        return owner.__closure__[part] if kind == "cell" else getattr(owner, part)
+        return owner.__closure__[part] if kind == "cell" else _part(owner, part)
 
     def persistent_load(self, found: Any) -> Any:
         return found

@@ -326,3 +326,14 @@ def test_compile_keeps_where_it_is_asked_to(
     with torch.no_grad():
         next(model.parameters()).zero_()
     assert captures("fusee") == 0
+
+
+def test_nobody_is_asked_for_a_name(processes: Processes) -> None:
+    source = HEAD + (
+        "class Asked:\n  def __init__(self): self.n = 2\n"
+        "  def __getattr__(self, name): raise RuntimeError(name)\n"
+        "class M(nn.Module):\n  asked = Asked()\n  def forward(self, x): return x * self.asked.n\n"
+        "m = M()\ndef f(x): return m(x)"
+    )
+    assert processes.run(source, X)[1]
+    assert not processes.run(source, X)[1]
