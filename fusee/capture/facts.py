@@ -7,6 +7,7 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import types
 from collections.abc import Callable, Sequence
@@ -126,11 +127,12 @@ def _equals(fact: Fact, at: str, source: Source) -> list[str]:
     at = source.once(at)
     same = f"{at} == {source.constant(fact.value)}"
     if isinstance(fact.value, tuple):  # (1, 2) == (True, 2.0)
-        same = f"[*map(type, {at})] == {source.constant([*map(type, fact.value)])} and {same}"
+        kinds = f"[*{source.python('map')}({source.python('type')}, {at})]"
+        same = f"{kinds} == {source.constant([*map(type, fact.value)])} and {same}"
     if isinstance(fact.value, (float, complex)) and not _is_told_apart(fact.value):
-        same = f"repr({at}) == {repr(fact.value)!r}"
+        same = f"{source.python('repr')}({at}) == {repr(fact.value)!r}"
     # the class first: a tensor compared with a number gives a tensor
-    return [f"{at}.__class__ is {source.constant(type(fact.value))} and {same}"]
+    return [f"{source.python('type')}({at}) is {source.constant(type(fact.value))} and {same}"]
 
 
 def _is_told_apart(x: complex) -> bool:
@@ -140,7 +142,8 @@ def _is_told_apart(x: complex) -> bool:
 
 def _length(fact: Fact, at: str, source: Source) -> list[str]:
     raw = source.raw(fact.origin)
-    return [f"{f'{raw}.__len__' if raw else 'len'}({source.once(at)}) == {fact.value}"]
+    length = f"{raw}.__len__" if raw else source.python("len")
+    return [f"{length}({source.once(at)}) == {fact.value}"]
 
 
 def _absent(fact: Fact, at: str, source: Source) -> list[str]:
@@ -180,7 +183,9 @@ _KINDS: dict[str, _Kind] = {
     "equals": _Kind("equals", "EQUALS_MATCH", _equals),
     "type": _Kind(
         "is of type", "TYPE_MATCH",
-        lambda fact, at, source: [f"{source.once(at)}.__class__ is {source.constant(fact.value)}"],
+        lambda fact, at, source: [
+            f"{source.python('type')}({source.once(at)}) is {source.constant(fact.value)}"
+        ],
         lambda found, value: type(found),
     ),
     "length": _Kind("has length", "SEQUENCE_LENGTH", _length, lambda found, value: len(found)),
@@ -222,6 +227,11 @@ class Source:
             self.names[name] = value
         return name
 
+    def python(self, name: str) -> str:
+        """A name for a builtin that no parameter of the user's hides."""
+        self.names[f"_{name}"] = getattr(builtins, name)
+        return f"_{name}"
+
     def expression(self, origin: Origin) -> str:
         """Source of the object at `origin`; what it is a part of becomes a variable."""
         found = self._variables.get(origin)
@@ -240,7 +250,7 @@ class Source:
         if isinstance(origin, Dict):
             asks = getattr(self._kind(origin.of), "__getattribute__", None)
             if isinstance(asks, types.FunctionType):  # the user's
-                return f"object.__getattribute__({parent}, '__dict__')"
+                return f"{self.python('object')}.__getattribute__({parent}, '__dict__')"
         constant = "" if origin.constant is None else self.constant(origin.constant)
         return origin.code(parent, constant)
 

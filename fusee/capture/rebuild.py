@@ -196,7 +196,9 @@ class Rebuild:
         if type(x) in _OF_DICTS and owner is not None:
             # a dict that has grown comes first: its iterators would not go on
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
-            name = self._named(f"iter({self.value(owner)}.{_OF_DICTS[type(x)]}())")
+            name = self._named(
+                f"{self.source.python('iter')}({self.value(owner)}.{_OF_DICTS[type(x)]}())"
+            )
             place = len(owner) - operator.length_hint(x)
             self.lines.append(self.call(advance, name, str(place)))
             return name
@@ -235,7 +237,7 @@ class Rebuild:
             update = self.source.constant(dict_class(x).update)
             self.lines.append(f"{update}({name}, [{pairs}])")
         elif isinstance(x, (list, set)):
-            fill = "list.extend" if isinstance(x, list) else "set.update"
+            fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
             self.lines.append(f"{fill}({name}, [{_items(self, x)}])")
         elif isinstance(x, BaseException):
             self._exception(x, name)
@@ -244,7 +246,8 @@ class Rebuild:
         for key in _slots(cls):
             if hasattr(x, key):
                 item = self.value(getattr(x, key))
-                self.lines.append(f"object.__setattr__({name}, {key!r}, {item})")
+                setattr_ = f"{self.source.python('object')}.__setattr__"
+                self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
         return name
 
     def _exception(self, x: BaseException, name: str) -> None:
@@ -266,7 +269,9 @@ class Rebuild:
         for (_, name), (_, origin, value) in list(self.world.slots.items()):
             target, is_gone = self.source.variable(origin), value is DELETED
             given = f"{target}, {name!r}" + ("" if is_gone else f", {self.value(value)}")
-            self.lines.append(f"object.__{'del' if is_gone else 'set'}attr__({given})")
+            self.lines.append(
+                f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
+            )
         self.lines += self._places
 
     def later(self) -> list[str]:
@@ -303,7 +308,8 @@ class Rebuild:
             return
         items = _items(self, mirror.copy)
         if isinstance(mirror.obj, list):
-            self.lines.append(f"list.__setitem__({target}, slice(None), [{items}])")
+            given = self.call(list.__setitem__, target, self.call(slice, "None"), f"[{items}]")
+            self.lines.append(given)
         else:
             method = "extend" if isinstance(mirror.obj, collections.deque) else "update"
             self.lines += [f"{target}.clear()", f"{target}.{method}([{items}])"]
@@ -401,9 +407,9 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",
     list: lambda r, x: f"[{_items(r, x)}]",
     dict: _dict,
-    set: lambda r, x: f"{{{_items(r, x)}}}" if x else "set()",
-    frozenset: lambda r, x: f"frozenset([{_items(r, x)}])",
-    slice: lambda r, x: f"slice({r.value(x.start)}, {r.value(x.stop)}, {r.value(x.step)})",
+    set: lambda r, x: f"{{{_items(r, x)}}}" if x else r.call(set),
+    frozenset: lambda r, x: r.call(frozenset, f"[{_items(r, x)}]"),
+    slice: lambda r, x: r.call(slice, *map(r.value, (x.start, x.stop, x.step))),
     collections.deque: lambda r, x: r.call(collections.deque, f"[{_items(r, x)}]", str(x.maxlen)),
     collections.OrderedDict: lambda r, x: r.call(collections.OrderedDict, _dict(r, x)),
     collections.defaultdict: lambda r, x: r.call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
 import math
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import fusee
 from tests.capturing.same import Traced, shape_of
 
 
@@ -373,3 +375,28 @@ def test_modes_have_entries_of_their_own(mode: Mode) -> None:
             assert shape_of(traced(*args)) == shape_of(fn(*args))
     assert traced.entries == 2
     assert not traced.stops
+
+
+LENGTHS = [1, 2]
+PAIR = (1, 2.5)
+
+
+class _Last:
+    zero = -0.0
+
+
+def test_parameters_may_hide_builtins() -> None:
+    def hiding(
+        x: Any, len: Any, type: Any, repr: Any, map: Any, object: Any, slice: Any, set: Any,
+        frozenset: Any, iter: Any, list: Any,
+    ) -> Any:  # fmt: skip
+        _Last.__dict__["zero"]
+        LENGTHS.reverse()
+        y = x * LENGTHS.__len__() + PAIR[1] + _Last.zero
+        return y, builtins.slice(1, 2), builtins.frozenset([1]), builtins.set(), len, list
+
+    fast = fusee.compile(hiding, backend="eager", fullgraph=True)
+    for _ in range(3):
+        got, want = (call(torch.ones(2), *range(10)) for call in (fast, hiding))
+        assert [*map(repr, got)] == [*map(repr, want)]
+        assert LENGTHS == [1, 2]
