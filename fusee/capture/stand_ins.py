@@ -194,6 +194,13 @@ for _function in (
     SPECIAL[_function] = _natively(_function)
 
 
+@stands_for(torch.cuda.is_available)
+def _has_gpu(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    found = torch.cuda.is_available()
+    m.world.recorder.answers.append((torch.cuda.is_available, (), {}, found))
+    return found
+
+
 # ------------------------------------------------------------------------------ operators
 
 # What is an operation of the machine's, or of attributes.py's, on the same operands.

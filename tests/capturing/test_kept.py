@@ -337,3 +337,15 @@ def test_nobody_is_asked_for_a_name(processes: Processes) -> None:
     )
     assert processes.run(source, X)[1]
     assert not processes.run(source, X)[1]
+
+
+def test_whether_there_is_a_gpu_is_asked_again(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HEAD + "def f(x): return x * (2 if torch.cuda.is_available() else 3)"
+    assert processes.run(source, X)[1]
+    assert not processes.run(source, X)[1]
+    count = 0 if torch.cuda.is_available() else 1
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: count, raising=False)
+    assert processes.run(source, X)[1]
