@@ -114,11 +114,9 @@ def _sketch(x: Any) -> Any:
 
 def _meta(node: fx.Node) -> dict[str, Any]:
     """Without the FakeTensors, which only the capture itself needs."""
-    kept: dict[str, Any] = {
-        key: node.meta[key] for key in ("stack_trace", "is_buffer") if key in node.meta
-    }
-    if {*node.meta} - {"stack_trace", "is_buffer", "example_value"}:
-        raise NotKept(f"a node knows of {', '.join(node.meta)}")
+    kept = {key: x for key, x in node.meta.items() if key != "example_value"}
+    if not {*kept} <= {"stack_trace", "is_buffer"}:
+        raise NotKept(f"a node knows of {', '.join(map(str, kept))}")
     known = node.meta.get("example_value")
     return kept | {"example_value": known} if isinstance(known, float) else kept
 
