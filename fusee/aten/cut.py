@@ -16,14 +16,13 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, SymbolSource
 from fusee.aten.operators import is_view
+from fusee.aten.part_source import Order, inverse
 from fusee.sym.expr import Expr, Size
 from fusee.sym.parts import hint, symbols
 
-__all__ = ["Part", "cut", "inverse"]
+__all__ = ["Part", "cut"]
 
 aten = torch.ops.aten
-
-Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,11 +229,6 @@ class _Cutter:
 
     def _is_dense(self, val: Tensor) -> bool:
         return _is_row_major(val) or self._order(val) is not None
-
-
-def inverse(order: Order) -> Order:
-    """The permutation that undoes `order`."""
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _is_row_major(val: Tensor) -> bool:

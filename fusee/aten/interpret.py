@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fusee.aten.cut import inverse
 from fusee.aten.graph import (
     AtenGraph,
     Constant,
@@ -20,12 +19,13 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
 )
+from fusee.aten.part_source import PartSource, function
 from fusee.aten.source import function_source
-from fusee.aten.torch_api import recurrent_layer, without_autocast
+from fusee.aten.torch_api import without_autocast
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import hint, substitute, symbols
 
-__all__ = ["around", "executable", "executable_anywhere", "read_symbols", "run"]
+__all__ = ["around", "executable", "executable_anywhere", "part_source", "read_symbols", "run"]
 
 aten = torch.ops.aten
 
@@ -44,14 +44,14 @@ def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
 
 def executable(graph: AtenGraph) -> Callable[..., Any]:
     """`run` with the graph compiled to Python once, for many calls."""
-    namespace: dict[str, Any] = {"torch": torch, **graph.constants}
+    return around(graph, function(_source(graph), graph.constants))
+
+
+def _source(graph: AtenGraph) -> str:
     source = function_source(graph)
     if graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
         source = source.replace("torch.ops.aten.mkldnn_rnn_layer.default", "recurrent_layer")
-        namespace["recurrent_layer"] = recurrent_layer
-    code = compile(source, "<aten graph>", "exec")
-    exec(code, namespace)
-    return around(graph, namespace["graph"])
+    return source
 
 
 def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
@@ -79,6 +79,11 @@ def executable_anywhere(graph: AtenGraph) -> Callable[..., Any]:
     Tracing knows what the CPU's kernels choose; those of other devices may differ. Results have
     the strides that tracing knows.
     """
+    return part_source(graph).bind(graph.constants)
+
+
+def part_source(graph: AtenGraph) -> PartSource:
+    """What `executable_anywhere` runs, but for the constants; changes the graph."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default
     for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
@@ -91,20 +96,12 @@ def executable_anywhere(graph: AtenGraph) -> Callable[..., Any]:
         for made in (empty, laid_out):
             made.meta = dict(source.meta)
         node.replace_input_with(source, laid_out)
-    body = executable(graph)
     orders = []
-    for spec in graph.outputs:
-        assert isinstance(spec, Fresh)
+    for k, spec in enumerate(graph.outputs):
+        assert isinstance(spec, Fresh) and spec.position == k
         steps = [hint(step) for step in spec.stride]
         orders.append(tuple(sorted(range(len(steps)), key=lambda k: -steps[k])))
-
-    def call(*inputs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            x.permute(order).contiguous().permute(inverse(order))
-            for x, order in zip(body(*inputs), orders, strict=True)
-        )
-
-    return call
+    return PartSource(_source(graph), tuple(orders), graph.no_autocast)
 
 
 def read_symbols(graph: AtenGraph, inputs: Sequence[Any]) -> dict[str, int]:

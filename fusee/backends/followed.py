@@ -7,21 +7,43 @@ Parameters that keep changing, as in training, become inputs, and nothing is mad
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-from fusee.backends.intervals import holds
-from fusee.backends.regions import Region, lasting
 from fusee.errors import BackendError
 from fusee.runtime.weights import Derived, DerivedSet, Snapshot
 
-__all__ = ["Followed", "Made"]
+__all__ = ["Bound", "Declined", "Followed", "Made"]
 
 # Row-major parameters by their position among the region's inputs.
 Weights = Mapping[int, Tensor]
 T = TypeVar("T")
+
+
+class Declined(Exception):
+    """A region's call cannot serve these inputs; our compiler runs the region, for this call."""
+
+
+class Bound(NamedTuple):
+    """Between which integers a buffer lies: the region was made for these.
+
+    position   among the region's inputs
+    """
+
+    position: int
+    name: str
+    low: int
+    high: int
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether this buffer lies there."""
+        if not x.numel():
+            return True
+        low, high = torch.aminmax(x.detach())
+        return bool(self.low <= low and high <= self.high)
 
 
 class Made(NamedTuple, Generic[T]):
@@ -35,28 +57,28 @@ class Made(NamedTuple, Generic[T]):
 class Followed(Generic[T]):
     """Serves calls from any thread.
 
-    make    from the region's constant weights to what runs it
-    times   how often it is made before parameters become inputs; None: they never do
-    bound   whether the region was claimed for the integers that its buffers held
+    fixed     positions of the inputs that are constants
+    bounds    what else must hold of them
+    examples  inputs of the first call
+    make      from the region's constant weights to what runs it
+    times     how often it is made before parameters become inputs; None: they never do
     """
 
     def __init__(
-        self, region: Region, make: Callable[[Weights], T], times: int | None, *, bound: bool
+        self,
+        fixed: Sequence[int],
+        bounds: Sequence[Bound],
+        examples: tuple[Any, ...],
+        make: Callable[[Weights], T],
+        times: int | None,
     ) -> None:
         self._make, self._times = make, times
-        fixed = lasting(region.graph, region.examples)
-        numbered = list(enumerate(region.graph.placeholders))
-        self._fixed = tuple(k for k, node in numbered if node in fixed)
+        self._fixed, self._bounds = tuple(fixed), bounds
         self._known = DerivedSet([Derived(self._fixed, lambda tensors: ())])
         self._lock = threading.Lock()
         self._count = 0
-        self._bounded = [
-            (k, node)
-            for k, node in numbered
-            if bound and node in fixed and node.meta.get("interval") is not None
-        ]
         self.latest: Made[T]
-        self._refresh(region.examples)
+        self._refresh(examples)
 
     def current(self, inputs: tuple[Any, ...]) -> Made[T]:
         """What serves a call with these inputs.
@@ -85,6 +107,6 @@ class Followed(Generic[T]):
             return self.latest
 
     def _check(self, inputs: tuple[Any, ...]) -> None:
-        for k, node in self._bounded:
-            if not holds(node, inputs[k]):
-                raise BackendError(f"{node.name} holds greater integers than it did")
+        for bound in self._bounds:
+            if not bound.holds(inputs[bound.position]):
+                raise BackendError(f"{bound.name} holds greater integers than it did")

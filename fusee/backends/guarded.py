@@ -66,8 +66,9 @@ def guarded(
         ) from cause
 
     compile_graph.__name__ = name
-    if (begin := getattr(backend, "begin", None)) is not None:
-        vars(compile_graph)["begin"] = begin
+    for name in ("begin", "resume"):
+        if (function := getattr(backend, name, None)) is not None:
+            vars(compile_graph)[name] = function
     return compile_graph
 
 

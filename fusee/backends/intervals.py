@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
-from fusee.backends.regions import lasting
+from fusee.backends.followed import Bound
+from fusee.backends.regions import Region, lasting
 
-__all__ = ["LARGEST_SIZE", "QUANTIZING", "fits", "holds", "interval", "note_values"]
+__all__ = ["LARGEST_SIZE", "QUANTIZING", "bounds", "fits", "interval", "note_values"]
 
 aten = torch.ops.aten
 
@@ -58,13 +59,15 @@ def note_values(graph: AtenGraph, examples: Sequence[Any]) -> None:
             node.meta["interval"] = int(low), int(high)
 
 
-def holds(node: fx.Node, x: Tensor) -> bool:
-    """Whether the values of an integer tensor are still those that its node is taken for."""
-    found = node.meta.get("interval")
-    if found is None or not x.numel() or not _range(x.dtype):
-        return True
-    low, high = torch.aminmax(x.detach())
-    return bool(found[0] <= low and high <= found[1])
+def bounds(region: Region) -> list[Bound]:
+    """What the integer buffers of a region were taken for, which calls look at again."""
+    fixed = set(region.fixed())
+    found = [(k, x, x.meta.get("interval")) for k, x in enumerate(region.graph.placeholders)]
+    return [
+        Bound(k, node.name, *between)
+        for k, node, between in found
+        if k in fixed and between is not None and _range(region.examples[k].dtype)
+    ]
 
 
 def interval(x: Any) -> Interval | None:

@@ -24,12 +24,13 @@ from fusee.aten.explicit import explicit, single
 from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
-from fusee.backends.followed import Followed
+from fusee.backends.followed import Declined, Followed
+from fusee.backends.intervals import bounds
 from fusee.backends.onnx_api import element_type, is_translated, model_of
 from fusee.backends.onnx_claims import REFUSED, why_not
 from fusee.backends.onnx_options import OnnxOptions
 from fusee.backends.openvino_claims import indexed
-from fusee.backends.regions import Declined, Region, RegionCall
+from fusee.backends.regions import Region, RegionCall
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
@@ -186,7 +187,8 @@ class _RegionCall:
             return _Session(model, weights, graph, options)
 
         computed = any(low == 0 and x not in position for x, low, _ in found)
-        self.made = Followed(region, session, _SESSIONS, bound=computed)
+        taken_for = bounds(region) if computed else []
+        self.made = Followed(region.fixed(), taken_for, region.examples, session, _SESSIONS)
 
     def __call__(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         for k in self.indices:

@@ -6,7 +6,6 @@ whose parameters changed is compiled again; one whose parameters keep changing t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,20 +17,18 @@ from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph
 from fusee.aten.source import python_source
 from fusee.aten.torch_api import OpOverload
-from fusee.backends import openvino_api, packed
-from fusee.backends.ahead import Ahead, find
+from fusee.backends import openvino_api, openvino_convert, packed
 from fusee.backends.blobs import digest
-from fusee.backends.followed import Followed
-from fusee.backends.intervals import LARGEST_SIZE
+from fusee.backends.intervals import LARGEST_SIZE, bounds
 from fusee.backends.openvino_api import Executable
 from fusee.backends.openvino_claims import indexed, is_known, stays_whole, why_not
 from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
+from fusee.backends.openvino_region import Models, RegionCall, RegionSpec
 from fusee.backends.openvino_ts import scripted
-from fusee.backends.regions import HEAD, Declined, Region, RegionCall
+from fusee.backends.regions import HEAD, Region
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
-from fusee.errors import BackendError, FuseeWarning, layout
 
 # How often a region is compiled for new values of its parameters before they become inputs.
 _MOST_COMPILES = 3
@@ -44,7 +41,7 @@ class OpenVINO:
         self.options = options
         self.name = name
         self.device = options.device
-        self.ahead = _ahead(options)
+        self.models = Models(options, name)
 
     def keeps(self, op: OpOverload) -> bool:
         whole = is_known(op) or stays_whole(op) or op in WHOLE
@@ -66,33 +63,19 @@ class OpenVINO:
             packed.gather(graph, examples, self.options.disabled_ops.__contains__)
 
     def compile(self, region: Region) -> RegionCall:
-        return _RegionCall(region, self)
+        spec = _spec(region, self.options.model_caching)
 
-    def executable(self, region: Region, weights: Mapping[int, Tensor]) -> Executable:
-        """The region compiled, with these inputs as constants: from the cache if it is there."""
-        key = None
-        results, _ = distinct(region.graph.results)
-        outputs = [(n.meta["val"].dtype, n.meta["val"].dim()) for n in results]
-        if self.ahead is not None:
-            key = self._key(region, weights)
-            try:
-                read = self.ahead.get(key)
-                if read is not None:
-                    compiled, memory = read
-                    found = Executable(compiled, outputs, memory)
-                    self.ahead.note(key)
-                    return found
-            except BackendError as error:
-                self.ahead.blobs.refuse(key, error.what)
-        model = self._convert(region, weights)
-        found = openvino_api.compile_model(model, self.device, self.options.config, outputs)
-        if self.ahead is not None and key is not None:
-            try:
-                self.ahead.blobs.write(key, found.blob())
-                self.ahead.note(key)
-            except BackendError as error:
-                self.ahead.blobs.skip(f"{self.device}: {error.what}")
-        return found
+        def make(weights: Mapping[int, Tensor]) -> Executable:
+            key = self.models.key(spec, weights)
+            found = self.models.find(key, spec)
+            if found is None:
+                model = self._convert(region, weights)
+                config = self.options.config
+                found = openvino_api.compile_model(model, self.device, config, spec.outputs)
+                self.models.keep(key, found)
+            return found
+
+        return RegionCall(spec, region.examples, make)
 
     def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
         results, _ = distinct(region.graph.results)
@@ -102,48 +85,19 @@ class OpenVINO:
             if spec.index not in weights
         ]
         if self.name == "openvino_ts":
-            return openvino_api.convert_traced(scripted(region.graph, weights, results), inputs)
+            return openvino_convert.convert_traced(scripted(region.graph, weights, results), inputs)
         origins = packed.find_origins(region.graph)
         computed = [origin.weight for origin in origins]
         vals = [node.meta["val"] for node in computed]
         inputs += [(val.dtype, list(val.shape)) for val in vals]
         gm = decodable(region.graph, weights, results, computed)
-        model = openvino_api.convert_fx(gm, inputs)
+        model = openvino_convert.convert_fx(gm, inputs)
         values = region.values(weights)
-        openvino_api.fill(model, [origin.packed(values) for origin in origins])
+        openvino_convert.fill(model, [origin.packed(values) for origin in origins])
         return model
 
-    def _key(self, region: Region, weights: Mapping[int, Tensor]) -> str:
-        graph = region.graph
-        config = sorted((name, str(value)) for name, value in self.options.config.items())
-        texts = [
-            self.name,
-            openvino_api.identity(self.device),
-            torch.__version__,
-            self.device,
-            str(config),
-            python_source(graph),
-            str(graph.inputs),
-            str(sorted(weights)),
-        ]
-        return digest([*texts, *graph.constants.values(), *weights.values()])
 
-
-def _ahead(options: OpenVINOOptions) -> Ahead | None:
-    """Models on disk, which are being read from the first call on.
-
-    Not earlier: a process that only forks must have none, since OpenVINO's threads do not survive.
-    """
-    if not options.model_caching:
-        return None
-
-    def load(blob: Tensor) -> Any:
-        return openvino_api.import_blob(blob, options.device, options.config)
-
-    return find(options.cache_dir, options.device, options.config, load)
-
-
-def _bounds(size: Any) -> openvino_api.Size:
+def _bounds(size: Any) -> openvino_convert.Size:
     # without an upper bound: memory for the product of three would overflow, which is an error
     return size if isinstance(size, int) else (1, -1)
 
@@ -151,41 +105,27 @@ def _bounds(size: Any) -> openvino_api.Size:
 # ------------------------------------------------------------------------------ calls
 
 
-class _RegionCall:
-    """One compiled region. May be called from several threads."""
-
-    def __init__(self, region: Region, engine: OpenVINO) -> None:
-        results, places = distinct(region.graph.results)
-        self.places = places if places != list(range(len(results))) else None
-        times = None if packed.find_origins(region.graph) else _MOST_COMPILES
-
-        def make(weights: Mapping[int, Tensor]) -> Executable:
-            return engine.executable(region, weights)
-
-        self.made = Followed(region, make, times, bound=True)
-        self.prepare = _prepare(region)
-
-    def primitives(self) -> dict[str, int]:
-        """What OpenVINO executes: kinds of primitives, and how often each runs."""
-        return self.made.latest.executable.primitives()
-
-    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
-        made = self.made.current(inputs)
-        outputs = self.prepare(inputs)
-        taken = [x for k, x in enumerate(inputs) if k not in made.weights]
-        made.executable([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
-        if self.places is None:
-            return outputs
-        given_out: set[int] = set()
-        results = []
-        for k in self.places:
-            results.append(outputs[k].clone() if k in given_out else outputs[k])
-            given_out.add(k)
-        return results
+def _spec(region: Region, is_kept: bool) -> RegionSpec:
+    """is_kept   whether its model is"""
+    graph = region.graph
+    results, places = distinct(graph.results)
+    return RegionSpec(
+        graph=digest(_parts(graph)) if is_kept else "",
+        fixed=region.fixed(),
+        bounds=tuple(bounds(region)),
+        outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
+        places=tuple(places) if places != list(range(len(results))) else None,
+        prepare=_prepare(region),
+        times=None if packed.find_origins(graph) else _MOST_COMPILES,
+    )
 
 
-def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
-    """A function of a call's inputs: memory for the results, once the inputs are looked at.
+def _parts(graph: AtenGraph) -> list[str | Tensor]:
+    return [python_source(graph), str(graph.inputs), *graph.constants.values()]
+
+
+def _prepare(region: Region) -> str:
+    """Source of `RegionSpec.prepare`.
 
     OpenVINO doesn't look whether an index is in range, and may crash on what has no elements;
     claims took sizes for less than a bound.
@@ -210,23 +150,7 @@ def _prepare(region: Region) -> Callable[[tuple[Any, ...]], list[Tensor]]:
         sizes = "".join(f"{graph.to_size(n)}, " for n in val.shape)
         made.append(f"empty(({sizes}), dtype={val.dtype})")
     lines.append(f"    return [{', '.join(made)}]")
-    names: dict[str, Any] = {
-        "check": _check,
-        "empty": torch.empty,
-        "torch": torch,
-        "Declined": Declined,
-    }
-    exec("\n".join(dict.fromkeys(lines)), names)
-    found: Callable[[tuple[Any, ...]], list[Tensor]] = names["prepare"]
-    return found
-
-
-def _check(index: Tensor, low: int, size: int) -> None:
-    """raises  Declined if an index is out of range: our compiler raises what eager does"""
-    if index.numel():
-        least, greatest = torch.aminmax(index)
-        if least < low or greatest >= size:
-            raise Declined
+    return "\n".join(dict.fromkeys(lines))
 
 
 # ------------------------------------------------------------------------------ backends
@@ -258,29 +182,5 @@ def _compile(
         decompositions=engine.table(),
         training=training,
         prepare=engine.prepare,
-    )
-
-
-def begin(options: Mapping[str, object]) -> None:
-    """Read what the last process used."""
-    _ahead(OpenVINOOptions.parse(options))
-
-
-def check(options: Mapping[str, object]) -> None:
-    """Refuse wrong options. raises OptionError, SettingError"""
-    OpenVINOOptions.parse(options)
-
-
-def check_ts(options: Mapping[str, object]) -> None:
-    """As `check`, with a note that the backend is deprecated."""
-    OpenVINOOptions.parse(options)
-    warnings.warn(
-        layout(
-            FuseeWarning,
-            "the backend 'openvino_ts' goes through TorchScript, which torch gives up",
-            did="compiles with it nevertheless",
-            remedy="backend='openvino' takes the same options",
-        ),
-        FuseeWarning,
-        stacklevel=4,
+        kept_for=engine.models.kept_for,
     )

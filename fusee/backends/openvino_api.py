@@ -1,7 +1,7 @@
-"""Adapter to the package openvino and its PyTorch frontend: no other module touches them.
+"""Adapter to OpenVINO's runtime: devices, compiled models, calls. Tested with openvino 2026.4.1.
 
-Tested with openvino 2026.4.1. Not public there: `openvino.frontend.pytorch.fx_decoder` and
-`ts_decoder` (since 2023.2). Importing takes 0.3 s and happens when a function is first compiled.
+It gets by with OpenVINO's extension module (`openvino_bindings.py`); the package around it is for
+those who convert (`openvino_convert.py`). No other module touches either.
 """
 
 from __future__ import annotations
@@ -15,50 +15,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from fusee.backends.packed import Packed
+from fusee.backends.openvino_bindings import bindings
 from fusee.errors import BackendError
 
 __all__ = [
     "Executable",
-    "Size",
     "base_devices",
     "check_config",
     "compile_model",
-    "convert_fx",
-    "convert_traced",
     "devices",
-    "fill",
+    "element_of",
     "full_name",
     "identity",
     "import_blob",
+    "last_line",
+    "wrap",
 ]
-
-# A fixed size, or the bounds of one that calls may choose.
-Size = int | tuple[int, int]
-
-
-@functools.cache
-def _openvino() -> Any:
-    return importlib.import_module("openvino")
 
 
 @functools.cache
 def _core() -> Any:
-    return _openvino().Core()
-
-
-@functools.cache
-def _frontend() -> Any:
-    manager = importlib.import_module("openvino.frontend").FrontEndManager()
-    return manager.load_by_framework("pytorch")
+    return bindings().Core()
 
 
 def identity(device: str) -> str:
     """What a compiled blob depends on, apart from the model: package and device."""
     names = [f"{one}={full_name(one)}" for one in base_devices(device) or devices()]
-    return " ".join([_openvino().__version__, *names])
+    return " ".join([bindings().get_version(), *names])
 
 
 # ------------------------------------------------------------------------------ devices, config
@@ -90,11 +75,10 @@ def check_config(device: str, config: Mapping[str, object]) -> str | None:
     """What OpenVINO finds wrong with a configuration, or None."""
     key = device, repr(sorted(config.items()))
     if key not in _checked:
-        ov = _openvino()
-        ops = importlib.import_module("openvino.opset13")
-        x = ops.parameter([1], ov.Type.f32)
+        ov = bindings()
+        x = ov.op.Parameter(ov.Type.f32, ov.PartialShape([1]))
         try:
-            _core().compile_model(ov.Model([ops.relu(x)], [x], "probe"), device, dict(config))
+            _core().compile_model(ov.Model([x.output(0)], [x], "probe"), device, dict(config))
             _checked[key] = None
         except (RuntimeError, TypeError) as error:
             _checked[key] = last_line(error)
@@ -111,78 +95,11 @@ def last_line(error: BaseException) -> str:
     return (said or lines or [type(error).__name__])[-1]
 
 
-# ------------------------------------------------------------------------------ conversion
+# ------------------------------------------------------------------------------ execution
 
 
-def convert_fx(gm: fx.GraphModule, inputs: Sequence[tuple[torch.dtype, Sequence[Size]]]) -> Any:
-    """The model of an fx graph of ATen operators. Attributes become constants, without copies.
-
-    raises   BackendError with what the frontend says
-    """
-    decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder")
-    shapes = [_shape(sizes) for _, sizes in inputs]
-    types = [dtype for dtype, _ in inputs]
-    return _convert(decoder.TorchFXPythonDecoder(gm, input_shapes=shapes, input_types=types))
-
-
-def convert_traced(script: Any, inputs: Sequence[tuple[torch.dtype, Sequence[Size]]]) -> Any:
-    """The model of a TorchScript module that torch.jit.trace made."""
-    decoder = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
-    model = _convert(decoder.TorchScriptPythonDecoder(script, skip_freeze=True))
-    for port, (dtype, sizes) in zip(model.inputs, inputs, strict=True):
-        port.get_node().set_element_type(_element(dtype))
-        port.get_node().set_partial_shape(_shape(sizes))
-    model.validate_nodes_and_infer_types()
-    return model
-
-
-def fill(model: Any, weights: Sequence[Packed | Tensor]) -> None:
-    """Constants in place of a model's last inputs; packed ones as its plugins keep them packed."""
-    ops = importlib.import_module("openvino.opset13")
-    for parameter, weight in zip(model.get_parameters()[-len(weights) :], weights):
-        if isinstance(weight, Tensor):
-            value = _constant(weight)
-        else:
-            element = _element(weight.scale.dtype)
-            value = ops.convert(_constant(weight.q), element)
-            if weight.zero is not None:
-                value = ops.subtract(value, ops.convert(_constant(weight.zero), element))
-            value = ops.multiply(value, _constant(weight.scale))
-            rows = ops.constant([weight.q.shape[0], -1], _element(torch.int64))
-            value = ops.reshape(value, rows, special_zero=False)
-            if weight.axis == 0:
-                value = ops.transpose(value, ops.constant([1, 0], _element(torch.int64)))
-        parameter.output(0).replace(value.output(0))
-        model.remove_parameter(parameter)
-
-
-def _constant(x: Tensor) -> Any:
-    """A constant of its own memory; bytes of four bits as such."""
-    ops = importlib.import_module("openvino.opset13")
-    x = x.detach().contiguous()
-    if x.dtype == torch.uint8 and x.numel() % 2 == 0 and int(x.max()) < 16:
-        pairs = x.view(-1, 2)
-        halves = (pairs[:, 0] | pairs[:, 1] << 4).numpy()
-        ov = _openvino()
-        return ops.constant(ov.Tensor(halves, list(x.shape), ov.Type.u4), shared_memory=False)
-    return ops.constant(_wrap(x), shared_memory=False)
-
-
-def _convert(decoder: Any) -> Any:
-    try:
-        frontend = _frontend()
-        return frontend.convert(frontend.load(decoder))
-    except Exception as error:
-        raise BackendError(f"it cannot be converted: {last_line(error)}\n{error}") from error
-
-
-def _shape(sizes: Sequence[Size]) -> Any:
-    ov = _openvino()
-    return ov.PartialShape([n if isinstance(n, int) else ov.Dimension(*n) for n in sizes])
-
-
-def _element(dtype: torch.dtype) -> Any:
-    return getattr(_openvino().Type, _TYPES[dtype])
+def element_of(dtype: torch.dtype) -> Any:
+    return getattr(bindings().Type, _TYPES[dtype])
 
 
 _TYPES = {
@@ -197,9 +114,6 @@ _TYPES = {
     torch.int64: "i64",
     torch.bool: "boolean",
 }
-
-
-# ------------------------------------------------------------------------------ execution
 
 
 class Executable:
@@ -222,7 +136,7 @@ class Executable:
         if len(found) != len(outputs):
             raise BackendError(f"it has {len(found)} results instead of {len(outputs)}")
         for k, ((element, rank), (dtype, wanted)) in enumerate(zip(found, outputs)):
-            if element != _element(dtype) or (rank.is_static and rank.get_length() != wanted):
+            if element != element_of(dtype) or (rank.is_static and rank.get_length() != wanted):
                 raise BackendError(f"result {k} became {element} of rank {rank}, not {dtype}")
 
     def __call__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -237,10 +151,10 @@ class Executable:
         inputs = [x.detach().contiguous() for x in inputs]  # alive until the request is done
         try:
             for k, x in enumerate(inputs):
-                request.set_input_tensor(k, _wrap(x))
+                request.set_input_tensor(k, wrap(x))
             for k, x in enumerate(outputs):
-                request.set_output_tensor(k, _wrap(x))
-            request.start_async()
+                request.set_output_tensor(k, wrap(x))
+            request.start_async({}, None)
             request.wait()
         except RuntimeError as error:
             raise BackendError(f"{last_line(error)}\n{error}") from error
@@ -275,13 +189,13 @@ def compile_model(
     outputs: Sequence[tuple[torch.dtype, int]],
 ) -> Executable:
     """Compile for a device, results in the dtypes of `outputs`. raises BackendError"""
-    ov = _openvino()
+    ov = bindings()
     try:
         results = []
         ops = importlib.import_module("openvino.opset13")
         for port, (dtype, _) in zip(model.outputs, outputs, strict=True):
             value = port.get_node().input_value(0)
-            element = _element(dtype)
+            element = element_of(dtype)
             same = value.element_type == element
             results.append(value if same else ops.convert(value, element).output(0))
         model = ov.Model(results, model.get_parameters(), "region")
@@ -294,13 +208,13 @@ def compile_model(
 def import_blob(blob: Tensor, device: str, config: Mapping[str, object]) -> tuple[Any, Tensor]:
     """A model of the bytes that `blob` gave, and its memory: they. raises BackendError"""
     try:
-        return _core().import_model(_wrap(blob), device, dict(config)), blob
+        return _core().import_model(wrap(blob), device, dict(config)), blob
     except (RuntimeError, TypeError) as error:
         raise BackendError(f"a cached model cannot be read: {last_line(error)}") from error
 
 
-def _wrap(x: Tensor) -> Any:
+def wrap(x: Tensor) -> Any:
     """An OpenVINO tensor in the same memory, which infer requests do not keep alive."""
     if x.dtype == torch.bfloat16:  # numpy has none
-        return _openvino().Tensor(x.view(torch.int16).numpy(), list(x.shape), _element(x.dtype))
-    return _openvino().Tensor(x.numpy(), shared_memory=True)
+        return bindings().Tensor(x.view(torch.int16).numpy(), list(x.shape), element_of(x.dtype))
+    return bindings().Tensor(x.numpy(), shared_memory=True)

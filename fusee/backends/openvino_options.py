@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,9 @@ from fusee.aten.decompose import taken_apart
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
 from fusee.backends.engine_options import check_names, label, operators, wrong
-from fusee.errors import OptionError, SettingError
+from fusee.errors import FuseeWarning, OptionError, SettingError, layout
 
-__all__ = ["OpenVINOOptions"]
+__all__ = ["OpenVINOOptions", "check", "check_ts", "is_caching"]
 
 _DEVICE = "OPENVINO_TORCH_BACKEND_DEVICE"
 _CACHING = "OPENVINO_TORCH_MODEL_CACHING"
@@ -56,6 +57,26 @@ class OpenVINOOptions:
         found = cls(**values)
         _check_device(found.device)
         return _with_config(found)
+
+
+def check(given: Mapping[str, object]) -> None:
+    """Refuse wrong options. raises OptionError, SettingError"""
+    OpenVINOOptions.parse(given)
+
+
+def check_ts(given: Mapping[str, object]) -> None:
+    """As `check`, with a note that the backend is deprecated."""
+    check(given)
+    warnings.warn(
+        layout(
+            FuseeWarning,
+            "the backend 'openvino_ts' goes through TorchScript, which torch gives up",
+            did="compiles with it nevertheless",
+            remedy="backend='openvino' takes the same options",
+        ),
+        FuseeWarning,
+        stacklevel=4,
+    )
 
 
 def is_caching(given: Mapping[str, object]) -> bool:

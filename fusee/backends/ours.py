@@ -49,11 +49,12 @@ _openvino = register(
         later("fusee.backends.openvino", "compile_openvino"),
         "regions run by OpenVINO, on Intel's processors, GPUs and NPUs",
         needs=("openvino", "llvmlite"),
-        validate=later("fusee.backends.openvino", "check"),
+        validate=later("fusee.backends.openvino_options", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
         keeps=later("fusee.backends.openvino_options", "is_caching"),
-        begin=later("fusee.backends.openvino", "begin"),
+        begin=later("fusee.backends.openvino_region", "begin"),
+        resume=later("fusee.backends.openvino_region", "resume"),
     )
 )
 register(
@@ -67,11 +68,12 @@ register(
         later("fusee.backends.openvino", "compile_openvino_ts"),
         "OpenVINO by way of TorchScript, deprecated",
         needs=("openvino", "llvmlite"),
-        validate=later("fusee.backends.openvino", "check_ts"),
+        validate=later("fusee.backends.openvino_options", "check_ts"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         is_named=True,
         keeps=later("fusee.backends.openvino_options", "is_caching"),
-        begin=later("fusee.backends.openvino", "begin"),
+        begin=later("fusee.backends.openvino_region", "begin"),
+        resume=later("fusee.backends.openvino_region", "resume_ts"),
     )
 )
 register(

@@ -29,7 +29,6 @@ from fusee.runtime.weights import why_not_derivable
 
 __all__ = [
     "HEAD",
-    "Declined",
     "Engine",
     "Region",
     "RegionCall",
@@ -44,10 +43,6 @@ HEAD = "head"
 
 # Takes the region's inputs, one per InputSpec, and returns its results.
 RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
-
-
-class Declined(Exception):
-    """A region's call cannot serve these inputs; our compiler runs the region, for this call."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +69,11 @@ class Region:
         vals = pytree.tree_leaves([node.meta["val"] for node in self.calls()])
         sizes = [self.graph.to_size(n) for x in vals if isinstance(x, Tensor) for n in x.shape]
         return [size for size in dict.fromkeys(sizes) if not isinstance(size, int)]
+
+    def fixed(self) -> tuple[int, ...]:
+        """Positions of the inputs that its engine may hold as constants."""
+        found = lasting(self.graph, self.examples)
+        return tuple(k for k, node in enumerate(self.graph.placeholders) if node in found)
 
     def values(self, inputs: Mapping[int, Tensor]) -> dict[fx.Node, Tensor]:
         """What is known before a call: constants, and these inputs, by position."""

@@ -42,6 +42,8 @@ class Backend:
     is_named  whether it takes the option `name`, what reports call it
     keeps     whether, with these options, what is captured for it outlives the process
     begin     called when a capture begins, so that files are read meanwhile
+    resume    the compiled graph from what another process kept of it, beside the capture, or None:
+              `(sidecar, example_inputs, anew, options)`; anew compiles the graph for given inputs
     """
 
     name: str
@@ -56,6 +58,7 @@ class Backend:
     is_named: bool = False
     keeps: Callable[[Mapping[str, object]], bool] | None = None
     begin: Callable[[Mapping[str, object]], object] | None = None
+    resume: Callable[..., CompiledFn | None] | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages it needs that can't be found."""
@@ -250,6 +253,8 @@ def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
     bound.__name__ = backend.name
     if backend.begin is not None:
         vars(bound)["begin"] = functools.partial(backend.begin, options)
+    if backend.resume is not None:
+        vars(bound)["resume"] = functools.partial(backend.resume, options=options)
     return bound
 
 

@@ -143,16 +143,25 @@ class Report:
 class CompiledGraph:
     """What the backend returns: call it with the graph's inputs.
 
+    kept                   what another process may make it of: a name that says all it depends on
+                           but for the graph, and the content; None if nothing
     plain                  it was compiled where nothing required grad, and has no backward
     raises (when called)   InputError for a plain one where an input requires grad, and is to be
                            differentiated: what captures a graph looks at that, its callers may not
     """
 
-    __slots__ = ("__weakref__", "_report", "call", "plain")
+    __slots__ = ("__weakref__", "_report", "call", "kept", "plain")
 
     def __init__(self, call: Callable[..., Any], report: Report, *, plain: bool = False) -> None:
         self.call, self.plain = call, plain
         self._report = report
+        self.kept: tuple[str, bytes] | None = None
+
+    def become(self, other: Callable[..., Any]) -> None:
+        """Be as another graph from now on."""
+        self.call = other
+        if isinstance(other, CompiledGraph):
+            self.plain, self._report = other.plain, other.report()
 
     def __call__(self, *inputs: Any) -> Any:
         if self.plain and torch.is_grad_enabled():

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from fusee.aten.torch_api import is_state
 from fusee.runtime import collector
 
-__all__ = ["form"]
+__all__ = ["form", "situation"]
 
 _LEAVES = (
     int, bool, str, bytes, complex, type(None), type(Ellipsis), torch.dtype, torch.device,
@@ -47,7 +47,11 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
             rows.append((node.op, target, args))
             places[node] = len(places)
         buffers = [n.meta.get("is_buffer", False) for n in gm.graph.find_nodes(op="placeholder")]
-        found = tuple(rows), tuple(_inputs(examples, buffers)), _modes()
+        kept = tuple(
+            id(x) if isinstance(x, Tensor) and (is_buffer or is_state(x)) else None
+            for x, is_buffer in zip(examples, buffers, strict=True)
+        )
+        found = tuple(rows), situation(examples), kept
         hash(found)
     except (_Unknown, TypeError):  # TypeError: a target that cannot be hashed
         return None
@@ -70,20 +74,24 @@ def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
     raise _Unknown
 
 
-def _inputs(examples: Sequence[Any], buffers: Sequence[bool]) -> list[Hashable]:
+def situation(examples: Sequence[Any]) -> Hashable:
+    """What a graph is compiled for besides what it is: its inputs' metadata, and torch's modes.
+
+    Equal in two processes where it is the same.
+    """
     objects: dict[int, int] = {}
     storages: dict[int, int] = {}
     rows: list[Hashable] = []
-    for k, (x, is_buffer) in enumerate(zip(examples, buffers, strict=True)):
+    for k, x in enumerate(examples):
         if not isinstance(x, Tensor):
             rows.append((type(x), x))
             continue
         storage = x.untyped_storage().data_ptr() if x.numel() else -k - 1
         about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
-        grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference())
+        grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
-        rows.append((*about, *grad, *same, id(x) if is_buffer or is_state(x) else None))
-    return rows
+        rows.append((*about, *grad, *same))
+    return tuple(rows), _modes()
 
 
 def _modes() -> Hashable:

@@ -14,29 +14,33 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.cut import Order, Part, cut, inverse
+from fusee.aten.cut import Part, cut
 from fusee.aten.decompose import Table
 from fusee.aten.graph import AtenGraph
-from fusee.aten.interpret import executable_anywhere
+from fusee.aten.interpret import part_source
+from fusee.aten.part_source import Order, PartSource, inverse
 from fusee.aten.passes.fold import fold
+from fusee.aten.tidy import is_pure
 from fusee.aten.trace import trace
 from fusee.backends.finish import finishing
+from fusee.backends.followed import Declined
 from fusee.backends.intervals import note_values
-from fusee.backends.regions import Declined, Engine, Region, RegionCall, op_of, split
+from fusee.backends.regions import Engine, Region, RegionCall, op_of, split
 from fusee.backends.registry import later
 from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
+from fusee.backends.resumed import ClaimedPart, KeptSplit, body_of
 from fusee.backends.source import captured_source
 from fusee.backends.training import is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, layout, user_line
 
-__all__ = ["compile_split", "compile_with"]
+__all__ = ["SplitCall", "compile_split", "compile_with"]
 
 Prepare = Callable[[AtenGraph, Sequence[Any]], None]
 
@@ -57,6 +61,7 @@ def compile_with(
     decompositions: Table | None = None,
     training: bool = False,
     prepare: Prepare | None = None,
+    kept_for: Sequence[str] = (),
 ) -> CompiledGraph:
     """Compile a captured graph: the engine's regions, and ours between them.
 
@@ -67,6 +72,8 @@ def compile_with(
     training        the forward of graphs that need gradients is the engine's, too; else these
                     graphs are our compiler's whole
     prepare         changes a traced graph, given what its inputs are, before it is split
+    kept_for        what a later process must have in common to be given the parts: the engine's
+                    versions and options; none: it is given nothing
     """
     options = options or Options.parse(None)
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
@@ -83,7 +90,7 @@ def compile_with(
                 def forward(graph: AtenGraph) -> Callable[..., Any]:
                     computed = [None] * (len(graph.inputs) - len(example_inputs))
                     given = [*example_inputs, *computed]
-                    return compile_split(graph, given, engine, options, report, prepare)
+                    return compile_split(graph, given, engine, options, report, prepare).call
 
                 call = compile_training(
                     gm, example_inputs, options, report, engine.keeps, forward, decompositions
@@ -99,11 +106,13 @@ def compile_with(
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
         examples = [*example_inputs, *attributes]
-        call = compile_split(aten, examples, engine, options, report, prepare)
+        call, kept = compile_split(aten, examples, engine, options, report, prepare)
         remember(report)
-    if not attributes:
-        return CompiledGraph(call, report)
-    return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
+    if attributes:
+        return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
+    made = CompiledGraph(call, report)
+    made.kept = None if kept is None else kept.entry(kept_for, example_inputs)
+    return made
 
 
 def _whole(
@@ -126,7 +135,7 @@ def compile_split(
     options: Options,
     report: Report,
     prepare: Prepare | None = None,
-) -> Callable[..., Any]:
+) -> SplitCall:
     """A traced graph as a function of its inputs: the engine's regions, and ours between them.
 
     example_inputs   one per InputSpec
@@ -141,41 +150,55 @@ def compile_split(
     parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
     report.stages_ms["split"] = (time.perf_counter() - begin) * 1e3
-    given = dict(zip(aten.placeholders, example_inputs, strict=True))
+    place = {node: k for k, node in enumerate(aten.placeholders)}
     calls: list[RegionCall] = []
+    kept: list[ClaimedPart | PartSource | None] = []
     for part in parts:
-        examples = tuple(given.get(x) if isinstance(x, fx.Node) else None for x in part.inputs)
+        places = tuple(place.get(x) if isinstance(x, fx.Node) else None for x in part.inputs)
+        examples = tuple(None if k is None else example_inputs[k] for k in places)
         region = Region(f"region_{len(report.regions)}", part.graph, examples)
-        calls.append(
-            _EngineCall(region, engine, options, report)
-            if part.is_claimed
-            else _rest(region, options, report)
-        )
-    source, names = _source(aten, parts)
-    log.publish("host", "split", source)
-    names.update({f"part{k}": call for k, call in enumerate(calls)})
-    exec(source, names)
-    body: Callable[..., tuple[Tensor, ...]] = names["body"]
+        if part.is_claimed:
+            call = _EngineCall(region, engine, options, report)
+            calls.append(call)
+            kept.append(call.kept(places))
+        else:
+            rest, source = _rest(region, options, report)
+            calls.append(rest)
+            kept.append(source)
+    text = _source(aten, parts)
+    log.publish("host", "split", text)
+    body = body_of(text, calls)
     finish = finishing(aten)
-    if finish is None:
-        return body
-    return lambda *inputs: finish(inputs, body(*inputs))
+    if finish is not None:
+        return SplitCall(lambda *inputs: finish(inputs, body(*inputs)), None)
+    return SplitCall(body, KeptSplit.of(text, kept, report))
 
 
-def _rest(region: Region, options: Options, report: Report) -> RegionCall:
-    """What no engine has: our compiler on the CPU, ATen itself for a single call and elsewhere."""
+def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall, PartSource | None]:
+    """What no engine has: our compiler on the CPU, ATen itself for a single call and elsewhere.
+
+    With it the source of what ATen runs, if that is all there is to it, and has no effects.
+    """
     graph, calls = region.graph, region.calls()
     devices = {torch.device(n.meta["device"]).type for n in graph.graph.nodes if "device" in n.meta}
-    if not devices <= {"cpu"}:
-        call = executable_anywhere(graph)
-    elif len(calls) > 1:
+    if devices <= {"cpu"} and len(calls) > 1:
         call = compile_aten(graph, region.examples, options, report)
-    else:
+        return lambda inputs: call(*inputs), None
+    if devices <= {"cpu"}:
         for node in calls:
             line = user_line(node.meta.get("stack_trace")) or ""
             report.externs.append(ExternRow(op_of(node), "there is nothing to fuse it with", line))
-        call = executable_anywhere(graph)
-    return lambda inputs: call(*inputs)
+    source = part_source(graph)
+    call = source.bind(graph.constants)
+    is_whole = not graph.constants and all(map(is_pure, calls))
+    return lambda inputs: call(*inputs), source if is_whole else None
+
+
+class SplitCall(NamedTuple):
+    """A split graph as a function of its inputs, and as what another process can make it of."""
+
+    call: Callable[..., Any]
+    kept: KeptSplit | None
 
 
 class _EngineCall:
@@ -199,6 +222,11 @@ class _EngineCall:
         spent = (time.perf_counter() - begin) * 1e3
         stages[engine.name] = stages.get(engine.name, 0.0) + spent
 
+    def kept(self, inputs: tuple[int | None, ...]) -> ClaimedPart | None:
+        """What another process makes the part of, if the engine says it: `spec` of its call."""
+        spec = getattr(self.call, "spec", None)
+        return None if spec is None else ClaimedPart(self.row.name, self.row.ops, spec, inputs)
+
     def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
         begin = time.perf_counter()
         call = self.call
@@ -218,7 +246,7 @@ class _EngineCall:
     def _compile_ours(self) -> RegionCall:
         with self.lock:
             if self.ours is None:
-                self.ours = _rest(self.region, self.options, self.report)
+                self.ours, _ = _rest(self.region, self.options, self.report)
             return self.ours
 
     def _fall_back(self, error: Exception, what: str) -> RegionCall:
@@ -262,8 +290,8 @@ def culprit(region: Region, text: str) -> fx.Node | None:
 # ------------------------------------------------------------------------------ host
 
 
-def _source(aten: AtenGraph, parts: Sequence[Part]) -> tuple[str, dict[str, Any]]:
-    """The function `body`: inputs to results, through all parts; and the names that it uses."""
+def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
+    """The function `body`: inputs to results, through all parts."""
     placeholders = aten.placeholders
     name = {node: f"x{k}" for k, node in enumerate(placeholders)}
     lines = [f"def body({', '.join(name.values())}):"]
@@ -286,17 +314,15 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> tuple[str, dict[str, Any]
         gone = [name[node] for node in last.get(k, ())]
         if gone:
             lines.append(f"    del {', '.join(gone)}")
-    names: dict[str, Any] = {"row_major": _row_major}
     results = "".join(f"{name[node]}, " for node in aten.results)
     if aten.mutations:
-        names["no_grad"] = torch.no_grad
         positions = aten.results
         lines.append("    with no_grad():")
         lines += [
             f"        x{m.index}.copy_({name[positions[m.position]]})" for m in aten.mutations
         ]
     lines.append(f"    return ({results})")
-    return "\n".join(lines), names
+    return "\n".join(lines)
 
 
 def _given(value: str, part: Part, number: int) -> str:
@@ -306,10 +332,6 @@ def _given(value: str, part: Part, number: int) -> str:
         return value
     order: Order | None = part.input_orders[number]
     return f"row_major({value if order is None else f'{value}.permute({_axes(order)})'})"
-
-
-def _row_major(x: Tensor) -> Tensor:
-    return x if x.is_contiguous() else x.contiguous()
 
 
 def _axes(order: Sequence[int]) -> str:

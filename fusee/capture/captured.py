@@ -102,6 +102,14 @@ class Captured:
         with torch.inference_mode(inference), torch.set_grad_enabled(self.grad):
             yield
 
+    def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
+        """What a backend makes of the graph; None if there is none."""
+        if self.graph is None:
+            return None
+        with self.modes():
+            found: Callable[..., Any] = compile_graph(self.graph, self.examples)
+            return found
+
     def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
         """The function that runs this piece with `graph` as its compiled graph."""
         names = {**self.names, "_graph": graph}
@@ -114,4 +122,6 @@ class Keeper(Protocol):
     """Keeps captures for other processes: fusee/kept."""
 
     def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
-    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None: ...
+    def keep(
+        self, captured: Captured, compiled: Any, values: Mapping[str, Any], policy: Policy
+    ) -> None: ...

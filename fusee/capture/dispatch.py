@@ -320,14 +320,13 @@ class CompiledFunction:
         times["guards"] = _milliseconds(begin)
         run = compiled = None
         if not captured.eager:
-            if captured.graph is not None:
-                begin = time.perf_counter()
-                with captured.modes():
-                    compiled = self.compile_graph(captured.graph, captured.examples)
+            begin = time.perf_counter()
+            compiled = captured.compiled(self.compile_graph)
+            if compiled is not None:
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled)
         if keeper is not None and known is None:
-            keeper.keep(captured, values, self.policy)
+            keeper.keep(captured, compiled, values, self.policy)
         return Entry(captured, check, check_source, run, compiled, times)
 
     def _refuse_break(self, captured: Captured) -> None:

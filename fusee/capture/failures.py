@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,10 @@ __all__ = ["Failing", "GraphFailed", "generator_states"]
 
 class GraphFailed(BaseException):
     """A graph raised as the program would, and everything is as it was before."""
+
+
+class Runs(Protocol):
+    def forward(self, *inputs: Any) -> Any: ...
 
 
 States = Sequence[tuple[torch.Generator, torch.Tensor]]
@@ -49,7 +53,7 @@ class Failing:
     changes   whether the graph changes its inputs: then its own error is raised, with a note
     """
 
-    eagerly: torch.fx.GraphModule | None
+    eagerly: Runs | None
     state: State
     changes: bool
 

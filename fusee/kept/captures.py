@@ -12,31 +12,37 @@ What is kept is code, as the machine code in the same folder is, and as trusted.
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fusee.capture.captured import Captured, Place
 from fusee.capture.facts import Fact, Facts
 from fusee.capture.failures import Failing
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
-from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
+from fusee.capture.torch_api import State, allowed_by_torch, state_conditions
 from fusee.capture.world import is_scalar
-from fusee.kept.naming import Names, NotKept, Resolved, holds, known_by, looking, taken_now
+from fusee.kept.graphs import Waiting, written
+from fusee.kept.naming import (
+    Names,
+    NotKept,
+    Resolved,
+    holds,
+    is_torchs,
+    known_by,
+    looking,
+    taken_now,
+)
 from fusee.log import publish
 from fusee.runtime import collector
-from fusee.runtime.cache import ObjectCache, content_key, object_cache
+from fusee.runtime.cache import ObjectCache, Sidecar, code_salt, content_key, object_cache
 
 __all__ = ["Keeper"]
 
-_FUSEE = Path(__file__).parent.parent
 # The packages whose code decides what a capture is.
 _READ_BY = ("capture", "torch_functions", "kept", "sym")
 
@@ -56,6 +62,7 @@ class Keeper:
             if data is None:
                 return None
             found = _read(data, place, values)
+            found.sidecar = self._sidecar(key, data)
         except NotKept as reason:
             _tell(place, f"the kept capture is of no use: {reason}")
             return None
@@ -63,15 +70,22 @@ class Keeper:
         return found
 
     @collector.paused()
-    def keep(self, captured: Captured, values: Mapping[str, Any], policy: Policy) -> None:
-        """Keep a capture, if another process can use it."""
+    def keep(
+        self, captured: Captured, compiled: Any, values: Mapping[str, Any], policy: Policy
+    ) -> None:
+        """Keep a capture and what its backend made of it, if another process can use them."""
         place = captured.place
         try:
             data = _written(captured)
-            self.cache.put(self._key(place, values, policy), data)
+            key = self._key(place, values, policy)
+            self.cache.put(key, data)
+            _keep_compiled(self._sidecar(key, data), compiled)
         except NotKept as reason:
             _tell(place, f"the capture cannot be kept: {reason}")
         self.cache.report()
+
+    def _sidecar(self, key: str, data: bytes) -> Sidecar:
+        return Sidecar(self.cache, content_key(key, data))
 
     def _key(self, place: Place, values: Mapping[str, Any], policy: Policy) -> str:
         conditions, names = state_conditions()
@@ -80,19 +94,11 @@ class Keeper:
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         known = known_by(place.function)
         parts = conditions, dtypes, said, allowed_by_torch(), known, _sketch(dict(values))
-        return content_key(_salt(), repr(parts))
+        return content_key(code_salt(*_READ_BY), repr(parts))
 
 
 def _tell(place: Place, what: str) -> None:
     publish("cache", place.function.__qualname__, what)
-
-
-@functools.cache
-def _salt() -> str:
-    """What all captures depend on: versions, and this code."""
-    files = [x for name in _READ_BY for x in (_FUSEE / name).rglob("*.py")]
-    code = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return repr((sys.version, torch.__version__, code))
 
 
 def _sketch(x: Any) -> Any:
@@ -109,33 +115,6 @@ def _sketch(x: Any) -> Any:
     return repr(x) if is_scalar(x) else type(x).__qualname__
 
 
-# ------------------------------------------------------------------------------ graphs
-
-
-def _meta(node: fx.Node) -> dict[str, Any]:
-    """Without the FakeTensors, which only the capture itself needs."""
-    kept = {key: x for key, x in node.meta.items() if key != "example_value"}
-    if not {*kept} <= {"stack_trace", "is_buffer"}:
-        raise NotKept(f"a node knows of {', '.join(map(str, kept))}")
-    known = node.meta.get("example_value")
-    return kept | {"example_value": known} if isinstance(known, float) else kept
-
-
-def _node(
-    graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]
-) -> fx.Node:
-    node = graph.create_node(op, target, name=name)
-    node.args = args  # given to `create_node`, they would be searched for symbols first
-    if kwargs:
-        node.kwargs = kwargs
-    node.meta.update(meta)
-    return node
-
-
-def _module(graph: fx.Graph, nodes: list[fx.Node]) -> fx.GraphModule:
-    return graph_module(graph)
-
-
 # ------------------------------------------------------------------------------ all of it
 
 
@@ -145,23 +124,21 @@ def _written(captured: Captured) -> bytes:
         why = "the function is not one graph"
     if why:
         raise NotKept(why)
-    names = Names(captured.facts, captured.place.function, captured.taken, _reduced)
-    return names.written({name: getattr(captured, name) for name in _FIELDS})
+    graph = captured.graph
+
+    def reduced(x: Any) -> Any:
+        return (Resolved.waiting, ()) if x is graph and graph is not None else _reduced(x)
+
+    names = Names(captured.facts, captured.place.function, captured.taken, reduced)
+    found = {name: getattr(captured, name) for name in _FIELDS}
+    return names.written((found, None if graph is None else written(graph)))
 
 
-_FIELDS = ("facts", "graph", "inputs", "source", "names", "grad", "inference", "taken", "answers")
+_FIELDS = ("facts", "inputs", "source", "names", "grad", "inference", "taken", "answers")
 
 
 def _reduced(x: Any) -> Any:
     """How an object of ours is made again, for pickle; NotImplemented for others."""
-    if isinstance(x, fx.Node):
-        return _node, (x.graph, x.op, x.target, x.args, x.kwargs, x.name, _meta(x))
-    if isinstance(x, (immutable_list, immutable_dict)):
-        return (list, (tuple(x),)) if isinstance(x, list) else (dict, ((*x.items(),),))
-    if isinstance(x, fx.Graph):
-        return fx.Graph, ()
-    if isinstance(x, fx.GraphModule):
-        return _module, (x.graph, list(x.graph.nodes))
     if type(x) is Facts:
         rows = [(row.kind, row.origin, row.value, sys.intern(row.where)) for row in x.rows]
         return _facts, (list(zip(*rows)), x.kinds)
@@ -175,7 +152,38 @@ def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
 
 
 class _Kept(Captured):
-    """One whose check is compiled when a second call asks for it: of the first it is known."""
+    """One that was found.
+
+    Its check is compiled when a second call asks for it, since of the first one it is known. Its
+    graph waits for a backend that has not kept what it made of it, or cannot serve a call with it.
+    """
+
+    waiting: Waiting | None = None
+    sidecar: Sidecar
+
+    @property
+    def graph(self) -> fx.GraphModule | None:
+        return None if self.waiting is None else self.waiting.module
+
+    @graph.setter
+    def graph(self, graph: fx.GraphModule | None) -> None:
+        assert graph is None, "a kept capture's graph is read when it is asked for"
+
+    def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
+        resume = getattr(compile_graph, "resume", None)
+        if self.waiting is None or resume is None or not all(map(is_torchs, self.waiting.named)):
+            return super().compiled(compile_graph)
+
+        def anew(inputs: Sequence[Any]) -> Any:
+            self.examples = list(inputs)
+            return super(_Kept, self).compiled(compile_graph)
+
+        with self.modes():
+            found: Callable[..., Any] | None = resume(self.sidecar, self.examples, anew)
+        if found is None:
+            found = anew(self.examples)
+            _keep_compiled(self.sidecar, found)
+        return found
 
     def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
         compiled: list[tuple[Callable[..., bool], Callable[[], str]]] = []
@@ -195,9 +203,20 @@ class _Kept(Captured):
         return next((fact for fact in self.facts.rows if not holds(fact, look)), None)
 
 
-def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> Captured:
-    found = Resolved(data, place.function, values)
-    captured = _Kept(place, conditions=state_conditions(), **found.content)
+def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
+    """Keep what a backend made, if it can be used again: `kept`, a name and the content."""
+    if (kept := getattr(compiled, "kept", None)) is not None:
+        sidecar.put(*kept)
+
+
+def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:
+    waiting = Waiting()
+    found = Resolved(data, place.function, values, waiting)
+    fields, graph = found.content
+    captured = _Kept(place, conditions=state_conditions(), **fields)
+    if graph is not None:
+        waiting.data, waiting.named = graph
+        captured.waiting = waiting
     for (module, name), value in captured.taken.items():
         now = taken_now(module, name)
         if now is not value and not (is_scalar(value) and known_by(now) == known_by(value)):

@@ -32,7 +32,7 @@ from fusee.capture.frame import UNBOUND, Marker
 from fusee.capture.origin import Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, Origin
 from fusee.capture.world import is_scalar
 
-__all__ = ["Names", "NotKept", "Resolved", "holds", "known_by", "looking", "taken_now"]
+__all__ = ["Names", "NotKept", "Resolved", "holds", "is_torchs", "known_by", "looking", "taken_now"]
 
 
 class NotKept(Exception):
@@ -187,7 +187,7 @@ class Names(pickle.Pickler):
         return self._named.setdefault(id(x), _Named(x))
 
     def reducer_override(self, x: Any) -> Any:
-        if x is Resolved.found:
+        if x is Resolved.found or x is Resolved.waiting:
             return NotImplemented
         if type(x) is _Named:
             x = x.object
@@ -272,6 +272,16 @@ def _by_name(x: Any) -> tuple[str, str, str] | None:
     return None
 
 
+def is_torchs(x: Any) -> bool:
+    """Whether an object is torch's or Python's, and runs no code but theirs."""
+    if type(x) is types.FunctionType:
+        home = x.__globals__.get("__name__")  # a wrapper takes over the other name
+    else:
+        home = next(iter((_by_name(x) or ("", ""))[1:]))
+    return is_scalar(x) or str(home).partition(".")[0] in _THEIRS
+
+
+_THEIRS = ("torch", "_operator", "builtins", "math", "fusee")
 _OF_PYTHON = {x: name for name, x in vars(types).items() if isinstance(x, type)}
 
 
@@ -300,14 +310,15 @@ class Resolved(pickle.Unpickler):
 
     data               what `Names.written` gave; `content` is the object
     function, values   what is compiled, and what it is called with
+    graph              stands for the captured graph
     raises             NotKept if something is not there, or is another
     """
 
     def __init__(
-        self, data: bytes, function: types.FunctionType, values: Mapping[str, Any]
+        self, data: bytes, function: types.FunctionType, values: Mapping[str, Any], graph: Any
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self.function = function
+        self.function, self.graph = function, graph
         self.look = looking(values)
         try:
             self.content = self.load()
@@ -323,6 +334,10 @@ class Resolved(pickle.Unpickler):
         if known_by(found) != known:
             raise NotKept(f"what was at {way} is another")
         return found
+
+    def waiting(self) -> Any:
+        """The captured graph."""
+        return self.graph
 
     def _found(self, kind: str, *way: Any) -> Any:
         if kind == "function":
@@ -340,8 +355,9 @@ class Resolved(pickle.Unpickler):
         return found
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (__name__, Resolved.found.__qualname__):
-            return self.found
+        for own in (self.found, self.waiting) if module == __name__ else ():
+            if name == own.__qualname__:
+                return own
         found = _global(module, name)
         if is_scalar(found):  # a dtype, a layout, Ellipsis: by name
             return found

@@ -13,17 +13,20 @@ import functools
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 import threading
 import time
 import warnings
 from pathlib import Path
 
+import torch
+
 from fusee.config import settings
 from fusee.errors import CacheWarning, layout
 from fusee.log import publish
 
-__all__ = ["ObjectCache", "content_key", "object_cache"]
+__all__ = ["ObjectCache", "Sidecar", "code_salt", "content_key", "object_cache"]
 
 _MAGIC = b"fusee-object-1\n\0"
 _DIGEST_BYTES = 16
@@ -38,13 +41,22 @@ _KEEP = 0.8
 _SCAN_EVERY = 64
 
 
-def content_key(*parts: str) -> str:
+def content_key(*parts: str | bytes) -> str:
     """A name for all that decides what an entry holds."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(b"%d:" % len(part))
-        digest.update(part.encode())
+        digest.update(part.encode() if isinstance(part, str) else part)
     return digest.hexdigest()
+
+
+@functools.cache
+def code_salt(*folders: str) -> str:
+    """What entries depend on that code in these folders of ours makes: that code, and versions."""
+    root = Path(__file__).parent.parent
+    files = [x for name in folders for x in (root / name).rglob("*.py")]
+    code = sorted((x.name, facts.st_size, facts.st_mtime_ns) for x in files for facts in [x.stat()])
+    return repr((sys.version, torch.__version__, code))
 
 
 def object_cache() -> ObjectCache:
@@ -191,6 +203,21 @@ class ObjectCache:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
                 os.utime(path)
+
+
+class Sidecar:
+    """Entries that belong to another one: what others make of it."""
+
+    def __init__(self, cache: ObjectCache, key: str) -> None:
+        """key   of the other entry, by what it holds"""
+        self.cache, self.key = cache, key
+
+    def get(self, name: str) -> bytes | None:
+        """What was kept under a name: a text of any length that says all it depends on."""
+        return self.cache.get(content_key(self.key, name))
+
+    def put(self, name: str, data: bytes) -> None:
+        self.cache.put(content_key(self.key, name), data)
 
 
 def _checksum(code: bytes) -> bytes:

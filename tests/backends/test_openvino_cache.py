@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fusee.backends import blobs, lookup, openvino_api
+from fusee.backends import blobs, lookup, openvino_api, openvino_convert
 from fusee.errors import CacheWarning
 
 pytest.importorskip("openvino")
@@ -49,13 +49,13 @@ def models(folder: Path) -> list[Path]:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each model that was not found on disk."""
     found: list[str] = []
-    convert = openvino_api.convert_fx
+    convert = openvino_convert.convert_fx
 
     def counting(*args: Any) -> Any:
         found.append("converted")
         return convert(*args)
 
-    monkeypatch.setattr(openvino_api, "convert_fx", counting)
+    monkeypatch.setattr(openvino_convert, "convert_fx", counting)
     return found
 
 
@@ -103,7 +103,7 @@ def test_the_older_path_keeps_models_of_its_own(
     compiled(tmp_path)
     compiled(tmp_path, backend="openvino_ts")
     assert len(models(tmp_path)) == 2
-    monkeypatch.delattr(openvino_api, "convert_traced")
+    monkeypatch.delattr(openvino_convert, "convert_traced")
     compiled(tmp_path, backend="openvino_ts")
 
 
@@ -190,10 +190,10 @@ def test_a_read_only_folder_is_read_from(
 _PROGRAM = """
 import json, sys, torch
 from torch import nn
-from fusee.backends import openvino_api
+from fusee.backends import openvino_convert
 import fusee
-convert, converted = openvino_api.convert_fx, []
-openvino_api.convert_fx = lambda *args: converted.append(1) or convert(*args)
+convert, converted = openvino_convert.convert_fx, []
+openvino_convert.convert_fx = lambda *args: converted.append(1) or convert(*args)
 torch.manual_seed(0)
 m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
 x = torch.randn(1, 3, 12, 12)

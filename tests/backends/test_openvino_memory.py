@@ -116,7 +116,7 @@ def test_calls_at_the_same_time_have_requests_of_their_own(
     call = compiled("openvino", two_layers, x, x)
     together = threading.Barrier(4)
     executables: list[Any] = []
-    wrap, local = openvino_api._wrap, threading.local()
+    wrap, local = openvino_api.wrap, threading.local()
 
     def waiting(x: Tensor) -> Any:
         if not getattr(local, "is_here", False):
@@ -130,7 +130,7 @@ def test_calls_at_the_same_time_have_requests_of_their_own(
         executables.append(self)
         run(self, inputs, outputs)
 
-    monkeypatch.setattr(openvino_api, "_wrap", waiting)
+    monkeypatch.setattr(openvino_api, "wrap", waiting)
     monkeypatch.setattr(openvino_api.Executable, "__call__", noting)
     given = [torch.randn(8, 8) for _ in range(4)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

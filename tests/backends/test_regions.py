@@ -68,7 +68,7 @@ def backend(engine: Eager, report: Report) -> Callable[..., Any]:
     def compile_fx(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graph = trace(gm, inputs, keep=engine.keeps)
         examples = [*inputs, *graph.attributes(gm)]
-        return compile_split(graph, examples, engine, Options(), report)
+        return compile_split(graph, examples, engine, Options(), report).call
 
     return compile_fx
 
