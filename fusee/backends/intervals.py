@@ -15,7 +15,7 @@ from fusee.aten.graph import AtenGraph
 from fusee.backends.followed import Bound
 from fusee.backends.regions import Region, lasting
 
-__all__ = ["LARGEST_SIZE", "QUANTIZING", "bounds", "fits", "interval", "note_values"]
+__all__ = ["LARGEST_SIZE", "QUANTIZING", "bounds", "fits", "forget_read", "interval", "note_values"]
 
 aten = torch.ops.aten
 
@@ -59,6 +59,22 @@ def note_values(graph: AtenGraph, examples: Sequence[Any]) -> None:
             node.meta["interval"] = int(low), int(high)
 
 
+def forget_read(graph: AtenGraph, calls: Sequence[fx.Node], examples: Sequence[Any]) -> bool:
+    """Take nothing for what these calls read in a buffer: only regions look at theirs again.
+
+    Whether anything was taken for that.
+    """
+    known = {node for node in lasting(graph, examples) if node.meta.get("interval") is not None}
+    read = {x for node in calls for x in node.all_input_nodes if x in known}
+    found = {x for x in read if interval(x) != _read_anew(x)}
+    for node in graph.graph.nodes if found else ():
+        if node in found:
+            node.meta["interval"] = _read_anew(node)
+        elif node.op == "call_function":
+            node.meta.pop("interval", None)
+    return bool(found)
+
+
 def bounds(region: Region) -> list[Bound]:
     """What the integer buffers of a region were taken for, which calls look at again."""
     fixed = set(region.fixed())
@@ -89,12 +105,18 @@ def _find(node: fx.Node) -> Interval | None:
     if val.dtype == torch.bool:
         return 0, 1
     if node.op != "call_function":
-        return _range(val.dtype) if val.itemsize <= 4 else None
+        return _read_anew(node)
     at = QUANTIZING.get(str(node.target))
     if at is not None:
         return _hull([_size(n) for n in node.args[at : at + 2]])
     rule = _RULES.get(node.target)
     return rule(node) if rule is not None else None
+
+
+def _read_anew(node: fx.Node) -> Interval | None:
+    """What a call may find in an integer input."""
+    dtype = node.meta["val"].dtype
+    return _range(dtype) if dtype.itemsize <= 4 else None
 
 
 def _range(dtype: torch.dtype) -> Interval | None:

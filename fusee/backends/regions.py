@@ -137,6 +137,11 @@ class Split:
     unclaimed: tuple[UnclaimedRow, ...]
 
     @property
+    def rest(self) -> list[fx.Node]:
+        """What is not the engine's."""
+        return [n for is_claimed, nodes in self.levels if not is_claimed for n in nodes]
+
+    @property
     def claimed(self) -> int:
         """How many calls the engine has."""
         return sum(len(_calls(nodes)) for is_claimed, nodes in self.levels if is_claimed)

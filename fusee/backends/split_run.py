@@ -30,7 +30,7 @@ from fusee.aten.tidy import is_pure
 from fusee.aten.trace import trace
 from fusee.backends.finish import finishing
 from fusee.backends.followed import Declined
-from fusee.backends.intervals import note_values
+from fusee.backends.intervals import forget_read, note_values
 from fusee.backends.regions import Engine, Region, RegionCall, op_of, split
 from fusee.backends.registry import later
 from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
@@ -147,6 +147,8 @@ def compile_split(
     if prepare is not None:
         prepare(aten, example_inputs)
     decided = split(aten, engine)
+    while forget_read(aten, decided.rest, example_inputs):
+        decided = split(aten, engine)
     parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
     report.stages_ms["split"] = (time.perf_counter() - begin) * 1e3
