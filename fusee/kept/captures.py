@@ -37,6 +37,7 @@ from fusee.kept.naming import (
     looking,
     taken_now,
 )
+from fusee.kept.reached import reached, replaced
 from fusee.log import publish
 from fusee.runtime import collector
 from fusee.runtime.cache import ObjectCache, Sidecar, code_salt, content_key, object_cache
@@ -131,7 +132,7 @@ def _written(captured: Captured) -> bytes:
 
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
-    return names.written((found, None if graph is None else written(graph)))
+    return names.written((found, None if graph is None else (*written(graph), reached(graph))))
 
 
 _FIELDS = ("facts", "inputs", "source", "names", "grad", "inference", "taken", "answers")
@@ -215,8 +216,10 @@ def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:
     fields, graph = found.content
     captured = _Kept(place, conditions=state_conditions(), **fields)
     if graph is not None:
-        waiting.data, waiting.named = graph
+        waiting.data, waiting.named, rows = graph
         captured.waiting = waiting
+        if (other := replaced(rows)) is not None:
+            raise NotKept(f"{other}, which torch's functions call, is another")
     for (module, name), value in captured.taken.items():
         now = taken_now(module, name)
         if now is not value and not (is_scalar(value) and known_by(now) == known_by(value)):
