@@ -1,0 +1,150 @@
+"""What resumed graphs, and OpenVINO's extension without its package, once got wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.backends.test_resumed import Processes, processes  # noqa: F401  # a fixture
+
+pytest.importorskip("openvino")
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+NORM = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8)
+    def forward(self, x):
+        return {expression}
+model = Model().eval()
+"""
+
+
+@pytest.mark.parametrize("first", ["replaced", "as it was"])
+@pytest.mark.parametrize(
+    ("expression", "owner", "name"),
+    [
+        ("F.layer_norm(self.first(x), (8,)).tanh() + 1", torch, "layer_norm"),
+        ("torch.norm(self.first(x), dim=1).tanh() + 1", torch.linalg, "vector_norm"),
+        ("torch.einsum('ij,jk->ik', x, self.first.weight).tanh() + 1", torch._VF, "einsum"),
+    ],
+)
+def test_what_torchs_functions_call_is_replaced(
+    expression: str,
+    owner: Any,
+    name: str,
+    first: str,
+    processes: Processes,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = NORM.replace("{expression}", expression)
+    was = getattr(owner, name)
+    for state in (first, "as it was" if first == "replaced" else "replaced"):
+        with monkeypatch.context() as patch:
+            if state == "replaced":
+                patch.setattr(owner, name, lambda *args, **keywords: was(*args, **keywords) + 5)
+            processes.run(source, X)
+            assert processes.traces == ["traced"]
+    monkeypatch.undo()
+
+
+def test_functions_in_python_resume(processes: Processes) -> None:  # noqa: F811
+    source = NORM.replace("{expression}", "F.layer_norm(self.first(x), (8,)).norm(dim=1) + 1")
+    processes.run(source, X)
+    processes.run(source, X)
+    assert processes.traces == []
+
+
+BUFFER = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("counts", torch.arange(8) * {step})
+    def forward(self, x):
+        counts = self.counts.flip(0) + 3
+        return self.layer(x), (counts * 1 - 2).abs() * 3
+torch.manual_seed(0)
+model = Model().eval()
+"""
+
+
+def test_a_buffer_that_only_the_rest_reads(processes: Processes) -> None:  # noqa: F811
+    """Its values decided what OpenVINO, with its 32 bits, may compute of what the rest made."""
+    options = {"disabled_ops": [torch.ops.aten.flip.default]}
+    program, _ = processes.run(BUFFER.replace("{step}", "1"), X, **options)
+    with torch.no_grad():
+        program.model.counts.fill_(2**40)
+        torch.testing.assert_close(program.call(X), program.model(X))
+    processes.run(BUFFER.replace("{step}", "2**40"), X, **options)
+
+
+def script(source: str) -> None:
+    folder = Path(__file__).parent.parent.parent
+    subprocess.run([sys.executable, "-c", source], check=True, cwd=folder, timeout=120)
+
+
+def test_another_thread_imports_the_package_meanwhile() -> None:
+    script("""
+import importlib.machinery, sys, threading
+import torch
+from fusee.backends.openvino_bindings import bindings
+
+loader = importlib.machinery.ExtensionFileLoader
+run, began = loader.exec_module, threading.Event()
+problems = []
+
+def other():
+    began.wait()
+    try:
+        import openvino
+        openvino.Core()
+    except BaseException as error:
+        problems.append(error)
+
+thread = threading.Thread(target=other)
+
+def slow(self, module):
+    if module.__name__ == "openvino._pyopenvino" and not began.is_set():
+        began.set()
+        thread.join(1)
+    run(self, module)
+
+loader.exec_module = slow
+thread.start()
+found = bindings()
+thread.join()
+assert not problems, problems
+import openvino
+assert openvino._pyopenvino is found is sys.modules["openvino._pyopenvino"]
+""")
+
+
+def test_finders_of_others_are_asked_for_each_module() -> None:
+    script("""
+import importlib.util, sys, types
+import torch
+from fusee.backends.openvino_bindings import bindings
+
+class Finder:
+    asked = []
+    def find_spec(self, name, path=None, target=None):
+        self.asked.append(name)
+
+bindings()
+sys.meta_path.insert(1, Finder())
+sys.modules["openvino"] = types.ModuleType("openvino")
+try:
+    import no_such_module
+except ImportError:
+    pass
+assert Finder.asked == ["no_such_module"], Finder.asked
+""")
