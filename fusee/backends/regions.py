@@ -86,13 +86,17 @@ class Region:
 def lasting(graph: AtenGraph, examples: Sequence[Any]) -> dict[fx.Node, Tensor]:
     """Inputs that engines may hold as constants: parameters and buffers whose changes show.
 
+    Not those that the graph writes to: a region's call gets what they hold by then.
+
     examples   per input of `graph` the tensor of the first call, or None for what is computed
     """
     given = zip(graph.placeholders, graph.inputs, examples, strict=True)
+    written = {mutation.index for mutation in graph.mutations}
     return {
         node: x
         for node, spec, x in given
-        if spec.is_static and isinstance(x, Tensor) and why_not_derivable(x) is None
+        if spec.is_static and spec.index not in written
+        if isinstance(x, Tensor) and why_not_derivable(x) is None
     }
 
 
