@@ -327,6 +327,7 @@ class CompiledFunction:
             run = captured.run(compiled)
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy)
+        captured.examples = []  # the tensors of a call would live as long as its entry
         return Entry(captured, check, check_source, run, compiled, times)
 
     def _refuse_break(self, captured: Captured) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fusee
 from tests.backends.test_resumed import Processes, processes  # noqa: F401  # a fixture
 
 pytest.importorskip("openvino")
@@ -85,6 +88,45 @@ def test_a_buffer_that_only_the_rest_reads(processes: Processes) -> None:  # noq
         program.model.counts.fill_(2**40)
         torch.testing.assert_close(program.call(X), program.model(X))
     processes.run(BUFFER.replace("{step}", "2**40"), X, **options)
+
+
+def test_a_buffer_that_the_graph_writes_to(processes: Processes) -> None:  # noqa: F811
+    program = processes.start("""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.arange(4))
+    def forward(self, x):
+        self.count.add_(1)
+        return torch.erf(torch.tanh(x).view(-1, 8)), self.count
+model = Model()
+""")
+    call = processes.compiled(program.model)
+    with torch.no_grad():
+        call(X)
+        program.model.count.fill_(2**33)
+        assert call(X)[1].tolist() == [2**33 + 1] * 4
+
+
+def test_tensors_of_the_first_call_do_not_live_on(processes: Processes) -> None:  # noqa: F811
+    source = NORM.replace("{expression}", "self.first(x).tanh() + 1")
+    for backend in ("fusee", "openvino", "openvino"):
+        program, x = processes.start(source), X.clone()
+        call = (
+            fusee.compile(program.model)
+            if backend == "fusee"
+            else processes.compiled(program.model, backend)
+        )
+        with torch.no_grad():
+            call(x)
+            known = weakref.ref(x), weakref.ref(program.model.first.weight)
+            program.model.first.weight = torch.nn.Parameter(torch.ones(8, 8))
+            call(x)
+        del x
+        gc.collect()
+        if backend == "fusee" or not processes.traces:
+            assert [one() for one in known] == [None, None]
+    assert processes.traces == []
 
 
 def script(source: str) -> None:
