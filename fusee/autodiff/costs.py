@@ -142,9 +142,9 @@ class Costs:
         read = sum(map(self.bytes, node.all_input_nodes)) * MOVE
         if sort is Kind.REDUCTION:
             return 2 * (read + moved)
-        return max(self._flops(node) * _FLOP, 8 * (read + moved))
+        return max(self.flops(node) * _FLOP, 8 * (read + moved))
 
-    def _flops(self, node: fx.Node) -> int:
+    def flops(self, node: fx.Node) -> int:
         """Of matrix products and convolutions; 0 for others, whose operands are what counts."""
         operands = [_tensors(arg.meta.get("val")) for arg in node.all_input_nodes]
         vals = [row[0] for row in operands if row]
@@ -158,7 +158,7 @@ class Costs:
         if name in ("mm", "bmm", "mv", "linear", "addmm", "baddbmm", "addmv"):
             left = vals[1] if name.startswith(("addm", "badd")) else vals[0]
             return 2 * out * self._hint(left.shape[-1])
-        if name.startswith("_scaled_dot_product"):
+        if "scaled_dot_product" in name:
             return 4 * out * self._hint(vals[1].shape[-2])
         return 0
 

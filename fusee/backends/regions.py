@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten.graph import AtenGraph
-from fusee.aten.operators import is_view
 from fusee.aten.tidy import is_pure
 from fusee.aten.torch_api import OpOverload
+from fusee.autodiff.costs import Costs
 from fusee.backends.report import UnclaimedRow
+from fusee.backends.worth import why_not_worth
 from fusee.errors import user_line
 from fusee.runtime.weights import why_not_derivable
 
@@ -167,16 +167,18 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
     for node in aten.graph.nodes:
         if node.meta.get(HEAD) in reasons:
             reasons[node] = "it makes a weight for a product that is not claimed"
+    costs = Costs(aten)
     while True:
         levels = _levels(aten.graph, reasons)
         enough = 1 if len(levels) == 1 else least
-        small = [nodes for claimed, nodes in levels if claimed and not _is_worth(nodes, enough)]
-        if not small:
+        regions = [_calls(nodes) for claimed, nodes in levels if claimed]
+        found = [(calls, why_not_worth(calls, costs, enough, engine.device)) for calls in regions]
+        if all(why is None for _, why in found):
             break
-        for nodes in small:
-            calls = _calls(nodes)
-            text = f"{len(calls)} calls are too few to enter {engine.name} for"
-            reasons.update(dict.fromkeys(calls, text))
+        for calls, why in found:
+            if why is not None:
+                text = f"not worth entering {engine.name}: {why}"
+                reasons.update(dict.fromkeys(calls, text))
     rows = [
         UnclaimedRow(op_of(n), why, user_line(n.meta.get("stack_trace")))
         for n, why in reasons.items()
@@ -243,23 +245,3 @@ def _levels_from(
 
 def _calls(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [node for node in nodes if node.target is not operator.getitem]
-
-
-aten = torch.ops.aten
-_HEAVY = frozenset(
-    {
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.bmm.default,
-        aten.convolution.default,
-        aten.linear.default,
-        aten.mm.default,
-        aten.scaled_dot_product_attention.default,
-    }
-)
-_COPIES = (aten.clone.default, aten.copy.default)
-
-
-def _is_worth(nodes: Sequence[fx.Node], least: int) -> bool:
-    calls = [n for n in _calls(nodes) if not is_view(n.target) and n.target not in _COPIES]
-    return len(calls) >= least or any(node.target in _HEAVY for node in calls)

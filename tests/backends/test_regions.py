@@ -197,6 +197,41 @@ def test_small_regions_are_not_worth_a_call() -> None:
     assert [claimed for claimed, _ in whole.levels] == [True]
 
 
+@pytest.mark.parametrize(
+    ("size", "width", "device", "is_engines"),
+    [
+        (2048, 8, "CPU", False),  # 16 operations for each element that is copied
+        (2048, 256, "CPU", True),
+        (64, 8, "CPU", True),  # too little to matter
+        (2048, 8, "GPU", True),
+    ],
+)
+def test_regions_that_copy_for_longer_than_they_multiply_are_ours(
+    size: int, width: int, device: str, is_engines: bool
+) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = (x @ w).view(size, width // 4, 4).permute(2, 0, 1)[::2].exp()
+        return y.permute(1, 2, 0) + y.permute(1, 2, 0)
+
+    size *= 64
+    x, w = torch.randn(size, width), torch.randn(width, width)
+    engine = Eager()
+    engine.device = device
+    found = split(graph_of(fn, x, w), engine)
+    assert [claimed for claimed, _ in found.levels] == [is_engines]
+    assert is_engines or all("million elements elsewhere" in row.reason for row in found.unclaimed)
+
+
+def test_moving_axes_of_size_one_copies_nothing() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.relu(x.permute(1, 0, 2)) + 1
+
+    (found,) = split(graph_of(fn, torch.randn(1, 2048, 1024)), Eager()).levels
+    assert found[0]
+    (found,) = split(graph_of(fn, torch.randn(2, 2048, 1024)), Eager()).levels
+    assert not found[0]
+
+
 @pytest.mark.parametrize("at", ["compile", "run"])
 def test_a_failing_region_is_compiled_by_us(at: str) -> None:
     def fn(x: Tensor) -> Tensor:
