@@ -78,7 +78,7 @@ class OpenVINO:
         return RegionCall(spec, region.examples, make)
 
     def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
-        results, _ = distinct(region.graph.results)
+        results, _ = distinct(region.graph)
         inputs = [
             (spec.dtype or torch.int64, [_bounds(n) for n in spec.size])
             for spec in region.graph.inputs
@@ -108,9 +108,9 @@ def _bounds(size: Any) -> openvino_convert.Size:
 def _spec(region: Region, is_kept: bool) -> RegionSpec:
     """is_kept   whether its model is"""
     graph = region.graph
-    results, places = distinct(graph.results)
+    results, places = distinct(graph)
     return RegionSpec(
-        graph=digest(_parts(graph)) if is_kept else "",
+        graph=digest([*_parts(graph), str(places)]) if is_kept else "",
         fixed=region.fixed(),
         bounds=tuple(bounds(region)),
         outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
@@ -145,7 +145,7 @@ def _prepare(region: Region) -> str:
                 at = position[index]
                 lines.append(f"    check(inputs[{at}], {low}, {graph.to_size(size)})")
     made = []
-    for node in distinct(graph.results)[0]:
+    for node in distinct(graph)[0]:
         val = node.meta["val"]
         sizes = "".join(f"{graph.to_size(n)}, " for n in val.shape)
         made.append(f"empty(({sizes}), dtype={val.dtype})")

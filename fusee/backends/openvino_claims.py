@@ -95,6 +95,9 @@ def indexed(node: fx.Node) -> list[tuple[fx.Node, int, Any]]:
 # ------------------------------------------------------------------------------ rules
 
 
+_NO_COPY = "OpenVINO does not copy what comes in as it is"
+
+
 def _always(node: fx.Node) -> str | None:
     return None
 
@@ -116,13 +119,28 @@ def _numbers(node: fx.Node) -> str | None:
 
 def _repeats(node: fx.Node) -> str | None:
     copies = all(n == 1 for n in node.args[1])  # type: ignore[union-attr]
-    return "OpenVINO does not copy what comes in as it is" if copies else None
+    return _NO_COPY if copies else None
 
 
 def _cumulative(node: fx.Node) -> str | None:
     if _val(node).dtype in (torch.bfloat16, torch.float16):
         return "OpenVINO rounds each sum to half precision"
     return _numbers(node)
+
+
+def _sums(node: fx.Node) -> str | None:
+    """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
+    if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
+        return "OpenVINO loses the bias before a half vector that is added in single precision"
+    return _numbers(node)
+
+
+def _is_widened(node: fx.Node) -> bool:
+    while node.op == "call_function" and node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    val = _val(node)
+    is_vector = sum(n != 1 for n in val.shape) <= 1
+    return is_vector and val.dtype in (torch.float16, torch.bfloat16)
 
 
 def _integers(node: fx.Node) -> str | None:
@@ -174,6 +192,8 @@ def _average(node: fx.Node) -> str | None:
 
 def _converts(node: fx.Node) -> str | None:
     source, dtype = _val(node.args[0]).dtype, _val(node).dtype
+    if source == dtype:
+        return _NO_COPY
     if source.is_floating_point and not dtype.is_floating_point:
         return f"{source} as {dtype} is rounded elsewhere"
     if "device" in node.kwargs:
@@ -271,10 +291,13 @@ OPERATORS: dict[OpOverload, Rule] = {
     aten._to_copy.default: _converts,
 }
 
+_VIEWS = _named("_to_copy view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone")
+
 # Integers that `intervals` follows may be computed too.
 for _op in _named(
     "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar neg abs",
     "constant_pad_nd",
 ):
     OPERATORS[_op] = _numbers
+OPERATORS.update(dict.fromkeys(_named("add.Tensor sub.Tensor"), _sums))
 OPERATORS.update(dict.fromkeys(_named("maximum minimum"), _integers))

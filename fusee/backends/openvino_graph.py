@@ -29,21 +29,52 @@ def decodable(
     return _Rewriter(graph, weights, results, computed).run()
 
 
-def distinct(results: Sequence[fx.Node]) -> tuple[list[fx.Node], list[int]]:
-    """Results without copies of one another, and for each result which of these it is.
+def distinct(graph: AtenGraph) -> tuple[list[fx.Node], list[int]]:
+    """Results without copies, and for each result which of these it is; ~k: a copy of input k.
 
-    OpenVINO takes a copy for the same tensor, and refuses to give that out twice.
+    OpenVINO takes a copy for the same tensor, and refuses to give that out twice. If it is an
+    input, and not all that there is, OpenVINO writes to that.
     """
+    inputs = {node: k for k, node in enumerate(graph.placeholders)}
     found: dict[fx.Node, int] = {}
     places = []
-    for node in results:
+    for node in graph.results:
         source = node
         while source.target is aten.clone.default and isinstance(source.args[0], fx.Node):
             if source.args[0].op != "call_function":
                 break
             source = source.args[0]
-        places.append(found.setdefault(source, len(found)))
+        copied = inputs.get(_unmoved(graph, node))
+        places.append(found.setdefault(source, len(found)) if copied is None else ~copied)
     return list(found), places
+
+
+def _unmoved(graph: AtenGraph, node: fx.Node) -> fx.Node:
+    """The first node whose elements a node has, in the same places of the same sizes."""
+
+    def sizes(x: fx.Node) -> list[object]:
+        return [graph.to_size(n) for n in x.meta["val"].shape]
+
+    found = here = node
+    while here.target in _IN_ORDER or here.target in _IF_ALL:
+        source: Any = here.args[here.target is aten.copy.default]
+        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        if here.target in _IF_ALL and _without_ones(sizes(source)) != _without_ones(sizes(here)):
+            break
+        here = source
+        if sizes(here) == sizes(node):
+            found = here
+    return found
+
+
+def _without_ones(sizes: Sequence[object]) -> list[object]:
+    return [n for n in sizes if n != 1]
+
+
+# What keeps the order of elements; what does if it keeps their number.
+_IN_ORDER = {aten.clone.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims}
+_IF_ALL = {aten.copy.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
 
 
 class _Rewriter:

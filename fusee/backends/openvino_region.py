@@ -32,7 +32,8 @@ class RegionSpec:
     fixed      positions of the inputs that are constants of the model
     bounds     what integer buffers among them were taken for
     outputs    dtype and rank of each of the model's results
-    places     which of these each result of the region is; None: it has the same
+    places     which of these each result of the region is, ~k for a copy of input k; None: it has
+               the same
     prepare    source of `prepare(inputs)`: memory for the model's results, once a call's inputs are
                looked at. It may name `check`, `empty`, `torch` and `Declined`
     times      how often it is compiled for new values of its parameters before they become inputs;
@@ -187,6 +188,9 @@ class RegionCall:
         given_out: set[int] = set()
         results = []
         for k in self.spec.places:
+            if k < 0:
+                results.append(inputs[~k].detach().clone(memory_format=torch.contiguous_format))
+                continue
             results.append(outputs[k].clone() if k in given_out else outputs[k])
             given_out.add(k)
         return results

@@ -6,11 +6,13 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fusee
 from tests.backends.test_resumed import Processes, processes  # noqa: F401  # a fixture
@@ -127,6 +129,48 @@ def test_tensors_of_the_first_call_do_not_live_on(processes: Processes) -> None:
         if backend == "fusee" or not processes.traces:
             assert [one() for one in known] == [None, None]
     assert processes.traces == []
+
+
+Graph = Callable[[Tensor], Sequence[Tensor]]
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        lambda x: [x.clone()],
+        lambda x: [x.clone(), x.clone().reshape(2, 16).reshape(4, 8)],
+        lambda x: [x[:4].clone(), x.unsqueeze(0).squeeze(0).clone()],
+        lambda x: [x.to(torch.float32, copy=True)],
+        lambda x: [torch.empty_like(x).copy_(x), x.expand(4, 8).clone()],
+    ],
+)
+@pytest.mark.parametrize("x", [X, X.reshape(8, 4).t()])
+def test_copies_of_inputs_leave_these_alone(copies: Graph, x: Tensor) -> None:
+    """OpenVINO wrote to the memory of an input that was copied beside other results."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        return [*copies(x), torch.tanh(x) + 1, torch.exp(x).sin()]
+
+    given = x.clone(memory_format=torch.preserve_format)
+    with torch.no_grad():
+        results = fusee.compile(program, backend="openvino")(given)
+        torch.testing.assert_close(results, program(x))
+    assert torch.equal(given, x)
+    assert len({one.data_ptr() for one in (*results, given)}) == len(results) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_half_vector_is_added_to_a_product_with_a_bias(dtype: torch.dtype) -> None:
+    """OpenVINO forgot the bias."""
+    layer = torch.nn.Linear(8, 8)
+    half = torch.nn.Parameter(torch.linspace(-1, 1, 8).to(dtype))
+    for program in (
+        lambda x: (layer(x) + half).relu(),
+        lambda x: (layer(x) - half.float().view(1, 8)).relu(),
+    ):
+        with torch.no_grad():
+            got = fusee.compile(program, backend="openvino")(X)
+            torch.testing.assert_close(got, program(X))
 
 
 def script(source: str) -> None:
