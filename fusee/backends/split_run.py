@@ -26,6 +26,7 @@ from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import part_source
 from fusee.aten.part_source import Order, PartSource, inverse
 from fusee.aten.passes.fold import fold
+from fusee.aten.passes.restride import restride
 from fusee.aten.tidy import is_pure
 from fusee.aten.trace import trace
 from fusee.backends.finish import finishing
@@ -143,6 +144,7 @@ def compile_split(
     """
     begin = time.perf_counter()
     fold(aten, options)
+    restride(aten)
     note_values(aten, example_inputs)
     if prepare is not None:
         prepare(aten, example_inputs)

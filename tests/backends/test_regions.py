@@ -122,6 +122,29 @@ def test_layouts_cross_without_copies(layout: torch.memory_format) -> None:
     assert len(engine.regions) == 4
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("is_result", [False, True])
+def test_strides_of_axes_of_size_one_part_nothing(batch: int, is_result: bool) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        y = F.adaptive_avg_pool2d(torch.relu(x), 1)
+        return y if is_result else F.linear(y.flatten(1).tanh(), w)
+
+    x = torch.randn(batch, 4, 5, 5).to(memory_format=torch.channels_last)
+    engine, report = Eager(aten.as_strided.default), Report("pooled")
+    check(fn, x, torch.randn(3, 4), backend=backend(engine, report))
+    assert len(engine.regions) == 1 and not report.unclaimed
+
+
+@pytest.mark.parametrize("stride", [(1, 4), (0, 1), (2, 1)])
+def test_strides_that_mean_something_stay(stride: tuple[int, int]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.tanh(x).as_strided((4, 4), stride).exp() @ x
+
+    engine, report = Eager(aten.as_strided.default), Report("strided")
+    check(fn, torch.randn(4, 4), backend=backend(engine, report))
+    assert "aten.as_strided.default" in [row.op for row in report.unclaimed]
+
+
 class Norm(nn.Module):
     seen: Tensor
 
