@@ -107,7 +107,7 @@ def name_of(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
 def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Tensor, ...]]:
     """The function that calls the parts."""
     names: dict[str, Any] = {f"part{k}": call for k, call in enumerate(calls)}
-    names.update(row_major=_row_major, no_grad=torch.no_grad)
+    names.update(row_major=_row_major, laid_out=_laid_out, no_grad=torch.no_grad)
     exec(source, names)
     body: Callable[..., tuple[Tensor, ...]] = names["body"]
     return body
@@ -115,6 +115,17 @@ def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Ten
 
 def _row_major(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
+
+
+def _laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """A result with the strides that it has as a view of what is no result."""
+    if x.stride() == steps:
+        return x
+    held = x
+    for axis, step in enumerate(steps):
+        held = held if step else held.narrow(axis, 0, min(1, x.shape[axis]))
+    made = torch.empty_strided(held.shape, steps, dtype=x.dtype, device=x.device).copy_(held)
+    return made.expand(x.shape)
 
 
 # ------------------------------------------------------------------------------ resuming

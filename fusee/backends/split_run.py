@@ -319,6 +319,10 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
         if gone:
             lines.append(f"    del {', '.join(gone)}")
     results = "".join(f"{name[node]}, " for node in aten.results)
+    for node in dict.fromkeys(aten.results):
+        if node.op == "call_function" and not node.meta["val"].is_contiguous():
+            steps = "".join(f"{aten.to_size(n)}, " for n in node.meta["val"].stride())
+            lines.append(f"    {name[node]} = laid_out({name[node]}, ({steps}))")
     if aten.mutations:
         positions = aten.results
         lines.append("    with no_grad():")

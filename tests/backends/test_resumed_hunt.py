@@ -131,6 +131,23 @@ def test_tensors_of_the_first_call_do_not_live_on(processes: Processes) -> None:
     assert processes.traces == []
 
 
+GAPS = """
+class Model(nn.Module):
+    def forward(self, x):
+        y = x.t().tanh() + 1
+        return y[1:], y.exp()[:, ::2], y[:1].sin().expand(3, 4), y.cos().unfold(1, 3, 1)
+model = Model()
+"""
+
+
+def test_results_with_gaps_have_eagers_strides(processes: Processes) -> None:  # noqa: F811
+    for _ in range(2):
+        program, _ = processes.run(GAPS, X)
+        with torch.no_grad():
+            got, want = program.call(X), program.model(X)
+        assert [x.stride() for x in got] == [x.stride() for x in want]
+
+
 Graph = Callable[[Tensor], Sequence[Tensor]]
 
 
