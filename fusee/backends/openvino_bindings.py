@@ -41,7 +41,7 @@ def _alone() -> Any:
     if os.name == "nt" or package is None or package.submodule_search_locations is None:
         return None  # on Windows the package says where its libraries are
     spec = PathFinder.find_spec(_EXTENSION, list(package.submodule_search_locations))
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or _load is None:
         return None
     sys.meta_path.insert(0, _Attach())
     try:
@@ -51,8 +51,9 @@ def _alone() -> Any:
 
 
 # As an import does, with the lock of that name: another thread may import the package meanwhile.
-# Not public: tested with Python 3.11 to 3.13.
-_load: Callable[[ModuleSpec], Any] = vars(importlib.import_module("importlib._bootstrap"))["_load"]
+# Not public: tested with Python 3.11 to 3.13; where it is gone, the package is imported.
+_load: Callable[[ModuleSpec], Any] | None
+_load = getattr(importlib.import_module("importlib._bootstrap"), "_load", None)
 
 
 class _Attach:

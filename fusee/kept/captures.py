@@ -177,7 +177,10 @@ class _Kept(Captured):
 
         def anew(inputs: Sequence[Any]) -> Any:
             self.examples = list(inputs)
-            return super(_Kept, self).compiled(compile_graph)
+            try:
+                return super(_Kept, self).compiled(compile_graph)
+            finally:
+                self.examples = []  # the tensors of a call would live as long as this
 
         with self.modes():
             found: Callable[..., Any] | None = resume(self.sidecar, self.examples, anew)
