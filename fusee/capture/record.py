@@ -11,6 +11,7 @@ import contextlib
 import functools
 import operator
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -105,6 +106,7 @@ class Recorder(TorchFunctionMode):
         self.off = 0  # how often subclasses are told to let calls pass
         self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
+        self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
 
@@ -149,6 +151,8 @@ class Recorder(TorchFunctionMode):
             return self._attribute(func, name, args)
         if isinstance(func, (OpOverload, OpOverloadPacket)):
             name = ""
+        if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
+            raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
             raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
         if self.has_numbers and holds_number((*args, *kwargs.values())):
@@ -462,6 +466,13 @@ def _is_method(func: Any) -> bool:
     return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
         "method_descriptor", "wrapper_descriptor",
     )  # fmt: skip
+
+
+def _is_the_programs(method: Any) -> bool:
+    """Whether the program gave it to torch.Tensor; torch's own names it for what it replaces."""
+    if type(method) is not types.FunctionType:
+        return False
+    return str(method.__globals__.get("__name__")).partition(".")[0] != "torch"
 
 
 def _holds_tensor(x: Any) -> bool:

@@ -497,3 +497,19 @@ def test_a_long_loop_is_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(record, "_MOST_CALLS", 50)
     assert len(same(summed, X, breaks=True).graphs) == 3
+
+
+@pytest.mark.parametrize("name", ["exp", "norm", "add_"])
+def test_methods_that_the_program_replaces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own ones look their names up in the class, and would be taken for the new ones."""
+    old = getattr(torch.Tensor, name)
+    monkeypatch.setattr(torch.Tensor, name, lambda self, *a, **k: old(self, *a, **k) * 2)
+
+    def fn(x: T) -> T:
+        y = torch.exp(x) + 1
+        return getattr(y, name)(*[1] * (name == "add_")) + y
+
+    traced = Traced(fn)
+    for _ in range(2):
+        torch.testing.assert_close(traced(X), fn(X))
+    assert "a method of torch.Tensor is replaced by" in traced.stops[0]
