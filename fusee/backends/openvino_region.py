@@ -107,43 +107,6 @@ class Models:
             self.ahead.blobs.skip(f"{self.options.device}: {error.what}")
 
 
-# ------------------------------------------------------------------------------ backends
-
-
-def begin(options: Mapping[str, object]) -> None:
-    """Read what the last process used."""
-    read_ahead(OpenVINOOptions.parse(options))
-
-
-def resume(
-    sidecar: Sidecar,
-    examples: Sequence[Any],
-    anew: Callable[[Sequence[Any]], Any],
-    options: Mapping[str, object],
-    name: str = "openvino",
-) -> CompiledGraph | None:
-    """What another process kept of a graph, as `Backend.resume`."""
-    parsed = OpenVINOOptions.parse(options)
-    models = Models(parsed, name)
-    if models.ahead is None:
-        return None
-
-    def make(spec: RegionSpec, weights: Mapping[int, Tensor]) -> Executable:
-        found = models.find(models.key(spec, weights), spec)
-        if found is None:
-            raise BackendError("there is no model of these weights on disk")
-        return found
-
-    def take_up(spec: RegionSpec, given: tuple[Any, ...]) -> RegionCall:
-        return RegionCall(spec, given, functools.partial(make, spec))
-
-    how = Resuming(parsed.name or name, name, parsed.device, take_up)
-    return how.resume(sidecar, name_of(models.kept_for, examples), examples, anew)
-
-
-resume_ts = functools.partial(resume, name="openvino_ts")
-
-
 def read_ahead(options: OpenVINOOptions) -> Ahead | None:
     """Models on disk, which are being read from the first call on.
 
@@ -202,3 +165,40 @@ def _check(index: Tensor, low: int, size: int) -> None:
         least, greatest = torch.aminmax(index)
         if least < low or greatest >= size:
             raise Declined
+
+
+# ------------------------------------------------------------------------------ backends
+
+
+def begin(options: Mapping[str, object]) -> None:
+    """Read what the last process used."""
+    read_ahead(OpenVINOOptions.parse(options))
+
+
+def resume(
+    sidecar: Sidecar,
+    examples: Sequence[Any],
+    anew: Callable[[Sequence[Any]], Any],
+    options: Mapping[str, object],
+    name: str = "openvino",
+) -> CompiledGraph | None:
+    """What another process kept of a graph, as `Backend.resume`."""
+    parsed = OpenVINOOptions.parse(options)
+    models = Models(parsed, name)
+    if models.ahead is None:
+        return None
+
+    def make(spec: RegionSpec, weights: Mapping[int, Tensor]) -> Executable:
+        found = models.find(models.key(spec, weights), spec)
+        if found is None:
+            raise BackendError("there is no model of these weights on disk")
+        return found
+
+    def take_up(spec: RegionSpec, given: tuple[Any, ...]) -> RegionCall:
+        return RegionCall(spec, given, functools.partial(make, spec))
+
+    how = Resuming(parsed.name or name, name, parsed.device, take_up)
+    return how.resume(sidecar, name_of(models.kept_for, examples), examples, anew)
+
+
+resume_ts = functools.partial(resume, name="openvino_ts")

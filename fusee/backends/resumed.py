@@ -37,7 +37,7 @@ __all__ = ["ClaimedPart", "KeptSplit", "Resuming", "body_of", "name_of"]
 RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 # The packages whose code decides how a graph is split and what its parts are.
-_DECIDED_BY = ("aten", "backends", "runtime", "sym")
+_DECIDED_BY = ("aten", "autodiff", "backends", "runtime", "sym")
 # Who listens to these wants to see the graph.
 _ARTEFACTS = ("graph", "aten", "host")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
