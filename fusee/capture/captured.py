@@ -15,7 +15,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import parameters
 from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts
-from fusee.capture.origin import Origin
+from fusee.capture.origin import Origin, variable
 from fusee.capture.policy import Policy
 
 __all__ = ["Captured", "Keeper", "Place"]
@@ -41,11 +41,16 @@ class Place:
 
     @property
     def parameters(self) -> list[str]:
-        """The names by which check and run take what is alive here."""
+        """What is alive here, in the order in which check and run take it."""
         if self.at < 0:
             return parameters(self.function.__code__)
-        stack = [f"_s{k}" for k in range(self.depth)]
-        return [*self.names, *stack, *(f"_c_{n}" for n in self.cells), *["_h"] * self.handled]
+        stack = [f".s{k}" for k in range(self.depth)]
+        return [*self.names, *stack, *(f".c_{n}" for n in self.cells), *[".h"] * self.handled]
+
+    @property
+    def variables(self) -> list[str]:
+        """As `parameters`, by the names that generated code has for them."""
+        return [variable(name) for name in self.parameters]
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Captured:
         values   the locals that it was captured with
         """
         conditions, names = self.conditions
-        return compile_check(self.facts, self.place.parameters, names, conditions, values)
+        return compile_check(self.facts, self.place.variables, names, conditions, values)
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:

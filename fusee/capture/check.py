@@ -78,7 +78,7 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table]
     None if they are few.
     """
     source = Source(others.kinds)
-    source.names.update(values)
+    source.bind(values)
     taken: list[Fact] = []
     found: list[torch.Tensor | None] = []
     for fact in others.rows:

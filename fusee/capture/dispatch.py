@@ -80,7 +80,7 @@ class Site:
     is_met: bool = False
 
     def find(self, values: dict[str, Any]) -> Entry | None:
-        return next((entry for entry in self.entries if entry.check(**values)), None)
+        return next((entry for entry in self.entries if entry.check(*values.values())), None)
 
 
 def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
@@ -276,10 +276,10 @@ class CompiledFunction:
             place = Place(self.function, f.at, len(f.stack), names, own, handled)
             site = self.sites.setdefault(key, Site(place))
         values = {name: f.locals[name] for name in names}
-        values.update({f"_s{k}": x for k, x in enumerate(f.stack)})
-        values.update({f"_c_{name}": f.cells[name] for name in own})
+        values.update({f".s{k}": x for k, x in enumerate(f.stack)})
+        values.update({f".c_{name}": f.cells[name] for name in own})
         if handled:
-            values["_h"] = between.handled
+            values[".h"] = between.handled
         return self._entry(site, values), values
 
     def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:

@@ -23,53 +23,57 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
 
     Python itself binds the arguments, with the function's own defaults and messages.
     """
-    function, start = owner.function, owner.start
-    code = function.__code__
-    names = parameters(code)
-    listed = ", ".join(names)
+    function, code = owner.function, owner.function.__code__
+    listed = ", ".join(names := parameters(code))
     signature, passed = _signature(function)
     values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
     filled = _filled(function, values)
     text = (
         f"def call({signature}):\n"
-        f"    if _function.__code__ is not _code:\n"
-        f"        return _call_given(_renew(), {values})\n"
+        f"    if §function.__code__ is not §code:\n"
+        f"        return §call_given(§renew(), {values})\n"
         f"{filled}"
-        f"    if _policy.is_unusual or _dynamo in _modules and _is_other_stance():\n"
-        f"        return _miss({values})\n"
-        f"    for _e in _entries:\n"
-        f"        if _e.check({listed}):\n"
-        f"            if _e.run is None:\n"
-        f"                return _function({passed})\n"
+        f"    if §policy.is_unusual or §dynamo in §modules and §is_other_stance():\n"
+        f"        return §miss({values})\n"
+        f"    for §e in §entries:\n"
+        f"        if §e.check({listed}):\n"
+        f"            if §e.run is None:\n"
+        f"                return §function({passed})\n"
         f"            try:\n"
-        f"                if _e.captured.stop is None:\n"
-        f"                    return _e.run({listed})\n"
-        f"                _r = _e.run({listed})\n"
-        f"            except _failed:\n"
+        f"                if §e.captured.stop is None:\n"
+        f"                    return §e.run({listed})\n"
+        f"                §r = §e.run({listed})\n"
+        f"            except §failed:\n"
         f"                break\n"
-        f"            return _finish(_e, _r)\n"
+        f"            return §finish(§e, §r)\n"
         f"    else:\n"
-        f"        return _miss({values})\n"
-        f"    return _function({passed})\n"
+        f"        return §miss({values})\n"
+        f"    return §function({passed})\n"
         f"def native({listed}):\n"
-        f"    return _function({passed})\n"
+        f"    return §function({passed})\n"
     )
-    space: dict[str, Any] = {
-        "_code": code,
-        "_dynamo": DYNAMO,
-        "_entries": start.entries,
-        "_failed": GraphFailed,
-        "_finish": owner.finish,
-        "_is_other_stance": dynamo_stance,
-        "_miss": owner.miss,
-        "_modules": sys.modules,
-        "_policy": owner.policy,
-        "_call_given": functools.partial(_call_given, code),
-        "_renew": owner.renew,
-        "_unset": UNBOUND,
-        "_function": function,
+    held: dict[str, Any] = {
+        "code": code,
+        "dynamo": DYNAMO,
+        "entries": owner.start.entries,
+        "failed": GraphFailed,
+        "finish": owner.finish,
+        "is_other_stance": dynamo_stance,
+        "miss": owner.miss,
+        "modules": sys.modules,
+        "policy": owner.policy,
+        "call_given": functools.partial(_call_given, code),
+        "renew": owner.renew,
+        "unset": UNBOUND,
+        "function": function,
     }
-    exec(compile(text, f"<fusee entrance of {function.__qualname__}>", "exec"), space)
+    # names of ours have more underscores than any of the program's
+    mark = "_" * (1 + max((len(n) - len(n.lstrip("_")) for n in names), default=0))
+    space = {mark + name: x for name, x in held.items()}
+    exec(
+        compile(text.replace("§", mark), f"<fusee entrance of {function.__qualname__}>", "exec"),
+        space,
+    )
     call: types.FunctionType = space["call"]
     functools.update_wrapper(call, function)
     call.__dict__[ORIGINAL] = function
@@ -98,16 +102,16 @@ def _filled(function: types.FunctionType, values: str) -> str:
     optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
     if not optional and not named:
         return ""
-    places = [(name, f"_d[{k - len(optional)}]") for k, name in enumerate(optional)]
-    places += [(name, f"_w[{name!r}]") for name in named]
-    lines = "".join(f"        if {name} is _unset: {name} = {place}\n" for name, place in places)
+    places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
+    places += [(name, f"§w[{name!r}]") for name in named]
+    lines = "".join(f"        if {name} is §unset: {name} = {place}\n" for name, place in places)
     return (
-        f"    _d, _w = _function.__defaults__, _function.__kwdefaults__\n"
+        f"    §d, §w = §function.__defaults__, §function.__kwdefaults__\n"
         f"    try:\n{lines}"
         f"    except (TypeError, LookupError):\n"
-        f"        _d = _unset\n"
-        f"    if _d is _unset:\n"
-        f"        return _call_given(_function, {values})\n"  # which raises: there are too few
+        f"        §d = §unset\n"
+        f"    if §d is §unset:\n"
+        f"        return §call_given(§function, {values})\n"  # which raises: there are too few
     )
 
 
@@ -126,5 +130,5 @@ def _signature(function: types.FunctionType) -> tuple[str, str]:
     listed = found.parameters.values()
     taken = [p if p.default is p.empty else p.replace(default=UNBOUND) for p in listed]
     passed = [_PASSED.get(p.kind, "{0}").format(p.name) for p in listed]
-    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=_unset")
+    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=§unset")
     return text[1:-1], ", ".join(passed)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import builtins
 import collections
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from fusee.capture.frame import Marker
-from fusee.capture.origin import Dict, Held, Item, Origin
+from fusee.capture.origin import Dict, Held, Item, Origin, variable
 from fusee.errors import OptionError
 
 __all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
@@ -217,6 +217,10 @@ class Source:
         self._constants: dict[int, str] = {}
         self._variables: dict[Origin, str] = {}
 
+    def bind(self, values: Mapping[str, Any]) -> None:
+        """Let `now` find the program's variables."""
+        self.names.update({variable(name): x for name, x in values.items()})
+
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
         if value is None or isinstance(value, bool) or type(value) is int or type(value) is str:
@@ -315,7 +319,7 @@ class Guard:
     @classmethod
     def of(cls, fact: Fact, values: dict[str, Any]) -> Guard:
         source = Source()
-        source.names.update(values)
+        source.bind(values)
         try:
             value, has_value = source.value(fact.origin), True
         except _GONE:
@@ -392,11 +396,11 @@ class Facts:
         """The first fact that does not hold for these locals, and what is there instead."""
         for fact in self.rows:
             alone = Facts([fact], self.kinds)
-            check, _ = alone.compile(list(values), {}, [])
-            if check(**values):
+            check, _ = alone.compile(list(map(variable, values)), {}, [])
+            if check(*values.values()):
                 continue
             source = Source(self.kinds)
-            source.names.update(values)
+            source.bind(values)
             try:
                 return fact, fact.now(source)
             except _GONE:

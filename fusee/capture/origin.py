@@ -69,12 +69,26 @@ class Origin:
         return getattr(self, self.HOLDS) if self.HOLDS else None
 
 
+def variable(name: str) -> str:
+    """How generated code calls a variable: its own names begin with an underscore.
+
+    name   of the program's variable; ".s0" and the like for what has none
+    """
+    if name.startswith("."):
+        return f"_{name[1:]}"
+    return f"p{name}" if name.lstrip("p").startswith("_") else name
+
+
 @dataclass(frozen=True, eq=False)
 class Local(Origin):
     """A variable of the function that is compiled: a parameter, or a value alive at a break."""
 
     name: str
-    SOURCE = WORDS = "{0.name}"
+    SOURCE, WORDS = "{0.variable}", "{0.name}"
+
+    @property
+    def variable(self) -> str:
+        return variable(self.name)
 
 
 @dataclass(frozen=True, eq=False)

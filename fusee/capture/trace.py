@@ -154,9 +154,9 @@ class _Attempt:
             return f
         f.at = place.at
         f.locals = {name: loaded[name] for name in place.names}
-        f.stack = [loaded[f"_s{k}"] for k in range(place.depth)]
-        f.cells.update({name: loaded[f"_c_{name}"] for name in place.cells})
-        self.machine.handled = loaded.get("_h")
+        f.stack = [loaded[f".s{k}"] for k in range(place.depth)]
+        f.cells.update({name: loaded[f".c_{name}"] for name in place.cells})
+        self.machine.handled = loaded.get(".h")
         return f
 
     # ---------------------------------------------------------------------- the end
@@ -210,7 +210,7 @@ class _Attempt:
             lines += [f"try: {text}", f"except Exception as _error: {failed}"]
         lines += [*rebuild.lines, f"return {result}"]
         body = "\n".join(f"    {line}" for line in lines)
-        found.source = f"def run({', '.join(self.place.parameters)}):\n{body}\n"
+        found.source = f"def run({', '.join(self.place.variables)}):\n{body}\n"
         found.names = source.names
         found.taken, found.answers = self.world.taken, self.recorder.answers
         found.passing = ", ".join(dict.fromkeys(self.world.passing))

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusee import api
+import fusee
+from fusee import api, log
 from tests.capturing.same import Traced
 from tests.counting import Counting
 
@@ -71,3 +72,62 @@ def test_copies_of_a_model_have_versions_of_their_own() -> None:
     del copies, one
     gc.collect()
     assert not [ref for ref in refs if ref() is not None]
+
+
+N = [3]
+
+
+def hides_results(_out: Any, x: Any) -> Any:
+    return _out * 2 + x * N[0]
+
+
+def hides_constants(_k0: Any, _graph: Any = 1, *, _v0: Any = 2) -> Any:
+    return (_k0 * 2).relu(), _graph + 1, N, _v0
+
+
+def hides_errors(_error: Any, _f: Any = 2, *_r: Any, **_w: Any) -> Any:
+    return (_error * _f).sum(), N, _r, _w
+
+
+def hides_a_stack(_s0: Any, _c_x: Any, _h: Any) -> Any:
+    kept = lambda: _c_x  # noqa: E731
+    y = _s0 + (_c_x if float(_s0.sum()) > 0 else -_c_x) * kept() + _h
+    return y, p_s0(_s0), kept()
+
+
+def p_s0(_before: Any) -> Any:
+    return torch.dropout(_before, 0.5, True)
+
+
+def hides_entries(_e: Any, __e: Any, p_e: Any) -> Any:
+    return _e - __e * p_e
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "fn", [hides_results, hides_constants, hides_errors, hides_a_stack, p_s0, hides_entries]
+)
+def test_parameters_may_have_the_names_of_generated_code(fn: Any, grad: bool) -> None:
+    count = fn.__code__.co_argcount - len(fn.__defaults__ or ())
+    args = [torch.tensor([1.0, 2.0, k]) for k in range(count)]
+    compiled = fusee.compile(fn)
+    with torch.set_grad_enabled(grad):
+        for x in (1, 2, 1):
+            torch.manual_seed(0)
+            want = fn(args[0] * x, *args[1:])
+            torch.manual_seed(0)
+            torch.testing.assert_close(compiled(args[0] * x, *args[1:]), want)
+        with pytest.raises(TypeError, match=r"missing 1 required positional argument: '_?_?\w+'"):
+            compiled(*args[1:])
+
+
+def test_a_miss_names_the_programs_variables() -> None:
+    compiled = fusee.compile(lambda _k0, _n: _k0 * _n)
+    seen: list[str] = []
+    undo = log.subscribe(lambda record: seen.append(record.text), "guards")
+    try:
+        compiled(torch.ones(2), 1)
+        compiled(torch.ones(2), 2)
+    finally:
+        undo()
+    assert any("compiling again: _n was 1, is 2" in text for text in seen), seen
