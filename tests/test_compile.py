@@ -363,6 +363,7 @@ def test_backends_that_fail(problem: str, environment: pytest.MonkeyPatch, tmp_p
         api.compile(step, backend=backend)(x)
     text = str(error.value)
     assert problem in text and f"#{anchor(BackendError)}" in text
+    assert f"backend {backend.__name__!r} " in text
     assert "test_compile.py" in text and "return t * scale + shift" in text
     (saved,) = tmp_path.iterdir()
     assert str(saved) in text

@@ -66,9 +66,9 @@ def guarded(
         ) from cause
 
     compile_graph.__name__ = name
-    for name in ("begin", "resume"):
-        if (function := getattr(backend, name, None)) is not None:
-            vars(compile_graph)[name] = function
+    for way in ("begin", "resume"):
+        if (function := getattr(backend, way, None)) is not None:
+            vars(compile_graph)[way] = function
     return compile_graph
 
 

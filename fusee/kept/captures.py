@@ -176,11 +176,8 @@ class _Kept(Captured):
             return super().compiled(compile_graph)
 
         def anew(inputs: Sequence[Any]) -> Any:
-            self.examples = list(inputs)
-            try:
-                return super(_Kept, self).compiled(compile_graph)
-            finally:
-                self.examples = []  # the tensors of a call would live as long as this
+            with self.modes():
+                return compile_graph(self.graph, list(inputs))
 
         with self.modes():
             found: Callable[..., Any] | None = resume(self.sidecar, self.examples, anew)

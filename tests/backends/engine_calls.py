@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +52,15 @@ def two_layers(x: Tensor, w: Tensor) -> Tensor:
 
 def convolved(x: Tensor, w: Tensor) -> Tensor:
     return F.avg_pool2d(F.gelu(F.conv2d(x, w, padding=1)), 2).flatten(1)
+
+
+def printed(program: str, *args: str) -> Any:
+    """The last line that a program prints in a process of its own, which is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    return json.loads(done.stdout.splitlines()[-1])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from torch import Tensor, fx
 
 from fusee.backends import blobs, lookup, openvino_api, openvino_convert
 from fusee.errors import CacheWarning
+from tests.backends.engine_calls import printed
 
 pytest.importorskip("openvino")
 
@@ -207,17 +205,6 @@ with torch.no_grad():
 
 @pytest.mark.parametrize("backend", ["openvino", "fusee_openvino"])
 def test_another_process_finds_the_models(backend: str, tmp_path: Path) -> None:
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache"), backend],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=Path(__file__).parent.parent.parent,
-            ).stdout.splitlines()[-1]
-        )
-        for _ in range(2)
-    ]
+    found = [printed(_PROGRAM, str(tmp_path / "cache"), backend) for _ in range(2)]
     assert [converted for _, converted in found] == [1, 0]
     assert found[0][0] == found[1][0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import threading
 import types
@@ -23,6 +21,7 @@ from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning
 from fusee.runtime.cache import _opened
+from tests.backends.engine_calls import printed
 
 pytest.importorskip("openvino")
 
@@ -379,17 +378,6 @@ def test_another_process_imports_no_more_than_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEE_CACHE_DIR", str(tmp_path / "objects"))
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", _PROGRAM, str(tmp_path / "models")],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=Path(__file__).parent.parent.parent,
-            ).stdout.splitlines()[-1]
-        )
-        for _ in range(2)
-    ]
+    found = [printed(_PROGRAM, str(tmp_path / "models")) for _ in range(2)]
     assert found[0] == [["openvino", "split", "trace"], True, True, True, True]
     assert found[1] == [["resume"], False, True, True, True]
