@@ -17,15 +17,10 @@ from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
-from fusee.capture.dispatch import (
-    RECOMPILE_LIMIT,
-    CompiledFunction,
-    first_line,
-    live,
-    machinery,
-)
+from fusee.capture.bytecode import first_line
+from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, live, machinery
 from fusee.capture.policy import POLICY, innermost
-from fusee.capture.targets import as_function, call_module, is_suspending, target_of
+from fusee.capture.targets import is_suspending, target_of, whole_call
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import (
     FuseeWarning,
@@ -248,6 +243,8 @@ class Compiler:
             )
         function, before = target_of(model)
         if "_torchdynamo_disable" in function.__dict__:
+            name = function.__qualname__
+            self.notice(f"{name} is disabled: it runs eagerly", first_line(function))
             return model
         if is_suspending(function):
             text = (
@@ -341,9 +338,6 @@ class CompiledModule:
         return _wrapped, (self._orig_mod, self._compiler)
 
 
-_CALL_MODULE = as_function(call_module)
-
-
 def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     """A compiled module that shares all with `module`."""
     cls = type(module)
@@ -358,7 +352,7 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     )
     made: nn.Module = object.__new__(made_class)
     made.__dict__ = module.__dict__
-    call = _calling(module, compiler, functools.partial(call_module, module), _CALL_MODULE)
+    call = _calling(module, compiler, module, whole_call(cls))
     for name, value in (("_compiler", compiler), ("_orig_mod", module), ("_run", call)):
         object.__setattr__(made, name, value)  # nn.Module's would register a submodule
     return made
@@ -425,8 +419,8 @@ def _compile_in_place(self: nn.Module, **arguments: Any) -> None:
     """Compile what calling this module does. Takes compile()'s arguments."""
     compiler = compile(**arguments)
     if isinstance(compiler, Compiler):
-        eagerly = functools.partial(call_impl, self)
-        set_compiled_call(self, _calling(self, compiler, eagerly, call_impl))
+        eagerly, around = functools.partial(call_impl, self), whole_call(type(self), "_call_impl")
+        set_compiled_call(self, _calling(self, compiler, eagerly, around))
 
 
 # ------------------------------------------------------------------------------ reports

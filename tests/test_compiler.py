@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from fusee import api, compiler
 from fusee.capture.policy import POLICY, Stance
-from fusee.errors import GraphBreakError, OptionError, RecompileError, RegionError, UnknownBackend
+from fusee.errors import (
+    FuseeWarning,
+    GraphBreakError,
+    OptionError,
+    RecompileError,
+    RegionError,
+    UnknownBackend,
+)
 from tests.counting import Counting
 
 
@@ -77,10 +84,13 @@ def test_disable_on_methods_modules_and_classes(backend: Counting) -> None:
 
     net = Net()
     assert compiler.disable(net) is net
-    torch.testing.assert_close(api.compile(net, backend=backend)(x), x * 2)
-    torch.testing.assert_close(api.compile(compiler.disable(Net().forward))(x), x * 2)
+    with pytest.warns(FuseeWarning, match=r"Net runs eagerly: .*Net.forward is disabled"):
+        torch.testing.assert_close(api.compile(net, backend=backend)(x), x * 2)
+    with pytest.warns(FuseeWarning, match=r"Net.forward is disabled: it runs eagerly"):
+        torch.testing.assert_close(api.compile(compiler.disable(Net().forward))(x), x * 2)
     assert compiler.disable(Net) is Net
-    torch.testing.assert_close(api.compile(Net(), backend=backend)(x), x * 2)
+    with pytest.warns(FuseeWarning, match=r"Net runs eagerly: .*Net.forward is disabled"):
+        torch.testing.assert_close(api.compile(Net(), backend=backend)(x), x * 2)
     assert backend.graphs == []
     with pytest.raises(OptionError, match="not int"):
         compiler.disable(3)  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
-__all__ = ["Handler", "Instruction", "Program", "parameters", "program"]
+__all__ = ["Handler", "Instruction", "Program", "first_line", "parameters", "program"]
 
 
 class Instruction(NamedTuple):
@@ -137,3 +137,9 @@ def parameters(code: types.CodeType) -> list[str]:
     """The names of all parameters, starred ones included."""
     count = code.co_argcount + code.co_kwonlyargcount
     return list(code.co_varnames[: count + (code.co_flags & _STARRED).bit_count()])
+
+
+def first_line(function: types.FunctionType) -> str:
+    """Where a function begins, `file.py:41 in step`."""
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 from fusee import log
+from fusee.capture.between import Between
+from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Keeper, Place
 from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
@@ -32,8 +34,8 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.opcodes import refused
 from fusee.capture.origin import is_trusted
 from fusee.capture.policy import ORIGINAL, Policy, original
-from fusee.capture.semantics import Semantics
-from fusee.capture.targets import is_plain, is_suspending
+from fusee.capture.targets import is_suspending
+from fusee.capture.torch_api import AROUND_FORWARD
 from fusee.capture.tracebacks import raise_at
 from fusee.errors import GraphBreakError, RecompileError, source_line
 
@@ -145,6 +147,7 @@ class CompiledFunction:
         self.is_forced = False
         self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
         self._owner: Callable[[], Any] = lambda: None
+        self.is_told = False  # that there is no graph; of callees nobody is
         live.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,6 +162,11 @@ class CompiledFunction:
     def callees(self) -> list[CompiledFunction]:
         """Functions that are called between pieces and are compiled as well."""
         return [one for some in self._nested.values() for one in some.values()]
+
+    def has_graph(self) -> bool:
+        """Whether there is a graph, here or in what it calls."""
+        mine = any(e.compiled is not None for e in self.entries)
+        return mine or any(one.has_graph() for one in self.callees)
 
     def reset(self) -> None:
         """Forget all that was compiled."""
@@ -195,7 +203,9 @@ class CompiledFunction:
         entry = self._entry(self.start, values)
         result = _ran(entry, values)
         if entry is not None and result is not _AGAIN:
-            return self.finish(entry, result)
+            result = self.finish(entry, result)
+            self._tell_of_no_graph()
+            return result
         result = self._native(**values)
         self._tell_of_error(entry)
         return result
@@ -227,14 +237,14 @@ class CompiledFunction:
         captured = entry.captured
         if captured.stop is None:
             return result
-        between = _Between(self)
+        between = Between(self)
         f = Frame.of(between, self.function)
         try:
             return self._go_on(f, between, captured, result)
         finally:
             del f.machine  # it knows its frames: what they hold must not live until they are found
 
-    def _go_on(self, f: Frame, between: _Between, captured: Captured, result: Any) -> Any:
+    def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:
         closure = f.cells
         while True:
             variables, stack, cells, between.handled = result
@@ -265,7 +275,7 @@ class CompiledFunction:
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             raise_at(f, error)
 
-    def _next(self, f: Frame, between: _Between) -> tuple[Entry | None, dict[str, Any]]:
+    def _next(self, f: Frame, between: Between) -> tuple[Entry | None, dict[str, Any]]:
         """The entry that goes on from where a frame stands."""
         names = tuple(name for name, value in f.locals.items() if value is not UNBOUND)
         own = tuple(name for name in f.cells if name not in f.code.co_freevars)
@@ -354,6 +364,16 @@ class CompiledFunction:
             first_line(self.function),
         )
 
+    def _tell_of_no_graph(self) -> None:
+        """Python has run all of a call, piece by piece, and none of them was a graph."""
+        if self.is_told or self.has_graph():
+            return
+        stop = next((e.captured.stop for e in self.entries if e.captured.stop is not None), None)
+        if stop is not None:
+            self.is_told = True
+            text = f"nothing of it became a graph; the first of its breaks: {stop.reason}"
+            self.notice(f"{self.function.__qualname__} runs eagerly: {text}", stop.where)
+
     def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
         return GraphBreakError(
             reason,
@@ -420,6 +440,8 @@ class CompiledFunction:
         if known is not None and known.function.__globals__ is function.__globals__:
             return known
         code = function.__code__
+        if code in AROUND_FORWARD:
+            return functools.partial(self._around, function)
         is_comprehension = code.co_varnames[:1] == (".0",)
         home = (function.__module__ or "").partition(".")[0]
         is_pythons = is_trusted(home) or home in sys.stdlib_module_names
@@ -435,6 +457,7 @@ class CompiledFunction:
             return function
         self._nested_codes[code] = count + 1
         made = self.another(function, self.compile_graph)
+        made.is_told = True
         self._nested.setdefault(owner, {})[same] = made
         return made
 
@@ -443,25 +466,8 @@ class CompiledFunction:
         function = function.__dict__.get(ORIGINAL, function)
         if refused(function.__code__):
             return function(*args, **kwargs)
-        f = Frame.of(_Between(self), function)
+        f = Frame.of(Between(self), function)
         return f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs).run()
-
-
-class _Between(Semantics):
-    """Python's own semantics, except that Python functions are compiled before they are called."""
-
-    def __init__(self, owner: CompiledFunction) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(function) is types.MethodType:
-            args, function = (function.__self__, *args), function.__func__
-        if isinstance(function, torch.nn.Module) and is_plain(function):
-            args, function = (function, *args), type(function).forward
-        if type(function) is types.FunctionType:
-            function = self.owner.nested(function, args[0] if args else None)
-        return super().call(function, args, kwargs)
 
 
 # Called with each entry that is made, in the thread that made it.
@@ -492,9 +498,3 @@ def capture(*given: Any) -> Captured:
 
 def _milliseconds(begin: float) -> float:
     return (time.perf_counter() - begin) * 1e3
-
-
-def first_line(function: types.FunctionType) -> str:
-    """Where a function begins, `file.py:41 in step`."""
-    code = function.__code__
-    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 
 from fusee.capture.policy import innermost
 from fusee.capture.torch_api import has_global_hooks
+from fusee.capture.tracebacks import standing_at
 
-__all__ = ["HOOKS", "as_function", "call_module", "is_plain", "is_suspending", "target_of"]
+__all__ = ["HOOKS", "as_function", "is_plain", "is_suspending", "target_of", "whole_call"]
 
 HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -29,10 +31,10 @@ def target_of(x: Callable[..., Any]) -> tuple[types.FunctionType, tuple[Any, ...
         forward = type(x).forward
         if is_plain(x) and isinstance(forward, types.FunctionType):
             return innermost(forward), (x,)
-        return as_function(call_module), (x,)
+        return whole_call(type(x)), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)
     if isinstance(method, types.FunctionType):
-        return method, (x,)
+        return innermost(method), (x,)
     return calling(x), ()
 
 
@@ -51,9 +53,18 @@ def is_suspending(function: types.FunctionType) -> bool:
     return bool(function.__code__.co_flags & _SUSPENDING)
 
 
-def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module with all that happens around its `forward`."""
-    return module(*args, **kwargs)
+def whole_call(cls: type[nn.Module], method: str = "__call__") -> types.FunctionType:
+    """A function `(module, *args, **kwargs)` that does all that surrounds a module's `forward` too.
+
+    It has the name of the class, and stands at the line at which `forward` begins, so that whatever
+    speaks of it speaks of the user's module.
+    """
+    text = "module" if method == "__call__" else f"module.{method}"
+    tree = ast.parse(f"lambda module, /, *args, **kwargs: {text}(*args, **kwargs)", mode="eval")
+    forward: Any = getattr(innermost(cls.forward), "__code__", whole_call.__code__)
+    name = cls.__name__ if issubclass(cls, fx.GraphModule) else cls.__qualname__
+    code = standing_at(tree, forward.co_filename, forward.co_firstlineno, name)
+    return types.FunctionType(code, {"__name__": cls.__module__})
 
 
 def calling(target: Callable[..., Any]) -> types.FunctionType:

@@ -3,6 +3,7 @@
 torch._subclasses          what FakeTensors raise; they themselves are in fusee/sym/fakes.py
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
+torch.fx.graph_module      what calls such modules
 torch.fx._lazy_graph_module  modules that make their code when it is asked for
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -29,20 +31,21 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph_module import _WrappedCall
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
-    "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES", "FakeTensor",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch", "apply_function",
-    "asks", "batch_axes",
-    "call_impl", "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "graph_module",
-    "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
-    "is_pytree_class", "is_transforming", "of_subclass", "own_classes", "plain_tensor", "pytree",
-    "run_for_real", "set_compiled_call", "set_grad_enabled", "state_conditions", "state_restored",
-    "was_leaf", "why_unseen", "without_modes",
+    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES",
+    "FakeTensor", "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch",
+    "apply_function", "asks", "batch_axes", "call_impl", "dynamo_stance", "enter_inference_mode",
+    "fake_mode", "fake_of", "graph_module", "has_global_hooks", "is_allowed_by_torch",
+    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_transforming", "of_subclass",
+    "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
+    "set_grad_enabled", "state_conditions", "state_restored", "was_leaf", "why_unseen",
+    "without_modes",
 ]  # fmt: skip
 
 # What a FakeTensor raises when it would have to know its elements.
@@ -111,13 +114,39 @@ has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global
 # What calling a module does when nothing is compiled in its place.
 call_impl: Any = torch.nn.Module._call_impl
 
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+# All that torch itself does between a call of a module and its `forward`: hooks, and what the class
+# that is made for each fx.GraphModule has in place of Module.__call__.
+AROUND_FORWARD = {
+    *_codes(torch.nn.Module._wrapped_call_impl.__code__),
+    *_codes(call_impl.__code__),
+    *(c for c in _codes(torch.fx.GraphModule.recompile.__code__) if c.co_name == "call_wrapped"),
+    _WrappedCall.__call__.__code__,
+}
+
 _FUNCTIONS = torch._C._VariableFunctions
 
 
+# Functions that tell TorchDynamo something, and nobody else: that a module was made; that a setting
+# of its is another one for a while (dont_skip_tracing, which torch.export puts around guards).
+_FOR_DYNAMO = {
+    ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
+    ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__enter__"),
+    ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__exit__"),
+}
+
+
 def is_bookkeeping(function: Any) -> bool:
-    """Whether a function only notes, for TorchDynamo, that a module was made."""
-    home = getattr(function, "__module__", None)
-    return home == "torch._dynamo.mutation_guard" and function.__name__ == "tag"
+    """Whether a function only tells TorchDynamo something."""
+    return (function.__module__, function.__qualname__) in _FOR_DYNAMO
 
 
 def is_graph_function(fn: Any) -> bool:

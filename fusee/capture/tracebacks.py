@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fusee.capture.frame import Frame
 
-__all__ = ["Line", "calling_from", "raise_at"]
+__all__ = ["Line", "calling_from", "raise_at", "standing_at"]
 
 _OURS = os.path.dirname(__file__) + os.sep
 
@@ -29,28 +29,33 @@ class Line(NamedTuple):
 def calling_from(line: Line) -> types.FunctionType:
     """A function `(call, *args, **kwargs)` that does this call, as if it stood at a line."""
     tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
-    (code,) = (x for x in _compiled(tree, line).co_consts if isinstance(x, types.CodeType))
-    code = code.replace(co_name=line.code.co_name, co_qualname=line.code.co_qualname)
+    code = standing_at(tree, line.code.co_filename, line.number, line.code.co_qualname)
     return types.FunctionType(code, line.globals)
+
+
+def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.CodeType:
+    """The code of a `lambda`, as if a function of that name had it at that line."""
+    (code,) = (x for x in _compiled(tree, file, line).co_consts if isinstance(x, types.CodeType))
+    return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
 
 
 def raise_at(f: Frame, error: BaseException) -> NoReturn:
     """Raise `error` from the line at which a frame stands."""
     take = ast.Call(ast.Name("_take", ast.Load()), [], [])
-    code = _compiled(ast.Module([ast.Raise(take)], []), Line.of(f))
+    code = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
     code = code.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
     # the frame must not keep the error, which keeps the frame
     exec(code, {"_take": [error.with_traceback(_without_ours(error.__traceback__))].pop})
     raise AssertionError("unreachable")
 
 
-def _compiled(tree: ast.Module | ast.Expression, line: Line) -> types.CodeType:
+def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.CodeType:
     for node in ast.walk(tree):
         if isinstance(node, (ast.stmt, ast.expr, ast.arg)):
-            node.lineno = node.end_lineno = line.number
+            node.lineno = node.end_lineno = line
             node.col_offset = node.end_col_offset = 0
     kind = "exec" if isinstance(tree, ast.Module) else "eval"
-    made: types.CodeType = compile(tree, line.code.co_filename, kind)
+    made: types.CodeType = compile(tree, file, kind)
     return made
 
 

@@ -20,8 +20,8 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.backends import registry
 from fusee.backends.guarded import guarded
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.bytecode import program
-from fusee.capture.dispatch import CompiledFunction, Entry, first_line
+from fusee.capture.bytecode import first_line, program
+from fusee.capture.dispatch import CompiledFunction, Entry
 from fusee.capture.policy import POLICY
 from fusee.capture.targets import is_suspending, target_of
 from fusee.debug.page import page
