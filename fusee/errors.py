@@ -45,6 +45,7 @@ __all__ = [
     "DoubleBackwardError",
     "FuseeError",
     "FuseeWarning",
+    "GENERATED",
     "GraphBreakError",
     "InputError",
     "MissingDevice",
@@ -205,11 +206,27 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+# Of code that was generated, by its file: what to call it, and where its lines come from.
+GENERATED: dict[str, tuple[str, dict[int, str]]] = {}
+
+
 def source_line(where: str) -> str:
-    """`file.py:41 in step:   code` from `file.py:41 in step`, as far as the file can be read."""
-    place, _, _ = where.rpartition(" in ")
+    """`file.py:41 in step:   code` from `file.py:41 in step`, as far as the file can be read.
+
+    A line of generated code is the user's line that it was made from, if that is known.
+    """
+    place, _, function = where.rpartition(" in ")
     file, _, line = place.rpartition(":")
-    code = linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
+    number = int(line) if line.isdecimal() else 0
+    title, origins = GENERATED.get(file, (file, {}))
+    if number in origins:
+        origin = source_line(origins[number])
+        if ":   " in origin:
+            return origin
+        where = origin
+    elif title != file:
+        where = f"{title}:{line} in {function}"
+    code = linecache.getline(file, number).strip()
     return f"{where}:   {code}" if code else where
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.bytecode import Instruction, program
+from fusee.capture.torch_api import note_lines
 
 __all__ = ["NULL", "OPCODES", "UNBOUND", "Frame", "Marker", "Opcode", "op", "suspended"]
 
@@ -101,6 +102,8 @@ class Frame:
     @property
     def where(self) -> str:
         """`file.py:41 in step`."""
+        if self.code.co_filename.startswith("<eval_with_key>"):  # torch.fx made it
+            note_lines(self.locals.get("self"))
         return f"{self.code.co_filename}:{self.instruction.line} in {self.code.co_name}"
 
     # ---------------------------------------------------------------------- the stack

@@ -35,6 +35,7 @@ from torch.fx.graph_module import _WrappedCall
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
+from fusee.errors import GENERATED, user_frame
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
@@ -42,8 +43,8 @@ __all__ = [
     "FakeTensor", "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch",
     "apply_function", "asks", "batch_axes", "call_impl", "dynamo_stance", "enter_inference_mode",
     "fake_mode", "fake_of", "graph_module", "has_global_hooks", "is_allowed_by_torch",
-    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_transforming", "of_subclass",
-    "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
+    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_transforming", "note_lines",
+    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
     "set_grad_enabled", "state_conditions", "state_restored", "was_leaf", "why_unseen",
     "without_modes",
 ]  # fmt: skip
@@ -297,6 +298,28 @@ class _CapturedGraph(_LazyGraphModule):
 def _forget_source(name: str) -> None:
     linecache.cache.pop(name, None)
     torch.fx.graph_module._loader.eval_cache.pop(name, None)
+
+
+def note_lines(module: Any) -> None:
+    """Let what is told of lines of an fx.GraphModule name the user's lines, or the modules."""
+    code: Any = getattr(getattr(type(module), "forward", None), "__code__", None)
+    is_graph = code is not None and isinstance(module, torch.fx.GraphModule)
+    if not is_graph or code.co_filename in GENERATED:
+        return
+    title, nodes = f"<graph of {type(module).__name__}>", list(module.graph.nodes)
+    origins: dict[int, str] = {}
+    for offset, index in (module._lineno_map or {}).items():
+        if index is None or index >= len(nodes):
+            continue
+        node, line = nodes[index], code.co_firstlineno + offset
+        frame = user_frame(node.stack_trace)
+        stack = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
+        path = str(node.target) if node.op == "call_module" else next(reversed(stack), "")
+        origins[line] = f"{title}:{line} in {path or code.co_name}"
+        if frame is not None:
+            origins[line] = f"{frame['file']}:{frame['line']} in {frame['function']}"
+    GENERATED[code.co_filename] = title, origins
+    weakref.finalize(module, GENERATED.pop, code.co_filename, None).atexit = False
 
 
 def set_compiled_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:

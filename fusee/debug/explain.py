@@ -6,7 +6,6 @@ Path("step.html").write_text(explain(step)(x).html())
 
 from __future__ import annotations
 
-import linecache
 import re
 import types
 from collections import Counter
@@ -24,6 +23,7 @@ from fusee.capture.bytecode import first_line, program
 from fusee.capture.dispatch import CompiledFunction, Entry
 from fusee.capture.policy import POLICY
 from fusee.capture.targets import is_suspending, target_of
+from fusee.capture.torch_api import OpOverload
 from fusee.debug.page import page
 from fusee.errors import source_line
 
@@ -59,6 +59,8 @@ class Graph:
 def _name(target: Any) -> str:
     if isinstance(target, str):
         return target
+    if isinstance(target, OpOverload):
+        return str(target)
     module = (getattr(target, "__module__", None) or "torch").lstrip("_")
     return f"{module}.{getattr(target, '__name__', target)}"
 
@@ -76,10 +78,10 @@ class Break:
 
     @classmethod
     def of(cls, found: GraphBreak) -> Break:
-        place, _, function = found.where.rpartition(" in ")
+        where, _, text = source_line(found.where).partition(":   ")
+        place, _, function = where.rpartition(" in ")
         file, _, line = place.rpartition(":")
         number = int(line) if line.isdecimal() else 0
-        text = linecache.getline(file, number).strip()
         remedy = found.remedy or "move it before or after the compiled function"
         return cls(file, number, function, text, found.reason, remedy)
 

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 from fusee import api
+from fusee.debug.explain import explain
 from fusee.errors import FuseeWarning
 from tests.counting import Counting
 
@@ -245,3 +246,31 @@ def test_nothing_to_compute_is_nothing_to_tell(backend: Counting) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert api.compile(lambda x: [x], backend=backend)(3) == [3]
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def test_places_are_the_users_lines_or_modules() -> None:
+    """Lines of generated code are named by the user's lines that they came from, or by modules."""
+    shown = str(explain(traced_around(), backend="eager")(torch.randn(ROW)))
+    assert "<graph of GraphModule>:6 in middle:   middle = self.middle(before)" in shown
+    module = exported(Convolved().eval(), torch.ones(IMAGE))
+    told = str(explain(module, backend="eager")(torch.ones(IMAGE)))
+    assert "1x aten.conv2d.default" in told
+    compiled = api.compile(module)
+    compiled(torch.ones(IMAGE))
+    begins = str(api.report(compiled)[0]).splitlines()[1]
+    assert "test_graph_modules.py" in begins and "self.conv(x)" in begins
+    for text in (shown, told, begins):
+        assert "eval_with_key" not in text and "call_module" not in text
+
+
+def test_a_break_in_an_exported_graph_names_the_users_line() -> None:
+    class Valued(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(x) * x.sum().item()
+
+    found = explain(fx.symbolic_trace(Valued()), backend="eager")(torch.ones(3))
+    assert [stop.file for stop in found.breaks] == ["<graph of Valued>"] * len(found.breaks)
+    assert found.graph_count == 2 and ".item()" in found.breaks[0].text
