@@ -6,6 +6,7 @@ import copy
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
@@ -19,7 +20,7 @@ from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.bytecode import first_line
 from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, live, machinery
-from fusee.capture.policy import POLICY, innermost
+from fusee.capture.policy import ORIGINAL, POLICY, WRAPPER, innermost
 from fusee.capture.targets import is_suspending, target_of, whole_call
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import (
@@ -310,7 +311,7 @@ def _wrong_option(name: str, value: object, wanted: str) -> OptionError:
 class CompiledModule:
     """What compiling a module gives: one of a class below the module's own, with the same state.
 
-    It has no attributes of its own besides the three slots: parameters, hooks, the mode of training
+    It has no attributes of its own besides the slots: parameters, hooks, the mode of training
     and whatever else is read or set are those of `_orig_mod`, in one dict that both have.
     """
 
@@ -327,9 +328,6 @@ class CompiledModule:
         original = cls.__mro__[cls.__mro__.index(CompiledModule) + 1]
         return original(*args, **kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = _wrapped(copy.deepcopy(self._orig_mod, memo), self._compiler)
         return made
@@ -338,11 +336,26 @@ class CompiledModule:
         return _wrapped, (self._orig_mod, self._compiler)
 
 
+# By these torch.compile finds what to compile in place of what is compiled already.
+_FOR_DYNAMO = (ORIGINAL, WRAPPER)
+
+
+def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
+    """`__call__` of a compiled module. TorchDynamo inlines the original's in its place."""
+
+    def __call__(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    __call__.__dict__["_torchdynamo_inline"] = cls.__call__
+    return __call__
+
+
 def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     """A compiled module that shares all with `module`."""
     cls = type(module)
     namespace = {
-        "__slots__": ("_compiler", "_orig_mod", "_run"),
+        "__call__": _call_of(cls),
+        "__slots__": ("_compiler", "_orig_mod", "_run", *_FOR_DYNAMO),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -352,8 +365,14 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     )
     made: nn.Module = object.__new__(made_class)
     made.__dict__ = module.__dict__
-    call = _calling(module, compiler, module, whole_call(cls))
-    for name, value in (("_compiler", compiler), ("_orig_mod", module), ("_run", call)):
+    itself = weakref.ref(made)
+
+    def eagerly(*args: Any, **kwargs: Any) -> Any:
+        return cls.__call__(itself(), *args, **kwargs)
+
+    call = _calling(module, compiler, eagerly, whole_call(cls))
+    own = {"_compiler": compiler, "_orig_mod": module, "_run": call}
+    for name, value in (*own.items(), *zip(_FOR_DYNAMO, (module, id(made)))):
         object.__setattr__(made, name, value)  # nn.Module's would register a submodule
     return made
 
@@ -365,7 +384,7 @@ def _calling(
     with_hooks: types.FunctionType,
 ) -> Callable[..., Any]:
     """A function that calls a module: its compiled `forward`, as long as a call is no more."""
-    state, cls = module.__dict__, type(module)
+    state, cls, plain_call = module.__dict__, type(module), nn.Module.__call__
     forward: Any = cls.forward
     is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
     is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
@@ -374,6 +393,8 @@ def _calling(
     run = functions[0].call
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if nn.Module.__call__ is not plain_call:  # a tracer of modules has put itself there
+            return eagerly(*args, **kwargs)
         if has_global_hooks():
             compiler.notice(f"{cls.__qualname__} runs eagerly: it has hooks for all modules", "")
             return eagerly(*args, **kwargs)
@@ -420,7 +441,9 @@ def _compile_in_place(self: nn.Module, **arguments: Any) -> None:
     compiler = compile(**arguments)
     if isinstance(compiler, Compiler):
         eagerly, around = functools.partial(call_impl, self), whole_call(type(self), "_call_impl")
-        set_compiled_call(self, _calling(self, compiler, eagerly, around))
+        call = _calling(self, compiler, eagerly, around)
+        call.__dict__["_torchdynamo_inline"] = types.MethodType(call_impl, self)
+        set_compiled_call(self, call)
 
 
 # ------------------------------------------------------------------------------ reports

@@ -89,7 +89,7 @@ class FuseeError(Exception):
         did: str | None = None,
         remedy: str | None = None,
     ) -> None:
-        super().__init__(what)
+        Exception.__init__(self, what)  # GraphBreakError gets another base: backends/dynamo.py
         self.what = what
         self.where = where
         self.did = did
@@ -123,12 +123,17 @@ class MissingDevice(BackendError):
     """The backend needs a device that is not there."""
 
 
-class GraphBreakError(FuseeError):
-    """A graph would end where one graph of the whole was asked for: `reason` says why."""
+class GraphBreakError(FuseeError, RuntimeError):
+    """A graph would end where one graph of the whole was asked for: `reason` says why.
+
+    Once torch._dynamo is imported it is a torch._dynamo.exc.Unsupported too.
+    """
 
     @property
     def reason(self) -> str:
         return self.what
+
+    msg = reason  # Unsupported's name for it
 
 
 class RecompileError(FuseeError, RuntimeError):

@@ -47,7 +47,7 @@ class PartSource:
 def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
     """What `fusee.aten.source.function_source` wrote, to be called."""
     names: dict[str, Any] = {"torch": torch, "recurrent_layer": recurrent_layer, **constants}
-    exec(compile(source, "<aten graph>", "exec"), names)
+    exec(compile(source, "<fusee aten graph>", "exec"), names)
     found: Callable[..., Any] = names["graph"]
     return found
 

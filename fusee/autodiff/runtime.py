@@ -189,7 +189,7 @@ def _tangents(
         lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
     listed = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
     lines.append(f"    return [{', '.join(listed)}]")
-    exec("\n".join(lines), names)
+    exec(compile("\n".join(lines), "<fusee tangents>", "exec"), names)
     found: Callable[[list[Tensor | None], Sequence[int]], list[Tensor]] = names["tangents"]
     return found
 

@@ -47,7 +47,7 @@ def bind_call(
         "kept": _kept(aten, derived, loops),
         "fail": _failing(loops.messages),
     }
-    exec(host.source, names)
+    exec(compile(host.source, "<fusee host>", "exec"), names)
     call: Callable[[Sequence[Any]], tuple[Any, ...]] = names["call"]
     finish = finishing(aten)
     if consumes:

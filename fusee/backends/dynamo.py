@@ -2,8 +2,11 @@
 
     torch._dynamo.backends.registry.lookup_backend   name -> function
     torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
+    torch._dynamo.trace_rules                        folders and files of which no frame is traced
+    torch._dynamo.exc.Unsupported                    what fullgraph=True raises
 
 torch._dynamo takes a second to import and is imported here only when a stock backend is asked for.
+Whoever else imports it finds it knowing of us.
 """
 
 from __future__ import annotations
@@ -14,7 +17,23 @@ from typing import Any
 
 import torch
 
-from fusee.errors import OptionError, nearest
+from fusee.errors import FuseeError, GraphBreakError, OptionError, nearest
+from fusee.runtime.imports import when_imported
+
+
+def _skip_ours(trace_rules: Any) -> None:
+    """Let no frame of ours be traced, nor of code that we generate; entrances are inlined."""
+    trace_rules.SKIP_DIRS.append("<fusee ")
+    trace_rules.add("fusee")
+
+
+def _derive_error(exc: Any) -> None:
+    """Let `except Unsupported` catch a GraphBreakError as well."""
+    GraphBreakError.__bases__ = (FuseeError, exc.Unsupported)
+
+
+when_imported("torch._dynamo.trace_rules", _skip_ours)
+when_imported("torch._dynamo.exc", _derive_error)
 
 
 def list_backends() -> list[str]:

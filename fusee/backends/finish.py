@@ -66,7 +66,7 @@ def finishing(graph: AtenGraph, joint: Joint | None = None) -> Finish | None:
         lines.append(f"    o{k} = {_output(spec, k, names)}{'.detach()' if detach else ''}")
     listed = ", ".join(f"o{k}" for k in range(len(outputs)))
     lines.append(f"    return structure([{listed}])")
-    exec("\n".join(lines), names)
+    exec(compile("\n".join(lines), "<fusee results>", "exec"), names)
     finish: Finish = names["finish"]
     return finish
 

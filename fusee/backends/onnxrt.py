@@ -216,6 +216,6 @@ def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[i
     lines += [f"    if {size} < 1: raise Declined" for size in region.open_sizes()]
     lines.append(f"    return {[list(size) for size in sizes]!r}")
     names: dict[str, Any] = {"Declined": Declined}
-    exec("\n".join(lines), names)
+    exec(compile("\n".join(lines), "<fusee sizes>", "exec"), names)
     found: Callable[[tuple[Any, ...]], Sequence[Sequence[int]]] = names["sizes"]
     return found

@@ -134,7 +134,7 @@ class RegionCall:
         self.spec = spec
         self.made = Followed(spec.fixed, spec.bounds, examples, make, spec.times)
         names = {"check": _check, "empty": torch.empty, "torch": torch, "Declined": Declined}
-        exec(spec.prepare, names)
+        exec(compile(spec.prepare, "<fusee region>", "exec"), names)
         self.prepare: Any = names["prepare"]
 
     def primitives(self) -> dict[str, int]:

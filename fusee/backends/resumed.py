@@ -108,7 +108,7 @@ def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Ten
     """The function that calls the parts."""
     names: dict[str, Any] = {f"part{k}": call for k, call in enumerate(calls)}
     names.update(row_major=_row_major, laid_out=_laid_out, no_grad=torch.no_grad)
-    exec(source, names)
+    exec(compile(source, "<fusee body>", "exec"), names)
     body: Callable[..., tuple[Tensor, ...]] = names["body"]
     return body
 

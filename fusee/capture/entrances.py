@@ -6,14 +6,16 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from fusee.capture.bytecode import parameters, program
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND
-from fusee.capture.policy import ORIGINAL
-from fusee.capture.torch_api import DYNAMO, dynamo_stance
+from fusee.capture.policy import ORIGINAL, WRAPPER
+from fusee.capture.torch_api import DYNAMO, dynamo_stance, skip_frame, without_dynamo
 
 __all__ = ["entrances"]
 
@@ -24,12 +26,50 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     Python itself binds the arguments, with the function's own defaults and messages.
     """
     function, code = owner.function, owner.function.__code__
-    listed = ", ".join(names := parameters(code))
+    names = parameters(code)
+    text = _source(function, names)
+    held: dict[str, Any] = {
+        "code": code,
+        "dynamo": DYNAMO,
+        "entries": owner.start.entries,
+        "failed": GraphFailed,
+        "finish": without_dynamo(owner.finish),
+        "is_dynamo": torch.compiler.is_dynamo_compiling,
+        "is_other_stance": dynamo_stance,
+        "miss": without_dynamo(owner.miss),
+        "modules": sys.modules,
+        "policy": owner.policy,
+        "call_given": functools.partial(_call_given, code),
+        "renew": owner.renew,
+        "unset": UNBOUND,
+        "function": function,
+    }
+    # names of ours have more underscores than any of the program's
+    mark = "_" * (1 + max((len(n) - len(n.lstrip("_")) for n in names), default=0))
+    space = {mark + name: x for name, x in held.items()}
+    exec(
+        compile(text.replace("§", mark), f"<entrance of {function.__qualname__}>", "exec"),
+        space,
+    )
+    call: types.FunctionType = space["call"]
+    functools.update_wrapper(call, function)
+    skip_frame(call.__code__)
+    call.__dict__.update({ORIGINAL: function, WRAPPER: id(call)})
+    return call, space["native"]
+
+
+def _source(function: types.FunctionType, names: Sequence[str]) -> str:
+    """Both functions, with § before names of ours."""
+    listed = ", ".join(names)
     signature, passed = _signature(function)
     values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
-    filled = _filled(function, values)
-    text = (
+    fill = _fill(function)
+    filled = _filled(fill, values)
+    return (
         f"def call({signature}):\n"
+        f"    if §is_dynamo():\n"  # for TorchDynamo, which inlines this, it is True
+        f"{fill}"
+        f"        return §function({passed})\n"
         f"    if §function.__code__ is not §code:\n"
         f"        return §call_given(§renew(), {values})\n"
         f"{filled}"
@@ -52,32 +92,6 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         f"def native({listed}):\n"
         f"    return §function({passed})\n"
     )
-    held: dict[str, Any] = {
-        "code": code,
-        "dynamo": DYNAMO,
-        "entries": owner.start.entries,
-        "failed": GraphFailed,
-        "finish": owner.finish,
-        "is_other_stance": dynamo_stance,
-        "miss": owner.miss,
-        "modules": sys.modules,
-        "policy": owner.policy,
-        "call_given": functools.partial(_call_given, code),
-        "renew": owner.renew,
-        "unset": UNBOUND,
-        "function": function,
-    }
-    # names of ours have more underscores than any of the program's
-    mark = "_" * (1 + max((len(n) - len(n.lstrip("_")) for n in names), default=0))
-    space = {mark + name: x for name, x in held.items()}
-    exec(
-        compile(text.replace("§", mark), f"<fusee entrance of {function.__qualname__}>", "exec"),
-        space,
-    )
-    call: types.FunctionType = space["call"]
-    functools.update_wrapper(call, function)
-    call.__dict__[ORIGINAL] = function
-    return call, space["native"]
 
 
 def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:
@@ -96,7 +110,7 @@ def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict
     return function(*args, **given, **more)
 
 
-def _filled(function: types.FunctionType, values: str) -> str:
+def _fill(function: types.FunctionType) -> str:
     """Source: parameters that are not given get the default that the function has now."""
     count, named = function.__code__.co_argcount, function.__kwdefaults__ or {}
     optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
@@ -104,10 +118,17 @@ def _filled(function: types.FunctionType, values: str) -> str:
         return ""
     places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
     places += [(name, f"§w[{name!r}]") for name in named]
-    lines = "".join(f"        if {name} is §unset: {name} = {place}\n" for name, place in places)
+    lines = [f"if {name} is §unset: {name} = {place}" for name, place in places]
+    lines.insert(0, "§d, §w = §function.__defaults__, §function.__kwdefaults__")
+    return "".join(f"        {line}\n" for line in lines)
+
+
+def _filled(fill: str, values: str) -> str:
+    """Source: the same, and Python's own error if the function has lost a default."""
+    if not fill:
+        return ""
     return (
-        f"    §d, §w = §function.__defaults__, §function.__kwdefaults__\n"
-        f"    try:\n{lines}"
+        f"    try:\n{fill}"
         f"    except (TypeError, LookupError):\n"
         f"        §d = §unset\n"
         f"    if §d is §unset:\n"

@@ -15,9 +15,15 @@ from torch import nn
 
 from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.origin import Held
-from fusee.capture.torch_api import FakeTensor, dynamo_stance, is_allowed_by_torch, run_for_real
+from fusee.capture.torch_api import (
+    FakeTensor,
+    dynamo_stance,
+    is_allowed_by_torch,
+    is_traced,
+    run_for_real,
+)
 
-__all__ = ["ORIGINAL", "POLICY", "STANCES", "Policy", "Stance", "innermost", "original"]
+__all__ = ["ORIGINAL", "POLICY", "STANCES", "WRAPPER", "Policy", "Stance", "innermost", "original"]
 
 STANCES = (
     "default", "force_eager", "eager_on_recompile", "fail_on_recompile", "eager_then_compile",
@@ -44,6 +50,8 @@ _FUNCTIONS = (
 
 # Set by torch.compile and by fusee.compile on what they return: what was compiled.
 ORIGINAL = "_torchdynamo_orig_callable"
+# The id of what ORIGINAL was set on, since functools.wraps gives that to others.
+WRAPPER = "_torchdynamo_wrapper_id"
 
 
 class _Here(threading.local):
@@ -91,7 +99,7 @@ class Policy:
 
     def is_eager(self) -> bool:
         """Whether calls on this thread run as plain Python."""
-        return self._here.depth > 0 or self.now().name == "force_eager"
+        return self._here.depth > 0 or self.now().name == "force_eager" or is_traced()
 
     def enter_eager(self) -> None:
         """From here on this thread runs eagerly, until leave_eager."""

@@ -1,10 +1,12 @@
 """The private API of torch that capture stands on, in one place. Tested with torch 2.13.
 
 torch._subclasses          what FakeTensors raise; they themselves are in fusee/sym/fakes.py
+torch._C._dynamo           TorchDynamo's hook: switches it off
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
 torch.fx.graph_module      what calls such modules
 torch.fx._lazy_graph_module  modules that make their code when it is asked for
+torch.fx._symbolic_trace   whether a tracer of torch.fx runs
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
 torch.utils._python_dispatch  switches modes off, while a subclass' method runs on the machine
@@ -30,6 +32,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph_module import _WrappedCall
 from torch.utils import _pytree as pytree
@@ -43,9 +46,10 @@ __all__ = [
     "FakeTensor", "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch",
     "apply_function", "asks", "batch_axes", "call_impl", "dynamo_stance", "enter_inference_mode",
     "fake_mode", "fake_of", "graph_module", "has_global_hooks", "is_allowed_by_torch",
-    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_transforming", "note_lines",
-    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
-    "set_grad_enabled", "state_conditions", "state_restored", "was_leaf", "why_unseen",
+    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_traced", "is_transforming",
+    "note_lines", "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real",
+    "set_compiled_call", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
+    "was_leaf", "why_unseen", "without_dynamo",
     "without_modes",
 ]  # fmt: skip
 
@@ -175,6 +179,28 @@ def allowed_by_torch() -> int:
 
 DYNAMO = "torch._dynamo.eval_frame"
 
+_dynamo: Any = torch._C._dynamo.eval_frame
+_SKIPPED = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
+
+
+def skip_frame(code: types.CodeType) -> None:
+    """Let TorchDynamo leave a function alone, except where it inlines it in what it traces."""
+    _dynamo.set_code_exec_strategy(code, _SKIPPED)
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, of which TorchDynamo traces nothing, nor of what it calls."""
+    switch = _dynamo.set_eval_frame
+
+    def run(*args: Any) -> Any:
+        before = switch(None)
+        try:
+            return function(*args)
+        finally:
+            switch(before)
+
+    return run
+
 
 def dynamo_stance() -> tuple[str, bool, Any] | None:
     """What torch.compiler.set_stance, which imports TorchDynamo, was given; None if nothing."""
@@ -203,6 +229,21 @@ def is_transforming() -> bool:
 def is_forward_mode() -> bool:
     """Whether tensors may carry tangents: torch.autograd.forward_ad, or torch.func.jvp."""
     return forward_ad._current_level >= 0
+
+
+# A thread's own in newer versions.
+_is_fx_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "_get_is_fx_tracing", lambda: _symbolic_trace._is_fx_tracing_flag
+)
+
+
+def is_traced() -> bool:
+    """Whether a tracer is to see each operator: torch.jit.trace, torch.fx, make_fx, torch.export.
+
+    Or another torch dispatch mode.
+    """
+    is_dispatching = torch._C._len_torch_dispatch_stack() > 0
+    return is_dispatching or torch._C._is_tracing() or _is_fx_tracing()
 
 
 def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -338,6 +379,8 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_hooked": has_global_hooks,
         "_transforms": torch._C._functorch.peek_interpreter_stack,
         "_forward": forward_ad,
+        "_traced": torch._C._is_tracing,
+        "_dispatching": torch._C._len_torch_dispatch_stack,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
@@ -346,6 +389,8 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_hooked()" if has_global_hooks() else "not _hooked()",
         f"_transforms() is {'not ' if torch._C._functorch.peek_interpreter_stack() else ''}None",
         f"_forward._current_level {'>=' if is_forward_mode() else '<'} 0",
+        "not _traced()",
+        "_dispatching() == 0",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
