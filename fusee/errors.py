@@ -14,7 +14,7 @@
     │   └── MissingFake      an operator does not say what shape its results have
     ├── UnsupportedDevice    a tensor lives where this backend generates no code
     ├── InputError           a call does not fit what was compiled
-    ├── DoubleBackwardError  a gradient of a compiled graph is differentiated
+    ├── DoubleBackwardError  how a gradient is to be differentiated is not known
     ├── CompileError         the code generator or LLVM refused what it was given
     └── CheckError           one of Fusee's own stages left a faulty result: a bug, please report it
 
@@ -161,7 +161,7 @@ class InputError(FuseeError):
 
 
 class DoubleBackwardError(FuseeError, RuntimeError):
-    """A gradient of a compiled graph is differentiated once more, which is not compiled."""
+    """A gradient of a compiled graph is differentiated, and the graph does not say how."""
 
 
 class CompileError(FuseeError):

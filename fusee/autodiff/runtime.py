@@ -17,9 +17,16 @@ from torch import Tensor
 
 from fusee.aten.graph import InputSpec
 from fusee.aten.torch_api import below_autograd, without_autocast
+from fusee.autodiff.again import Again
 from fusee.autodiff.joint import Gradient, Joint, Split
-from fusee.autodiff.torch_api import clear_saved, has_saved_tensor_hooks, has_storage
-from fusee.errors import DoubleBackwardError, InputError
+from fusee.autodiff.torch_api import (
+    clear_saved,
+    has_saved_tensor_hooks,
+    has_storage,
+    keeps_graph,
+    modified,
+)
+from fusee.errors import InputError
 
 __all__ = ["Consuming", "differentiable"]
 
@@ -31,25 +38,26 @@ Consuming = Callable[[list[Any]], Sequence[Any]]
 
 
 def differentiable(
-    joint: Joint, split: Split, forward: Call, backward: Callable[[Split], Consuming]
+    joint: Joint, split: Split, forward: Call, backward: Callable[[Split], Consuming], again: Again
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
     forward   runs split.forward on its inputs
     backward  gives what runs the backward of `split`, or of one without some of the tangents
-    raises    (in backward) DoubleBackwardError if a gradient is differentiated again; InputError
-              if a hook on saved tensors gave back another kind of tensor, or vmap runs the backward
+    again     differentiates the graph where the compiled backward cannot: gradients that are
+              themselves differentiated, and those in batches
+    raises    (in backward) InputError if a hook on saved tensors gave back another kind of tensor
     """
     differentiated = set(joint.tangents)
     constant = [k for k in range(joint.forward_results) if k not in differentiated]
     saved, count = split.saved, joint.forward_results
-    specs = split.backward.inputs
     numbers = _numbers(joint)
     chosen = functools.cache(functools.partial(_Variant, joint, split))
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.held = again.hold(inputs)
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(*inputs)
             ctx.save_for_backward(
@@ -66,30 +74,33 @@ def differentiable(
         def backward(ctx: Any, *given: Any) -> Any:
             grads = [given[k] for k in joint.tangents]
             del given
-            if not all(g is None or has_storage(g) for g in grads):
-                raise _batched()
             variant = chosen(tuple(g is None for g in grads))
-            kept = variant.saved(ctx)
-            if ctx.has_hooks:
-                kept = [_as_saved(x, spec) for x, spec in zip(kept, specs)]
+            held = ctx.held
+            kept = variant.saved(ctx, again)
+            is_twice = torch.is_grad_enabled()
+            if not all(g is None or has_storage(g) for g in grads):  # vmap runs this backward
+                return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
+            operands = (again.inputs(held, kept), list(grads)) if is_twice else None
             kept += variant.rest(grads, ctx.numbers)
             del grads
             run = backward(variant.split)
             with torch.no_grad(), below_autograd(), without_autocast():
                 found = run(kept)
-            if torch.is_grad_enabled():
-                found = _once(torch.ones((), requires_grad=True), *found)
-            return tuple(_gradient(of, found) for of in variant.split.gradients)
+            gradients = [_gradient(of, found) for of in variant.split.gradients]
+            if operands is None:
+                return tuple(gradients)
+            return tuple(again.differentiable(held, *operands, gradients))
 
     apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
-    if not joint.aten.no_autocast:
-        return apply
+    return _without_casts(apply) if joint.aten.no_autocast else apply
 
-    def without_casts(*inputs: Any) -> Any:
+
+def _without_casts(apply: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def run(*inputs: Any) -> Any:
         with without_autocast():
             return apply(*inputs)
 
-    return without_casts
+    return run
 
 
 def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
@@ -102,15 +113,6 @@ def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
         ]
 
     return numbers
-
-
-def _batched() -> InputError:
-    return InputError(
-        "gradients of a compiled graph are asked for in batches (is_grads_batched, or jacobian and"
-        " hessian with vectorize=True)",
-        did="stopped this backward",
-        remedy="ask for them one by one, or call the module itself, not what was compiled of it",
-    )
 
 
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
@@ -145,22 +147,26 @@ class _Variant:
         self._present = frozenset(p for p, none in zip(joint.parts, missing) if not none)
         self._read = [k for k, x in enumerate(self.split.backward.placeholders[:count]) if x.users]
 
-    def saved(self, ctx: Any) -> list[Any]:
+    def saved(self, ctx: Any, again: Again) -> list[Any]:
         """What was saved, which this backward frees: but not yet for parts that it leaves out."""
         if ctx.done and ctx.done.isdisjoint(self._present):
             if any(ctx.later[k][0]._version != ctx.later[k][1] for k in self._read):
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an"
-                    " inplace operation"
-                )
+                raise modified()
             kept = [x for x, _ in ctx.later]
         else:
             kept = list(ctx.saved_tensors)
             clear_saved(ctx)
         ctx.done |= self._present
-        ctx.later = ()
         if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
+            if not ctx.later:
+                ctx.held = again.hold_saved(ctx.held, kept)
             ctx.later = [(x.detach(), x._version) for x in kept]
+        else:
+            ctx.later = ()
+            if not keeps_graph():
+                ctx.held = None
+        if ctx.has_hooks:
+            kept = [_as_saved(x, spec) for x, spec in zip(kept, self.split.backward.inputs)]
         return kept
 
     def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
@@ -222,22 +228,3 @@ def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
     if all(isinstance(n, int) for n in stride) and x.stride() != stride:
         return _laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
     return x
-
-
-class _Once(torch.autograd.Function):
-    """Gradients as they are; to differentiate them is an error, not a wrong result."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, *gradients: Any) -> Any:
-        return gradients
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise DoubleBackwardError(
-            "a gradient of a compiled graph is differentiated: double backward is not compiled",
-            did="stopped this backward; parameters keep the gradients they have",
-            remedy="call the module itself, not what was compiled of it, where create_graph=True",
-        )
-
-
-_once: Callable[..., Sequence[Any]] = _Once.apply

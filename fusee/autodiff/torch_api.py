@@ -2,7 +2,8 @@
 
 Everything here exists from 2.11 to 2.15; the names used are
     torch._C._current_autograd_node   the node whose backward formula runs
-    torch._C._autograd                numbers of the nodes that autograd makes, in order
+    torch._C._autograd                numbers of the nodes that autograd makes, in order; whether
+                                      the backward that runs frees what was saved
     torch.autograd.graph              the engine, without the checks that import sympy
     torch.utils._python_dispatch      the stack of dispatch modes
     torch._fused_sdp_choice           which attention kernel eager takes
@@ -25,6 +26,8 @@ __all__ = [
     "gradients",
     "has_saved_tensor_hooks",
     "has_storage",
+    "keeps_graph",
+    "modified",
     "next_node_number",
     "uses_flash_attention",
 ]
@@ -103,3 +106,17 @@ def has_saved_tensor_hooks() -> bool:
 def has_storage(x: Tensor) -> bool:
     """Whether `x` has memory of its own or of its base: not so within vmap."""
     return torch._C._has_storage(x)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs was asked to retain the graph."""
+    found: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return found
+
+
+def modified() -> RuntimeError:
+    """Autograd's error for a write to what the backward needs."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace"
+        " operation"
+    )

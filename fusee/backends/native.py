@@ -319,7 +319,8 @@ def compile_training(
                 graph, (), options, report.backward, consumes=True, large_bytes=_LARGE_BYTES
             )
 
-    return train(gm, joint, cut, compile_forward or forward, backward, consumes=True)
+    tell = report.notes.append
+    return train(gm, joint, cut, compile_forward or forward, backward, consumes=True, tell=tell)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:

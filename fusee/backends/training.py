@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee import log
 from fusee.aten.graph import AtenGraph, Fresh
 from fusee.aten.operators import is_view
+from fusee.autodiff.again import Again
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.runtime import Consuming, differentiable
 from fusee.backends.finish import finishing
@@ -80,15 +82,18 @@ def bind_training(
     split: Split | None,
     forward: Half,
     backward: Callable[[Split], Consuming] | None,
+    tell: Callable[[str], None],
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, and whose results know their backward.
 
     forward   runs flat_forward(joint, split)
     backward  gives what runs flat_backward of a split, when that is needed; None without tangents
+    tell      is told what of the graph runs eagerly
     """
     run: Half = torch.no_grad()(forward)  # calls with out= refuse what requires grad
     if split is not None and backward is not None:
-        run = differentiable(joint, split, forward, backward)
+        again = Again(gm, joint, split.saved, tell)
+        run = differentiable(joint, split, forward, backward, again)
     finish = finishing(joint.aten, joint)
     if any(spec.attribute is not None for spec in joint.aten.inputs):
         inner = run
@@ -105,6 +110,10 @@ def bind_training(
     return lambda *inputs: finish(inputs, run(*inputs))
 
 
+def _publish(note: str) -> None:
+    log.publish("kernels", "", note)
+
+
 def train(
     gm: fx.GraphModule,
     joint: Joint,
@@ -113,6 +122,7 @@ def train(
     compile_backward: Callable[[AtenGraph], Callable[..., Sequence[Any]]],
     *,
     consumes: bool = False,
+    tell: Callable[[str], None] = _publish,
 ) -> Callable[..., Any]:
     """`bind_training` of a joint graph whose halves are compiled by these functions.
 
@@ -122,7 +132,9 @@ def train(
     consumes   what compile_backward returns takes a list instead of arguments, and empties it
     """
     if not joint.tangents:
-        return bind_training(gm, joint, None, compile_forward(flat_forward(joint, None)), None)
+        return bind_training(
+            gm, joint, None, compile_forward(flat_forward(joint, None)), None, tell
+        )
     split = partition(joint)
     forward = compile_forward(flat_forward(joint, split))
 
@@ -133,7 +145,7 @@ def train(
 
     if len(joint.tangents) == 1:
         backward(split)
-    return bind_training(gm, joint, split, forward, backward)
+    return bind_training(gm, joint, split, forward, backward, tell)
 
 
 def describe(split: Split) -> str:

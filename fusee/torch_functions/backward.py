@@ -1,7 +1,7 @@
 """Backward passes within a compiled function: autograd runs between two graphs.
 
 A graph takes and gives gradients as a whole. Where the program wants more of it, the gradient of
-what it computes on its way or of a gradient, the function is eager's from the start.
+what it computes on its way, the function is eager's from the start.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ def _register(function: Any, name: str) -> None:
     @stands_for(function)
     def stop(m: Capturing, args: Args, kwargs: Kwargs) -> NoReturn:
         given = signature.bind(*args, **kwargs).arguments
-        if given.get("create_graph"):
-            raise Lost(f"{name} with create_graph=True: what is compiled has no second gradient")
         inputs = pytree.tree_leaves(given.get("inputs"))
         if any(isinstance(x, FakeTensor) and id(x) not in m.world.inputs for x in inputs):
             raise Lost(f"{name} asks for the gradient of a tensor that its own graph computes")

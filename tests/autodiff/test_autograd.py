@@ -14,7 +14,7 @@ from fusee.aten.trace import trace
 from fusee.backends.native import compile_aten
 from fusee.backends.report import Report
 from fusee.config import Options
-from fusee.errors import DoubleBackwardError, InputError
+from fusee.errors import InputError
 from tests.autodiff.steps import BACKENDS, compare, compiled, same
 
 
@@ -252,16 +252,6 @@ def test_saved_tensors_are_freed() -> None:
     y.sum().backward()
     with pytest.raises(RuntimeError, match="already been freed"):
         _ = node.saved_tensors
-
-
-def test_double_backward_is_refused_where_it_would_be_wrong() -> None:
-    step = compiled(layer)
-    x, w = rand(4, 4), rand(4, 4)
-    (grad,) = torch.autograd.grad(step(x, w).sum(), [x], create_graph=True)
-    (expected,) = torch.autograd.grad(layer(x, w).sum(), [x])
-    same("first", grad.detach(), expected)
-    with pytest.raises(DoubleBackwardError, match="double backward"):
-        grad.pow(2).sum().backward()
 
 
 def test_no_grad_and_inference_at_the_call() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusee
-from fusee.errors import FuseeWarning, InputError
+from fusee.errors import FuseeWarning
 from tests.autodiff.steps import same
 
 Compile = Callable[[Any], Any]
@@ -133,18 +133,6 @@ def dropout_of_attention(c: Compile) -> Any:
     return out, x.grad, torch.rand(2)
 
 
-def penalty(c: Compile) -> Any:
-    module = network()
-
-    def step(x: Tensor) -> Tensor:
-        (grad,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
-        loss = (grad.norm() - 1) ** 2
-        loss.backward()
-        return loss.detach()
-
-    return c(step)(param(4, 6)), grads(module)
-
-
 def gradient_of_what_it_computes(c: Compile) -> Any:
     def step(x: Tensor) -> Tensor:
         inner = x.sin()
@@ -217,7 +205,6 @@ def test_as_eager(program: Any, recwarn: pytest.WarningsRecorder) -> None:
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        (penalty, "create_graph"),
         (gradient_of_what_it_computes, "its own graph computes"),
         (tangents, "forward-mode"),
     ],
@@ -257,13 +244,6 @@ def test_a_graph_that_waits_for_a_backward_is_freed_with_its_results() -> None:
     node = weakref.ref(second.grad_fn)
     del first, second
     assert node() is None
-
-
-def test_gradients_in_batches_are_refused() -> None:
-    x = param(3)
-    y = fusee.compile(torch.sin)(x)
-    with pytest.raises(InputError, match="in batches"):
-        torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
 
 
 def test_dropout_keeps_as_many_as_it_should() -> None:
