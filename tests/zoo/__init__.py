@@ -1,0 +1,1 @@
+"""Models of other libraries, by the hundred: built small, run compiled, beside eager and Dynamo."""
