@@ -227,7 +227,7 @@ def compile_native(
     report = Report(parsed.name or f"graph_{next(_numbers)}", first_line(gm))
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
-        reason = _why_eager(example_inputs)
+        reason = _why_eager(gm, example_inputs)
         if reason is None:
             try:
                 plain = not is_differentiated(gm, example_inputs)
@@ -345,11 +345,11 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
     )
 
 
-def _why_eager(example_inputs: Sequence[Any]) -> str | None:
-    tensors = [x for x in example_inputs if isinstance(x, Tensor)]
-    for x in tensors:
-        if x.device.type != "cpu":
-            return f"an input is on {x.device}, and code is generated for the CPU only"
+def _why_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    made = [node.meta.get("example_value") for node in gm.graph.nodes]
+    for x in (*example_inputs, *made):
+        if isinstance(x, Tensor) and x.device.type != "cpu":
+            return f"a tensor is on {x.device}, and code is generated for the CPU only"
     return None
 
 

@@ -102,8 +102,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         found = _of_subclass(m, obj, name, *m.world.seen[id(obj)])
         if found is not ABSENT:
             return found
-        if name == "device":  # FakeTensor has one that asks nobody
-            return torch._C.TensorBase.device.__get__(obj)
+    if name == "device" and (m.modes or id(obj) in m.world.seen):
+        return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
     if name == "as_subclass":  # which torch does not ask classes about
         return types.MethodType(torch.Tensor.as_subclass, obj)
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
@@ -220,7 +220,9 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return cls
     if name == "__dict__":
         mirror = m.world.attributes(obj)
-        return obj.__dict__ if mirror is None else m.world.know_dict(mirror)
+        if mirror is None:
+            return obj.__dict__
+        return m.world.know(mirror.obj, m.world.origin(mirror.obj) or mirror.origin)
     found = class_lookup(m, cls, name)
     if found is not ABSENT and _is_data_descriptor(found):
         return _bound(m, found, obj, cls, name)

@@ -9,6 +9,7 @@ import torch
 
 from fusee.capture.semantics import Semantics
 from fusee.capture.targets import is_plain
+from fusee.capture.tracebacks import called_from
 
 __all__ = ["Between"]
 
@@ -33,4 +34,4 @@ class Between(Semantics):
             args, function = (function, *args), method
         if type(function) is types.FunctionType:
             function = self.owner.nested(function, args[0] if args else None)
-        return super().call(function, args, kwargs)
+        return super().call(called_from(self.frames[-1], function), args, kwargs)

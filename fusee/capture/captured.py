@@ -17,6 +17,7 @@ from fusee.capture.check import compile_check
 from fusee.capture.facts import Facts
 from fusee.capture.origin import Origin, variable
 from fusee.capture.policy import Policy
+from fusee.capture.torch_api import MODE_STACK, without_function_modes
 
 __all__ = ["Captured", "Keeper", "Place"]
 
@@ -97,14 +98,27 @@ class Captured:
         values   the locals that it was captured with
         """
         conditions, names = self.conditions
-        return compile_check(self.facts, self.place.variables, names, conditions, values)
+        with torch._C.DisableTorchFunction():
+            found = compile_check(self.facts, self.place.variables, names, conditions, values)
+        if not MODE_STACK.length():
+            return found
+        check, source = found
+
+        def unseen(*values: Any) -> bool:  # by the modes that are on
+            with torch._C.DisableTorchFunction():
+                return check(*values)
+
+        return unseen, source
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
         found = self.inference
         inference = torch.is_inference_mode_enabled() if found is None else found
-        with torch.inference_mode(inference), torch.set_grad_enabled(self.grad):
+        with (
+            torch.inference_mode(inference), torch.set_grad_enabled(self.grad),
+            without_function_modes(),
+        ):  # fmt: skip
             yield
 
     def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:

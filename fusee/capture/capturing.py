@@ -45,6 +45,7 @@ class Capturing(Semantics):
     in_classes     what was found in others, by name
     generators     those that it made, by id, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
+    modes          torch function modes that it is within, the innermost last
     """
 
     def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
@@ -55,6 +56,7 @@ class Capturing(Semantics):
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
         self.inference: list[tuple[Any, Any]] = []
+        self.modes: list[Any] = []
         self._said: tuple[Frame | None, int, str] = None, 0, ""
 
     def where(self) -> str:
@@ -85,7 +87,7 @@ class Capturing(Semantics):
             if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
                 raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
-        if self.world.seen:  # torch finds which function its classes are asked about
+        if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
         return self.world.recorder.call(function, operands, {})
 

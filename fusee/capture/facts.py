@@ -208,14 +208,17 @@ class Source:
     An origin that is used more than once is a variable; those of held objects are constants.
 
     kinds   the classes of containers, by origin
+    known   names of variables that are there, by origin
     """
 
-    def __init__(self, kinds: dict[Origin, type] | None = None) -> None:
+    def __init__(
+        self, kinds: dict[Origin, type] | None = None, known: dict[Origin, str] | None = None
+    ) -> None:
         self.kinds = kinds or {}
         self.lines: list[str] = []
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
-        self._variables: dict[Origin, str] = {}
+        self._variables = known or {}
 
     def bind(self, values: Mapping[str, Any]) -> None:
         """Let `now` find the program's variables."""
@@ -394,6 +397,10 @@ class Facts:
 
     def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
+        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+            return self._first_miss(values)
+
+    def _first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         for fact in self.rows:
             alone = Facts([fact], self.kinds)
             check, _ = alone.compile(list(map(variable, values)), {}, [])

@@ -22,8 +22,8 @@ __all__ = ["item_by_tensor", "read", "write"]
 def read(m: Capturing, fake: torch.Tensor) -> Any:
     """`tensor.grad`."""
     world = m.world
-    if id(fake) in world.seen and asks(m.kind_of(fake)):
-        raise GraphBreak("the grad of a tensor whose class is asked about it")
+    if m.modes or (id(fake) in world.seen and asks(m.kind_of(fake))):
+        raise GraphBreak("the grad of a tensor whose class, or a mode, is asked about it")
     written = world.slots.get((id(fake), "grad"))
     if written is not None:
         return written[2]

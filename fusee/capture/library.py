@@ -1,6 +1,7 @@
 """What stands in for functions of Python's library: re, copy.deepcopy, warnings, logging.
 
-Warnings and records of a log come after the graph, from the program's own lines.
+Warnings and records of a log come after the graph, from the program's own lines, as long as no code
+of the program's gets them: a handler, a filter or a stream of its own ends the graph.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import logging
 import operator
 import re
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.mirror import Later, empty_like
-from fusee.capture.origin import Call
+from fusee.capture.origin import Call, Held
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import Line
@@ -105,11 +108,34 @@ def say_later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
     m.world.later.append(Later(function, args, kwargs, [Line.of(f) for f in m.frames]))
 
 
+_warnings: Any = warnings
+_SEEN = "code of the program's takes what is said, and may tell others"
+
+
+def _sink() -> Any:
+    """The list that warnings are appended to; else whether code of the program's gets them."""
+    show = _warnings._showwarnmsg_impl
+    if warnings.showwarning is not _warnings._showwarning_orig:
+        return True
+    if isinstance(show, types.BuiltinFunctionType):
+        return show.__self__ if type(show.__self__) is list else True
+    return show.__module__ != "warnings" or not _is_in_c(sys.stderr)
+
+
+def _is_in_c(stream: Any) -> bool:
+    return stream is None or isinstance(stream.write, types.BuiltinFunctionType)
+
+
+_SINK = Call(Held(_sink, "what warnings go to"), operator.call, "")
+
+
 @stands_for(warnings.warn)
 def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
         raise GraphBreak("a warning that names the line of whoever called the compiled function")
+    if m.world.said_to(_sink(), _SINK):
+        raise GraphBreak(_SEEN)
     say_later(m, warnings.warn, args, kwargs)
 
 
@@ -120,15 +146,42 @@ def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
         origin = m.world.origin(logger)
         if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
             raise GraphBreak("logging with what is known only as the program runs")
-        asked = Call(origin, functools.partial(_is_enabled, at), "what is logged by ")
-        if m.world.load(logger.isEnabledFor(at), asked):
+        asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
+        seen_by = m.world.load(_who_sees(at, logger), asked)
+        if seen_by == "the program":
+            raise GraphBreak(_SEEN)
+        if seen_by:
             say_later(m, function, args, kwargs)
 
     return stand
 
 
-def _is_enabled(level: int, logger: logging.Logger) -> bool:
-    return logger.isEnabledFor(level)
+_FILES = ("FileHandler", "RotatingFileHandler", "TimedRotatingFileHandler")
+
+
+def _who_sees(level: int, logger: logging.Logger) -> str:
+    """Who gets to know of a record: nobody (""), "others", or "the program"."""
+    if not logger.isEnabledFor(level):
+        return ""
+    at: logging.Logger | None = logger
+    handlers = list[Any]()
+    while at is not None:
+        handlers += at.handlers
+        at = at.parent if at.propagate else None
+    is_plain = type(logger) in (logging.Logger, logging.RootLogger) and not logger.filters
+    is_plain &= logging.getLogRecordFactory() is logging.LogRecord
+    return "others" if is_plain and all(map(_is_stock, handlers)) else "the program"
+
+
+def _is_stock(handler: Any) -> bool:
+    """Whether a handler only writes text to a stream in C."""
+    kind = type(handler)
+    is_known = kind in (logging.NullHandler, logging.StreamHandler) or (
+        kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
+    )
+    formats = type(handler.formatter) in (type(None), logging.Formatter)
+    is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
+    return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
 
 
 for _name, _level in (

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
@@ -112,14 +113,15 @@ def _flat(args: Args) -> Iterator[Any]:
 def _is_overloaded(x: Any) -> bool:
     """Whether torch would ask an object that is no tensor what becomes of a call with it."""
     kind = type(x)
-    return not isinstance(x, (FakeTensor, type)) and hasattr(kind, "__torch_function__")
+    is_asked = not isinstance(x, (FakeTensor, type, TorchFunctionMode))
+    return is_asked and hasattr(kind, "__torch_function__")
 
 
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch call among whose arguments are floats that the graph computes."""
     owner = getattr(function, "__self__", None)
-    if m.world.seen:
-        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor")
+    if m.world.seen or m.modes:
+        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor, modes")
     if isinstance(owner, FakeTensor):
         args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
     if type(function) is types.FunctionType:

@@ -166,7 +166,7 @@ class Rebuild:
             return self._builtin_method(x)
         if isinstance(x, ITERATORS):
             return self._iterator(x)
-        if isinstance(x, (type, types.ModuleType)):
+        if isinstance(x, (type, types.ModuleType, types.MethodDescriptorType)):
             if x in self.made_classes:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)

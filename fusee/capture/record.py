@@ -182,13 +182,16 @@ class Recorder(TorchFunctionMode):
             return args[0]  # values change, and nothing else of hundreds of tensors
         try:
             with torch._C.DisableTorchFunction(), self.mode:
-                return func(*shown(args), **shown(kwargs))
+                out = func(*shown(args), **shown(kwargs))
         except NEEDS_VALUES as error:
             what = getattr(error, "func", None) or name
             raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
         except Exception as error:
             self.raised = error
             raise
+        if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
+            raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
+        return out
 
     def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
         name = func.__self__.__name__

@@ -20,6 +20,7 @@ from torch.overrides import get_default_nowrap_functions
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.mirror import Mirror
+from fusee.capture.modes import apply_mode
 from fusee.capture.origin import Held
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, stands_for
 from fusee.capture.torch_api import FakeTensor, asks, without_modes
@@ -30,8 +31,10 @@ _default: Any = torch.Tensor.__torch_function__
 
 
 def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
-    """What a call of torch's gives that subclasses may decide about."""
+    """What a call of torch's gives that modes and subclasses may decide about."""
     recorder, kinds = m.world.recorder, []
+    if m.modes:
+        return apply_mode(m, func, _named(m, func, args, kwargs or {}), args, kwargs)
     if m.world.seen and not recorder.off:
         kinds = _asked(m, func, args, kwargs or {})
     if not kinds:
@@ -48,19 +51,28 @@ def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
 
 
 def _asked(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
-    """The classes that are asked, a subclass before its base; none if all tensors are plain."""
+    """The classes that are asked; none if all tensors are plain."""
+    found = _named(m, func, args, kwargs)
+    return found if any(kind is not torch.Tensor for kind in found) else []
+
+
+_NAMING = (types.FunctionType, types.MethodWrapperType)
+
+
+def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
+    """The classes that torch names in a call, a subclass before its base."""
     found: list[type] = []
     for x in (*args, *kwargs.values()):
         for item in x if type(x) in (list, tuple) else (x,):
             if not isinstance(item, FakeTensor):
                 continue
             kind = m.kind_of(item)
-            # functions in Python name plain tensors among the classes, those in C do not
-            is_named = kind is torch.Tensor and type(func) is types.FunctionType
+            # functions in Python and attributes name plain tensors among the classes
+            is_named = kind is torch.Tensor and type(func) in _NAMING
             if kind not in found and (is_named or asks(kind)):
                 later = [k for k, known in enumerate(found) if issubclass(kind, known)]
                 found.insert(later[0] if later else len(found), kind)
-    return found if any(kind is not torch.Tensor for kind in found) else []
+    return found
 
 
 @stands_for(_default.__func__)
@@ -130,6 +142,8 @@ def _manager(cls: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if m.modes:
+        raise GraphBreak("torch functions are switched off within a torch function mode")
     m.world.recorder.off += 1
 
 
@@ -149,8 +163,11 @@ for _class in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunct
     torch._C._has_torch_function_variadic,
 )
 def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    if m.modes:
+        return True
     return bool(m.world.seen and not m.world.recorder.off and _asked(m, None, args, {}))
 
 
 SPECIAL[torch.Tensor.as_subclass] = lambda m, args, kwargs: _made(m, *args, **kwargs)
+SPECIAL[torch._C._is_torch_function_mode_enabled] = lambda m, args, kwargs: bool(m.modes)
 SPECIAL[torch._C._is_torch_function_enabled] = lambda m, args, kwargs: not m.world.recorder.off

@@ -10,6 +10,7 @@ torch.fx._symbolic_trace   whether a tracer of torch.fx runs
 torch._functorch           which axes vmap maps over; whether a transform is under way
 torch.autograd.forward_ad  its level: whether tensors may carry tangents
 torch.utils._python_dispatch  switches modes off, while a subclass' method runs on the machine
+torch.overrides, torch.utils._device  the stack of torch function modes, and what is on it
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph_module import _WrappedCall
+from torch.utils import _device
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
@@ -42,15 +44,15 @@ from fusee.errors import GENERATED, user_frame
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
-    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "NEEDS_VALUES", "STATE_QUERIES", "STATE_SWITCHES",
-    "FakeTensor", "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "allowed_by_torch",
-    "apply_function", "asks", "batch_axes", "call_impl", "dynamo_stance", "enter_inference_mode",
-    "fake_mode", "fake_of", "graph_module", "has_global_hooks", "is_allowed_by_torch",
-    "is_bookkeeping", "is_graph_function", "is_pytree_class", "is_traced", "is_transforming",
-    "note_lines", "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real",
-    "set_compiled_call", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
-    "was_leaf", "why_unseen", "without_dynamo",
-    "without_modes",
+    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "NEEDS_VALUES", "STATE_QUERIES",
+    "STATE_SWITCHES", "DeviceContext", "FakeTensor", "HigherOrderOperator", "OpOverload",
+    "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
+    "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "function_modes",
+    "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
+    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
+    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
+    "set_grad_enabled", "skip_frame", "state_conditions", "state_restored", "was_leaf",
+    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
 
 # What a FakeTensor raises when it would have to know its elements.
@@ -77,7 +79,7 @@ FIXED_ANSWERS: dict[Any, Any] = {
     torch._C._has_torch_function_unary: False,
     torch._C._has_torch_function_variadic: False,
     torch._C._is_torch_function_enabled: True,
-    torch._C._is_torch_function_mode_enabled: False,
+    _device._device_constructors: _device._device_constructors(),
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
     # nn.MultiheadAttention then is one call of nn.functional, as backends know it
@@ -91,7 +93,7 @@ STATE_QUERIES: tuple[Any, ...] = (
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
     torch.cuda.is_available, torch.promote_types, torch.can_cast,
     torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,
-    torch._C._get_privateuse1_backend_name,
+    torch._C._get_privateuse1_backend_name, torch._C._get_deterministic_algorithms,
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
@@ -381,6 +383,8 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_forward": forward_ad,
         "_traced": torch._C._is_tracing,
         "_dispatching": torch._C._len_torch_dispatch_stack,
+        "_modes": MODE_STACK.length,
+        "_deterministic": torch._C._get_deterministic_algorithms,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
@@ -391,6 +395,8 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         f"_forward._current_level {'>=' if is_forward_mode() else '<'} 0",
         "not _traced()",
         "_dispatching() == 0",
+        f"_modes() == {MODE_STACK.length()}",
+        f"_deterministic() is {torch._C._get_deterministic_algorithms()}",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
@@ -403,6 +409,33 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
             names[f"_as_{device}"] = torch.get_autocast_dtype(device)
             conditions.append(f"_as({device!r}) is _as_{device}")
     return conditions, names
+
+
+class _ModeStack(NamedTuple):
+    """Functions on torch's stack of torch function modes, by what they do."""
+
+    push: Any = torch.overrides._push_mode
+    pop: Any = torch.overrides._pop_mode
+    length: Any = torch._C._len_torch_function_stack
+    all: Any = torch.overrides._get_current_function_mode_stack
+
+
+MODE_STACK = _ModeStack()
+DeviceContext: Any = _device.DeviceContext
+function_modes: Callable[[], list[Any]] = MODE_STACK.all
+
+
+@contextlib.contextmanager
+def without_function_modes() -> Iterator[list[Any]]:
+    """Switches those of the program's off. Gives a list of them: what it has then is put back."""
+    modes = function_modes()
+    for _ in modes:
+        MODE_STACK.pop()
+    try:
+        yield modes
+    finally:
+        for mode in modes:
+            MODE_STACK.push(mode)
 
 
 class State(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.capture import modes
 from fusee.capture.breaks import Forbidden, GraphBreak
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
@@ -36,6 +37,7 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
     state_conditions,
     state_restored,
+    without_function_modes,
 )
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
@@ -66,7 +68,10 @@ def capture(
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         try:
-            with collector.paused(), state_restored(), left(attempt.machine), attempt.recorder:
+            with (
+                collector.paused(), state_restored(), left(attempt.machine),
+                without_function_modes() as attempt.modes, attempt.recorder,
+            ):  # fmt: skip
                 try:
                     returned = attempt.run(limit)
                 except Exception as error:  # noqa: BLE001  # whatever the program raises
@@ -118,6 +123,7 @@ class _Attempt:
         self.where = ""
         self.values = values
         self.state = State.now()
+        self.modes: list[Any] = []
 
     def release(self) -> None:
         """Let go of all objects at once: Python would find such circles much later."""
@@ -129,6 +135,7 @@ class _Attempt:
         """Run to the return, or to the instruction number `limit`. Whether it returned."""
         self.frame = self._start()
         frame, machine = self.frame, self.machine
+        modes.load(machine, self.modes)
         machine.frames.append(frame)
         while self.count != limit:
             if not machine.inference:  # else a break ends the graph before the mode begins
@@ -164,7 +171,7 @@ class _Attempt:
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
         found, f = self.captured, self.frame
-        source = Source(self.world.facts.kinds)
+        source = Source(self.world.facts.kinds, {modes.PLACE: "_modes"})
         if self.world.seen and self.machine.policy.is_exporting:
             raise Lost("an exported graph takes and gives plain tensors alone, no subclasses")
         rebuild = Rebuild(self.machine, source)
@@ -185,6 +192,9 @@ class _Attempt:
         for function, args in self.state.switches(State.now()):
             listed = ", ".join(map(source.constant, args))
             rebuild.lines.append(f"{source.constant(function)}({listed})")
+        has_modes = self.modes or self.machine.modes
+        if has_modes:
+            rebuild.lines.append(f"_modes[:] = {rebuild.value(self.machine.modes)}")
         self.world.recorder.leave(self.state)
         graph = self.world.recorder.finish(rebuild.outputs)
         is_other = self.recorder.inference not in (None, torch.is_inference_mode_enabled())
@@ -209,6 +219,9 @@ class _Attempt:
         for text in rebuild.later():
             lines += [f"try: {text}", f"except Exception as _error: {failed}"]
         lines += [*rebuild.lines, f"return {result}"]
+        if has_modes:
+            without = source.constant(without_function_modes)
+            lines = [f"with {without}() as _modes:", *(f"    {line}" for line in lines)]
         body = "\n".join(f"    {line}" for line in lines)
         found.source = f"def run({', '.join(self.place.variables)}):\n{body}\n"
         found.names = source.names

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
+import sys
 import types
+import warnings
 from typing import Any, NamedTuple, NoReturn
 
 from fusee.capture.frame import Frame
 
-__all__ = ["Line", "calling_from", "raise_at", "standing_at"]
+__all__ = ["Line", "called_from", "calling_from", "raise_at", "standing_at"]
 
 _OURS = os.path.dirname(__file__) + os.sep
 
@@ -37,6 +40,25 @@ def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.
     """The code of a `lambda`, as if a function of that name had it at that line."""
     (code,) = (x for x in _compiled(tree, file, line).co_consts if isinstance(x, types.CodeType))
     return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
+
+
+def called_from(f: Frame, function: Any) -> Any:
+    """What to call in place of a function that names the line of its caller: that of a frame."""
+    if getattr(function, "__module__", None) not in ("logging", "_warnings"):
+        return function
+    function = _warn if function is warnings.warn else function
+    return functools.partial(calling_from(Line.of(f)), function)
+
+
+def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kw: Any) -> None:
+    """warnings.warn, to which frames of ours are no callers."""
+    at: Any = sys._getframe()
+    level = 0
+    while at is not None and stacklevel > 0:
+        level, at = level + 1, at.f_back
+        name = _OURS if at is None else at.f_code.co_filename
+        stacklevel -= not name.startswith(("<fusee ", "<entrance of ", _OURS))
+    warnings.warn(message, category, level + 1, *args, **kw)
 
 
 def raise_at(f: Frame, error: BaseException) -> NoReturn:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import enum
 import operator
-import re
 import types
 import weakref
 from collections.abc import Callable
@@ -25,8 +24,16 @@ import torch
 from fusee.capture import numbers, torch_api
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Facts, TensorFact
-from fusee.capture.frame import Marker
 from fusee.capture.iterators import remaining
+from fusee.capture.kinds import (
+    BOUND_IN_C,
+    CONTAINERS,
+    EXACT,
+    FIXED,
+    HELD_OWNERS,
+    IMMUTABLE,
+    is_scalar,
+)  # fmt: skip
 from fusee.capture.mirror import Later, Mirror, Opened, dict_class, empty_like, snapshot
 from fusee.capture.origin import (
     Attr,
@@ -49,32 +56,6 @@ __all__ = ["CONTAINERS", "DELETED", "FIXED", "World", "is_scalar", "is_trusted"]
 
 DELETED = ABSENT
 
-# Guarded by value. Their instances hold nothing else.
-_SCALARS = frozenset((
-    int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
-))  # fmt: skip
-_EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
-# Guarded by identity.
-FIXED = (
-    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
-    types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
-    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias,
-)  # fmt: skip
-
-# Those of modules and classes are fixed themselves.
-_BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-_HELD_OWNERS = (types.ModuleType, type, type(None))
-
-CONTAINERS = (list, dict, set, collections.deque)
-_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
-
-
-def is_scalar(x: Any) -> bool:
-    """Whether `x` is guarded by its value and needs no origin."""
-    return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
-
 
 class World:
     """All that one capture knows of the outside.
@@ -95,6 +76,7 @@ class World:
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         self.later: list[Later] = []
+        self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
@@ -139,7 +121,7 @@ class World:
             self.know(obj, origin)
             self.fact("is", self.place(obj, "__code__"), obj.__code__)
             return obj
-        is_bound = isinstance(obj, _BOUND_IN_C) and not isinstance(obj.__self__, _HELD_OWNERS)
+        is_bound = isinstance(obj, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
         if is_bound and known is None:
             return self._load_bound(obj, origin)
         if isinstance(obj, FIXED) and not is_bound:
@@ -151,7 +133,7 @@ class World:
             return self.know(obj, known)
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
-        if type(obj) is frozenset and all(type(item) in _EXACT for item in obj):
+        if type(obj) is frozenset and all(type(item) in EXACT for item in obj):
             self._exactly(obj, origin)
             return obj
         if known is not None:
@@ -207,13 +189,9 @@ class World:
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
         self.taken[module, name] = obj
-        is_plain = type(obj) is tuple and all(type(item) in _EXACT for item in obj)
+        is_plain = type(obj) is tuple and all(type(item) in EXACT for item in obj)
         is_value = is_plain or type(obj) is frozenset or is_scalar(obj)
         return obj if is_value else self.hold(obj, f"{module}.{name}")
-
-    def know_dict(self, mirror: Mirror) -> Any:
-        """The attributes of an instance, as a dict of their own."""
-        return self.know(mirror.obj, self._origins.get(id(mirror.obj), mirror.origin))
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
@@ -222,6 +200,13 @@ class World:
             return ref()
         place = Call(origin, operator.call, "the object of ")
         return self.load(ref(), self._parts.setdefault(("referent", id(ref)), place))
+
+    def said_to(self, sink: Any, origin: Origin) -> bool:
+        """Whether what is said, to a list or to others (True), can be seen by the program."""
+        if self.load(sink, origin) is sink and type(sink) is list:
+            self.sinks[id(sink)] = origin
+            return id(sink) in self.mirrors
+        return bool(sink)
 
     def mirror_of_globals(self, names: dict[str, Any], module: str) -> Mirror:
         """The Mirror of a module's variables."""
@@ -268,7 +253,7 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
-        if type(obj) is tuple and all(type(item) in _EXACT for item in obj):
+        if type(obj) is tuple and all(type(item) in EXACT for item in obj):
             self.fact("equals", origin, obj)
             return obj
         self.fact("type", origin, type(obj))
@@ -307,6 +292,8 @@ class World:
 
     def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
         found = self.mirrors.get(id(obj))
+        if found is None and id(obj) in self.sinks:
+            raise GraphBreak("the list is read that warnings are appended to")
         if found is None:
             origin = origin or self._origins[id(obj)]
             found = self.mirrors[id(obj)] = Mirror(obj, origin)
@@ -363,7 +350,7 @@ class World:
 
     def class_item(self, cls: type, name: str) -> Any:
         """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
-        if cls.__flags__ & _IMMUTABLE or cls in self.made_classes:
+        if cls.__flags__ & IMMUTABLE or cls in self.made_classes:
             return cls.__dict__.get(name, ABSENT)
         known = self._class_items.get((cls, name))
         if known is None:
@@ -484,6 +471,8 @@ class World:
             if mirror.is_changed():
                 others = [m for m in shared if type(m.obj) is type(mirror.obj)]
                 pairs += [(mirror.origin, other.origin) for other in others]
+        lists = [m.origin for m in self.mirrors.values() if type(m.obj) is list]
+        pairs += [(a, b) for a in lists for b in self.sinks.values()]
         for a, b in (pair for pair in pairs if pair[0] is not pair[1]):
             self.distinct(a, b)
 

@@ -7,12 +7,16 @@ checkpoints, patterns, deep copies, warnings, logs.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import importlib.util
+import io
 import logging
 import re
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -260,11 +264,179 @@ def test_logs(level: int, caplog: Any) -> None:
             call(X)
         return [(r.name, r.lineno, r.funcName, r.pathname, r.getMessage()) for r in caplog.records]
 
+    # pytest's handler keeps records in a list, which any code could read
     traced = Traced(logs)
     traced(X)
     assert told(traced) == told(logs)
     assert told(traced) == told(logs)
-    assert not traced.stops and len(traced.graphs) <= 2
+    assert all("may tell others" in stop for stop in traced.stops)
+
+
+FORMAT = "%(name)s %(lineno)s %(funcName)s %(message)s"
+
+
+@contextlib.contextmanager
+def written(level: int) -> Iterator[io.StringIO]:
+    """What logs write to a stream, as programs set it up."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    before, logging.root.handlers = logging.root.handlers, [handler]
+    LOG.setLevel(level)
+    try:
+        yield stream
+    finally:
+        logging.root.handlers = before
+        LOG.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.WARNING, logging.CRITICAL])
+def test_what_only_a_stream_gets_follows_the_graph(level: int) -> None:
+    traced = Traced(logs)
+    for _ in range(2):
+        told = []
+        for fn in (logs, traced):
+            with written(level) as stream:
+                fn(X)
+            told.append(stream.getvalue())
+        assert told[0] == told[1] != ""
+    assert not traced.stops and len(traced.graphs) == 1
+
+
+class Keeping(logging.Handler):
+    def __init__(self, kept: list[str]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(f"{record.lineno} {record.getMessage()}")
+
+
+class Shouting(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        KEPT.append(record.msg)
+        return super().format(record)
+
+
+class Written:
+    """A stream in Python."""
+
+    def write(self, text: str) -> None:
+        KEPT.append(text)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+KEPT: list[str] = []
+
+
+def reads_what_is_said(x: T) -> T:
+    LOG.warning("said")
+    warnings.warn("warned", stacklevel=1)
+    return x * len(KEPT)
+
+
+def _with_handler(handler: logging.Handler) -> Any:
+    LOG.addHandler(handler)
+    return functools.partial(LOG.removeHandler, handler)
+
+
+def _with_filter(_: T) -> Any:
+    kept = logging.Filter()
+    kept.filter = lambda record: not KEPT.append(record.msg)
+    LOG.addFilter(kept)
+    return functools.partial(LOG.removeFilter, kept)
+
+
+def _with_formatter(_: T) -> Any:
+    handler = logging.StreamHandler(io.StringIO())
+    handler.setFormatter(Shouting())
+    return _with_handler(handler)
+
+
+def _with_errors(stream: T) -> Any:
+    before, sys.stderr = sys.stderr, stream
+    return functools.partial(setattr, sys, "stderr", before)
+
+
+def _with_show(_: T) -> Any:
+    before, warnings.showwarning = warnings.showwarning, lambda *args, **k: KEPT.append("w")
+    return functools.partial(setattr, warnings, "showwarning", before)
+
+
+@pytest.mark.parametrize(
+    "seeing",
+    [
+        lambda: _with_handler(Keeping(KEPT)), lambda: _with_filter(0),
+        lambda: _with_formatter(0), lambda: _with_errors(Written()), lambda: _with_show(0),
+        lambda: _with_handler(logging.StreamHandler(Written())),
+    ],
+)  # fmt: skip
+def test_what_code_of_the_programs_sees_is_said_at_once(seeing: Callable[[], Any]) -> None:
+    traced = Traced(reads_what_is_said)
+    with written(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings._showwarnmsg_impl = SHOW  # type: ignore[attr-defined]  # pytest's appends to a list
+        traced(X)
+        undo = seeing()
+        try:
+            told = []
+            for fn in (reads_what_is_said, traced, traced):
+                KEPT.clear()
+                told.append((fn(X).tolist(), KEPT[:]))
+        finally:
+            undo()
+    assert told[0] == told[1] == told[2], traced.stops
+    assert told[0][1] and any("may tell others" in stop for stop in traced.stops)
+
+
+def _shows() -> Any:
+    """What shows warnings as long as nobody has put something in its place."""
+    spec = importlib.util.find_spec("warnings")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    return fresh._showwarnmsg_impl
+
+
+SHOW = _shows()
+
+
+def reads_its_warnings(x: T, said: list[Any]) -> T:
+    warnings.warn("one", stacklevel=1)
+    return x * len(said)
+
+
+def catches_its_warnings(x: T) -> T:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warnings.warn("one", stacklevel=1)
+        return x * len(said), said[0].lineno
+
+
+def test_a_list_of_warnings_is_read() -> None:
+    traced = Traced(reads_its_warnings)
+    for fn in (reads_its_warnings, traced, traced):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert (fn(X, said) == X).all()
+            assert (fn(X, []) == 0).all()
+    same(catches_its_warnings, X, breaks=True)
+
+
+def names_its_caller(x: T) -> T:
+    warnings.warn("one", stacklevel=2)
+    return x + 1
+
+
+def test_a_warning_names_the_line_of_who_calls() -> None:
+    told = []
+    for fn in (names_its_caller, Traced(names_its_caller).compiled.call):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fn(X)
+        told.append([(one.filename, one.lineno) for one in said])
+    assert told[0] == told[1]
 
 
 @functools.lru_cache(None)
@@ -277,11 +449,12 @@ def logs_once(x: T) -> T:
     return x + 1
 
 
-def test_what_is_said_once(caplog: Any) -> None:
+def test_what_is_said_once() -> None:
     traced = Traced(logs_once)
-    for _ in range(3):
-        traced(X)
-    assert [r.funcName for r in caplog.records] == ["once"]
+    with written(logging.WARNING) as stream:
+        for _ in range(3):
+            traced(X)
+    assert stream.getvalue().count("once said once") == 1 == stream.getvalue().count("\n")
     assert len(traced.graphs) == 1 and not traced.stops
 
 

@@ -1,0 +1,43 @@
+"""Kinds of objects, by how a capture guards them: by value, by identity, or part by part."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import re
+import types
+from typing import Any
+
+import torch
+
+from fusee.capture.frame import Marker
+
+__all__ = [
+    "BOUND_IN_C", "CONTAINERS", "EXACT", "FIXED", "HELD_OWNERS", "IMMUTABLE", "is_scalar",
+]  # fmt: skip
+
+# Guarded by value. Their instances hold nothing else.
+_SCALARS = frozenset((
+    int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
+))  # fmt: skip
+EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
+# Guarded by identity.
+FIXED = (
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
+    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias,
+)  # fmt: skip
+
+# Those of modules and classes are fixed themselves.
+BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
+HELD_OWNERS = (types.ModuleType, type, type(None))
+
+CONTAINERS = (list, dict, set, collections.deque)
+IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether `x` is guarded by its value and needs no origin."""
+    return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))

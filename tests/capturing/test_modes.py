@@ -1,0 +1,186 @@
+"""Modes and settings of torch's, around a compiled function and within it: as in eager."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusee
+from fusee.errors import FuseeWarning
+from tests.capturing.same import Traced, shape_of
+
+
+class Doubled(BaseTorchFunctionMode):
+    """Every sine counts twice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = super().__torch_function__(func, types, args, kwargs)
+        return found * 2 if func is torch.sin else found
+
+
+class Noting(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((getattr(func, "__name__", ""), tuple(types)))
+        return func(*args, **(kwargs or {}))
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def by_default(set_it: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    set_it(value)
+    try:
+        yield
+    finally:
+        set_it(before)
+
+
+@contextlib.contextmanager
+def both(outer: Any, inner: Any) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "nothing": contextlib.nullcontext,
+    "device": lambda: torch.device("meta"),
+    "default device": lambda: by_default(torch.set_default_device, "meta", None),
+    "default dtype": lambda: by_default(torch.set_default_dtype, torch.float64, torch.float32),
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "deterministic": lambda: by_default(torch.use_deterministic_algorithms, True, False),
+    "function mode": Doubled,
+    "two": lambda: both(Doubled(), torch.device("meta")),
+    "one in itself": lambda: both(Doubled(), Doubled()),
+    "dispatch mode": Counting,
+}
+
+
+def made(x: Tensor) -> Any:
+    y = torch.sin(x)
+    made = torch.zeros(3), torch.arange(2.0), torch.tensor([1.0, 2.0]), torch.empty(1)
+    return y, y @ y, [(one.device, one.dtype) for one in made], torch.sin(x.new_ones(2))
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_around_a_function(name: str) -> None:
+    x, traced = torch.randn(3), Traced(made)
+    traced(x)
+    for _ in range(2):
+        with AROUND[name]():
+            want = made(x)
+        with AROUND[name]():
+            assert shape_of(traced(x)) == shape_of(want), traced.stops
+        assert shape_of(traced(x)) == shape_of(made(x))
+    # tensors made from Python data have data on the device meta too, under a FakeTensorMode
+    assert bool(traced.stops) == (name in ("device", "default device", "two")), traced.stops
+    assert not any(stop.startswith("eager") for stop in traced.stops)
+    assert traced.entries == 1 or name not in ("nothing", "dispatch mode")
+
+
+def entered(x: Tensor) -> Any:
+    with Doubled():
+        y = torch.sin(x)
+    return y, torch.sin(x)
+
+
+def entered_around_a_break(x: Tensor) -> Any:
+    with Doubled(), torch.device("meta"):
+        y = torch.sin(x)
+        sys.stdout.write("")
+        y, device = y + torch.sin(x), torch.zeros(2).device
+        with torch.device("cpu"):
+            y = y + torch.ones(3)
+    return y, device, torch.zeros(2).device, torch.sin(x)
+
+
+def noted(x: Tensor) -> Any:
+    with Noting() as mode:
+        y = torch.nn.functional.layer_norm(x, (3,)) + x.reshape(3, 1).T.sum() * x.shape[0]
+        x.device  # noqa: B018  # the mode sees it
+        y = y.clone().add_(1)
+    return y, mode.seen
+
+
+def raising(x: Tensor) -> Any:
+    try:
+        with Doubled():
+            raise ValueError(torch.sin(x).shape)
+    except ValueError as error:
+        return torch.sin(x), str(error)
+
+
+def dispatched(x: Tensor) -> Any:
+    with Counting() as mode:
+        y = torch.sin(x) + 1
+    return y, mode.seen
+
+
+def asked(x: Tensor) -> Any:
+    with torch.device("meta"):
+        device = torch.get_default_device().type
+    return x + 1, device, torch.get_default_device()
+
+
+def switched(x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    y = torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device("meta")
+    device = torch.ones(3).device
+    torch.set_default_device(None)
+    return x + y, device, torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    "program, graphs",
+    [
+        (entered, 1), (entered_around_a_break, 2), (noted, 1), (raising, 1), (dispatched, 0),
+        (asked, 1), (switched, 2),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_within_a_function(program: Callable[..., Any], graphs: int) -> None:
+    x, traced = torch.randn(3), Traced(program)
+    for _ in range(2):
+        assert shape_of(traced(x)) == shape_of(program(x)), traced.stops
+    assert len(traced.graphs) == graphs, traced.stops
+    assert not torch._C._len_torch_function_stack()
+
+
+def test_guards_are_not_seen_by_a_mode() -> None:
+    x, traced = torch.randn(3), Traced(made)
+    for _ in range(2):
+        one, other = Noting(), Noting()
+        with one:
+            made(x)
+        with other:
+            traced(x)
+        assert one.seen == other.seen
+
+
+def test_on_another_device_by_our_own_backend() -> None:
+    compiled = fusee.compile(lambda: torch.ones(2))
+    assert compiled().device.type == "cpu"
+    with torch.device("meta"), pytest.warns(FuseeWarning, match="a tensor is on meta"):
+        assert compiled().device.type == "meta"
+    assert compiled().device.type == "cpu"
