@@ -21,6 +21,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
 from fusee.errors import FuseeWarning, MissingFake, TraceError, layout
 from fusee.loops.fuse import Schedule, fuse
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, show_kernel, show_step
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower, supported
 from fusee.loops.lower.strides import contiguous
 from fusee.loops.memory import (
@@ -59,6 +60,7 @@ from fusee.loops.memory import (
     take_out_large,
 )
 from fusee.loops.same import form
+from fusee.loops.show import show_kernel, show_step
 from fusee.runtime import collector, cpu, random
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.weights import why_not_derivable
@@ -370,15 +372,14 @@ def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGra
 
 
 def _fill_report(c: Compilation) -> None:
-    shown: dict[str, str] = {}  # one loop nest per function: printing all costs as much as a stage
+    firsts: dict[str, Kernel] = {}  # one loop nest per function
     for item in c.schedule.items:
         if isinstance(item, Extern):
             c.report.externs.append(ExternRow(item.name, item.reason, item.origin))
         else:
             code = c.codes[item]
-            if code.name not in shown:
-                shown[code.name] = show_kernel(item)
-            c.report.kernels.append(KernelRow(code.name, item.origin, shown[code.name]))
+            show = partial(show_kernel, firsts.setdefault(code.name, item))
+            c.report.kernels.append(KernelRow(code.name, item.origin, show))
     total = c.plan.total_bytes
     c.report.arena_bytes = total if isinstance(total, int) else None
 

@@ -27,11 +27,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One launch. Equal `function` names share machine code; `body` is the first's loop nest."""
+    """One launch. Equal `function` names share machine code; `body` is the first's loop nest.
+
+    show  writes it down: only when somebody asks, since that takes as long as a stage of compiling
+    """
 
     function: str
     origin: str
-    body: str
+    show: Callable[[], str] = field(repr=False)
+
+    @property
+    def body(self) -> str:
+        return self.show()
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ the frame, built once per sizes; every buffer has one slot in the frame's table 
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +111,13 @@ class _Writer:
         self.views: list[View] = []
         self.view_keys: dict[tuple[object, ...], int] = {}
         self.last_use = _last_uses(graph, schedule)
-        self.released: set[Buffer] = set()
+        roles = ("extern", "large", *(("input",) if arguments.consumed else ()))
+        self.released_roles = frozenset(roles)
+        # heaps of what is alive: (last use, in order of names, buffer), and last uses of large ones
+        self.alive: list[tuple[int, int, Buffer]] = []
+        self.large: list[int] = []
+        self.callables: dict[tuple[str, int], str] = {}
+        self.numbers: dict[str, int] = {}  # of callables that would have the same name
 
     def write(self) -> HostCode:
         head = ["def call(inputs):", *self._unpack()]
@@ -145,7 +153,7 @@ class _Writer:
         """Names for the inputs and sizes."""
         for k, item in enumerate(self.arguments.buffers):
             if item is not None:
-                self.variables[item] = f"a{k}"
+                self._name(item, f"a{k}")
         for k, kept in enumerate(b for b in self.graph.inputs if isinstance(b, Buffer)):
             if kept.role in ("derived", "constant"):
                 self.variables[kept] = f"{kept.role[0]}{k}"
@@ -156,6 +164,15 @@ class _Writer:
         if self.arguments.consumed:
             lines.append("    inputs.clear()")
         return lines
+
+    def _name(self, buffer: Buffer, name: str) -> None:
+        """From here on the buffer is a tensor of that name, until its last use."""
+        last = self.last_use.get(buffer, -1)
+        if buffer.role in self.released_roles:
+            heapq.heappush(self.alive, (last, len(self.variables), buffer))
+        if buffer.role == "large":
+            heapq.heappush(self.large, last)
+        self.variables[buffer] = name
 
     def _pinned_lines(self, pinned: list[tuple[int, Buffer]]) -> list[str]:
         """Fetch derived tensors and constants; their pointers are bound only when they changed."""
@@ -229,7 +246,7 @@ class _Writer:
         if buffer in self.variables:
             return
         name = f"{'e' if buffer.role == 'extern' else 'r'}{len(self.variables)}"
-        self.variables[buffer] = name
+        self._name(buffer, name)
         if buffer.role in ("result", "large"):
             shape, strides = self._constant(buffer.shape), self._constant(buffer.strides)
             dtype = self._constant(buffer.dtype)
@@ -241,16 +258,19 @@ class _Writer:
         That pays where it is needed: before a kernel that writes a large buffer first.
         """
         items = self.schedule.items
-        alive = [b for b in self.variables if b.role == "large" and b not in self.released]
-        met = set(alive)
+        while self.large and self.large[0] < position:
+            heapq.heappop(self.large)
+        soonest: float = self.large[0] if self.large else math.inf  # when one can be given back
+        met: set[Buffer] = set()
         for end in range(position, len(items)):
             item = items[end]
             if not isinstance(item, Kernel):
                 return end
-            new = {b for b in writes(item) if b.role == "large"} - met
-            if new and end > position and any(self.last_use[b] < end for b in met):
+            new = {b for b in writes(item) if b.role == "large" and b not in self.variables} - met
+            if new and end > position and soonest < end:
                 return end
             met |= new
+            soonest = min([soonest, *(self.last_use[b] for b in new)])
         return len(items)
 
     def _run(self, kernels: Sequence[Kernel]) -> None:
@@ -285,8 +305,9 @@ class _Writer:
             if buffer is None:
                 targets.append("_")
                 continue
-            name = self.variables.setdefault(buffer, f"e{len(self.variables)}")
-            targets.append(name)
+            if buffer not in self.variables:
+                self._name(buffer, f"e{len(self.variables)}")
+            targets.append(self.variables[buffer])
         call_text = f"{call}({', '.join(arguments)})"
         if not targets:
             self.lines.append(call_text)
@@ -307,26 +328,23 @@ class _Writer:
 
     def _callable(self, step: Extern) -> str:
         base = "".join(c if c.isalnum() else "_" for c in step.name) or "extern"
-        name, number = base, 1
-        while self.names.get(name, step.call) is not step.call:
-            number += 1
-            name = f"{base}_{number}"
-        self.names[name] = step.call
+        name = self.callables.get((base, id(step.call)))
+        if name is None:
+            name = base
+            while name in self.names:
+                self.numbers[base] = self.numbers.get(base, 1) + 1
+                name = f"{base}_{self.numbers[base]}"
+            self.callables[base, id(step.call)] = name
+            self.names[name] = step.call
         return name
 
     def _release(self, position: int) -> None:
         """Tensors that nothing reads any more give their memory back."""
-        roles = ("extern", "large", *(("input",) if self.arguments.consumed else ()))
-        gone = [
-            buffer
-            for buffer in self.variables
-            if buffer.role in roles
-            and buffer not in self.released
-            and self.last_use.get(buffer, -1) < position
-        ]
-        self.released.update(gone)
+        gone = []
+        while self.alive and self.alive[0][0] < position:
+            gone.append(heapq.heappop(self.alive)[1:])
         if gone:
-            self.lines.append(f"del {', '.join(self.variables[buffer] for buffer in gone)}")
+            self.lines.append(f"del {', '.join(self.variables[b] for _, b in sorted(gone))}")
 
     def _result(self, output: object) -> str:
         return self._constant(output)
@@ -335,9 +353,10 @@ class _Writer:
 
     def _layout(self, functions: list[str]) -> Callable[[tuple[int, ...]], FrameSpec]:
         """A function of the sizes that returns all that a frame is made of."""
+        position = {name: k for k, name in enumerate(functions)}
         launches = tuple(
             (
-                functions.index(code.name),
+                position[code.name],
                 tuple(self.slots[b] for b in code.buffers),
                 code.params,
                 code.total,

@@ -30,9 +30,17 @@ def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
             values += [
                 v for s in step.statements() if isinstance(s, Store) for v in payloads(s.index)
             ]
-        loads = [v for v in walk(values) if v.op == "load"]
-        step.reads_memo = list(dict.fromkeys(v.attr[0] for v in loads))
+        order = walk(values)
+        step.reads_memo = list(dict.fromkeys(v.attr[0] for v in order if v.op == "load"))
+        if isinstance(step, Loop):
+            step.size_memo = len(order)
     return step.reads_memo
+
+
+def size(loop: Loop) -> int:
+    """How many values the loop computes at one point."""
+    reads(loop)
+    return loop.size_memo
 
 
 def views(tree: object) -> Iterable[View]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusee.loops.deps import reads, writes
+from fusee.loops.deps import reads, size, writes
 from fusee.loops.group import Group, Member, build
 from fusee.loops.ir import (
     Buffer,
@@ -38,7 +38,9 @@ from fusee.sym.parts import coefficient, hint, product, symbols
 # A kernel keeps at least this many outer points, or is small, so that threads have work.
 MIN_PARALLEL = 16
 SMALL_WORK = 1 << 15
-MAX_MEMBERS = 48
+# More loops, or values in a body, make no faster kernel: what LLVM compiles takes longer the larger
+# it is, and processors overlap the next vector's work with this one's only in short bodies.
+MAX_MEMBERS, MAX_VALUES = 48, 256
 # About how much faster vectors are than one element at a time, and from which cost on it matters.
 LANES = 8
 COSTLY = 10
@@ -151,7 +153,7 @@ class _Fuser:
         return [found[position] for position in sorted(found, reverse=True)[:6]]
 
     def _try(self, loop: Loop, group: Group) -> Placement | str:
-        if len(group.members) >= MAX_MEMBERS:
+        if len(group.members) >= MAX_MEMBERS or group.values + size(loop) > MAX_VALUES:
             return "the kernel is full"
         produced = {m.loop.buffer: m for m in group.members}
         for buffer in reads(loop):
@@ -467,6 +469,7 @@ def _join(placement: Placement) -> None:
     if member.loop.acc is not None:
         group.frozen = True
     group.members.append(member)
+    group.values += size(member.loop)
 
 
 def _choose_phase(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:

@@ -61,6 +61,7 @@ class Group:
     members: list[Member] = field(default_factory=list)
     phases: list[tuple[Symbol, ...]] = field(default_factory=list)  # inner axes
     sealed: bool = False  # takes no more members
+    values: int = 0  # how many the members have, those that they share counted each time
     frozen: bool = False  # a reduction joined: the outer axes are its axes and stay
 
 

@@ -86,9 +86,11 @@ class Value:
     operands: tuple[Value, ...]  # args, and the values inside its index expressions
 
     def __repr__(self) -> str:
-        return show_value(self)
+        return f"{self.op}({', '.join(arg.op for arg in self.args)})"
 
 
+# Shared parts count each time, so a cost may double with each operation; no decision needs more.
+MOST = 1 << 30
 # A load at an address that is itself data, in additions: it is made lane by lane.
 GATHER_COST = 12
 
@@ -112,7 +114,7 @@ class Values:
             found.dtype, found.attr = dtype, attr
             row = SCALAR_OPS.get(op)
             own = row.heavy if row else int(op not in ("const", "index", "acc"))
-            found.cost = own + sum(arg.cost for arg in args)
+            found.cost = min(own + sum(arg.cost for arg in args), MOST)
             found.operands = args
             if op in ("load", "index"):
                 hidden = payloads(index_of(found))
@@ -313,7 +315,8 @@ class Loop:
     mode: Mode = "set"
     ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
     origin: str = ""  # aten ops and user line it comes from, for people
-    reads_memo: list[Buffer] | None = None  # what fuse.reads found
+    reads_memo: list[Buffer] | None = None  # what deps.reads found
+    size_memo: int = 0  # how many values that looked at
 
 
 @dataclass(eq=False)
@@ -406,84 +409,8 @@ class Kernel:
     lanes: Symbol | None = None
     ordered: tuple[Symbol, ...] = ()
     origin: str = ""
-    reads_memo: list[Buffer] | None = None  # what fuse.reads found
+    reads_memo: list[Buffer] | None = None  # what deps.reads found
 
     def statements(self) -> Iterator[Statement]:
         for phase in self.phases:
             yield from phase.body
-
-
-# ------------------------------------------------------------------------------ printing
-
-
-def show_value(value: Value) -> str:
-    args = [show_value(arg) for arg in value.args]
-    kind = str(value.dtype).removeprefix("torch.")
-    if value.op == "const":
-        return repr(value.attr)
-    if value.op == "index":
-        return f"({value.attr})"
-    if value.op == "load":
-        buffer, index = value.attr
-        masked = f" if {args[0]} else {args[1]}" if args else ""
-        return f"{buffer}[{index}]{masked}"
-    if value.op == "acc":
-        return str(value.attr.name)
-    if value.op == "cast":
-        return f"{kind}({args[0]})"
-    if value.op == "check":
-        return f"check({args[0]}, {value.attr[0]})"
-    return f"{value.op}({', '.join(args)})"
-
-
-def show_step(step: Step) -> str:
-    """One step of a LoopGraph: its loop nest, or its call."""
-    if isinstance(step, Extern):
-        results = ", ".join("_" if b is None else b.name for b in step.results)
-        arguments = [show_argument(a) for a in step.args]
-        arguments += [f"{k}={show_argument(a)}" for k, a in step.kwargs.items()]
-        return f"{results} = {step.name}({', '.join(arguments)})"
-    if step.acc is None:
-        body: list[Statement] = [Store(step.buffer, step.index, step.value, step.mode)]
-        return show_kernel(Kernel(step.axes, [Phase((), body)], origin=step.origin))
-    gathered = Accumulate(step.acc, step.value, step.which)
-    result = step.result or cast(step.value.table.acc(step.acc), step.buffer.dtype)
-    store = Store(step.buffer, step.index, result, step.mode)
-    phases = [Phase(step.reduce_axes, [gathered, store])]
-    if not step.scan:
-        phases = [Phase(step.reduce_axes, [gathered]), Phase((), [store])]
-    return show_kernel(Kernel(step.axes, phases, origin=step.origin))
-
-
-def show_argument(argument: object) -> str:
-    if isinstance(argument, View):
-        return f"{argument.buffer}{list(argument.shape)}"
-    if isinstance(argument, (list, tuple)):
-        return "[" + ", ".join(map(show_argument, argument)) + "]"
-    return repr(argument)
-
-
-def show_kernel(kernel: Kernel) -> str:
-    """The kernel as a loop nest."""
-    lines = [f"# {kernel.origin}"] if kernel.origin else []
-    depth = 0
-    for axis in kernel.outer:
-        mark = "  # lanes" if axis is kernel.lanes else ""
-        lines.append(f"{'  ' * depth}for {axis.name} in range({axis.hi}):{mark}")
-        depth += 1
-    for phase in kernel.phases:
-        inside = depth
-        for axis in phase.inner:
-            lines.append(f"{'  ' * inside}for {axis.name} in range({axis.hi}):")
-            inside += 1
-        for statement in phase.body:
-            lines.append("  " * inside + show_statement(statement))
-    return "\n".join(lines)
-
-
-def show_statement(statement: Statement) -> str:
-    if isinstance(statement, Store):
-        equals = "=" if statement.mode == "set" else f"{statement.mode}="
-        return f"{statement.buffer}[{statement.index}] {equals} {show_value(statement.value)}"
-    which = "" if statement.which is None else f" at {show_value(statement.which)}"
-    return f"{statement.acc.name} {statement.acc.op}= {show_value(statement.value)}{which}"

@@ -8,6 +8,8 @@ expressions: such a buffer takes over only the place of a dead one of the same s
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 from fusee.loops.deps import reads, views, writes
@@ -17,6 +19,10 @@ from fusee.sym.expr import Size
 from fusee.sym.parts import hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+# So many pairs of buffers may be alive together for the plan that looks at each of them.
+PAIRS = 1 << 17
+
+Life = tuple[int, int]  # positions of the first and of the last item that uses a buffer
 
 
 @dataclass
@@ -39,23 +45,22 @@ def plan_memory(schedule: Schedule) -> Plan:
     """Lay out the scratch buffers: those of known size best-fit, the others after them."""
     lives = _lives(schedule)
     known = {b: live for b, live in lives.items() if isinstance(size_bytes(b), int)}
-    offsets, total = _best_fit(known)
+    neighbours = _neighbours(known)
+    offsets, total = _in_order(known) if neighbours is None else _best_fit(known, neighbours)
     plan = Plan(dict(offsets), total)
-    free: list[tuple[int, Size, Size]] = []  # (dead after, size, offset)
-    for buffer, (first, last) in lives.items():
+    free: dict[Size, list[tuple[int, int, Size]]] = {}  # size -> heap of (dead after, .., offset)
+    for number, (buffer, (first, last)) in enumerate(lives.items()):
         if buffer in known:
             continue
         size = size_bytes(buffer)
-        for slot in free:
-            if slot[0] < first and slot[1] == size:
-                free.remove(slot)
-                offset = slot[2]
-                break
+        slots = free.setdefault(size, [])
+        if slots and slots[0][0] < first:
+            *_, offset = heapq.heappop(slots)
         else:
             offset = plan.total_bytes
             plan.total_bytes = plan.total_bytes + size
         plan.offsets[buffer] = offset
-        free.append((last, size, offset))
+        heapq.heappush(slots, (last, number, offset))
     return plan
 
 
@@ -100,8 +105,8 @@ def reuse_operands(graph: LoopGraph, schedule: Schedule) -> None:
             owned.update(b for b in item.results if b is not None)
 
 
-def _lives(schedule: Schedule) -> dict[Buffer, tuple[int, int]]:
-    lives: dict[Buffer, tuple[int, int]] = {}
+def _lives(schedule: Schedule) -> dict[Buffer, Life]:
+    lives: dict[Buffer, Life] = {}
     for position, item in enumerate(schedule.items):
         for buffer in (*writes(item), *reads(item)):
             if buffer.role == "scratch":
@@ -110,23 +115,83 @@ def _lives(schedule: Schedule) -> dict[Buffer, tuple[int, int]]:
     return lives
 
 
-def _best_fit(lives: dict[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+def _neighbours(lives: dict[Buffer, Life]) -> dict[Buffer, list[Buffer]] | None:
+    """The buffers that are alive together with each; None if they are more than PAIRS in all."""
+    found: dict[Buffer, list[Buffer]] = {buffer: [] for buffer in lives}
+    alive: list[Buffer] = []
+    pairs = 0
+    for buffer, (first, _) in lives.items():  # in the order in which they are written
+        alive = [other for other in alive if lives[other][1] >= first]
+        pairs += len(alive)
+        if pairs > PAIRS:
+            return None
+        found[buffer] += alive
+        for other in alive:
+            found[other].append(buffer)
+        alive.append(buffer)
+    return found
+
+
+def _best_fit(
+    lives: dict[Buffer, Life], neighbours: dict[Buffer, list[Buffer]]
+) -> tuple[dict[Buffer, int], int]:
     """Largest first, each at the lowest place that is free during its life."""
-    placed: list[tuple[int, int, int, int]] = []  # (first, last, offset, end)
-    offsets: dict[Buffer, int] = {}
+    placed: dict[Buffer, tuple[int, int]] = {}  # offset, end
     for buffer in sorted(lives, key=lambda b: -hint(size_bytes(b))):
-        first, last = lives[buffer]
         size = hint(size_bytes(buffer))
         offset = 0
-        for other in sorted(placed, key=lambda p: p[2]):
-            if other[1] < first or last < other[0]:
-                continue
-            if offset + size <= other[2]:
+        for start, end in sorted(placed[b] for b in neighbours[buffer] if b in placed):
+            if offset + size <= start:
                 break
-            offset = max(offset, other[3])
+            offset = max(offset, end)
+        placed[buffer] = offset, offset + size
+    offsets = {buffer: offset for buffer, (offset, _) in placed.items()}
+    return offsets, max((end for _, end in placed.values()), default=0)
+
+
+def _in_order(lives: dict[Buffer, Life]) -> tuple[dict[Buffer, int], int]:
+    """As they are written, each in the smallest hole that it fits: n log n."""
+    offsets: dict[Buffer, int] = {}
+    alive: list[tuple[int, int, int]] = []  # heap of (last, offset, size)
+    holes: list[tuple[int, int]] = []  # (size, offset), sorted
+    sizes: dict[int, int] = {}  # of holes, by offset
+    starts: dict[int, int] = {}  # of holes, by end
+    total = 0
+
+    def remove(offset: int) -> int:
+        size = sizes.pop(offset)
+        del starts[offset + size]
+        del holes[bisect_left(holes, (size, offset))]
+        return size
+
+    def free(offset: int, size: int) -> None:
+        if offset + size in sizes:
+            size += remove(offset + size)
+        if offset in starts:
+            offset = starts[offset]
+            size += remove(offset)
+        sizes[offset], starts[offset + size] = size, offset
+        insort(holes, (size, offset))
+
+    for buffer, (first, last) in lives.items():
+        while alive and alive[0][0] < first:
+            _, offset, size = heapq.heappop(alive)
+            free(offset, size)
+        size = hint(size_bytes(buffer))
+        at = bisect_left(holes, (size, 0))
+        if at < len(holes):
+            offset = holes[at][1]
+            rest = remove(offset) - size
+            if rest:
+                free(offset + size, rest)
+        else:
+            offset = starts.get(total, total)
+            if offset < total:
+                remove(offset)
+            total = offset + size
         offsets[buffer] = offset
-        placed.append((first, last, offset, offset + size))
-    return offsets, max((p[3] for p in placed), default=0)
+        heapq.heappush(alive, (last, offset, size))
+    return offsets, total
 
 
 def show_plan(plan: Plan) -> str:

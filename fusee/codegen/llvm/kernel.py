@@ -23,6 +23,7 @@ from fusee.codegen.llvm.shape import (
     choose_stages,
     is_light,
     is_short,
+    outlined,
     phase_cost,
 )
 from fusee.codegen.llvm.strip import Strip
@@ -74,6 +75,7 @@ class _Emitter:
         self.writer = self.ctx.writer
         self.lane = self._outer_lane()
         self.orders = {id(phase): body_order(phase) for phase in kernel.phases}
+        self.writer.outlined = outlined(self.orders.values())
         self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
         self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]
         self.ordered = [a for a in kernel.outer if a in kernel.ordered]

@@ -87,10 +87,12 @@ def _function(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
         writer.declares[line[line.index("@") + 1 : line.index("(")]] = line.strip()
     kind = t.kind(dtype)
     if found.define is not None:
-        body = _body(found.define)
-        if body is not None:
+        define = found.define
+        if (op, dtype) in writer.outlined:
+            define = define.replace("alwaysinline", "noinline")
+        elif (body := _body(define)) is not None:
             return _inlined(t, body, args)
-        writer.declares[found.symbol] = found.define
+        writer.declares[found.symbol] = define
     return t.level.op(f"call {kind} @{found.symbol}({', '.join(f'{kind} {x}' for x in args)})")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from fusee.codegen.llvm.context import STATIC_SIZE
 from fusee.codegen.llvm.types import BITS, HELD, Machine, memory_type
@@ -12,6 +15,9 @@ from fusee.loops.scalar import SCALAR_OPS
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import product, symbols
 
+# An elementary function that a kernel computes more often is called instead of written out: LLVM
+# takes some 2 ms for each time (a vector body and its masked end), a call costs some ns a vector.
+MOST_INLINED = 8
 # An op at least this heavy is a function call or a long sequence: copies would not help it.
 HEAVY = 12
 # Operations in a body up to which four, and two, copies fit the registers and hide latency.
@@ -117,6 +123,14 @@ def _copies(phase: Phase, order: Sequence[Value], lane: Symbol) -> int:
         weight += value.op not in ("const", "index", "load", "acc")
     weight += sum(isinstance(s, Accumulate) for s in phase.body)
     return 4 if weight <= FEW else 2 if weight <= SOME else 1
+
+
+def outlined(orders: Iterable[list[Value]]) -> frozenset[tuple[str, torch.dtype]]:
+    """The elementary functions, by op and dtype, of which a kernel has too many to inline them."""
+    values = (value for order in orders for value in order)
+    counts = Counter((v.op, v.dtype) for v in values if v.op in SCALAR_OPS)
+    heavy = (key for key, n in counts.items() if n > MOST_INLINED)
+    return frozenset(key for key in heavy if SCALAR_OPS[key[0]].heavy >= HEAVY)
 
 
 def is_light(orders: Sequence[list[Value]]) -> bool:

@@ -53,11 +53,15 @@ class Level:
 
 
 class Writer:
-    """One function being written: the stack of open levels, innermost last."""
+    """One function being written: the stack of open levels, innermost last.
+
+    outlined  (op, dtype) of elementary functions that are called: so many calls would be too long
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.labels = 0
+        self.outlined: frozenset[Hashable] = frozenset()
         self.declares: dict[str, str] = {}  # by symbol: LLVM refuses a second declaration
         self.levels = [Level(self, "start")]
 

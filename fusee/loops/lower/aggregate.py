@@ -9,6 +9,7 @@ import torch
 
 from fusee.loops.ir import Value, cast, op, where
 from fusee.loops.lower.formulas import abs_, const, is_true, test
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import pointwise
 from fusee.loops.lower.reduce import (
     Map,
@@ -21,7 +22,7 @@ from fusee.loops.lower.reduce import (
     reduce,
 )
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Tensor, opmath
+from fusee.loops.lower.tensor import Tensor
 
 # ------------------------------------------------------------------------------ sums
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Value, cast, op, where
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import Operand
 from fusee.loops.lower.shape import converted, expand, reshape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Tensor
 from fusee.sym.expr import Size
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Value, cast, op, where
+from fusee.loops.lower.numbers import literal
 from fusee.loops.lower.pointwise import Scalar
-from fusee.loops.lower.tensor import Lowering, literal
+from fusee.loops.lower.tensor import Lowering
 
 
 def const(like: Value, number: float | int | bool) -> Value:

@@ -13,11 +13,12 @@ import torch
 from fusee.loops.ir import Value, cast, op, where
 from fusee.loops.lower.formulas import const, test
 from fusee.loops.lower.gather import place
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import pointwise
 from fusee.loops.lower.reduce import reduce
 from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Tensor
 from fusee.sym.parts import product
 
 NONE, MEAN = 0, 1  # at::Reduction; 2 is the sum

@@ -9,12 +9,13 @@ import torch
 from fusee.loops.ir import Value, op
 from fusee.loops.lower.aggregate import mean_and_squares
 from fusee.loops.lower.formulas import const
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import pointwise
 from fusee.loops.lower.reduce import Map, normal_dims, prepared, reduce
 from fusee.loops.lower.shape import converted, expand, reshape
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Tensor, opmath
+from fusee.loops.lower.tensor import Tensor
 from fusee.sym.expr import Size, floordiv
 from fusee.sym.parts import product
 

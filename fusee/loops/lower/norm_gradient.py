@@ -8,11 +8,12 @@ from typing import Any
 from fusee.loops.ir import Value, op
 from fusee.loops.lower.formulas import const
 from fusee.loops.lower.norm import channels, per_channel
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import Scalar, pointwise
 from fusee.loops.lower.reduce import count_of, normal_dims, prepared, reduce
 from fusee.loops.lower.shape import converted, reshape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Meta, Tensor, opmath
+from fusee.loops.lower.tensor import Meta, Tensor
 from fusee.sym.expr import Size, floordiv
 
 Gradients = list[Tensor | None]  # a tensor for each result that is wanted, None for the others

@@ -13,10 +13,11 @@ import torch
 from torch._ops import OpOverload
 
 from fusee.loops.ir import Value, cast
+from fusee.loops.lower.numbers import literal, opmath
 from fusee.loops.lower.shape import narrow
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import HANDLERS, REFUSALS, Call, Refusal
-from fusee.loops.lower.tensor import Index, Lowering, Number, Pieces, Tensor, literal, opmath
+from fusee.loops.lower.tensor import Index, Lowering, Number, Pieces, Tensor
 from fusee.sym.expr import Expr, known_eq
 
 Operand = Tensor | Number

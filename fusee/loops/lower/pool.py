@@ -15,9 +15,10 @@ import torch
 from fusee.loops.ir import Loop, Value, cast, op
 from fusee.loops.lower.formulas import const
 from fusee.loops.lower.masked import inside, masked
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.reduce import count_of, divided_by, reduce
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Tensor
 from fusee.loops.scalar import identity
 from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Loop, Value, cast, op, rewrite
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.shape import squeeze
 from fusee.loops.lower.strides import Shape, axis_strides, dense
-from fusee.loops.lower.tensor import Lowering, Tensor, opmath
+from fusee.loops.lower.tensor import Lowering, Tensor
 from fusee.loops.scalar import identity
 from fusee.sym.expr import Size, Symbol, floordiv
 from fusee.sym.parts import hint, product

@@ -13,8 +13,9 @@ import torch
 
 from fusee.loops.ir import Value, cast, op
 from fusee.loops.lower.formulas import const
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Lowering, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Lowering, Tensor
 from fusee.sym.expr import Size, floordiv
 
 # One source element in one dimension: its index and its weight.

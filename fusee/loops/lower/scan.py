@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from fusee.loops.ir import Loop, Value, cast, op, where
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.reduce import Map, mapped, prepared
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Strided, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Strided, Tensor
 
 
 def scan(

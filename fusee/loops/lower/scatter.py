@@ -11,11 +11,12 @@ from fusee.loops.ir import Loop, Mode, Value, cast, op
 from fusee.loops.lower.arithmetic import choose
 from fusee.loops.lower.formulas import const
 from fusee.loops.lower.gather import Indexing, place
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import Operand
 from fusee.loops.lower.shape import converted, diagonal, expand, narrow, reshape, slice_start
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Strided, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Strided, Tensor
 from fusee.loops.scalar import identity
 from fusee.sym.expr import Size
 

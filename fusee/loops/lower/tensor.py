@@ -12,7 +12,6 @@ dimensions of size 1 it is 0 and there is no axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import c_float
 from dataclasses import dataclass
 from typing import Union
 
@@ -28,7 +27,9 @@ from fusee.loops.ir import (
     Values,
     View,
     cast,
+    walk,
 )
+from fusee.loops.lower.numbers import literal
 from fusee.loops.lower.strides import (
     Shape,
     axis_strides,
@@ -48,8 +49,9 @@ Index = tuple[Size, ...]
 HEAVY = 10
 # A loop that reads more buffers than this is split; pointers and streams are finite.
 MAX_READS = 8
-# Closures call each other; deeper chains are cut by realising.
-MAX_DEPTH = 40
+# Closures call each other: deeper chains are cut by realising. So are larger trees: what becomes
+# one loop must stay as small as compiles well.
+MAX_DEPTH, MAX_WEIGHT = 40, 128
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Tensor:
         "recipe",
         "shape",
         "strides",
+        "weight",
     )
 
     def __init__(self, lowering: Lowering, shape: Shape, dtype: torch.dtype) -> None:
@@ -115,7 +118,7 @@ class Tensor:
         self.pieces: Pieces | None = None
         self.operands: tuple[Tensor, ...] = ()
         self.origin = ""
-        self.depth = 0
+        self.depth = self.weight = 0  # of the tensors behind it: how long a chain, how many
         self.copies: dict[tuple[Size, ...], Strided] | None = None
         self._reads: frozenset[Buffer] | None = None
         self._index: Index | None = None
@@ -158,7 +161,7 @@ class Tensor:
         self._storage = storage
         self._at = self.base = self.index_map = self.recipe = self.pieces = None
         self.operands = ()
-        self.depth = 0
+        self.depth = self.weight = 0
         self._index = self._value = None
 
     def reads(self) -> frozenset[Buffer]:
@@ -181,11 +184,6 @@ class Tensor:
 Number = Union[int, float, bool, Expr, Value]
 
 
-def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which ATen computes on `dtype`."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 class Lowering:
     """The LoopGraph in the making and the tables that make equal things identical."""
 
@@ -196,7 +194,7 @@ class Lowering:
         self._axes: dict[Shape, Index] = {}
         self._symbols: dict[tuple[str, Size], Symbol] = {}
         self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
-        self._loads: dict[int, frozenset[Value]] = {}
+        self._loads: dict[int, tuple[Value, ...]] = {}
         self._messages: dict[str, int] = {}
         self._count = 0
 
@@ -221,10 +219,7 @@ class Lowering:
         """`operands` are the tensors that `at` reads."""
         tensor = Tensor(self, shape, dtype)
         tensor._at, tensor.operands, tensor.strides = at, tuple(operands), strides
-        tensor.depth = 1 + max((t.depth for t in operands), default=0)
-        if tensor.depth > MAX_DEPTH:
-            self.realise(tensor)
-        return tensor
+        return self._bounded(tensor, operands, sum(t.weight for t in operands))
 
     def view(
         self,
@@ -242,13 +237,19 @@ class Lowering:
                 return tensor
             recipe = None
         tensor.base, tensor.index_map, tensor.recipe = base, index_map, recipe
-        tensor.depth = base.depth + 1
-        return tensor
+        return self._bounded(tensor, (base,), base.weight)
 
     def beside(self, shape: Shape, dtype: torch.dtype, pieces: Pieces) -> Tensor:
         tensor = Tensor(self, shape, dtype)
         tensor.pieces, tensor.operands = pieces, pieces.tensors
-        tensor.depth = 1 + max(t.depth for t in pieces.tensors)
+        return self._bounded(tensor, pieces.tensors, max(t.weight for t in pieces.tensors))
+
+    def _bounded(self, tensor: Tensor, operands: Sequence[Tensor], weight: int) -> Tensor:
+        """The tensor with how much is behind it; realised if that is too much."""
+        tensor.depth = 1 + max((t.depth for t in operands), default=0)
+        tensor.weight = 1 + weight
+        if tensor.depth > MAX_DEPTH or tensor.weight > MAX_WEIGHT:
+            self.realise(tensor)
         return tensor
 
     # -------------------------------------------------------------------------- indices
@@ -419,13 +420,11 @@ class Lowering:
         rest = iter(best)
         return [next(rest) if k in axes else k for k in by_eager]
 
-    def loads(self, value: Value) -> frozenset[Value]:
+    def loads(self, value: Value) -> tuple[Value, ...]:
         """Every load below `value`."""
         found = self._loads.get(id(value))
         if found is None:
-            below = [self.loads(arg) for arg in value.operands]
-            own = frozenset((value,)) if value.op == "load" else frozenset()
-            found = own.union(*below) if below else own
+            found = tuple([v for v in walk([value]) if v.op == "load"])
             self._loads[id(value)] = found
         return found
 
@@ -482,18 +481,3 @@ def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool
     model = Buffer("", base.dtype, base.shape, base.eager_strides, "scratch")
     found = tensor.recipe(Strided(model, base.eager_strides, 0))
     return found is not None and same_strides(tensor.shape, found.strides, strides)
-
-
-def literal(x: float | int | bool, dtype: torch.dtype) -> float | int | bool:
-    """A number as `dtype` holds it."""
-    if dtype is torch.float64:
-        return float(x)
-    if dtype is torch.float32:
-        return c_float(x).value
-    if dtype is torch.bool:
-        return bool(x)
-    if dtype.is_floating_point:
-        return torch.tensor(x, dtype=torch.float64).to(dtype).item()
-    bits = dtype.itemsize * 8
-    whole = int(x) & ((1 << bits) - 1)
-    return whole - (1 << bits) if dtype.is_signed and whole >> (bits - 1) else whole

@@ -10,10 +10,11 @@ from typing import Any
 
 from fusee.loops.ir import Value, cast, op
 from fusee.loops.lower.formulas import const
+from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.reduce import reduce
 from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Tensor, opmath
+from fusee.loops.lower.tensor import Index, Tensor
 from fusee.sym.expr import Size, floordiv
 
 OVERLAP = "windows that overlap or differ in size: their sums are ATen's"

@@ -13,6 +13,7 @@ from fusee.loops.ir import Loop
 from fusee.loops.lower.graph import InputLayout
 from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.tensor import Lowering, Strided
+from fusee.loops.show import show_step
 from fusee.sym.expr import Symbol
 from tests.loops.lower.against_eager import check
 
@@ -78,7 +79,7 @@ def test_surviving_dimensions_are_not_divided() -> None:
     )
     (loop,) = graph.steps
     assert isinstance(loop, Loop)
-    text = str(loop.value)
+    text = show_step(loop)
     assert "i1" in text and "(i1)//" not in text
 
 
