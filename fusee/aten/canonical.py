@@ -14,6 +14,7 @@ import torch
 from fusee.aten.always import convert
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.sym.metas.recurrent import LAYERS
 from fusee.sym.metas.table import suggested_layout
 
 __all__ = ["CANONICAL"]
@@ -171,6 +172,15 @@ def _safe_softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     masked = t.call(aten.all.dim, t.call(aten.eq.Scalar, x, float("-inf")), axis, True)
     zero = t.call(aten.full.default, [], 0, dtype=out.dtype, device=t.device)
     return t.call(aten.where.self, masked, zero, out)
+
+
+# ------------------------------------------------------------------------------ recurrent layers
+
+
+@_rule(*LAYERS)
+def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # whole, as ATen runs them; but autocast casts what they are made of
+    return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
 
 
 # ------------------------------------------------------------------------------ factorisations

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.onednn import packed
 from fusee.aten.torch_api import recurrent_layer
+from fusee.sym.metas.recurrent import LAYERS
 
 __all__ = ["EXTERNS", "WHOLE", "ExternSpec", "extern_of"]
 
@@ -39,6 +40,12 @@ class ExternSpec:
     exact: bool = False
 
 
+def _builtin(op: OpOverload) -> Callable[..., Any]:
+    """`torch.lstm` of aten.lstm.input."""
+    found: Callable[..., Any] = getattr(torch, op._schema.name.partition("::")[2])
+    return found
+
+
 # `out` only where the kernel writes into the given memory itself, of any row stride, and where what
 # it writes does not depend on the strides of the result.
 EXTERNS: dict[OpOverload, ExternSpec] = {
@@ -50,6 +57,7 @@ EXTERNS: dict[OpOverload, ExternSpec] = {
     aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
     aten.convolution.default: ExternSpec(torch.convolution),
     aten.mkldnn_rnn_layer.default: ExternSpec(recurrent_layer, exact=True),
+    **{op: ExternSpec(_builtin(op), exact=True) for op in LAYERS},
 }
 
 

@@ -14,6 +14,7 @@ import torch
 
 from fusee.aten.torch_api import OpOverload, same_ints
 from fusee.sym.metas.pointwise import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY
+from fusee.sym.metas.recurrent import LAYERS, layer_results
 from fusee.sym.metas.table import overload
 
 __all__ = ["GEOMETRY", "VIEWS", "Geometry", "is_row_major"]
@@ -131,6 +132,11 @@ def _clone(x: torch.Tensor, **kwargs: Any) -> Sequence[Geometry] | None:
     if kwargs.get("memory_format") is not torch.contiguous_format:
         return None
     return [Geometry(x.shape, _row_major(x.shape), x.dtype)]
+
+
+@_formula(*LAYERS)
+def _recurrent(*args: Any) -> Sequence[Geometry] | None:
+    return [Geometry(*result) for result in layer_results(*args)]
 
 
 # ------------------------------------------------------------------------------ views

@@ -29,6 +29,7 @@ from fusee.capture.torch_api import (
     OpOverloadPacket,
     State,
     graph_module,
+    reads_data,
     set_grad_enabled,
 )
 from fusee.errors import source_line
@@ -187,6 +188,8 @@ class Recorder(TorchFunctionMode):
             what = getattr(error, "func", None) or name
             raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
         except Exception as error:
+            if reads_data(error):
+                raise GraphBreak(f"{name} {_VALUE}", _KEEP_ON_DEVICE) from None
             self.raised = error
             raise
         if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):

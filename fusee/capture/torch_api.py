@@ -62,6 +62,12 @@ NEEDS_VALUES = (
     UnsupportedOperatorException,
 )
 
+
+def reads_data(error: Exception) -> bool:
+    """Whether a kernel without a form for FakeTensors went for the data that they do not have."""
+    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
+
+
 # Modules of C functions that compute tensors from tensors.
 _GRAPH_MODULES = {
     "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special", "torch._C._nested",

@@ -19,6 +19,7 @@ from fusee.aten.interpret import run
 from fusee.aten.torch_api import below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.errors import MissingFake, TraceError
+from fusee.sym.metas.recurrent import LAYERS
 from tests.aten.harness import (
     assert_same_call,
     assert_same_tensors,
@@ -480,6 +481,12 @@ def test_geometry_is_what_torch_says(op: Any) -> None:
             *[x, None, None, torch.ones(3), torch.ones(3), 0.1, 1e-5]
         ],
     }
+    if op in LAYERS:
+        layer = torch.nn.LSTM if "lstm" in str(op) else torch.nn.GRU if "gru" in str(op) else None
+        state = torch.randn(2, 3, 5)
+        weights = list((layer or torch.nn.RNN)(4, 5, bidirectional=True).parameters())
+        states = [state, state] if "lstm" in str(op) else state
+        arguments[op] = [x, states, weights, True, 1, 0.0, False, True, False]
     args = arguments.get(op)
     if args is None:
         required = [a for a in op._schema.arguments if not a.has_default_value()]

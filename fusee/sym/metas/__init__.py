@@ -9,6 +9,7 @@ from fusee.sym.metas import contractions as contractions
 from fusee.sym.metas import gradients as gradients
 from fusee.sym.metas import normalisation as normalisation
 from fusee.sym.metas import pointwise as pointwise
+from fusee.sym.metas import recurrent as recurrent
 from fusee.sym.metas import reductions as reductions
 from fusee.sym.metas.table import METAS
 

@@ -9,6 +9,7 @@ import torch
 
 __all__ = [
     "METAS",
+    "Op",
     "broadcast",
     "empty",
     "is_dense",
