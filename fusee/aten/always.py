@@ -372,6 +372,16 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ indexing
 
 
+@_rule(aten.one_hot.default)
+def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, classes = t.value(args[0]).tensor, args[1] if len(args) > 1 else -1
+    if type(classes) is int and classes < 1:
+        raise t.b.unsupported("how many classes one_hot() sees only the values tell")
+    shape = [*x.shape, classes]
+    zeros = t.call(aten.full.default, shape, 0, dtype=torch.int64, device=t.device_of((x,)))
+    return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
+
+
 @_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):

@@ -25,7 +25,9 @@ def is_pure(op: Any) -> bool:
     """Whether equal arguments give an equal result of a known shape, and nothing else happens."""
     if not isinstance(op, torch._ops.OpOverload):
         return False
-    return not op._schema.is_mutable and not any(tag in op.tags for tag in _IMPURE_TAGS)
+    if op._schema.is_mutable or not op._schema.returns:
+        return False
+    return not any(tag in op.tags for tag in _IMPURE_TAGS)
 
 
 @functools.cache

@@ -9,10 +9,9 @@ import torch
 from torch import fx
 
 from fusee.aten.torch_api import OpOverload, op_name
+from fusee.sym.raising import may_raise, raises
 
-__all__ = ["is_pure", "merge_equal", "remove_dead"]
-
-_IMPURE_NAMES = frozenset({"aten::_assert_async.msg", "aten::_assert_async"})
+__all__ = ["is_pure", "merge_equal", "must_run", "remove_dead"]
 
 # Random only if this argument is not zero.
 _DROPOUT = {
@@ -25,7 +24,7 @@ def is_pure(node: fx.Node) -> bool:
     """Whether the node may be dropped or merged: neither random nor with an effect."""
     target = node.target
     if isinstance(target, OpOverload):
-        if op_name(target) in _IMPURE_NAMES:
+        if not target._schema.returns:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
             at = _DROPOUT.get(target)
@@ -33,14 +32,28 @@ def is_pure(node: fx.Node) -> bool:
     return True
 
 
+def must_run(node: fx.Node) -> bool:
+    """Whether a call stays even if nobody uses its results: it draws, has an effect, or may raise.
+
+    Unlike an impure one, a call that may only raise gives the same each time.
+    """
+    if node.op != "call_function":
+        return False
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    name = op_name(target).partition("::")[2].partition(".")[0]
+    return not is_pure(node) or may_raise(target) or raises(node, name, "val")
+
+
 def _argument(node: fx.Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 def remove_dead(graph: fx.Graph) -> None:
-    """Erase nodes that nobody uses."""
+    """Erase nodes that nobody uses, but for those that must run."""
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and is_pure(node):
+        if not node.users and node.op in ("call_function", "get_attr") and not must_run(node):
             graph.erase_node(node)
 
 

@@ -6,7 +6,8 @@ decides what becomes of it:
 
     always.py      operators whose result may or may not be a view: decided here and now
     mutate.py      operators that write: their functional counterpart, then Builder.write
-    keep           what the caller wants to see is recorded
+    keep           what the caller wants to see is recorded; so is what may raise for values, since
+                   decompositions lose the error
     canonical.py   spellings of one thing: softmax.int -> _softmax, conv2d -> convolution
     composite      operators that torch composes of others are taken apart by torch
     decompose.py   the tables
@@ -48,6 +49,7 @@ from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.aten.twins import FakeTwins, MetaTwins
 from fusee.sym.fakes import fake_mode
 from fusee.sym.from_torch import Symbols
+from fusee.sym.raising import may_raise
 
 __all__ = ["start", "trace"]
 
@@ -144,7 +146,7 @@ def _policy(
         if not _NEEDS_VALUES.isdisjoint(op.tags):
             return _refuse_values
         shares = any(r.alias_info is not None for r in op._schema.returns)
-        if keep(op) and not shares:
+        if (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
             return Tracer.record
         if op in CANONICAL:
             return CANONICAL[op]

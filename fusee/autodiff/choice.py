@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fusee.aten.operators import is_view
-from fusee.aten.tidy import is_pure
+from fusee.aten.tidy import is_pure, must_run
 from fusee.autodiff.costs import HOLD, MOVE, Costs, Kind, kind
 from fusee.autodiff.flow import Network
 from fusee.autodiff.joint import Joint
@@ -57,7 +57,7 @@ class Facts:
         self.position = {node: k for k, node in enumerate(self.nodes)}
         self.kinds = {node: kind(node) for node in self.nodes}
         behind = joint.backward_nodes()
-        runs = [n for n, sort in self.kinds.items() if sort is Kind.ONCE and not is_pure(n)]
+        runs = [n for n in self.nodes if must_run(n)]
         self.forward = closure([*returned, *(n for n in runs if n not in behind)])
         self.backward = behind & closure([*gradients, *(n for n in runs if n in behind)])
         self.wanted = {

@@ -16,7 +16,7 @@ from fusee.aten.passes import Derived
 from fusee.aten.passes.parts import parts
 from fusee.backends.finish import Finish, finishing
 from fusee.codegen.host import HostCode
-from fusee.loops.ir import Buffer, LoopGraph
+from fusee.loops.ir import Buffer, LoopGraph, Message
 from fusee.runtime import weights
 from fusee.runtime.jit import Function
 from fusee.runtime.program import Frame, Program, runner
@@ -35,7 +35,7 @@ def bind_call(
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs; in a list, which it empties, if it `consumes`.
 
-    raises (when called)   IndexError as eager does for an index outside of its dimension
+    raises (when called)   as eager does for an index outside of its dimension, a divisor of zero
     """
     program = Program(functions, host.layout)
     names: dict[str, Any] = {
@@ -106,8 +106,9 @@ def _kept(
     return kept
 
 
-def _failing(messages: Sequence[str]) -> Callable[[int, Frame], None]:
+def _failing(messages: Sequence[Message]) -> Callable[[int, Frame], None]:
     def fail(status: int, frame: Frame) -> None:
-        raise IndexError(messages[status - 1].format(frame.value))
+        kind, text = messages[status - 1]
+        raise kind(text.format(frame.value))
 
     return fail

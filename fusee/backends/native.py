@@ -32,6 +32,7 @@ from fusee.aten.decompose import Table
 from fusee.aten.externs import WHOLE, ExternSpec, extern_of
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes import Derived, run_passes
+from fusee.aten.tidy import must_run
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
@@ -147,6 +148,7 @@ def _lower(c: Compilation) -> None:
         constants=c.aten.constants,
         size_of=c.aten.to_size,
         extern_of=_call_of,
+        must_run=must_run,
         writes=writes,
     )
     c.report.notes += c.loops.notes

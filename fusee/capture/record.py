@@ -33,6 +33,7 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
 )
 from fusee.errors import source_line
+from fusee.sym.raising import name_may_raise, raises
 
 __all__ = ["BODY", "Recorder", "effects"]
 
@@ -412,13 +413,20 @@ def effects(node: fx.Node) -> set[str]:
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
     is_unknown = _is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
     # without a result it was called for something else
-    if is_unknown or node.meta.get("example_value", node) is None:
+    if node.meta.get("example_value", node) is None and not name.startswith("_assert"):
+        is_unknown = True
+    if is_unknown:
         found |= {"writes", "anywhere"}
     if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
         found.add("draws")
-    if name in _RAISING or module == "torch._C._linalg":
-        found.add("raises")
-    if target is operator.getitem and len(node.all_input_nodes) > 1:
+    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
+    name = name.partition(".")[0]  # of an operator's overload
+    if (
+        indexes
+        or name.startswith("_assert")
+        or name_may_raise(name)
+        or raises(node, name, "example_value")
+    ):
         found.add("raises")
     return found
 
@@ -428,12 +436,6 @@ def _has_effect(node: fx.Node) -> bool:
     is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
     return is_bound or bool(effects(node))
 
-
-_RAISING = {
-    "embedding", "embedding_bag", "gather", "take", "take_along_dim", "index_select", "index_add",
-    "index_copy", "index_fill", "index_put", "scatter", "scatter_add", "scatter_reduce", "one_hot",
-    "cross_entropy", "nll_loss", "cholesky", "inverse", "_assert_async",
-}  # fmt: skip
 
 _RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
 _RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")

@@ -179,7 +179,7 @@ class _Fuser:
             for member in item.members:
                 buffer = member.loop.buffer
                 others = any(p != item.position for p in self.read.get(buffer, ()))
-                kept = buffer in outputs or buffer.role not in ("scratch",)
+                kept = buffer in outputs or buffer.role != "scratch" or member.loop.stays
                 if others or kept or self.writers[buffer] > 1:
                     live.setdefault(item, set()).add(buffer)
         return live

@@ -195,9 +195,9 @@ def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     )
 
 
-def check(x: Value, size: Size, message: int) -> Value:
-    """`x` (int64) as an index into `size` elements: negatives wrap, outside is reported."""
-    return x.table.make("check", (x,), torch.int64, (size, message))
+def check(x: Value, size: Size, message: int, wraps: bool = True) -> Value:
+    """`x` (int64) as an index into `size` elements; outside is reported. Negatives may wrap."""
+    return x.table.make("check", (x,), torch.int64, (size, message, wraps))
 
 
 def payloads(index: Size) -> list[Value]:
@@ -314,6 +314,7 @@ class Loop:
     scan: bool = False
     mode: Mode = "set"
     ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
+    stays: bool = False  # it runs for its checks, though nobody reads what it stores
     origin: str = ""  # aten ops and user line it comes from, for people
     reads_memo: list[Buffer] | None = None  # what deps.reads found
     size_memo: int = 0  # how many values that looked at
@@ -354,6 +355,8 @@ class Extern:
 
 
 Step = Union[Loop, Extern]
+# The exception, and its text around the value that was refused.
+Message = tuple[type[Exception], str]
 
 
 @dataclass(eq=False)
@@ -364,7 +367,7 @@ class LoopGraph:
     inputs: list[Buffer | Symbol]
     steps: list[Step] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)  # what `check` reports, by message index
+    messages: list[Message] = field(default_factory=list)  # what `check` reports, by index
     notes: list[str] = field(default_factory=list)  # what was not lowered, and why
 
 

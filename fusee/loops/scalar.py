@@ -71,8 +71,8 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 #           to bfloat16/float16: round to nearest even
 #   bitcast operand x -> dtype of equal width
 #   where   operands (bool, x, y)
-#   check   attr: (size, message index)   operand int64 x: wraps negatives, reports what is
-#           outside of [-size, size)
+#   check   attr: (size, message index, wraps)   operand int64 x: reports what is outside of
+#           [0, size), or where it wraps negatives of [-size, size)
 SPECIAL_OPS = frozenset({"const", "index", "load", "acc", "cast", "bitcast", "where", "check"})
 
 # Reductions: what an accumulator may do. The identity is derived from the accumulator's dtype.

@@ -286,10 +286,10 @@ class _Evaluator:
         return SCALAR[value.op](*args)
 
     def _check(self, value: Value, x: Grid) -> Grid:
-        size, message = value.attr
+        size, message, wraps = value.attr
         count = self.run._size(size)
-        if bool(((x < -count) | (x >= count)).any()):
-            raise IndexOutOfRange(self.run.graph.messages[message])
+        if bool(((x < (-count if wraps else 0)) | (x >= count)).any()):
+            raise IndexOutOfRange(self.run.graph.messages[message][1])
         return torch.where(x < 0, x + count, x)
 
     def _load(self, value: Value, args: list[Grid]) -> Grid:

@@ -113,16 +113,17 @@ def _apply(ctx: Context, t: Target, value: Value, args: list[str]) -> str:
 
 
 def _check(ctx: Context, t: Target, value: Value, x: str) -> str:
-    """x wrapped into [0, size); where it is outside, the status is set and 0 taken."""
-    size, message = value.attr
+    """x in [0, size), wrapped into it if asked; outside, the status is set and 0 taken."""
+    size, message, wraps = value.attr
     kind, op = t.kind(torch.int64), t.level.op
     bound = scalar_size(ctx, size) if not isinstance(size, int) else ctx.param("check", size)
     if t.lanes > 1:
         bound = ctx.splat(bound, "i64", 0)
     zero = literal(0, torch.int64, t.lanes)
-    negative = op(f"icmp slt {kind} {x}, {zero}")
-    wrapped = op(f"add {kind} {x}, {bound}")
-    index = t.select(negative, "i64", wrapped, x)
+    index = x
+    if wraps:
+        negative = op(f"icmp slt {kind} {x}, {zero}")
+        index = t.select(negative, "i64", op(f"add {kind} {x}, {bound}"), x)
     outside = op(f"icmp uge {kind} {index}, {bound}")
     report, refused = outside, x
     if t.lanes > 1:
@@ -139,5 +140,6 @@ def _check(ctx: Context, t: Target, value: Value, x: str) -> str:
     place = op(f"select i1 {report}, ptr %found, ptr {spare}")
     t.level.do(f"store i64 {refused}, ptr {place}, align 8")
     place = op(f"select i1 {report}, ptr {status}, ptr {spare}")
-    t.level.do(f"store i64 {message + 1}, ptr {place}, align 8")
+    code = ctx.param("message", message + 1)  # no part of the text, which many calls share
+    t.level.do(f"store i64 {code}, ptr {place}, align 8")
     return t.select(outside, "i64", zero, index)

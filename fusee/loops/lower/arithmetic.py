@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Value, op, where
+from fusee.loops.ir import Value, cast, op, where
+from fusee.loops.lower.demands import demand
 from fusee.loops.lower.formulas import (
     _infinite,
-    _nonzero,
     _whole,
     abs_,
     add,
@@ -37,6 +37,7 @@ from fusee.loops.lower.formulas import (
     maximum,
     minimum,
     mul,
+    nonzero,
     not_,
     reciprocal,
     remainder_float,
@@ -132,15 +133,13 @@ row(named("signbit"), signbit, returns_bool=True)
 # ------------------------------------------------------------------------------ division
 
 
-def _integer_zero(op_name: str) -> Callable[[Call], Scalar]:
-    def of(call: Call) -> Scalar:
-        return lambda x, y: op(op_name, x, _nonzero(call.lowering, y))
-
-    return of
-
-
-_int_floor, _int_trunc = _integer_zero("floordiv"), _integer_zero("truncdiv")
-_int_remainder, _int_fmod = _integer_zero("remainder"), _integer_zero("fmod")
+def _whole_numbers(call: Call, x: Operand, y: Operand, name: str) -> Tensor:
+    """Integers divided: a divisor of zero is reported."""
+    lowering, dtype = call.lowering, call.meta.dtype
+    number: Number = 1 if isinstance(y, Tensor) else y
+    single = lowering.computed((), dtype, lambda ix: lowering.number(number, dtype))
+    demand(y if isinstance(y, Tensor) else single, lambda v: nonzero(lowering, cast(v, dtype)))
+    return _binary(call, x, y, lambda a, b: op(name, a, nonzero(lowering, b)))
 
 
 def _binary(call: Call, x: Operand, y: Operand, fn: Scalar) -> Tensor:
@@ -156,28 +155,28 @@ def _div_mode(call: Call, x: Operand, y: Operand, rounding_mode: str | None = No
         return _binary(call, x, y, binary("div"))
     if call.meta.dtype.is_floating_point:
         return _binary(call, x, y, lambda a, b: op("trunc", op("div", a, b)))
-    return _binary(call, x, y, _int_trunc(call))
+    return _whole_numbers(call, x, y, "truncdiv")
 
 
 @lowers(*named("floor_divide", "default", "Scalar"))
 def _floor_divide(call: Call, x: Operand, y: Operand) -> Tensor:
     if call.meta.dtype.is_floating_point:
         return _binary(call, x, y, floor_divide_float)
-    return _binary(call, x, y, _int_floor(call))
+    return _whole_numbers(call, x, y, "floordiv")
 
 
 @lowers(*named("remainder", "Tensor", "Scalar", "Scalar_Tensor"))
 def _remainder(call: Call, x: Operand, y: Operand) -> Tensor:
     if call.meta.dtype.is_floating_point:
         return _binary(call, x, y, remainder_float)
-    return _binary(call, x, y, _int_remainder(call))
+    return _whole_numbers(call, x, y, "remainder")
 
 
 @lowers(*named("fmod", "Tensor", "Scalar"))
 def _fmod(call: Call, x: Operand, y: Operand) -> Tensor:
     if call.meta.dtype.is_floating_point:
         return _binary(call, x, y, binary("fmod"))
-    return _binary(call, x, y, _int_fmod(call))
+    return _whole_numbers(call, x, y, "fmod")
 
 
 # ------------------------------------------------------------------------------ powers
@@ -203,10 +202,6 @@ def power(x: Value, exponent: float | int) -> Value:
 def _integer_power(x: Value, exponent: int) -> Value:
     if is_bool(x):
         return x if exponent else const(x, True)
-    if exponent < 0:  # only 1 and -1 have integer reciprocals; ATen gives 0 for the rest
-        odd = const(x, -1 if exponent % 2 else 1)
-        minus = where(test("eq", x, -1), odd, const(x, 0)) if x.dtype.is_signed else const(x, 0)
-        return where(test("eq", x, 1), const(x, 1), minus)
     result: Value | None = None
     square = x
     while exponent:
@@ -223,7 +218,13 @@ def _pow_by_tensor(call: Call, x: Operand, y: Operand) -> str | None:
     return "integer power with exponents known only at run time"
 
 
-@lowers(*named("pow", "Tensor_Scalar"))
+def _to_negative(call: Call, x: Operand, exponent: Operand) -> str | None:
+    if call.meta.dtype.is_floating_point or not isinstance(exponent, (int, float)):
+        return None
+    return "ATen refuses negative powers of integers" if exponent < 0 else None
+
+
+@lowers(*named("pow", "Tensor_Scalar"), unless=_to_negative)
 def _pow_scalar(call: Call, x: Tensor, exponent: Number) -> Tensor:
     if not isinstance(exponent, (int, float)):
         return _binary(call, x, exponent, binary("pow"))

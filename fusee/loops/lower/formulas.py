@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Value, cast, op, where
+from fusee.loops.ir import Value, cast, check, op, where
 from fusee.loops.lower.numbers import literal
 from fusee.loops.lower.pointwise import Scalar
 from fusee.loops.lower.tensor import Lowering
@@ -98,15 +98,19 @@ def clamp(x: Value, low: Value | None, high: Value | None) -> Value:
     return x if high is None else minimum(x, high)
 
 
-def _nonzero(lowering: Lowering, y: Value) -> Value:
+def unless(wrong: Value, message: int, value: Value) -> Value:
+    """`value`; where `wrong` is true, that is reported."""
+    checked = check(cast(wrong, torch.int64), 1, message)
+    return where(op("eq", checked, const(checked, 0)), value, const(value, 1))
+
+
+def nonzero(lowering: Lowering, y: Value) -> Value:
     """An integer divisor; zero is reported as eager does, then replaced by one."""
     if y.op == "const" and y.attr != 0:
         return y
     zero = op("eq", y, const(y, 0))
-    table = y.table
-    flag = cast(zero, torch.int64)
-    checked = table.make("check", (flag,), torch.int64, (1, lowering.message("ZeroDivisionError")))
-    return op("add", where(zero, const(y, 1), y), cast(checked, y.dtype))
+    message = lowering.message(RuntimeError, "ZeroDivisionError")
+    return where(zero, const(y, 1), unless(zero, message, y))
 
 
 def remainder_float(x: Value, y: Value) -> Value:

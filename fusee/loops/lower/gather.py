@@ -3,31 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fusee.loops.ir import Value, cast, check, where
-from fusee.loops.lower.formulas import test
-from fusee.loops.lower.shape import expand, reshape
+from fusee.loops.ir import Value, cast, check
+from fusee.loops.lower.demands import demand
+from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import Call, lowers, named
 from fusee.loops.lower.tensor import Index, Lowering, Tensor
 from fusee.sym.expr import Size
+from fusee.sym.parts import product
 
-OUT_OF_RANGE = "index out of range in self"
+
+@dataclass(frozen=True)
+class Refused:
+    """What an operator says of an index: the exception, with {} for the index, and whether -1 is
+    the last one."""
+
+    kind: type[Exception]
+    text: str
+    wraps: bool = False
+
+    def of(self, lowering: Lowering, index: Value, size: Size) -> Value:
+        """The index, checked."""
+        message = lowering.message(self.kind, self.text.replace("SIZE", str(size)))
+        return check(cast(index, torch.int64), size, message, self.wraps)
 
 
-def place(lowering: Lowering, index: Value, size: Size, wraps: bool = False) -> Size:
-    """A checked data-dependent index into `size` elements. Only some ops let negatives wrap."""
-    number = cast(index, torch.int64)
-    if number.op == "index" and not wraps:
-        pass
-    elif not wraps and index.dtype.is_signed:
-        # `check` wraps negatives, so they are sent out of range
-        number = where(test("lt", number, 0), lowering.values.index(size), number)
-    checked = check(number, size, lowering.message(OUT_OF_RANGE))
-    return lowering.values.indirect(checked, size)
+ROW = Refused(IndexError, "index out of range in self")
+FLAT = Refused(
+    IndexError, "out of range: tried to access index {} on a tensor of SIZE elements.", True
+)
+
+
+def along(dim: int, kind: type[Exception] = RuntimeError, *, wraps: bool = False) -> Refused:
+    """What is said of an index into a dimension."""
+    return Refused(kind, f"index {{}} is out of bounds for dimension {dim} with size SIZE", wraps)
+
+
+class Places:
+    """A tensor of indices into `size` elements: all of them are checked, whichever are used."""
+
+    def __init__(self, index: Tensor, size: Size, refused: Refused) -> None:
+        self.index, self.size, self.refused = index, size, refused
+        if index.lowering.is_heavy(index):
+            index.lowering.realise(index)
+        demand(index, self._checked)
+
+    def at(self, ix: Index) -> Size:
+        """The data-dependent index that the element at `ix` is."""
+        return self.index.lowering.values.indirect(self._checked(self.index.at(ix)), self.size)
+
+    def wide(self, ix: Index) -> Size:
+        """The same, for a shape that the tensor is broadcast to."""
+        own = ix[len(ix) - len(self.index.shape) :]
+        return self.at(
+            tuple(0 if n == 1 else i for i, n in zip(own, self.index.shape, strict=True))
+        )
+
+    def _checked(self, value: Value) -> Value:
+        return self.refused.of(self.index.lowering, value, self.size)
 
 
 # ------------------------------------------------------------------------------ reading
@@ -43,18 +81,15 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     rank = len(indices.shape)
+    rows = Places(indices, weight.shape[0], ROW)
 
     def at(ix: Index) -> Value:
-        row = place(call.lowering, indices.at(ix[:rank]), weight.shape[0])
-        return weight.at((row, *ix[rank:]))
+        return weight.at((rows.at(ix[:rank]), *ix[rank:]))
 
     return _gathered(call, at, weight, indices)
 
 
 def _gathered(call: Call, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
-    for tensor in indices:
-        if call.lowering.is_heavy(tensor):
-            call.lowering.realise(tensor)
     meta = call.meta
     return call.lowering.computed(meta.shape, x.dtype, at, (x, *indices), meta.strides)
 
@@ -65,10 +100,10 @@ def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
         return x
     dim %= len(x.shape)
     flat = index if index.shape else reshape(index, (1,))
+    rows = Places(flat, x.shape[dim], ROW)
 
     def at(ix: Index) -> Value:
-        row = place(call.lowering, flat.at((ix[dim],)), x.shape[dim])
-        return x.at((*ix[:dim], row, *ix[dim + 1 :]))
+        return x.at((*ix[:dim], rows.at((ix[dim],)), *ix[dim + 1 :]))
 
     return _gathered(call, at, x, flat)
 
@@ -78,36 +113,22 @@ def _gather(call: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool
     if not x.shape or not index.shape:
         source = reshape(x, (1,)) if not x.shape else x
         picked = index if index.shape else reshape(index, (1,))
-
-        def flat(ix: Index) -> Value:
-            where_to = ix if ix else (0,)
-            return source.at((place(call.lowering, picked.at(where_to), source.shape[0]),))
-
-        return _gathered(call, flat, source, picked)
+        single = Places(picked, source.shape[0], along(0))
+        return _gathered(call, lambda ix: source.at((single.at(ix or (0,)),)), source, picked)
     dim %= len(x.shape)
+    rows = Places(index, x.shape[dim], along(dim))
 
     def at(ix: Index) -> Value:
-        row = place(call.lowering, index.at(ix), x.shape[dim])
-        return x.at((*ix[:dim], row, *ix[dim + 1 :]))
+        return x.at((*ix[:dim], rows.at(ix), *ix[dim + 1 :]))
 
     return _gathered(call, at, x, index)
 
 
 @lowers(*named("take"))
 def _take(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    flat = reshape(x, (_numel(x.shape),))
-
-    def at(ix: Index) -> Value:
-        return flat.at((place(call.lowering, index.at(ix), flat.shape[0], wraps=True),))
-
-    return _gathered(call, at, flat, index)
-
-
-def _numel(shape: Shape) -> Size:
-    total: Size = 1
-    for size in shape:
-        total = total * size
-    return total
+    flat = reshape(x, (product(x.shape),))
+    places = Places(index, flat.shape[0], FLAT)
+    return _gathered(call, lambda ix: flat.at((places.at(ix),)), flat, index)
 
 
 # ------------------------------------------------------------------------------ index lists
@@ -124,13 +145,14 @@ def _has_mask(
 class Indexing:
     """How aten.index maps the result's index to the source's."""
 
-    def __init__(self, lowering: Lowering, x: Tensor, indices: Sequence[Tensor | None]) -> None:
-        self.lowering, self.shape = lowering, x.shape
+    def __init__(self, x: Tensor, indices: Sequence[Tensor | None]) -> None:
+        self.shape = x.shape
         self.tensors = {k: t for k, t in enumerate(indices) if t is not None}
         self.common: Shape = ()
         for tensor in self.tensors.values():
             self.common = _broadcast(self.common, tensor.shape)
-        self.wide = {k: expand(t, self.common) for k, t in self.tensors.items()}
+        refused = {k: along(k, IndexError, wraps=True) for k in self.tensors}
+        self.places = {k: Places(t, x.shape[k], refused[k]) for k, t in self.tensors.items()}
         dims = list(self.tensors)
         adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
         self.front = dims[0] if adjacent else 0  # where the indexed dimensions appear
@@ -142,11 +164,8 @@ class Indexing:
         at = ix[self.front : self.front + len(self.common)]
         rest = iter((*ix[: self.front], *ix[self.front + len(self.common) :]))
         places: list[Size] = []
-        for k, size in enumerate(self.shape):
-            if k in self.wide:
-                places.append(place(self.lowering, self.wide[k].at(at), size, wraps=True))
-            else:
-                places.append(next(rest))
+        for k in range(len(self.shape)):
+            places.append(self.places[k].wide(at) if k in self.places else next(rest))
         return tuple(places)
 
 
@@ -160,5 +179,5 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x
-    how = Indexing(call.lowering, x, indices)
+    how = Indexing(x, indices)
     return _gathered(call, lambda ix: x.at(how.source(ix)), x, *how.tensors.values())

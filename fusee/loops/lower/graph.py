@@ -35,6 +35,7 @@ from fusee.loops.lower import (
     view,
     window_gradient,
 )
+from fusee.loops.lower.demands import make_checks
 from fusee.loops.lower.extern import ExternSpec, Laid, extern
 from fusee.loops.lower.grow import growing
 from fusee.loops.lower.shape import narrow
@@ -71,6 +72,7 @@ def lower(
     constants: Mapping[str, torch.Tensor] | None = None,
     size_of: Callable[[Any], Size],
     extern_of: Callable[[OpOverload], ExternSpec | None],
+    must_run: Callable[[fx.Node], bool],
     writes: Mapping[int, int] | None = None,
 ) -> LoopGraph:
     """Lower a functional graph.
@@ -79,10 +81,12 @@ def lower(
     constants  what get_attr nodes name; those in use follow as inputs of role "constant"
     size_of    an int or SymInt of the graph as a Size
     extern_of  how to call an op that has no lowering; None: the overload itself is called
+    must_run   whether a call must be made, its errors included, though nobody uses its results
     writes     output position -> placeholder position: the value is stored into that input after
                all else, and the output is a View of the input
     """
-    return _Lowerer(graph, inputs, constants or {}, size_of, extern_of, writes or {}).run()
+    writes = writes or {}
+    return _Lowerer(graph, inputs, constants or {}, size_of, extern_of, must_run, writes).run()
 
 
 class _Lowerer:
@@ -93,10 +97,11 @@ class _Lowerer:
         constants: Mapping[str, torch.Tensor],
         size_of: Callable[[Any], Size],
         extern_of: Callable[[OpOverload], ExternSpec | None],
+        must_run: Callable[[fx.Node], bool],
         writes: Mapping[int, int],
     ) -> None:
         self.graph, self.constants = graph, constants
-        self.size_of, self.extern_of = size_of, extern_of
+        self.size_of, self.extern_of, self.must_run = size_of, extern_of, must_run
         self.writes = writes
         self.lowering = Lowering()
         self.env: dict[fx.Node, Any] = {}
@@ -122,6 +127,7 @@ class _Lowerer:
                 self._call(node)
             elif node.op == "output":
                 self._output(node)
+        make_checks(self.lowering)
         return self.lowering.graph
 
     def _replaced(self, nodes: list[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -147,7 +153,7 @@ class _Lowerer:
                     total += 1
                 elif _passes_on(user):
                     total += self.uses[user]
-                elif self.uses[user] or _has_effect(user):
+                elif self.uses[user] or self.must_run(user):
                     total += 1
             self.uses[node] = total
 
@@ -190,7 +196,7 @@ class _Lowerer:
     # -------------------------------------------------------------------------- calls
 
     def _call(self, node: fx.Node) -> None:
-        if not self.uses[node] and not _has_effect(node):
+        if not self.uses[node] and not self.must_run(node):
             return
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
@@ -250,8 +256,13 @@ class _Lowerer:
             layouts, overwrites = self._layouts(node), self._overwrites(node)
             call = Call(self.lowering, op, known, used, layouts, self.extern_of, overwrites)
             reason = refusal(op, call, args, kwargs)
-            if reason is None and known and all(0 in meta.shape for meta in metas if meta):
-                return [None if meta is None else self._empty(meta) for meta in metas]
+            if reason is None and not _is_view(op):
+                nothing = bool(known) and all(0 in meta.shape for meta in known)
+                if nothing and not self.must_run(node):
+                    return [None if meta is None else self._empty(meta) for meta in metas]
+                empty = nothing or any(0 in x.shape for x in args if isinstance(x, Tensor))
+                if empty and self.must_run(node):
+                    reason = "ATen may refuse operands without elements"
             if reason is None:
                 result = HANDLERS[op](call, *args, **kwargs)
                 return [result] if isinstance(result, Tensor) else list(result)
@@ -406,19 +417,12 @@ def _passes_on(node: fx.Node) -> bool:
     """True for views: using them is using what they are views of."""
     if node.op != "call_function":
         return False
-    handler = HANDLERS.get(node.target)  # type: ignore[call-overload]
-    return (handler is None and not isinstance(node.target, OpOverload)) or (
-        handler is not None and handler.__module__ == view.__name__
-    )
+    return not isinstance(node.target, OpOverload) or _is_view(node.target)
 
 
-def _has_effect(node: fx.Node) -> bool:
-    """True for calls that must run even if nobody uses their results."""
-    op = node.target
-    if node.op != "call_function" or not isinstance(op, OpOverload):
-        return False
-    random = torch.Tag.nondeterministic_seeded in op.tags
-    return random or bool(op._schema.is_mutable) or not op._schema.returns
+def _is_view(op: OpOverload) -> bool:
+    handler = HANDLERS.get(op)
+    return handler is not None and handler.__module__ == view.__name__
 
 
 def _unknown_dtype(metas: Sequence[Meta | None], args: Sequence[Any]) -> str | None:

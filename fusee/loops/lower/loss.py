@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Value, cast, op, where
-from fusee.loops.lower.formulas import const, test
-from fusee.loops.lower.gather import place
+from fusee.loops.lower.demands import demand
+from fusee.loops.lower.formulas import const, test, unless
+from fusee.loops.lower.gather import Refused
 from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import pointwise
-from fusee.loops.lower.reduce import reduce
+from fusee.loops.lower.reduce import divided_by, reduce
 from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.table import Call, lowers, named
 from fusee.loops.lower.tensor import Index, Tensor
@@ -72,6 +73,34 @@ lowers(*named("huber_loss_backward"))(_distance_backward(_huber))
 lowers(*named("smooth_l1_loss_backward"))(_distance_backward(_smooth_l1))
 
 
+@lowers(*named("binary_cross_entropy"))
+def _binary_cross_entropy(
+    call: Call, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    compute, meta = opmath(call.meta.dtype), call.meta
+    message = call.lowering.message(RuntimeError, "all elements of input should be between 0 and 1")
+
+    def probability(a: Value) -> Value:
+        inside = op("and", test("ge", a, 0), test("le", a, 1))
+        return unless(op("not", inside), message, a)
+
+    def fn(a: Value, b: Value, *w: Value) -> Value:
+        a = probability(a)
+        yes = op("maximum", op("log", a), const(a, -100))
+        no = op("maximum", op("log1p", op("neg", a)), const(a, -100))
+        value = op("sub", op("mul", op("sub", b, const(b, 1)), no), op("mul", b, yes))
+        return op("mul", value, w[0]) if w else value
+
+    demand(x, lambda v: probability(cast(v, compute)))
+    operands = [x, target] if weight is None else [x, target, weight]
+    if reduction == NONE:
+        return pointwise(call.lowering, operands, fn, meta.shape, meta.dtype, None, meta.strides)
+    losses = pointwise(call.lowering, operands, fn, x.shape, compute)
+    after = divided_by(product(x.shape)) if reduction == MEAN else None
+    dims = list(range(len(x.shape)))
+    return reshape(reduce(losses, dims, "sum", compute, meta.dtype, None, after), ())
+
+
 @lowers(*named("binary_cross_entropy_backward"))
 def _binary_cross_entropy_backward(
     call: Call,
@@ -110,6 +139,9 @@ def _soft_margin_backward(
 # ------------------------------------------------------------------------------ likelihood
 
 
+_TARGET = Refused(IndexError, "Target {} is out of bounds.")
+
+
 def _class_axis(x: Tensor) -> int:
     return min(len(x.shape) - 1, 1)
 
@@ -130,10 +162,17 @@ def _nll_loss_forward(
         x = reshape(x, (1, *x.shape))
         axis, reduction = 1, reduction or 2
 
+    def checked(target: Value) -> Value:
+        label = cast(target, torch.int64)
+        label = where(_is_kept(label, ignored), label, const(label, 0))
+        return _TARGET.of(lowering, label, x.shape[axis])
+
+    demand(target, checked)
+
     def row(ix: Index) -> tuple[Value, Any]:
-        label = cast(target.at(ix), torch.int64)
-        kept = _is_kept(label, ignored)
-        return kept, place(lowering, where(kept, label, const(label, 0)), x.shape[axis])
+        label = target.at(ix)
+        place = lowering.values.indirect(checked(label), x.shape[axis])
+        return _is_kept(cast(label, torch.int64), ignored), place
 
     def share(ix: Index) -> Value:
         kept, label = row(ix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from fusee.loops.ir import Loop, Mode, Value, cast, op
 from fusee.loops.lower.arithmetic import choose
 from fusee.loops.lower.formulas import const
-from fusee.loops.lower.gather import Indexing, place
+from fusee.loops.lower.gather import ROW, Indexing, Places, Refused, along
 from fusee.loops.lower.numbers import opmath
 from fusee.loops.lower.pointwise import Operand
 from fusee.loops.lower.shape import converted, diagonal, expand, narrow, reshape, slice_start
@@ -115,11 +116,11 @@ def _scatter(
     lowering = call.lowering
     lowering.realise(index)
     mode = MODES[reduce]
+    rows = Places(index, x.shape[dim], along(dim))
     scatter = Scatter(call, x, mode != "set")
 
     def target(ix: Index) -> Index:
-        row = place(lowering, index.at(ix), x.shape[dim])
-        return (*ix[:dim], row, *ix[dim + 1 :])
+        return (*ix[:dim], rows.at(ix), *ix[dim + 1 :])
 
     if not include_self:
         assert reduce is not None
@@ -209,9 +210,10 @@ def _index_put(
         assert mask is not None
         wide = reshape(mask, (*mask.shape, *([1] * (len(x.shape) - len(mask.shape)))))
         return choose(call, wide, reshape(values, ()), x)
-    how = Indexing(call.lowering, x, indices)
-    for tensor in how.tensors.values():
-        call.lowering.realise(tensor)
+    for tensor in indices:
+        if tensor is not None:
+            call.lowering.realise(tensor)
+    how = Indexing(x, indices)
     scatter = Scatter(call, x, accumulate)
     source = expand(values, how.result)
     colliding = range(how.front, how.front + len(how.common))
@@ -224,16 +226,22 @@ def _index_put(
 
 
 def _along(
-    call: Call, x: Tensor, dim: int, index: Tensor, shape: Shape, element: Element, mode: Mode
+    call: Call,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    shape: Shape,
+    element: Element,
+    mode: Mode,
+    refused: Refused,
 ) -> Tensor:
     """One row of x after another, at the places that `index` names along `dim`."""
-    lowering = call.lowering
-    lowering.realise(index)
+    call.lowering.realise(index)
+    rows = Places(index, x.shape[dim], refused)
     scatter = Scatter(call, x, mode != "set")
 
     def target(ix: Index) -> Index:
-        row = place(lowering, index.at((ix[dim],)), x.shape[dim])
-        return (*ix[:dim], row, *ix[dim + 1 :])
+        return (*ix[:dim], rows.at((ix[dim],)), *ix[dim + 1 :])
 
     scatter.store(shape, target, element, mode, [dim])
     return scatter.result()
@@ -255,14 +263,17 @@ def _index_add(
         value = cast(source.at(ix), compute)
         return value if alpha == 1 else op("mul", value, const(value, alpha))
 
-    return reshape(_along(call, x, dim, index, source.shape, element, "add"), shape)
+    refused = ROW if len(x.shape) == 1 else along(dim)
+    return reshape(_along(call, x, dim, index, source.shape, element, "add", refused), shape)
 
 
 @lowers(*named("index_copy"))
 def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     shape, x, index, source = x.shape, _flat(x), _flat(index), _flat(source)
     dim %= len(x.shape)
-    return reshape(_along(call, x, dim, index, source.shape, source.at, "set"), shape)
+    refused = along(dim, IndexError)
+    refused = replace(refused, text=f"index_copy_(): {refused.text}")
+    return reshape(_along(call, x, dim, index, source.shape, source.at, "set", refused), shape)
 
 
 @lowers(*named("index_fill", "int_Scalar", "int_Tensor"))
@@ -272,7 +283,8 @@ def _index_fill(call: Call, x: Tensor, dim: int, index: Tensor, value: Operand) 
     rows: Shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     filled = converted(value, x.dtype) if isinstance(value, Tensor) else value
     element = _element(call, filled, rows)
-    return reshape(_along(call, x, dim, index, rows, element, "set"), shape)
+    refused = along(dim, IndexError, wraps=True)
+    return reshape(_along(call, x, dim, index, rows, element, "set", refused), shape)
 
 
 # ------------------------------------------------------------------------------ through views

@@ -195,7 +195,7 @@ class Lowering:
         self._symbols: dict[tuple[str, Size], Symbol] = {}
         self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
         self._loads: dict[int, tuple[Value, ...]] = {}
-        self._messages: dict[str, int] = {}
+        self.demands: list[tuple[int, Loop]] = []  # and before which step: demands.py
         self._count = 0
 
     # -------------------------------------------------------------------------- making tensors
@@ -288,12 +288,11 @@ class Lowering:
             self._offsets[key] = total
         return total
 
-    def message(self, text: str) -> int:
-        """The number under which `check` reports `text`."""
-        if text not in self._messages:
-            self._messages[text] = len(self.graph.messages)
-            self.graph.messages.append(text)
-        return self._messages[text]
+    def message(self, kind: type[Exception], text: str) -> int:
+        """The number under which `check` reports this exception."""
+        if (kind, text) not in self.graph.messages:
+            self.graph.messages.append((kind, text))
+        return self.graph.messages.index((kind, text))
 
     # -------------------------------------------------------------------------- numbers
 

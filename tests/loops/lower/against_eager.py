@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from fusee.aten.tidy import must_run
 from fusee.loops.ir import Extern, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower
 from fusee.sym.expr import Symbol
@@ -48,6 +49,7 @@ def lower_module(
         constants=constants_of(module),
         size_of=int,
         extern_of=lambda op: None,
+        must_run=must_run,
         writes=writes,
     )
 
@@ -111,6 +113,7 @@ def check(fn: Callable[..., Any], *args: Tensor, allow: Sequence[str] = ()) -> L
         constants=constants,
         size_of=int,
         extern_of=lambda op: None,
+        must_run=must_run,
     )
     assert set(externs(graph)) <= set(allow), graph.notes
     got = interpret(graph, [copied(x) for x in args], constants_of(module))
@@ -183,6 +186,7 @@ def check_symbolic(
         constants=constants_of(module),
         size_of=sizes,
         extern_of=lambda op: None,
+        must_run=must_run,
     )
     assert not externs(graph), graph.notes
     for each in (args, *others):

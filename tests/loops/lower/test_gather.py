@@ -40,7 +40,7 @@ def test_gathers_with_long_indices() -> None:
 
 @pytest.mark.parametrize("index", [6, -7])
 def test_indices_out_of_range_are_reported(index: int) -> None:
-    with pytest.raises(IndexOutOfRange, match="out of range"):
+    with pytest.raises(IndexOutOfRange, match="out of bounds"):
         check(lambda x, i: x[i], torch.randn(6), torch.tensor([index]))
 
 

@@ -1,0 +1,221 @@
+"""What eager refuses for its values a compiled function refuses: the same exception, in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, tensor
+
+import fusee
+from fusee.sym.raising import may_raise, name_may_raise
+from tests.check import copy_tree
+
+Fn = Callable[..., Any]
+
+ZEROS, NAN = torch.zeros(3, 3), torch.full((3, 3), float("nan"))
+NINE, NEGATIVE, LABEL = tensor([9]), tensor([-9]), tensor([[9]])
+NONE = torch.empty(0, 4)
+ZERO = tensor([2, 0, 3])
+
+# Programs, each with what it must not be given.
+FACTORS: list[tuple[Fn, Tensor]] = [
+    (lambda x: torch.linalg.inv(x) + 1, ZEROS),
+    (lambda x: torch.inverse(x), ZEROS),
+    (lambda x: torch.linalg.cholesky(x), -torch.eye(3)),
+    (lambda x: torch.linalg.solve(x, x), ZEROS),
+    (lambda x: torch.linalg.lu_factor(x)[0], ZEROS),
+    (lambda x: torch.linalg.inv_ex(x, check_errors=True)[0], ZEROS),
+    (lambda x: torch.linalg.ldl_factor(x)[0], ZEROS),
+    (lambda x: torch.linalg.eigh(x)[0], NAN),
+    (lambda x: torch.linalg.svdvals(x), NAN),
+]
+NOTHING: list[tuple[Fn, Tensor]] = [
+    (lambda x: x.max(), NONE),
+    (lambda x: x.min() + 1, NONE),
+    (lambda x: x.argmax(), NONE),
+    (lambda x: x.amax(), NONE),
+    (lambda x: x.amin(0), NONE),
+    (lambda x: x.max(0)[0], NONE),
+    (lambda x: x.min(dim=0).indices, NONE),
+    (lambda x: x.aminmax(), NONE),
+    (lambda x: torch.linalg.vector_norm(x, float("inf")), NONE),
+    (lambda x: x.mode(0)[0], NONE),
+]
+PLACES: list[tuple[Fn, Tensor]] = [
+    (lambda i: torch.ones(4)[i], NINE),
+    (lambda i: torch.arange(4)[i] * 2, NEGATIVE),
+    (lambda i: torch.zeros(4).take(i), NINE),
+    (lambda i: F.embedding(i, torch.ones(4, 2)), NINE),
+    (lambda i: torch.ones(4).gather(0, i), NINE),
+    (lambda i: torch.ones(4).index_select(0, i), NEGATIVE),
+    (lambda i: torch.zeros(4).scatter(0, i, 1.0), NINE),
+    (lambda i: torch.zeros(4).scatter_reduce(0, i, torch.ones(1), "sum"), NINE),
+    (lambda i: torch.zeros(4).index_put((i,), torch.ones(1)), NEGATIVE),
+    (lambda i: torch.zeros(4).index_add(0, i, torch.ones(1)), NEGATIVE),
+    (lambda i: torch.zeros(4).index_copy(0, i, torch.ones(1)), NINE),
+    (lambda i: torch.zeros(4).index_fill(0, i, 1.0), NINE),
+    (lambda i: torch.zeros(4).put(i, torch.ones(1)), NINE),
+    (lambda i: torch.zeros(4, 0).index_select(0, i), NINE),  # a result without elements
+    (lambda i: torch.ones(4)[i[:, None]][:, :0], NINE),
+    (lambda i: torch.ones(4, 2).index_copy(0, i, torch.ones(1, 2))[:0], NINE),
+    (lambda i: F.one_hot(i, 3), NINE),
+    (lambda i: F.cross_entropy(torch.ones(1, 3), i), NINE),
+    (lambda i: F.cross_entropy(torch.ones(1, 3, 1), i), LABEL),
+    (lambda i: F.nll_loss(torch.ones(1, 3), i, reduction="none"), NINE),
+    (lambda i: F.multi_margin_loss(torch.ones(1, 3), i), NINE),
+    (lambda i: F.embedding_bag(i, torch.ones(4, 2)), LABEL),
+]
+VALUES: list[tuple[Fn, Tensor]] = [
+    (lambda x: x**-1, ZERO),
+    (lambda x: x // 0, ZERO),
+    (lambda x: 6 // x, ZERO),
+    (lambda x: torch.remainder(x, x), ZERO),
+    (lambda x: torch.fmod(x, x), ZERO),
+    (lambda x: torch.div(x, x, rounding_mode="trunc"), ZERO),
+    (lambda x: F.binary_cross_entropy(x, x), tensor([1.5])),
+    (lambda x: F.binary_cross_entropy(x, x, x, reduction="none"), tensor([float("nan")])),
+    (lambda x: torch.bernoulli(x), tensor([2.0])),
+    (lambda x: torch.multinomial(x, 1), tensor([-1.0, 2.0])),
+    (lambda x: torch.normal(0.0, x), tensor([-1.0])),
+    (lambda x: torch.poisson(x), tensor([-1.0])),
+    (lambda x: (torch._assert_async((x > 0).all()), x + 1)[1], tensor([-1.0])),
+    (lambda x: torch.zeros(3).masked_scatter(x > 0, x[:1]), tensor([1.0, 2.0, 3.0])),
+    (lambda x: x.histc(4), tensor([float("nan")])),
+]
+# Only a part of what is refused is used.
+PARTS: list[tuple[Fn, Tensor]] = [
+    (lambda i: torch.ones(4)[i][:1], tensor([1, 9])),
+    (lambda i: torch.rand(4, 2)[i][0].sum(), tensor([1, 9])),
+    (lambda i: F.embedding(i, torch.rand(4, 2))[:, :1][1:], tensor([9, 1])),
+    (lambda i: (torch.zeros(4).gather(0, i), i + 1)[1], tensor([1, 9])),
+    (lambda i: (torch.zeros(4).index_add(0, i, i.float()), i + 1)[1], tensor([9, 1])),
+    (lambda i: torch.where(i > 0, i, torch.arange(4)[i]), tensor([1, 9])),
+    (lambda i: torch.ones_like(torch.arange(4)[i]), tensor([1, 9])),
+    (lambda i: F.pad(torch.arange(4)[i], (-1, 2)), tensor([9, 1])),
+    (lambda x: (6 // x)[:1], ZERO),
+    (lambda x: (x % ZERO, x + 1)[1], ZERO),
+    (lambda x: (torch.linalg.inv(x), x + 1)[1], ZEROS),
+    (lambda x: (F.binary_cross_entropy(x, x), x + 1)[1], tensor([1.5])),
+    (lambda x: (x.max(), x + 1)[1], NONE),
+    (lambda x: (x**-1, x + 1)[1], ZERO),
+]  # fmt: skip
+ALL = [*FACTORS, *NOTHING, *PLACES, *VALUES, *PARTS]
+
+
+def outcome(fn: Fn, *args: Any) -> Any:
+    try:
+        return fn(*copy_tree(args))
+    except Exception as error:  # noqa: BLE001  which one is what is asked
+        return type(error), str(error).splitlines()[0]
+
+
+def same(fn: Fn, x: Tensor, backend: str) -> None:
+    want = outcome(fn, x)
+    assert isinstance(want, tuple), f"eager gives {want}"
+    compiled = fusee.compile(fn, backend=backend)
+    assert outcome(compiled, x) == want
+    assert outcome(compiled, x) == want  # and again, from the compiled call
+
+
+@pytest.mark.parametrize("backend", ["fusee", "aot_eager"])
+@pytest.mark.parametrize("fn, x", ALL, ids=map(str, range(len(ALL))))
+def test_the_same_exception(fn: Fn, x: Tensor, backend: str) -> None:
+    same(fn, x, backend)
+
+
+@pytest.mark.parametrize("fn, x", ALL, ids=map(str, range(len(ALL))))
+def test_the_programs_own_handler_gets_it(fn: Fn, x: Tensor) -> None:
+    def guarded(x: Tensor) -> Any:
+        done = [x + 1]
+        try:
+            done.append(fn(x))
+        except (RuntimeError, IndexError) as error:
+            done.append(x + 2)
+            done.append(type(error))
+        return done
+
+    want, got = guarded(x), fusee.compile(guarded)(x)
+    assert len(want) == 3 and len(got) == 3 and want[2] is got[2]
+    assert torch.equal(want[1].nan_to_num(), got[1].nan_to_num())
+
+
+STOCK = [*NOTHING[:2], *PLACES[:5], *PLACES[6:13], *VALUES[:8], *PARTS[:11]]
+
+
+@pytest.mark.parametrize("fn, x", STOCK, ids=map(str, range(len(STOCK))))
+def test_the_same_type_through_stock(fn: Fn, x: Tensor) -> None:
+    want = outcome(fn, x)
+    torch._dynamo.reset()
+    got = outcome(torch.compile(fn, backend="fusee"), x)
+    assert isinstance(got, tuple) and got[0] is want[0]
+
+
+TRAINING: list[tuple[Fn, Tensor]] = [
+    (lambda w, i: w[i].sum(), NINE),
+    (lambda w, i: (w * torch.ones(4)[i]).sum(), NINE),
+    (lambda w, i: ((w + 1).gather(0, i), w.sum())[1], NINE),
+    (lambda w, i: (torch.linalg.inv(w.detach() * ZEROS[0, 0] + ZEROS), w.sum())[1], NINE),
+    (lambda w, i: F.binary_cross_entropy(w + i, w).sum(), NINE),
+    (lambda w, i: (torch.inverse(w * 0 * ZEROS), w.sum())[1], NINE),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TRAINING)))
+@pytest.mark.parametrize("backend", ["fusee", "aot_eager"])
+def test_with_gradients_in_the_forward(number: int, backend: str) -> None:
+    """The forward raises, whichever half of the graph computes what it is about."""
+    fn, i = TRAINING[number]
+    w = torch.rand(3 if number in (3, 5) else 4 if number != 1 else 1, requires_grad=True)
+    want = outcome(fn, w, i)
+    assert isinstance(want, tuple)
+    assert outcome(fusee.compile(fn, backend=backend), w, i) == want
+
+
+def test_right_values_still_pass() -> None:
+    """The same programs, with what they may be given: nothing is refused that eager takes."""
+    good = [(fn, tensor([1, 3])) for fn, _ in [*PLACES[:5], *PLACES[13:14], *PARTS[:8]]]
+    good += [(fn, tensor([1, 2, -3])) for fn, _ in [*VALUES[2:6], *PARTS[8:9]]]
+    good += [(fn, torch.rand(3)) for fn, _ in VALUES[6:8]]
+    for fn, x in good:
+        torch.manual_seed(0)
+        want = fn(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(fusee.compile(fn)(x), want)
+
+
+def test_a_check_is_made_once() -> None:
+    """Where the result is used whole, its own loop checks; no second pass over the indices."""
+    weight, i = torch.rand(8, 4), torch.randint(0, 8, (3, 5))
+    programs: list[Fn] = [
+        lambda i, w: F.embedding(i, w) * 2,
+        lambda i, w: w[i].sum(-1),
+        lambda i, w: w.index_select(0, i[0]).t() + 1,
+        lambda i, w: w.gather(0, i[:, :4]).exp(),
+        lambda i, w: 7 // (i + 1),
+    ]
+    for fn in programs:
+        compiled = fusee.compile(fn)
+        compiled(i, weight)
+        (report,) = fusee.report(compiled)
+        assert len(report.kernels) == 1, str(report)
+
+
+def test_what_the_table_says() -> None:
+    aten = torch.ops.aten
+    for op in (aten.index.Tensor, aten.index_put.default, aten.gather.default, aten.take.default):
+        assert may_raise(op)
+    for op in (aten._linalg_check_errors.default, aten._assert_async.msg):
+        assert may_raise(op)
+    for op in (
+        aten.add.Tensor,
+        aten.mm.default,
+        aten.view.default,
+        aten.linalg_vector_norm.default,
+    ):
+        assert not may_raise(op)
+    assert all(map(name_may_raise, ("index_add_", "one_hot", "linalg_inv", "embedding", "take")))
+    assert not any(map(name_may_raise, ("add", "matmul", "reshape", "softmax", "my_function")))
