@@ -19,26 +19,23 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from fusee.capture.arguments import printable
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.numbers import TAKE_NUMBERS, Number, argument, holds_number, need_values, shown
 from fusee.capture.torch_api import (
-    NEEDS_VALUES,
     STATE_SWITCHES,
     FakeTensor,
     OpOverload,
     OpOverloadPacket,
     State,
     graph_module,
-    reads_data,
     set_grad_enabled,
 )
+from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by
 from fusee.errors import source_line
 from fusee.sym.raising import name_may_raise, raises
 
 __all__ = ["BODY", "Recorder", "effects"]
-
-_VALUE = "needs the value of a tensor, which is known only when the graph has run"
-_KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
 
 # Methods of tensors that leave the world of tensors.
 _VALUES = {
@@ -156,7 +153,7 @@ class Recorder(TorchFunctionMode):
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
-            raise GraphBreak(f"{name.strip('_')}() {_VALUE}", _KEEP_ON_DEVICE)
+            raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         if self.has_numbers and holds_number((*args, *kwargs.values())):
             if name.strip("_").removeprefix("foreach_") not in TAKE_NUMBERS:
                 need_values(*args, *kwargs.values())
@@ -185,12 +182,10 @@ class Recorder(TorchFunctionMode):
         try:
             with torch._C.DisableTorchFunction(), self.mode:
                 out = func(*shown(args), **shown(kwargs))
-        except NEEDS_VALUES as error:
-            what = getattr(error, "func", None) or name
-            raise GraphBreak(f"{what} {_VALUE}", _KEEP_ON_DEVICE) from None
         except Exception as error:
-            if reads_data(error):
-                raise GraphBreak(f"{name} {_VALUE}", _KEEP_ON_DEVICE) from None
+            unknown = ended_by(error, func, name)
+            if unknown is not None:
+                raise unknown from None
             self.raised = error
             raise
         if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
@@ -298,7 +293,9 @@ class Recorder(TorchFunctionMode):
         return self.nodes[id(x)]
 
     def _argument(self, name: str, x: Any) -> Any:
-        return self.node(x) if isinstance(x, torch.Tensor) else argument(x, name, self.graph)
+        if isinstance(x, torch.Tensor):
+            return self.node(x)
+        return argument(printable(x), name, self.graph)
 
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""
@@ -419,14 +416,11 @@ def effects(node: fx.Node) -> set[str]:
         found |= {"writes", "anywhere"}
     if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
         found.add("draws")
-    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
     name = name.partition(".")[0]  # of an operator's overload
-    if (
-        indexes
-        or name.startswith("_assert")
-        or name_may_raise(name)
-        or raises(node, name, "example_value")
-    ):
+    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
+    with torch._C.DisableTorchFunction():  # the recorder may be on
+        refuses = name_may_raise(name) or raises(node, name, "example_value")
+    if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
 

@@ -1,6 +1,5 @@
 """The private API of torch that capture stands on, in one place. Tested with torch 2.13.
 
-torch._subclasses          what FakeTensors raise; they themselves are in fusee/sym/fakes.py
 torch._C._dynamo           TorchDynamo's hook: switches it off
 torch._C                   switches of global state that programs flip through torch's classes
 torch._ops                 the classes of operators
@@ -27,11 +26,6 @@ import torch
 import torch.fx
 from torch._functorch.vmap import _process_batched_inputs
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -44,29 +38,16 @@ from fusee.errors import GENERATED, user_frame
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
-    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "NEEDS_VALUES", "STATE_QUERIES",
+    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "STATE_QUERIES",
     "STATE_SWITCHES", "DeviceContext", "FakeTensor", "HigherOrderOperator", "OpOverload",
     "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
     "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "function_modes",
     "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
-    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
-    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
-    "set_grad_enabled", "skip_frame", "state_conditions", "state_restored", "was_leaf",
-    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
+    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming",
+    "note_lines", "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real",
+    "set_compiled_call", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
+    "was_leaf", "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
-
-# What a FakeTensor raises when it would have to know its elements.
-NEEDS_VALUES = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
-
-
-def reads_data(error: Exception) -> bool:
-    """Whether a kernel without a form for FakeTensors went for the data that they do not have."""
-    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
-
 
 # Modules of C functions that compute tensors from tensors.
 _GRAPH_MODULES = {

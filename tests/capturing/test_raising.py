@@ -130,7 +130,7 @@ def test_the_same_exception(fn: Fn, x: Tensor, backend: str) -> None:
 @pytest.mark.parametrize("fn, x", ALL, ids=map(str, range(len(ALL))))
 def test_the_programs_own_handler_gets_it(fn: Fn, x: Tensor) -> None:
     def guarded(x: Tensor) -> Any:
-        done = [x + 1]
+        done: list[Any] = [x + 1]
         try:
             done.append(fn(x))
         except (RuntimeError, IndexError) as error:

@@ -1,0 +1,65 @@
+"""Torch calls whose results nobody knows before they have run: they end the graph.
+
+Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.torch_api import OpOverload, OpOverloadPacket
+
+__all__ = ["KEEP_ON_DEVICE", "VALUE", "ended_by"]
+
+VALUE = "needs the value of a tensor, which is known only when the graph has run"
+KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
+# Whose operators are not the user's to complete.
+_TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
+
+
+def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
+    """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
+    if _needs_values(error):
+        return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
+    operator = _without_fake(error)
+    if operator is None:
+        return None
+    operator = _op_of(function) or operator or name
+    remedy = ""
+    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
+        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
+
+
+def _needs_values(error: Exception) -> bool:
+    """Whether a call on FakeTensors would have to know their elements."""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return True
+    text = str(error)  # of a kernel in C++ that looked for them; of the indices in a mask
+    return "data is not allocated yet" in text or "data-independent implementation" in text
+
+
+def _without_fake(error: Exception) -> str | None:
+    """The operator whose results nobody knows before it runs, if that is what an error says."""
+    if isinstance(error, UnsupportedOperatorException):
+        return _op_of(error.func) or str(error.func)
+    text = str(error)
+    if isinstance(error, NotImplementedError) or "no fake impl registered" in text:
+        found = re.search(r"\w+::\w+", text)
+        return found[0] if found else ""
+    return None
+
+
+def _op_of(function: Any) -> str | None:
+    """`mylib::myop`, if a call is one of an operator."""
+    if isinstance(function, OpOverload):
+        return str(function._schema.name)
+    return str(function._qualified_op_name) if isinstance(function, OpOverloadPacket) else None

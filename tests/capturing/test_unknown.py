@@ -1,0 +1,153 @@
+"""Calls whose results nobody knows ahead: they alone run in Python, for a clear reason."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+from tests.compare import assert_same
+
+seen = torch.ops.fusee_unknown
+
+_library = torch.library.Library("fusee_unknown", "DEF")
+_library.define("plain(Tensor x) -> Tensor")
+_library.impl("plain", lambda x: x.clone() + 1, "CPU")
+_library.define("pair(Tensor x, int n) -> (Tensor, Tensor)")
+_library.impl("pair", lambda x, n: (x + n, x - n), "CPU")
+
+
+@torch.library.custom_op("fusee_unknown::defined", mutates_args=())
+def defined(x: Tensor) -> Tensor:
+    return x.clone() * 2
+
+
+@torch.library.custom_op("fusee_unknown::refuses", mutates_args=())
+def refuses(x: Tensor) -> Tensor:
+    return x.clone() * 3
+
+
+@refuses.register_fake
+def _(x: Tensor) -> Tensor:
+    raise NotImplementedError("some day")
+
+
+@torch.library.custom_op("fusee_unknown::looks", mutates_args=())
+def looks(x: Tensor) -> Tensor:
+    return x.clone() * 3
+
+
+@looks.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(int(x.sum().item()))
+
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+WITHOUT_FAKE: dict[str, Callable[[Tensor], Any]] = {
+    "fusee_unknown::plain": lambda x: seen.plain(x),
+    "fusee_unknown::pair": lambda x: seen.pair(x, 2)[1],
+    "fusee_unknown::defined": lambda x: defined(x),
+    "fusee_unknown::refuses": lambda x: refuses(x),
+}
+NEEDING_VALUES: list[Callable[[Tensor], Any]] = [
+    lambda x: looks(x),
+    lambda x: x.nonzero().float(),
+    lambda x: x.unique(),
+    lambda x: torch.unique_consecutive(x.round()),
+    lambda x: torch.masked_select(x, x > 0.5),
+    lambda x: x[x > 0.5],
+    lambda x: x[x[:, 0] > 0, 2:],
+    lambda x: torch.where(x > 0.5)[0].float(),
+    lambda x: torch.argwhere(x > 0.5).float(),
+    lambda x: torch.repeat_interleave(x, torch.tensor([1, 2, 0, 1]), 0),
+    lambda x: torch.bincount((x * 4).abs().long().flatten()),
+    lambda x: F.one_hot((x * 4).abs().long()).float(),
+    lambda x: torch.tensor_split(x, torch.tensor([1, 2]))[0],
+]
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[list[str]]]:
+    yield []
+
+
+def compiled(fn: Callable[..., Any], graphs: list[list[str]]) -> Callable[..., Any]:
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append([node.name for node in gm.graph.nodes if node.op.startswith("call")])
+        return gm.forward
+
+    return fusee.compile(fn, backend=backend)
+
+
+def around(call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def program(x: Tensor) -> Any:
+        y = (x * 2).sin()
+        z = call(y)
+        return z.cos() + 1
+
+    return program
+
+
+@pytest.mark.parametrize("name", WITHOUT_FAKE)
+def test_operators_without_a_fake_kernel(name: str, graphs: list[list[str]]) -> None:
+    program = around(WITHOUT_FAKE[name])
+    function = compiled(program, graphs)
+    assert_same(function(X), program(X))
+    assert_same(function(X), program(X))
+    assert graphs == [["mul", "sin"], ["cos", "add"]]
+    with pytest.raises(fusee.errors.GraphBreakError) as raised:
+        fusee.compile(program, fullgraph=True)(X)
+    assert f"{name} has no fake kernel" in str(raised.value)
+    assert f"register_fake({name!r})" in str(raised.value)
+    assert "test_unknown.py" in str(raised.value)
+
+
+@pytest.mark.parametrize("number", range(len(NEEDING_VALUES)))
+def test_results_whose_size_the_data_tells(number: int, graphs: list[list[str]]) -> None:
+    program = around(NEEDING_VALUES[number])
+    function = compiled(program, graphs)
+    assert_same(function(X), program(X))
+    assert_same(function(-X), program(-X))  # as many of other values
+    assert len(graphs) >= 2
+    assert graphs[0][:2] == ["mul", "sin"] and ["cos", "add"] in [ops[-2:] for ops in graphs[1:]]
+    with pytest.raises(fusee.errors.GraphBreakError, match="needs the value of a tensor"):
+        fusee.compile(program, fullgraph=True)(X)
+
+
+def test_packed_layers_of_quantize_dynamic(graphs: list[list[str]]) -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = torch.ao.quantization.quantize_dynamic(layers, {nn.Linear}, dtype=torch.qint8)
+    program = around(packed)
+    with torch.no_grad():
+        want = program(X)
+        function = compiled(program, graphs)
+        assert_same(function(X), want)
+        assert_same(function(X), want)
+        assert graphs[0] == ["mul", "sin"] and graphs[-1] == ["cos", "add"]
+        with pytest.raises(fusee.errors.GraphBreakError, match="linear_dynamic has no fake kernel"):
+            fusee.compile(program, fullgraph=True)(X)
+
+
+def test_the_operators_own_error_reaches_the_programs_handler() -> None:
+    @torch.library.custom_op("fusee_unknown::fails", mutates_args=())
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("as it is")
+
+    def program(x: Tensor) -> Tensor:
+        y = x.sin()
+        try:
+            y = fails(y)
+        except ValueError as error:
+            y = y + len(str(error))
+        return y.cos()
+
+    torch.testing.assert_close(fusee.compile(program)(X), program(X))
