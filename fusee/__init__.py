@@ -11,9 +11,10 @@ from fusee.runtime import collector
 
 if TYPE_CHECKING:
     from fusee import backends, compiler
-    from fusee.api import compile, install, report, uninstall
+    from fusee.api import compile, report
     from fusee.debug.explain import explain
     from fusee.debug.export import export
+    from fusee.installed import install, uninstall
 
 __version__ = "0.1.0.dev0"
 
@@ -36,9 +37,9 @@ _LAZY = {
     "compiler": "fusee.compiler",
     "explain": "fusee.debug.explain",
     "export": "fusee.debug.export",
-    "install": "fusee.api",
+    "install": "fusee.installed",
     "report": "fusee.api",
-    "uninstall": "fusee.api",
+    "uninstall": "fusee.installed",
 }
 
 

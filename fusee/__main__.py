@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusee.api import install
 from fusee.debug.script import run_script
 from fusee.errors import nearest
+from fusee.installed import install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

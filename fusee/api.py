@@ -19,7 +19,7 @@ from fusee.backends.guarded import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.bytecode import first_line
-from fusee.capture.dispatch import RECOMPILE_LIMIT, CompiledFunction, live, machinery
+from fusee.capture.dispatch import CompiledFunction, live, machinery
 from fusee.capture.policy import ORIGINAL, POLICY, WRAPPER, innermost
 from fusee.capture.targets import is_suspending, target_of, whole_call
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
@@ -32,9 +32,8 @@ from fusee.errors import (
     source_line,
 )
 
-__all__ = ["Compiler", "compile", "install", "report", "uninstall"]
+__all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
-MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Options that are not the backend's.
 _OWN_OPTIONS = ("fallback", "guard_filter_fn")
 
@@ -113,7 +112,7 @@ def compile(
             f"isolate_recompiles={isolate_recompiles!r} is not True or False",
             did="stopped before compiling",
         )
-    limit = RECOMPILE_LIMIT if recompile_limit is None else recompile_limit
+    limit = POLICY.recompile_limit if recompile_limit is None else recompile_limit
     compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
     if disable:
         return _unchanged if model is None else model
@@ -160,13 +159,7 @@ def _check_arguments(
             raise OptionError(
                 f"{argument}={value!r} is not {wanted}", did="stopped before compiling"
             )
-    if mode is not None and mode not in MODES:
-        close = nearest(str(mode), MODES)
-        raise OptionError(
-            f"there is no mode {mode!r}",
-            did="stopped before compiling",
-            remedy=(f"{close!r}; " if close else "") + f"modes: {', '.join(MODES)}",
-        )
+    registry.check_mode(mode)
     if mode is not None and options:
         raise OptionError(
             "mode and options were both given",
@@ -415,35 +408,14 @@ def _calling(
     return call
 
 
-# ------------------------------------------------------------------------------ behind torch's
-
-_stock: dict[str, Any] = {}
-
-
-def install() -> None:
-    """Put `compile` behind torch.compile and nn.Module.compile, until uninstall()."""
-    if not _stock:
-        _stock.update(function=torch.compile, method=nn.Module.compile)
-        torch.compile = compile  # type: ignore[assignment]
-        nn.Module.compile = _compile_in_place  # type: ignore[method-assign]
-
-
-def uninstall() -> None:
-    """Undo install(). What was compiled meanwhile stays as it is."""
-    if _stock:
-        torch.compile = _stock["function"]
-        nn.Module.compile = _stock["method"]  # type: ignore[method-assign]
-        _stock.clear()
-
-
-def _compile_in_place(self: nn.Module, **arguments: Any) -> None:
-    """Compile what calling this module does. Takes compile()'s arguments."""
+def compile_in_place(module: nn.Module, **arguments: Any) -> None:
+    """Compile what calling a module does, as nn.Module.compile. Takes compile()'s arguments."""
     compiler = compile(**arguments)
     if isinstance(compiler, Compiler):
-        eagerly, around = functools.partial(call_impl, self), whole_call(type(self), "_call_impl")
-        call = _calling(self, compiler, eagerly, around)
-        call.__dict__["_torchdynamo_inline"] = types.MethodType(call_impl, self)
-        set_compiled_call(self, call)
+        around = whole_call(type(module), "_call_impl")
+        call = _calling(module, compiler, functools.partial(call_impl, module), around)
+        call.__dict__["_torchdynamo_inline"] = types.MethodType(call_impl, module)
+        set_compiled_call(module, call)
 
 
 # ------------------------------------------------------------------------------ reports

@@ -1,5 +1,7 @@
 """What torch.compiler is to torch.compile: marks for functions, stances, filters of guards.
 
+It has each name of torch.compiler; what cannot be here raises an error that says what to use.
+
 torch's own marks (torch.compiler.disable, allow_in_graph, assume_constant_result, is_compiling) are
 honoured as well, and these set the same ones where torch has an attribute for them.
 """
@@ -7,6 +9,7 @@ honoured as well, and these set the same ones where torch has an attribute for t
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -16,6 +19,14 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from fusee.absent import (
+    PrecompileError,
+    config,
+    load_compiled_function,
+    precompile,
+    set_enable_guard_collectives,
+)
+from fusee.api import compile
 from fusee.backends.registry import (
     default_backend as get_default_backend,
 )
@@ -28,31 +39,47 @@ from fusee.capture.dispatch import live
 from fusee.capture.facts import Guard
 from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
 from fusee.capture.regions import error_on_graph_break
+from fusee.capture.torch_api import pytree
 from fusee.errors import OptionError, nearest
+from fusee.runtime import artifacts
+from fusee.runtime.artifacts import CacheInfo
 
 __all__ = [
+    "CacheInfo",
     "Guard",
+    "PrecompileError",
     "allow_in_graph",
     "assume_constant_result",
+    "compile",
+    "config",
     "cudagraph_mark_step_begin",
+    "cudagraph_mark_warmup_incomplete",
     "disable",
     "error_on_graph_break",
     "get_default_backend",
     "is_compiling",
     "is_dynamo_compiling",
     "is_exporting",
+    "keep_portable_guards_unsafe",
     "keep_tensor_guards_unsafe",
     "list_backends",
+    "load_cache_artifacts",
+    "load_compiled_function",
     "mark_static",
     "nested_compile_region",
+    "nonstrict_trace",
+    "precompile",
     "reset",
+    "save_cache_artifacts",
     "set_default_backend",
+    "set_enable_guard_collectives",
     "set_stance",
     "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe",
     "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe",
     "substitute_in_graph",
+    "wrap_numpy",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,6 +94,37 @@ def reset() -> None:
     """Forget all that was compiled: the next calls compile anew. Marks and the stance stay."""
     for compiled in list(live):
         compiled.reset()
+
+
+_torchs_save = torch.compiler.save_cache_artifacts
+_torchs_load = torch.compiler.load_cache_artifacts
+
+
+def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
+    """What this process took from the cache or wrote there: machine code and kept captures.
+
+    As bytes for load_cache_artifacts(); None if there is nothing. TorchInductor's are with them,
+    if it was used.
+
+    source   torch.compiler.save_cache_artifacts
+    """
+    torchs = _torchs_save() if "torch._inductor" in sys.modules else None
+    return artifacts.save(None if torchs is None else torchs[0])
+
+
+def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo | None:
+    """Put what save_cache_artifacts() gave into this machine's cache.
+
+    They are code, and are run: load only what you trust. Of other versions nothing is loaded, with
+    a warning and None.
+
+    raises   OptionError for other bytes
+    source   torch.compiler.load_cache_artifacts
+    """
+    info, torchs = artifacts.load(serialized_artifacts)
+    if torchs is not None:
+        _torchs_load(torchs)
+    return info
 
 
 # ------------------------------------------------------------------------------ marks
@@ -140,6 +198,36 @@ def allow_in_graph(fn: Any) -> Any:
         raise _wrong("allow_in_graph() takes functions", fn)
     POLICY.in_graph.add(fn)
     return fn
+
+
+def nonstrict_trace(traceable_fn: F) -> F:
+    """As allow_in_graph, for one function: operators are traced within it, not its Python.
+
+    source   torch.compiler.nonstrict_trace
+    """
+    if not callable(traceable_fn):
+        raise _wrong("nonstrict_trace() takes a function", traceable_fn)
+    allow_in_graph(traceable_fn)
+    return traceable_fn
+
+
+def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays, as one that takes and gives tensors, in containers too.
+
+    source   torch.compiler.wrap_numpy
+    """
+    if not callable(fn):
+        raise _wrong("wrap_numpy() takes a function", fn)
+
+    array, mapped = importlib.import_module("numpy").ndarray, pytree.tree_map_only
+
+    @functools.wraps(fn)
+    def of_tensors(*args: Any, **kwargs: Any) -> Any:
+        given, named = mapped(Tensor, Tensor.numpy, (args, kwargs))
+        return mapped(array, torch.as_tensor, fn(*given, **named))
+
+    of_tensors.__dict__["_fusee_inlined"] = True
+    return of_tensors
 
 
 def assume_constant_result(fn: F) -> F:
@@ -242,6 +330,13 @@ def cudagraph_mark_step_begin() -> None:
         trees.mark_step_begin()
 
 
+def cudagraph_mark_warmup_incomplete() -> None:
+    """Ask CUDA graphs for one more warm-up: stock torch's, as a backend. Ours warm up once."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None and hasattr(trees, "mark_warmup_incomplete"):
+        trees.mark_warmup_incomplete()
+
+
 def _wrong(what: str, given: object) -> OptionError:
     return OptionError(f"{what}, not {type(given).__name__}", did="changed nothing")
 
@@ -321,18 +416,19 @@ set_stance.__dict__["_dynamo_forbidden"] = True
 # ------------------------------------------------------------------------------ guard filters
 
 
+def keep_portable_guards_unsafe(guards: Sequence[Guard]) -> list[bool]:
+    """For options={"guard_filter_fn": ...}: check nothing but tensors that are no global's."""
+    return [guard.guard_type == "TENSOR_MATCH" and not guard.is_global for guard in guards]
+
+
 def skip_guard_on_inbuilt_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
     """For options={"guard_filter_fn": ...}: don't check attributes of torch.nn's own modules."""
-    return [not any(_is_inbuilt(module) for module in guard.modules) for guard in guards]
-
-
-def _is_inbuilt(module: nn.Module) -> bool:
-    return type(module).__module__.startswith(("torch.nn.", "torch.ao."))
+    return [not one.orig_guard.source.is_unspecialized_builtin_nn_module() for one in guards]
 
 
 def skip_guard_on_all_nn_modules_unsafe(guards: Sequence[Guard]) -> list[bool]:
     """For options={"guard_filter_fn": ...}: don't check attributes of modules."""
-    return [not guard.modules for guard in guards]
+    return [not guard.orig_guard.source.is_unspecialized_nn_module() for guard in guards]
 
 
 def keep_tensor_guards_unsafe(guards: Sequence[Guard], keep_parameters: bool = False) -> list[bool]:

@@ -45,6 +45,7 @@ ARTEFACTS = {
     "weights": Artefact("txt", "what is derived from parameters and when it is recomputed"),
     "cache": Artefact("txt", "hits, misses and evictions of the object code cache"),
     "guards": Artefact("txt", "facts that a compiled function relies on, and each miss"),
+    "dynamic": Artefact("txt", "numbers that become inputs of a graph, since they changed"),
     "time": Artefact("txt", "time per stage"),
 }
 

@@ -16,10 +16,12 @@ BASE = ("errors", "config", "log")
 
 # folder or module -> the folders it may import, itself and BASE apart.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "__init__": ("api", "backends", "capture", "compiler", "debug", "runtime"),
-    "__main__": ("api", "backends", "capture", "debug", "runtime"),
+    "__init__": ("api", "backends", "capture", "compiler", "debug", "installed", "runtime"),
+    "__main__": ("api", "backends", "capture", "debug", "installed", "runtime"),
+    "installed": ("api", "backends", "compiler", "debug", "runtime"),
     "api": ("torch_functions", "capture", "backends", "runtime"),
-    "compiler": ("capture", "backends"),
+    "compiler": ("absent", "api", "capture", "backends", "runtime"),
+    "absent": ("capture",),
     "backends": ("autodiff", "aten", "loops", "codegen", "runtime"),
     "autodiff": ("aten", "sym"),
     "codegen": ("loops", "sym", "runtime"),

@@ -4,6 +4,7 @@
     torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
     torch._dynamo.trace_rules                        folders and files of which no frame is traced
     torch._dynamo.exc.Unsupported                    what fullgraph=True raises
+    ExplainOutput, GraphCompileReason                what torch._dynamo.explain gives
 
 torch._dynamo takes a second to import and is imported here only when a stock backend is asked for.
 Whoever else imports it finds it knowing of us.
@@ -12,7 +13,9 @@ Whoever else imports it finds it knowing of us.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +37,12 @@ def _derive_error(exc: Any) -> None:
 
 when_imported("torch._dynamo.trace_rules", _skip_ours)
 when_imported("torch._dynamo.exc", _derive_error)
+
+
+def registered(excluded: Iterable[str]) -> list[str]:
+    """Names registered with TorchDynamo, without those of these tags; none if it isn't imported."""
+    registry = sys.modules.get("torch._dynamo.backends.registry")
+    return [] if registry is None else registry.list_backends(tuple(excluded))
 
 
 def list_backends() -> list[str]:
@@ -70,3 +79,34 @@ def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable
             remedy=repr(close) if close else "torch._inductor.list_options() lists them",
         ) from error
     return bound
+
+
+def inductor_names() -> Collection[str]:
+    """The options that TorchInductor knows."""
+    names: dict[str, Any] = importlib.import_module("torch._inductor.config").get_config_copy()
+    return names.keys()
+
+
+def explanation(
+    graphs: list[Any],
+    breaks: list[tuple[str, str, int, str, str]],
+    guards: list[str],
+    times: Mapping[str, float],
+) -> Any:
+    """What torch._dynamo.explain gives, of our findings: a reason and the user's line a break."""
+    found = importlib.import_module("torch._dynamo.backends.debugging").ExplainOutput
+    reason = importlib.import_module("torch._dynamo.output_graph").GraphCompileReason
+    calls = [[n for n in gm.graph.nodes if n.op.startswith("call_")] for gm in graphs]
+    return found(
+        graphs=graphs,
+        graph_count=len(graphs),
+        graph_break_count=len(breaks),
+        break_reasons=[
+            reason(why, [traceback.FrameSummary(file, line, function, line=text)], False)
+            for why, file, line, function, text in breaks
+        ],
+        op_count=sum(map(len, calls)),
+        ops_per_graph=[[node.target for node in some] for some in calls],
+        out_guards=guards,
+        compile_times="\n".join(f"{stage}: {ms:.1f} ms" for stage, ms in times.items()),
+    )

@@ -32,7 +32,7 @@ register(
         is_named=True,
     )
 )
-register(
+_onnxrt = register(
     Backend(
         "onnxrt",
         later("fusee.backends.onnxrt", "compile_onnxrt"),
@@ -57,12 +57,7 @@ _openvino = register(
         resume=later("fusee.backends.openvino_region", "resume"),
     )
 )
-register(
-    dataclasses.replace(
-        _openvino, name="fusee_openvino", help="openvino, by its name in stock torch.compile"
-    )
-)
-register(
+_openvino_ts = register(
     Backend(
         "openvino_ts",
         later("fusee.backends.openvino", "compile_openvino_ts"),
@@ -137,3 +132,6 @@ register(
         tags=("debug",),
     )
 )
+for _backend in (_onnxrt, _openvino, _openvino_ts):
+    _help = f"{_backend.name}, by its name in stock torch.compile"
+    register(dataclasses.replace(_backend, name=f"fusee_{_backend.name}", help=_help))

@@ -28,6 +28,8 @@ from fusee.runtime import collector
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, object]], CompiledFn]
 ENTRY_POINTS = "torch_dynamo_backends"
+# torch.compile's. Each backend makes of them what it can; ours have none.
+MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,14 @@ def list_backends(
 ) -> list[Listed]:
     """Names that `lookup` knows: ours with their state, those of all entry points, and "inductor".
 
-    No package is imported to find out the state. Stock torch's other names can be looked up as
-    well; to list them takes importing torch._dynamo.
+    No package is imported to find out the state. What was registered with TorchDynamo is listed
+    once torch._dynamo is imported, and can be looked up at any time.
 
     source   torch.compiler.list_backends
     """
     excluded = set(exclude_tags or ())
-    found = {name: Listed(name) for name in (*entry_points(group=ENTRY_POINTS).names, "inductor")}
+    others = *entry_points(group=ENTRY_POINTS).names, *dynamo.registered(excluded), "inductor"
+    found = {name: Listed(name) for name in others}
     for b in _backends.values():
         if not excluded.intersection(b.tags):
             found[b.name] = Listed(b.name, b.state(), b.help)
@@ -167,6 +170,17 @@ def set_default_backend(backend: BackendLike | None) -> None:
     if backend is not None:
         lookup(backend)
     _default[0] = "fusee" if backend is None else backend
+
+
+def check_mode(mode: str | None) -> None:
+    """Refuse what is no mode of torch.compile's. raises OptionError"""
+    if mode is not None and mode not in MODES:
+        close = nearest(str(mode), MODES)
+        raise OptionError(
+            f"there is no mode {mode!r}",
+            did="stopped before compiling",
+            remedy=(f"{close!r}; " if close else "") + f"modes: {', '.join(MODES)}",
+        )
 
 
 def name_of(backend: BackendLike) -> str:

@@ -1,4 +1,7 @@
-"""The entry points of stock torch.compile: torch.compile(m, backend="fusee", options={...})."""
+"""The entry points of stock torch.compile: torch.compile(m, backend="fusee", options={...}).
+
+A mode of torch.compile's is taken, and changes nothing: ours have none.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ from typing import Any
 from torch import fx
 
 from fusee.backends.native import CompiledGraph, compile_native
-from fusee.backends.registry import lookup
-from fusee.errors import OptionError
+from fusee.backends.registry import check_mode, lookup
 
-__all__ = ["compile_fx", "compile_openvino"]
+__all__ = ["compile_fx", "compile_onnxrt", "compile_openvino", "compile_openvino_ts"]
 
 
 def compile_fx(
@@ -26,30 +28,27 @@ def compile_fx(
     raises   OptionError; MissingPackage; MissingFake
     source   docs "Custom Backends" of PyTorch: the group torch_dynamo_backends
     """
-    _check_mode("fusee", mode)
+    check_mode(mode)
     return compile_native(gm, example_inputs, options or {})
 
 
-def compile_openvino(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Mapping[str, object] | None = None,
-    mode: str | None = None,
-) -> Callable[..., Any]:
-    """`fusee_openvino`: our backend "openvino", whose plain name is upstream's in stock torch.
+def _named(name: str) -> Callable[..., Callable[..., Any]]:
+    """A backend of ours, for stock torch, where its own name is another one's or nobody's."""
 
-    raises   OptionError; MissingPackage; MissingFake
-    """
-    _check_mode("fusee_openvino", mode)
-    made: Callable[..., Any] = lookup("openvino", options)(gm, example_inputs)
-    return made
+    def compile_named(
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: Mapping[str, object] | None = None,
+        mode: str | None = None,
+    ) -> Callable[..., Any]:
+        check_mode(mode)
+        made: Callable[..., Any] = lookup(name, options)(gm, example_inputs)
+        return made
+
+    compile_named.__name__ = f"fusee_{name}"
+    return compile_named
 
 
-def _check_mode(name: str, mode: str | None) -> None:
-    if mode not in (None, "default"):
-        raise OptionError(
-            f"the backend {name!r} has no modes, but got mode={mode!r}",
-            did="stopped before compiling",
-            remedy="options={...}; docs/options.md lists them",
-        )
+compile_openvino, compile_openvino_ts = _named("openvino"), _named("openvino_ts")
+compile_onnxrt = _named("onnxrt")

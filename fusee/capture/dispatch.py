@@ -416,11 +416,11 @@ class CompiledFunction:
         )
 
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
-        missed = entry.captured.facts.first_miss(values)
-        if missed is not None:
+        if (missed := entry.captured.facts.first_miss(values)) is not None:
             fact, found = missed
             if fact.kind == "equals" and type(fact.value) is type(found) is float:
-                self.varying.add(str(fact.origin))  # from now on it is an input
+                self.varying.add(str(fact.origin))
+                log.publish("dynamic", self.function.__qualname__, f"{fact.origin} is an input now")
             text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
             log.publish("guards", self.function.__qualname__, text)
 

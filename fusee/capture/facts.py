@@ -64,6 +64,30 @@ class TensorFact(NamedTuple):
         return f"{dtype}{list(self.size)} of strides {list(self.stride)} on {self.device}{grad}"
 
 
+class Whence(NamedTuple):
+    """Whose attributes lead to an object, as the filters of torch.compiler ask."""
+
+    root: Any
+
+    def is_unspecialized_nn_module(self) -> bool:
+        return isinstance(self.root, torch.nn.Module)
+
+    def is_unspecialized_builtin_nn_module(self) -> bool:
+        home = type(self.root).__module__
+        return self.is_unspecialized_nn_module() and home.startswith(("torch.nn.", "torch.ao."))
+
+    def is_specialized_nn_module(self) -> bool:
+        return False
+
+    is_fsdp_module = is_specialized_nn_module
+
+    def is_global(self) -> bool:
+        return type(self.root) in (dict, types.MappingProxyType)
+
+    def is_local(self) -> bool:
+        return not self.is_global()
+
+
 @dataclass(slots=True, eq=False)
 class Fact:
     """One condition.
@@ -85,6 +109,10 @@ class Fact:
     def now(self, source: Source) -> Any:
         """What `value` would be today. Raises one of `_GONE` if there is no such object."""
         return _KINDS[self.kind].now(source.value(self.origin), self.value)
+
+    @property
+    def source(self) -> Whence:
+        return Whence(self.origin.root.constant)
 
     def __str__(self) -> str:
         return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
@@ -305,10 +333,7 @@ def _nested(origin: Origin, source: Source) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """A fact as the functions for `guard_filter_fn` see it; fields as torch.compiler has them.
-
-    modules   the nn.Modules whose attributes lead to the object
-    """
+    """A fact as the functions for `guard_filter_fn` see it; fields as torch.compiler has them."""
 
     name: str
     has_value: bool
@@ -317,7 +342,6 @@ class Guard:
     derived_guard_types: tuple[str, ...]
     is_global: bool
     orig_guard: Fact
-    modules: tuple[torch.nn.Module, ...]
 
     @classmethod
     def of(cls, fact: Fact, values: dict[str, Any]) -> Guard:
@@ -327,11 +351,8 @@ class Guard:
             value, has_value = source.value(fact.origin), True
         except _GONE:
             value, has_value = None, False
-        root = fact.origin.root.constant
-        modules = (root,) if isinstance(root, torch.nn.Module) else ()
-        is_global = type(root) in (dict, types.MappingProxyType)
-        kind = _KINDS[fact.kind].torch_name
-        return cls(str(fact.origin), has_value, value, kind, (), is_global, fact, modules)
+        kind, is_global = _KINDS[fact.kind].torch_name, fact.source.is_global()
+        return cls(str(fact.origin), has_value, value, kind, (), is_global, fact)
 
 
 # ------------------------------------------------------------------------------ all facts

@@ -76,6 +76,8 @@ def variable(name: str) -> str:
     """
     if name.startswith("."):
         return f"_{name[1:]}"
+    if not name.isidentifier():  # code that was generated, as pytest's `@py_assert1`
+        return "_n" + "".join(c if c.isalnum() else f"_{ord(c)}_" for c in name)
     return f"p{name}" if name.lstrip("p").startswith("_") else name
 
 

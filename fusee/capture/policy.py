@@ -67,6 +67,7 @@ class Policy:
     stance       what fusee.compiler.set_stance set
     lookup       the function that compiles graphs, for a backend that a stance names
     is_unusual   whether a call must look at the stance, and at whether it is in an eager region
+    recompile_limit  versions of a place, where compile() is not told
     is_exporting what torch.compiler.is_exporting() says to a program that is captured
     """
 
@@ -76,6 +77,7 @@ class Policy:
         self.substitutes: dict[Any, Any] = {}
         self.stance = Stance()
         self.lookup: Callable[[Any], Callable[..., Any]] | None = None
+        self.recompile_limit = 8
         self.is_unusual = False
         self.is_exporting = False
         self._here = _Here()

@@ -55,7 +55,7 @@ def code_salt(*folders: str) -> str:
     """What entries depend on that code in these folders of ours makes: that code, and versions."""
     root = Path(__file__).parent.parent
     files = [x for name in folders for x in (root / name).rglob("*.py")]
-    code = sorted((x.name, facts.st_size, facts.st_mtime_ns) for x in files for facts in [x.stat()])
+    code = content_key(*[x.read_bytes() for x in sorted(files)])
     return repr((sys.version, torch.__version__, code))
 
 
@@ -67,6 +67,8 @@ def object_cache() -> ObjectCache:
 class ObjectCache:
     """A folder of object code with a limit in bytes; the entries used longest ago go first.
 
+    used   keys of entries that this process has read or written
+
     `get` and `put` may be called from any thread. They remember what went wrong instead of warning:
     `report` warns, in the thread of the user's call.
     """
@@ -74,6 +76,7 @@ class ObjectCache:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self.used: dict[str, None] = {}
         self.readable = self.writable = limit_bytes > 0
         self._problem: str | None = None
         self._puts = 0
@@ -98,6 +101,7 @@ class ObjectCache:
             publish("cache", key, "damaged entry, built again")
             return None
         self._touch(path)
+        self.used[key] = None
         return code
 
     def put(self, key: str, code: bytes) -> None:
@@ -117,6 +121,7 @@ class ObjectCache:
             self._stop(f"cannot write to {self.folder}: {error.strerror or error}")
             return
         with self._lock:
+            self.used[key] = None
             due = self._puts % _SCAN_EVERY == 0
             self._puts += 1
         if due:

@@ -1,0 +1,92 @@
+"""TORCH_LOGS, for what we compile: the artefacts that have a counterpart, to torch's own handlers.
+
+Adapter to torch._logging. Tested with torch 2.13; all names exist in 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch._logging
+
+from fusee import log
+from fusee.capture.dispatch import Entry, listeners
+from fusee.errors import source_line
+
+__all__ = ["follow"]
+
+# Below it, torch's handlers are found.
+_HOME = "torch._dynamo.fusee"
+_DYNAMIC = "torch.fx.experimental.symbolic_shapes"  # what TORCH_LOGS=dynamic switches on
+# torch's names, and our artefacts.
+_SAME = {
+    "aot_graphs": ("aten",),
+    "fusion": ("fusion",),
+    "graph_code": ("graph",),
+    "output_code": ("host", "llvm"),
+}
+
+
+def follow(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
+    """Send what is made to torch's logs, as TORCH_LOGS and torch._logging.set_logs say.
+
+    replace   puts a function in another one's place
+    returns   what ends it
+    """
+    ends = _subscribed()
+    set_logs = torch._logging.set_logs
+
+    def set_both(**settings: Any) -> None:
+        nonlocal ends
+        set_logs(**settings)
+        _all(ends)
+        ends = _subscribed()
+
+    replace(torch._logging, "set_logs", set_both)
+    return lambda: _all(ends)
+
+
+def _all(ends: list[Callable[[], None]]) -> None:
+    while ends:
+        ends.pop()()
+
+
+def _subscribed() -> list[Callable[[], None]]:
+    """Listeners for what is switched on now; each as what ends it."""
+    ends = []
+    for name, artefacts in _SAME.items():
+        if (logger := _wanted(name)) is not None:
+            ends.append(log.subscribe(_to(logger), *artefacts))
+    guards, again, dynamic = _wanted("guards"), _wanted("recompiles"), logging.getLogger(_DYNAMIC)
+
+    def tell_of_guards(record: log.Record) -> None:
+        logger = again if record.text.startswith("compiling again") else guards
+        if logger is not None:
+            logger.debug("%s: %s", record.name, record.text)
+
+    if guards is not None or again is not None:
+        ends.append(log.subscribe(tell_of_guards, "guards"))
+    if dynamic.isEnabledFor(logging.INFO):
+        ends.append(log.subscribe(_to(dynamic), "dynamic"))
+    if (breaks := _wanted("graph_breaks")) is not None:
+
+        def tell_of_breaks(entry: Entry) -> None:
+            found = entry.captured
+            for stop in found.breaks if found.stop is None else [found.stop, *found.breaks]:
+                breaks.debug("Graph break: %s\n  %s", stop.reason, source_line(stop.where))
+
+        listeners.append(tell_of_breaks)
+        ends.append(lambda: listeners.remove(tell_of_breaks))
+    return ends
+
+
+def _wanted(name: str) -> logging.Logger | None:
+    """torch's log of an artefact, if it is switched on."""
+    logger: logging.Logger = torch._logging.getArtifactLogger(_HOME, name)
+    return logger if logger.isEnabledFor(logging.DEBUG) else None
+
+
+def _to(logger: logging.Logger) -> log.Listener:
+    return lambda record: logger.info("%s %s\n%s", record.graph, record.name, record.text)

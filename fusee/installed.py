@@ -1,0 +1,139 @@
+"""Behind torch's names: `install()` puts our functions there, `uninstall()` takes them away.
+
+torch.compile and nn.Module.compile are ours then. What else is replaced acts on both, so that a
+program which knows only torch's names rules both. No module of torch's is imported for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusee import compiler
+from fusee.api import compile, compile_in_place
+from fusee.backends import dynamo, inductor_options
+from fusee.debug import torch_logs
+from fusee.debug.explain import explain
+from fusee.runtime.imports import cancel, when_imported
+
+__all__ = ["install", "uninstall"]
+
+_undo: list[Callable[[], None]] = []
+
+
+def install() -> None:
+    """Put `compile` behind torch.compile and nn.Module.compile, until uninstall().
+
+    Functions of torch.compiler, torch._dynamo.reset and torch._dynamo.explain then act on what we
+    compile too, TORCH_LOGS shows it, and options of TorchInductor are taken with one notice.
+    """
+    if _undo:
+        return
+    _replace(torch, "compile", _compile)
+    _replace(nn.Module, "compile", _compile_module)
+    _replace(torch.compiler, "reset", _reset)
+    _replace(torch.compiler, "substitute_in_graph", _substitute_in_graph)
+    for name in _OURS:
+        if hasattr(torch.compiler, name):
+            _replace(torch.compiler, name, getattr(compiler, name))
+    when_imported("torch._dynamo", _behind_dynamo)
+    _undo.append(lambda: cancel("torch._dynamo", _behind_dynamo))
+    _undo.append(torch_logs.follow(_replace))
+
+
+def uninstall() -> None:
+    """Undo install(). What was compiled meanwhile stays as it is."""
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    """Put a function where another was; uninstall() puts that back, unless a third one came."""
+    before = getattr(owner, name)
+
+    def back() -> None:
+        if getattr(owner, name) is value:
+            setattr(owner, name, before)
+
+    setattr(owner, name, value)
+    _undo.append(back)
+
+
+# ------------------------------------------------------------------------------ compile
+
+
+@functools.wraps(compile)
+def _compile(model: Any = None, **arguments: Any) -> Any:
+    return compile(model, **_understood(arguments))
+
+
+def _compile_module(self: nn.Module, **arguments: Any) -> None:
+    """Compile what calling this module does. Takes compile()'s arguments."""
+    compile_in_place(self, **_understood(arguments))
+
+
+def _understood(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without options of TorchInductor's, if our compiler gets them."""
+    options, backend = arguments.get("options"), arguments.get("backend")
+    backend = compiler.get_default_backend() if backend is None else backend
+    if backend != "fusee" or not isinstance(options, Mapping):
+        return arguments
+    return {**arguments, "options": inductor_options.without(options)}
+
+
+# ------------------------------------------------------------------------------ the others
+
+# What torch.compiler has and ours does for both.
+_OURS = (
+    "cudagraph_mark_step_begin", "get_default_backend", "list_backends", "load_cache_artifacts",
+    "nested_compile_region", "save_cache_artifacts", "set_default_backend",
+)  # fmt: skip
+
+
+def _reset() -> None:
+    """torch.compiler.reset, for both; what was never imported has nothing to reset."""
+    compiler.reset()
+    if (loaded := sys.modules.get("torch._dynamo")) is not None:
+        loaded.reset()
+
+
+_torchs_substitute = torch.compiler.substitute_in_graph
+
+
+@functools.wraps(_torchs_substitute)
+def _substitute_in_graph(original_fn: Any, **options: Any) -> Callable[[Any], Any]:
+    torchs = _torchs_substitute(original_fn, **options)
+    ours = compiler.substitute_in_graph(original_fn, **options)
+    return lambda traceable: (ours(traceable), torchs(traceable))[1]
+
+
+def _behind_dynamo(module: Any) -> None:
+    reset = module.reset
+
+    @functools.wraps(reset)
+    def reset_both() -> None:
+        compiler.reset()
+        reset()
+
+    _replace(module, "reset", reset_both)
+    _replace(module, "explain", _explain)
+
+
+def _explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """torch._dynamo.explain of what torch.compile is now: its own class, with our findings."""
+
+    def explained(*given: Any, **named: Any) -> Any:
+        found = explain(f)(*given, **named)
+        return dynamo.explanation(
+            [graph.module for graph in found.graphs],
+            [(b.reason, b.file, b.line, b.function, b.text) for b in found.breaks],
+            found.guards,
+            found.times,
+        )
+
+    return explained(*args, **kwargs) if args or kwargs else explained
