@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+import fusee
 from fusee import api
+from fusee.backends import registry
 from fusee.errors import (
     BackendError,
     FuseeWarning,
@@ -293,9 +295,9 @@ def test_modules_of_unusual_classes(backend: Counting) -> None:
 
 def test_install() -> None:
     stock = torch.compile, nn.Module.compile
-    api.install()
+    fusee.install()
     try:
-        api.install()
+        fusee.install()
         seen = Counting()
         net = Net().eval()
         net.compile(backend=seen)
@@ -307,9 +309,9 @@ def test_install() -> None:
         torch.testing.assert_close(torch.compile(step, backend=seen)(x), step(x))
         assert len(seen.graphs) == 3
     finally:
-        api.uninstall()
+        fusee.uninstall()
     assert (torch.compile, nn.Module.compile) == stock
-    api.uninstall()
+    fusee.uninstall()
 
 
 # ------------------------------------------------------------------------------ bad input
@@ -345,7 +347,7 @@ def test_more_bad_arguments() -> None:
         api.compile(3)  # type: ignore[call-overload]
     with pytest.raises(UnknownBackend, match="'fusee'"):
         api.compile(step, backend="fuse")
-    for mode in api.MODES:
+    for mode in registry.MODES:
         for dynamic in (None, True, False):
             fast = api.compile(step, mode=mode, dynamic=dynamic)
             torch.testing.assert_close(fast(x), step(x))

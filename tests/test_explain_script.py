@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusee import api
+import fusee
 from fusee.__main__ import main
 
 SCRIPT = """
@@ -43,7 +43,7 @@ ENDING
 def _stock_torch_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
-    api.uninstall()
+    fusee.uninstall()
     sys.modules.pop("beside", None)
 
 

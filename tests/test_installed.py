@@ -18,6 +18,7 @@ import fusee
 from fusee import compiler
 from fusee.api import Compiler
 from fusee.backends import inductor_options
+from fusee.capture.policy import POLICY
 from fusee.errors import FuseeWarning, OptionError
 from tests.counting import Counting
 
@@ -46,7 +47,7 @@ def breaks(t: Tensor) -> Tensor:
 
 def names() -> dict[str, Any]:
     """All that install() might have changed."""
-    owners = [torch, torch.compiler, torch._dynamo, torch._logging, nn.Module]
+    owners: list[Any] = [torch, torch.compiler, torch._dynamo, torch._logging, nn.Module]
     return {f"{o.__name__}.{name}": value for o in owners for name, value in vars(o).items()}
 
 
@@ -124,10 +125,11 @@ def test_stances_of_torch_rule_both(backend: Counting) -> None:
     assert len(backend.graphs) == 1
 
 
-def test_default_backend_and_names(backend: Counting) -> None:
+def test_default_backend_and_names(backend: Any) -> None:
     torch.compiler.set_default_backend(backend)
     torch.compile(grown)(x)
-    assert len(backend.graphs) == 1 and torch.compiler.get_default_backend() is backend
+    now: Any = torch.compiler.get_default_backend()
+    assert len(backend.graphs) == 1 and now is backend
     torch._dynamo.register_backend(backend, name="counting_once")
     try:
         assert "counting_once" in torch.compiler.list_backends()
@@ -176,9 +178,10 @@ def test_marks_of_torch_reach_both(backend: Counting) -> None:
     def length_hint(a: Any, default: int = 0, /) -> int:
         return 3
 
-    fast: Any = torch.compile(lambda t: t + operator.length_hint([]), backend=backend)
+    compile: Any = torch.compile
+    fast = compile(lambda t: t + operator.length_hint([]), backend=backend)
     torch.testing.assert_close(fast(x), x + 3)
-    del compiler.POLICY.substitutes[operator.length_hint]
+    del POLICY.substitutes[operator.length_hint]
 
 
 # ------------------------------------------------------------------------------ options, modes
@@ -186,7 +189,7 @@ def test_marks_of_torch_reach_both(backend: Counting) -> None:
 
 def test_options_of_inductor_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor_options, "_said", set())
-    options = {
+    options: Any = {
         "max_autotune": True,
         "triton.cudagraphs": True,
         "epilogue_fusion": False,
@@ -242,20 +245,24 @@ def test_logs_of_torch_show_what_we_compile() -> None:
 
     handler, logger = Taking(logging.DEBUG), logging.getLogger("torch._dynamo")
     sizes = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    torch._logging.set_logs(
+    logs: Any = torch._logging
+    logs.set_logs(
         graph_breaks=True, recompiles=True, guards=True, output_code=True, dynamic=logging.INFO
     )
-    logger.addHandler(handler), sizes.addHandler(handler)
+    for one in (logger, sizes):
+        one.addHandler(handler)
     try:
         fast: Any = torch.compile(breaks)
         fast(x)
-        scaled: Any = torch.compile(lambda t, by: t * by)
+        compile: Any = torch.compile
+        scaled = compile(lambda t, by: t * by)
         with torch.no_grad():
             for by in (2.0, 3.0):
                 scaled(x, by)
     finally:
-        torch._logging.set_logs()
-        logger.removeHandler(handler), sizes.removeHandler(handler)
+        logs.set_logs()
+        for one in (logger, sizes):
+            one.removeHandler(handler)
     for start, part in (
         ("__graph_breaks", "if t.sum() > 0"),
         ("__recompiles", "by was 2.0, is 3.0"),

@@ -79,7 +79,8 @@ class Whence(NamedTuple):
     def is_specialized_nn_module(self) -> bool:
         return False
 
-    is_fsdp_module = is_specialized_nn_module
+    def is_fsdp_module(self) -> bool:
+        return False
 
     def is_global(self) -> bool:
         return type(self.root) in (dict, types.MappingProxyType)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import torch._logging
+from torch import _logging
 
 from fusee import log
 from fusee.capture.dispatch import Entry, listeners
@@ -17,6 +17,7 @@ from fusee.errors import source_line
 
 __all__ = ["follow"]
 
+_torchs: Any = _logging
 # Below it, torch's handlers are found.
 _HOME = "torch._dynamo.fusee"
 _DYNAMIC = "torch.fx.experimental.symbolic_shapes"  # what TORCH_LOGS=dynamic switches on
@@ -36,7 +37,7 @@ def follow(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
     returns   what ends it
     """
     ends = _subscribed()
-    set_logs = torch._logging.set_logs
+    set_logs = _torchs.set_logs
 
     def set_both(**settings: Any) -> None:
         nonlocal ends
@@ -44,7 +45,7 @@ def follow(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
         _all(ends)
         ends = _subscribed()
 
-    replace(torch._logging, "set_logs", set_both)
+    replace(_torchs, "set_logs", set_both)
     return lambda: _all(ends)
 
 
@@ -84,7 +85,7 @@ def _subscribed() -> list[Callable[[], None]]:
 
 def _wanted(name: str) -> logging.Logger | None:
     """torch's log of an artefact, if it is switched on."""
-    logger: logging.Logger = torch._logging.getArtifactLogger(_HOME, name)
+    logger: logging.Logger = _torchs.getArtifactLogger(_HOME, name)
     return logger if logger.isEnabledFor(logging.DEBUG) else None
 
 

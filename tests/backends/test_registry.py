@@ -189,7 +189,7 @@ def stock(**given: Any) -> Callable[..., Any]:
     [
         ({"options": {"treads": 2}}, "'threads'; known options"),
         ({"options": {"fuse": "no"}}, "takes bool, not 'no'"),
-        ({"mode": "max-autotune"}, "has no modes"),
+        ({"mode": "max-autotun"}, "no mode 'max-autotun'"),
     ],
 )
 def test_stock_torch_compile_passes_on_our_errors(given: dict[str, Any], message: str) -> None:

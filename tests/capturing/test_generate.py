@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusee
 import tests.models.torchvision_setup as torchvision_setup
 from fusee import api
 from fusee.capture.dispatch import Entry, listeners
@@ -48,7 +49,7 @@ def entries() -> Iterator[list[Entry]]:
     listeners.append(made.append)
     yield made
     listeners.remove(made.append)
-    api.uninstall()
+    fusee.uninstall()
 
 
 def check_whole(entries: list[Entry], count: int) -> None:
@@ -79,7 +80,7 @@ def test_as_generate_compiles_by_itself(entries: list[Entry]) -> None:
     want = [tokens(model, prompt, sample=sample) for prompt in prompts for sample in (False, True)]
     settings = transformers.CompileConfig(backend="fusee")
     settings._compile_all_devices = True  # by default it compiles on GPUs only
-    api.install()
+    fusee.install()
     got = [
         tokens(model, prompt, sample=sample, compile_config=settings)
         for prompt in prompts

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
+import fusee
 from fusee import api
 from fusee.debug.explain import explain
 from fusee.errors import FuseeWarning
@@ -216,12 +217,12 @@ def test_what_has_no_graph_says_so_once() -> None:
             return shown(x)
 
     in_place = Shown()
-    api.install()
+    fusee.install()
     try:
         in_place.compile()
         by_torch = torch.compile(shown)
     finally:
-        api.uninstall()
+        fusee.uninstall()
     ways: dict[str, Any] = {
         "shown": api.compile(shown),
         "Shown": api.compile(Shown()),
