@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sym": (),
 }
 
-LINES_OF_FILE = 500
+LINES_OF_FILE = 800
 LINES_OF_FUNCTION = 60
 # Files that are tables: their length is the number of rows.
 TABLES: dict[str, str] = {}

@@ -1,37 +1,179 @@
-"""Between two graphs: Python's own semantics, except that what is called there is compiled too."""
+"""What runs in Python between two graphs: one instruction, or the lines of a whole function.
+
+It means what Python says, on real values; but each function, method and module that it calls is
+compiled by itself. TorchDynamo has this from CPython's hook for frames.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import types
+from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import nn
 
-from fusee.capture.semantics import Semantics
+from fusee.capture.frame import Frame, suspended
+from fusee.capture.opcodes import refused
+from fusee.capture.policy import ORIGINAL
+from fusee.capture.semantics import BINARY, Semantics
 from fusee.capture.targets import is_plain
+from fusee.capture.torch_api import has_global_hooks
 from fusee.capture.tracebacks import called_from
 
-__all__ = ["Between"]
+__all__ = ["Between", "Nested", "around"]
+
+# `(function, its first argument)` to what is called in its place.
+Nested = Callable[[types.FunctionType, Any], Callable[..., Any]]
+
+_IN_PLACE = len(BINARY) // 2
+
+# C functions that call what they are given, by its place among their arguments; or its name.
+_CALLING: dict[Any, int | str] = {
+    map: 0, filter: 0, functools.reduce: 0, itertools.starmap: 0, itertools.takewhile: 0,
+    itertools.dropwhile: 0, itertools.filterfalse: 0, itertools.accumulate: 1,
+    sorted: "key", min: "key", max: "key", list.sort: "key", itertools.groupby: "key",
+}  # fmt: skip
+
+
+def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs: Any) -> Any:
+    """Run a function's own lines in Python."""
+    function = function.__dict__.get(ORIGINAL, function)
+    if refused(function.__code__):
+        return function(*args, **kwargs)
+    f = Frame.of(Between(nested), function)
+    f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs)
+    if not function.__code__.co_flags & inspect.CO_GENERATOR:
+        return f.run()
+    while f.instruction.name != "RETURN_GENERATOR":
+        f.step()
+    f.at += 1
+    return suspended(f)
 
 
 class Between(Semantics):
-    """What instructions mean between the pieces of one compiled function.
+    """Python's own semantics, with `nested` in place of each Python function that is called."""
 
-    owner   the CompiledFunction
-    """
-
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, nested: Nested) -> None:
         super().__init__()
-        self.owner = owner
+        self.nested = nested
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if type(function) is types.MethodType:
             args, function = (function.__self__, *args), function.__func__
-        method = getattr(type(function), "__call__", None)  # noqa: B004  # and what it is
-        if isinstance(function, torch.nn.Module) and is_plain(function):
-            args, function = (function, *args), type(function).forward
-        elif type(method) is types.FunctionType:
-            args, function = (function, *args), method
+        if type(function) is functools.partial:
+            args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+            return self.call(function.func, args, kwargs)
+        if isinstance(function, nn.Module):
+            if type(function.__dict__) is dict and not has_global_hooks():
+                kind: Any = type(function)
+                method = kind.forward if is_plain(function) else kind.__call__
+                args, function = (function, *args), method
+        elif isinstance(function, type):
+            if _is_made_in_python(function):
+                return self._make(function, args, kwargs)
+        elif (found := _python_method(function, "__call__")) is not None:
+            args, function = (function, *args), found
         if type(function) is types.FunctionType:
-            function = self.owner.nested(function, args[0] if args else None)
-        return super().call(called_from(self.frames[-1], function), args, kwargs)
+            function = self.nested(function, args[0] if args else None)
+        else:
+            args, kwargs = self._called_back(function, args, kwargs)
+        if self.frames:  # what C calls back later has no caller here
+            function = called_from(self.frames[-1], function)
+        return super().call(function, args, kwargs)
+
+    def _make(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What type.__call__ does."""
+        if cls.__new__ is object.__new__:
+            obj = object.__new__(cls)
+        else:
+            obj = self.call(cls.__new__, (cls, *args), kwargs)
+        if isinstance(obj, cls):
+            result = self.call(type(obj).__init__, (obj, *args), kwargs)
+            if result is not None:
+                kind = type(result).__name__
+                raise TypeError(f"__init__() should return None, not {kind!r}")
+        return obj
+
+    def _called_back(self, function: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            place = _CALLING.get(function)
+        except TypeError:  # not hashable
+            place = None
+        if isinstance(place, int) and place < len(args):
+            return (*args[:place], self._compiled(args[place]), *args[place + 1 :]), kwargs
+        if isinstance(place, str) and place in kwargs:
+            return args, {**kwargs, place: self._compiled(kwargs[place])}
+        return args, kwargs
+
+    def _compiled(self, function: Any) -> Any:
+        kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+        if not isinstance(function, kinds):
+            return function
+        return lambda *args, **kwargs: self.call(function, args, kwargs)
+
+    # ---------------------------------------------------------------------- methods of operators
+
+    def _ask(self, owner: Any, name: str, *args: Any) -> Any:
+        """What a method in Python gives; NotImplemented if there is none."""
+        method = _python_method(owner, name)
+        return NotImplemented if method is None else self.call(method, (owner, *args), {})
+
+    def binary(self, kind: int, left: Any, right: Any) -> Any:
+        name = BINARY[kind].__name__.strip("_")
+        if not _overrides(right, left):  # its method would be asked first
+            names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
+            for each in names:
+                if getattr(type(left), f"__{each}__", None) is not None:
+                    found = self._ask(left, f"__{each}__", right)
+                    if found is not NotImplemented:
+                        return found
+                    break
+        return super().binary(kind, left, right)
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        method = _python_method(container, "__getitem__")
+        return container[key] if method is None else self.call(method, (container, key), {})
+
+    def attribute(self, obj: Any, name: str) -> Any:
+        found = _in_class(type(obj), name)
+        if type(found) is not property or type(found.fget) is not types.FunctionType:
+            return getattr(obj, name)
+        cls: Any = type(obj)
+        if cls.__getattribute__ is not object.__getattribute__:
+            return getattr(obj, name)
+        try:
+            return self.call(found.fget, (obj,), {})
+        except AttributeError:
+            if not hasattr(cls, "__getattr__"):
+                raise
+        return cls.__getattr__(obj, name)
+
+    def iterate(self, x: Any) -> Any:
+        method = _python_method(x, "__iter__")
+        return iter(x) if method is None else iter(self.call(method, (x,), {}))
+
+    def next(self, iterator: Any) -> Any:
+        method = _python_method(iterator, "__next__")
+        return next(iterator) if method is None else self.call(method, (iterator,), {})
+
+
+def _in_class(cls: type, name: str) -> Any:
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
+def _python_method(x: Any, name: str) -> types.FunctionType | None:
+    found = _in_class(type(x), name)
+    return found if type(found) is types.FunctionType else None
+
+
+def _overrides(right: Any, left: Any) -> bool:
+    return type(right) is not type(left) and issubclass(type(right), type(left))
+
+
+def _is_made_in_python(cls: type) -> bool:
+    """Whether `cls(...)` runs an `__init__` of the program's, and nothing else that is Python."""
+    is_plain = type(cls).__call__ is type.__call__
+    return is_plain and type(_in_class(cls, "__init__")) is types.FunctionType

@@ -85,7 +85,13 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_class(m, function, args, kwargs)
     if isinstance(function, functools.partial):
         return _call_partial(m, function, args, kwargs)
-    if isinstance(function, (OpOverload, OpOverloadPacket)) or is_graph_function(function):
+    if isinstance(function, (OpOverload, OpOverloadPacket)):
+        return natives.on_tensors(m, function, args, kwargs)
+    method = attributes.python_method(m, function, "__call__")
+    if method is not None and hasattr(type(function), "__getattr__"):
+        if not isinstance(function, torch.nn.Module):  # it might answer what is asked below
+            return call(m, method, (function, *args), kwargs)
+    if is_graph_function(function):
         return natives.on_tensors(m, function, args, kwargs)
     if id(getattr(function, "__self__", None)) in m.generators:  # its `send`, say
         return function(*args, **kwargs)
@@ -99,7 +105,6 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _call_module(m, function, args, kwargs)
     if isinstance(function, FakeTensor):
         raise TypeError("'Tensor' object is not callable")
-    method = attributes.python_method(m, function, "__call__")
     if method is not None:
         return call(m, method, (function, *args), kwargs)
     return natives.call(m, function, args, kwargs)

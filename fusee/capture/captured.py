@@ -63,8 +63,7 @@ class Captured:
     inputs     where they came from
     run        given the compiled graph, makes the function that runs this piece
     stop       why and before which instruction it ends; None if the function returned
-    eager      why the function runs eagerly instead; "" if it doesn't
-    raises     whether that is because the program raises, so that eager raises it too
+    eager      why Python runs all of it instead; "" if it doesn't
     grad       whether the graph runs with gradients
     inference  whether it runs in inference mode; None if that is as it was
     taken      what was read without a guard, by module and name
@@ -84,7 +83,6 @@ class Captured:
     at: int = -1
     keywords: tuple[str, ...] = ()
     eager: str = ""
-    raises: bool = False
     grad: bool = True
     inference: bool | None = None
     breaks: list[GraphBreak] = field(default_factory=list)
@@ -110,6 +108,11 @@ class Captured:
 
         return unseen, source
 
+    @property
+    def raises(self) -> bool:
+        """Whether it ends where the program raises."""
+        return self.stop is not None and self.stop.raises
+
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
@@ -129,9 +132,12 @@ class Captured:
             found: Callable[..., Any] = compile_graph(self.graph, self.examples)
             return found
 
-    def run(self, graph: Callable[..., Any] | None) -> Callable[..., Any]:
-        """The function that runs this piece with `graph` as its compiled graph."""
-        names = {**self.names, "_graph": graph}
+    def run(self, graph: Callable[..., Any] | None, nested: Any = None) -> Callable[..., Any]:
+        """The function that runs this piece with `graph` as its compiled graph.
+
+        nested   as Between has it
+        """
+        names = {**self.names, "_graph": graph, "_nested": nested}
         exec(compile(self.source, "<fusee segment>", "exec"), names)
         made: Callable[..., Any] = names["run"]
         return made

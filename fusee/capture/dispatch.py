@@ -24,19 +24,19 @@ from typing import Any
 import torch
 
 from fusee import log
-from fusee.capture.between import Between
+from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Keeper, Place
 from fusee.capture.entrances import entrances
 from fusee.capture.facts import Guard, describe
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
-from fusee.capture.opcodes import refused
 from fusee.capture.origin import is_trusted
-from fusee.capture.policy import ORIGINAL, Policy, original
+from fusee.capture.policy import Policy, original
 from fusee.capture.targets import is_suspending
 from fusee.capture.torch_api import AROUND_FORWARD
 from fusee.capture.tracebacks import raise_at
+from fusee.capture.versions import FEW, Index
 from fusee.errors import GraphBreakError, RecompileError, source_line
 
 __all__ = ["CompiledFunction", "Entry", "Notice", "Site", "listeners", "live"]
@@ -78,11 +78,24 @@ class Site:
 
     place: Place
     entries: list[Entry] = field(default_factory=list)
+    index: Index | None = None
     is_full: bool = False
     is_met: bool = False
 
     def find(self, values: dict[str, Any]) -> Entry | None:
-        return next((entry for entry in self.entries if entry.check(*values.values())), None)
+        given = values.values()
+        few = self.entries if self.index is None else self.index.candidates(*given)
+        return next((entry for entry in few if entry.check(*given)), None)
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if len(self.entries) > FEW:
+            self.index = self.index or Index(self.place.parameters)
+            self.index.add(self.entries)
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.index, self.is_full, self.is_met = None, False, False
 
 
 def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
@@ -138,7 +151,7 @@ class CompiledFunction:
         )
         self.start = Site(Place(function))
         self.sites: dict[tuple[Any, ...], Site] = {}
-        self.varying: set[str] = set()
+        self.varying: dict[str, bool] = {}  # numbers that changed: whether they are inputs
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
@@ -172,8 +185,7 @@ class CompiledFunction:
         """Forget all that was compiled."""
         with self.lock:
             for site in (self.start, *self.sites.values()):
-                site.entries.clear()
-                site.is_full = site.is_met = False
+                site.clear()
             self.sites.clear()
             self._nested.clear()
             self._nested_codes.clear()
@@ -207,7 +219,8 @@ class CompiledFunction:
             self._tell_of_no_graph()
             return result
         result = self._native(**values)
-        self._tell_of_error(entry)
+        if entry is not None and entry.captured.raises:
+            self._tell_of_error(entry.captured)
         return result
 
     def _stand_in(self, values: dict[str, Any]) -> CompiledFunction:
@@ -237,7 +250,7 @@ class CompiledFunction:
         captured = entry.captured
         if captured.stop is None:
             return result
-        between = Between(self)
+        between = Between(self.nested)
         f = Frame.of(between, self.function)
         try:
             return self._go_on(f, between, captured, result)
@@ -253,16 +266,17 @@ class CompiledFunction:
                 part.clear()
             f.at, f.keywords = captured.at, captured.keywords
             # a call takes its keywords with it, so the pair is one step
-            between.frames = [f]
+            between.frames, f.unwound = [f], None
             if self._ends(f, f.step):
                 return f.result
+            if captured.raises and f.unwound is None:
+                self._tell_of_error(captured)
             entry, values = self._next(f, between)
             result = _ran(entry, values)
             values.clear()  # an exception shows this frame, and keeps what it holds
             if entry is None or result is _AGAIN:
                 between.frames = []
                 self._ends(f, f.run)
-                self._tell_of_error(entry)
                 return f.result
             captured = entry.captured
             if captured.stop is None:
@@ -308,7 +322,7 @@ class CompiledFunction:
             entry = self._made(site.place, values)
             # what raised may not raise the next time: under fullgraph it is tried again
             if not (self.fullgraph and entry.captured.raises):
-                site.entries.append(entry)
+                site.add(entry)
             log.publish("guards", self.function.__qualname__, entry.check_source)
             for listener in listeners:
                 listener(entry)
@@ -316,7 +330,7 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
-        keeper = None if self.varying or place.at >= 0 else self.keeper
+        keeper = None if any(self.varying.values()) or place.at >= 0 else self.keeper
         if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
             read_ahead()
         known = None if keeper is None else keeper.find(place, values, self.policy)
@@ -329,12 +343,13 @@ class CompiledFunction:
         check, check_source = captured.check(values)
         times["guards"] = _milliseconds(begin)
         run = compiled = None
-        if not captured.eager:
+        # under fullgraph Python runs all of a function that raises: it has no pieces
+        if not captured.eager and not (self.fullgraph and captured.raises):
             begin = time.perf_counter()
             compiled = captured.compiled(self.compile_graph)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
-            run = captured.run(compiled)
+            run = captured.run(compiled, self.nested)
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy)
         captured.examples = []  # the tensors of a call would live as long as its entry
@@ -342,26 +357,27 @@ class CompiledFunction:
 
     def _refuse_break(self, captured: Captured) -> None:
         """Raise for a break where the user wants none; tell of a function that runs eagerly."""
-        stop = captured.stop or (captured.breaks[0] if captured.breaks else None)
+        stop = captured.breaks[0] if captured.breaks else captured.stop
         said = None if stop is None else stop.is_error
         is_error = self.fullgraph if said is None else said
-        if captured.eager and not captured.raises:
+        if captured.eager:
             if is_error:
                 raise self._broken(captured.eager, stop.where if stop else "", "")
             self.notice(f"{self.function.__qualname__} runs eagerly: {captured.eager}", "")
-        elif stop is not None and is_error:
+        elif stop is not None and is_error and not captured.raises:
             raise self._broken(stop.reason, stop.where, stop.remedy)
 
-    def _tell_of_error(self, entry: Entry | None) -> None:
-        """Python has run what an entry says that it raises, and nothing was raised."""
-        if entry is None or not entry.captured.raises:
-            return
+    def _tell_of_error(self, captured: Captured) -> None:
+        """Python has run what raises under capture, and nothing was raised."""
+        stop = captured.stop
+        assert stop is not None
         if self.fullgraph:
-            raise self._broken(entry.captured.eager, "", "")
+            raise self._broken(stop.reason, stop.where, "")
+        stop.raises = False  # say it once
         self.notice(
-            f"{self.function.__qualname__} runs eagerly: under capture {entry.captured.eager},"
+            f"a line of {self.function.__qualname__} runs in Python: under capture {stop.reason},"
             " and run by Python it does not; please report it",
-            first_line(self.function),
+            stop.where,
         )
 
     def _tell_of_no_graph(self) -> None:
@@ -418,9 +434,10 @@ class CompiledFunction:
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
         if (missed := entry.captured.facts.first_miss(values)) is not None:
             fact, found = missed
-            if fact.kind == "equals" and type(fact.value) is type(found) is float:
-                self.varying.add(str(fact.origin))
-                log.publish("dynamic", self.function.__qualname__, f"{fact.origin} is an input now")
+            if fact.kind == "equals" and type(fact.value) is type(found) in (float, int):
+                if self.varying.setdefault(str(fact.origin), True):  # from now on it is an input
+                    now = f"{fact.origin} is an input now"
+                    log.publish("dynamic", self.function.__qualname__, now)
             text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
             log.publish("guards", self.function.__qualname__, text)
 
@@ -440,16 +457,15 @@ class CompiledFunction:
         if known is not None and known.function.__globals__ is function.__globals__:
             return known
         code = function.__code__
-        if code in AROUND_FORWARD:
-            return functools.partial(self._around, function)
-        is_comprehension = code.co_varnames[:1] == (".0",)
-        home = (function.__module__ or "").partition(".")[0]
-        is_pythons = is_trusted(home) or home in sys.stdlib_module_names
-        if is_suspending(function) or is_comprehension or is_pythons:
+        is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
+        is_around = is_around or code in AROUND_FORWARD
+        if is_python(function.__module__ or "") and not is_around:
             return function
+        is_comprehension = code.co_varnames[:1] == (".0",)
+        if is_around or is_comprehension or is_suspending(function):
+            return functools.partial(around, self.nested, function)
         if self.policy.refusal(function) is not None:
-            is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
-            return functools.partial(self._around, function) if is_around else function
+            return function
         if original(function) is not None:
             return function
         count = self._nested_codes.get(code, 0)
@@ -460,14 +476,6 @@ class CompiledFunction:
         made.is_told = True
         self._nested.setdefault(owner, {})[same] = made
         return made
-
-    def _around(self, function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
-        """A function that runs as Python, while those that it calls are compiled."""
-        function = function.__dict__.get(ORIGINAL, function)
-        if refused(function.__code__):
-            return function(*args, **kwargs)
-        f = Frame.of(Between(self), function)
-        return f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs).run()
 
 
 # Called with each entry that is made, in the thread that made it.
@@ -494,6 +502,21 @@ def capture(*given: Any) -> Captured:
     """As in trace.py."""
     *_, trace = [importlib.import_module(name) for name in reversed(machinery)]
     return trace.capture(*given)  # type: ignore[no-any-return]
+
+
+# Modules of torch and of Python whose functions run what the program gave them, or its modules.
+_PASS_ON = (
+    "torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.", "torch.utils._contextlib",
+    "torch.utils.checkpoint", "torch.amp.", "torch.optim.", "contextlib", "functools",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def is_python(module: str) -> bool:
+    """Whether functions of a module run in Python: nothing of the program's is behind them."""
+    home = module.partition(".")[0]
+    is_known = is_trusted(home) or home in sys.stdlib_module_names
+    return is_known and not module.startswith(_PASS_ON)
 
 
 def _milliseconds(begin: float) -> float:

@@ -32,6 +32,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         "code": code,
         "dynamo": DYNAMO,
         "entries": owner.start.entries,
+        "site": owner.start,
         "failed": GraphFailed,
         "finish": without_dynamo(owner.finish),
         "is_dynamo": torch.compiler.is_dynamo_compiling,
@@ -75,7 +76,7 @@ def _source(function: types.FunctionType, names: Sequence[str]) -> str:
         f"{filled}"
         f"    if §policy.is_unusual or §dynamo in §modules and §is_other_stance():\n"
         f"        return §miss({values})\n"
-        f"    for §e in §entries:\n"
+        f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
         f"        if §e.check({listed}):\n"
         f"            if §e.run is None:\n"
         f"                return §function({passed})\n"

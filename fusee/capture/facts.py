@@ -20,13 +20,15 @@ from fusee.capture.frame import Marker
 from fusee.capture.origin import Dict, Held, Item, Origin, variable
 from fusee.errors import OptionError
 
-__all__ = ["ABSENT", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe"]
+__all__ = [
+    "ABSENT", "GONE", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe",
+]  # fmt: skip
 
 
 ABSENT = Marker("nothing")
 
 # What cannot be looked up any more fails the check rather than the call.
-_GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 
 _CONTAINERS = (list, dict, set, tuple, collections.deque)
 _ACTS_ALONE = {*_CONTAINERS, collections.OrderedDict}
@@ -108,7 +110,7 @@ class Fact:
         return _KINDS[self.kind].conditions(self, source.expression(self.origin), source)
 
     def now(self, source: Source) -> Any:
-        """What `value` would be today. Raises one of `_GONE` if there is no such object."""
+        """What `value` would be today. Raises one of `GONE` if there is no such object."""
         return _KINDS[self.kind].now(source.value(self.origin), self.value)
 
     @property
@@ -350,7 +352,7 @@ class Guard:
         source.bind(values)
         try:
             value, has_value = source.value(fact.origin), True
-        except _GONE:
+        except GONE:
             value, has_value = None, False
         kind, is_global = _KINDS[fact.kind].torch_name, fact.source.is_global()
         return cls(str(fact.origin), has_value, value, kind, (), is_global, fact)
@@ -383,6 +385,12 @@ class Facts:
                 self.kinds[origin] = value
             self.rows.append(Fact(kind, origin, value, where()))
 
+    def include(self, more: Facts) -> None:
+        """Add what another capture of the same place relied on."""
+        self.rows += more.rows
+        self.kinds.update(more.kinds)
+        self._keep += more._keep
+
     def keep(self, chosen: Callable[[list[Guard]], Sequence[bool]], values: dict[str, Any]) -> None:
         """Leave out the facts that `chosen` says False of."""
         rows = [fact for fact in self.rows if not isinstance(fact.origin, Held)]
@@ -412,7 +420,7 @@ class Facts:
             f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
             f"    except _gone:\n        return False\n"
         )
-        names = {**also, **source.names, "_gone": _GONE}
+        names = {**also, **source.names, "_gone": GONE}
         exec(compile(text, "<fusee guards>", "exec"), names)
         check: Callable[..., bool] = names["check"]
         return check, text
@@ -432,7 +440,7 @@ class Facts:
             source.bind(values)
             try:
                 return fact, fact.now(source)
-            except _GONE:
+            except GONE:
                 return fact, ABSENT
         return None
 

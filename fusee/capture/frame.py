@@ -52,6 +52,7 @@ class Frame:
     machine  the Semantics (semantics.py) that says what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
+    unwound  the exception that went to a handler last
     """
 
     def __init__(self, machine: Any, code: types.CodeType, globals_: dict[str, Any]) -> None:
@@ -69,6 +70,7 @@ class Frame:
         self.yielded = False
         self.keywords: tuple[str, ...] = ()
         self.function: Any = None
+        self.unwound: BaseException | None = None
 
     @classmethod
     def of(cls, machine: Any, function: types.FunctionType) -> Frame:
@@ -171,16 +173,20 @@ class Frame:
 
     def _unwind(self, error: BaseException) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
-        handler = self.program.handler(self.at)
+        instruction, handler, raised = self.instruction, self.program.handler(self.at), self.at
+        if instruction.name == "RERAISE" and instruction.arg:
+            raised = self.stack[-instruction.arg]  # where it was raised first
         if handler is None:
+            self.at = raised
             self.stack.clear()  # a generator that a loop was going through ends here
             raise error
         self.machine.caught(error)
+        self.unwound = error
         if error.__context__ is None and self.machine.handled is not error:
             error.__context__ = self.machine.handled
         del self.stack[handler.depth :]
         if handler.keeps_position:
-            self.push(self.at)
+            self.push(raised)
         self.push(error)
         self.at = handler.target
 

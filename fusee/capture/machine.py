@@ -19,7 +19,7 @@ from typing import Any
 from fusee.capture import attributes, grads, subclasses
 from fusee.capture import library as _library  # noqa: F401  # its stand-ins
 from fusee.capture.attributes import ask
-from fusee.capture.breaks import GraphBreak
+from fusee.capture.breaks import GraphBreak, Opaque
 from fusee.capture.calls import call
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, SHOWN, Capturing
 from fusee.capture.facts import ABSENT
@@ -33,6 +33,7 @@ from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
 __all__ = ["Machine"]
 
 _IN_PLACE = len(BINARY) // 2
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 
@@ -72,10 +73,14 @@ class Machine(Capturing):
 
     def load_cell(self, f: Frame, name: str) -> Any:
         try:
-            return self.world.cell(f.cells[name], name)
+            found = self.world.cell(f.cells[name], name)
         except (ValueError, AttributeError):
-            pass
-        raise unbound(f, name)
+            found = ABSENT
+        if type(found) is Opaque:
+            raise found.met()
+        if found is ABSENT:
+            raise unbound(f, name)  # not above: it would have the other one as its context
+        return found
 
     def store_cell(self, f: Frame, name: str, value: Any) -> None:
         self.world.set_slot(f.cells[name], "cell_contents", value)
@@ -110,7 +115,7 @@ class Machine(Capturing):
         if in_place and not isinstance(left, FakeTensor) and isinstance(right, FakeTensor):
             in_place, kind = False, kind - _IN_PLACE  # numbers are never changed in place
         function = BINARY[kind]
-        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if _is_of_tensors(left, right):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return function(left, right)
@@ -122,6 +127,8 @@ class Machine(Capturing):
         custom = self._by_method(*tries[not in_place :])
         if custom is not NotImplemented:
             return custom
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
         self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
         if isinstance(left, (str, bytes, set, frozenset)):
             self.look((right,), SHOWN + COMPARED)
@@ -149,7 +156,7 @@ class Machine(Capturing):
 
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         function = COMPARE[symbol]
-        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+        if _is_of_tensors(left, right):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
             return function(left, right)
@@ -158,6 +165,8 @@ class Machine(Capturing):
         custom = self._by_method((left, name, right), (right, swapped, left))
         if custom is not NotImplemented:
             return custom
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
         pairs = (left, right), (right, left)
         if symbol == "!=":
             asked = [(x, "eq", other) for x, other in pairs if _derives(x)]
@@ -329,6 +338,15 @@ class Machine(Capturing):
         return {key: self.subscript(x, key) for key in keys}
 
     call = call
+
+
+def _is_of_tensors(left: Any, right: Any) -> bool:
+    """Whether torch is asked for an operator: no class of the program's has a say."""
+    if isinstance(left, FakeTensor):
+        left, right = right, left
+    kind: Any = type(left)
+    is_in_c = bool(kind.__flags__ & _IMMUTABLE) or hasattr(kind, "__torch_function__")
+    return isinstance(right, FakeTensor) and (is_in_c or kind is Number)
 
 
 def _derives(x: Any) -> bool:

@@ -1,8 +1,10 @@
-"""Floats that a graph computes: a learning rate that a scheduler changes, a step count in a tensor.
+"""Numbers that a graph computes: a learning rate that a scheduler changes, a count of steps.
 
-A Number is a float whose value no capture knows. Arithmetic with one becomes a node of the graph,
-on Python floats, as the program has it; so does a torch call that takes one. Whatever else needs
-its value (a branch, a call into C, text) makes the floats that it was computed from constants.
+A Number is a float or an int whose value no capture knows. Arithmetic with one becomes a node of
+the graph, on Python's numbers, as the program has it; so does a torch call that takes one. Whatever
+else needs its value (a branch, a size, a call into C, text) makes constants of the numbers that it
+was computed from. An int is a double in the graph, so it must be one that a double holds, and may
+meet only floating tensors there: of integers it would decide the bits.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
     "NUMPY", "TAKE_NUMBERS", "VALUES", "Number", "Specialise", "argument", "as_tensor", "compute",
-    "exactly", "holds_number", "is_learning_rate", "load", "need_values", "shown",
+    "exactly", "holds_number", "is_held", "is_learning_rate", "load", "meets_integers",
+    "need_values", "shown",
 ]  # fmt: skip
 
 NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
@@ -30,7 +33,7 @@ VALUES = (int, float, complex, str, bytes, *NUMPY)
 
 
 class Specialise(BaseException):
-    """Capture again, with the floats at these origins as constants: no `except` may catch it."""
+    """Capture again, with the numbers at these origins as constants: no `except` may catch it."""
 
     def __init__(self, origins: frozenset[str]) -> None:
         super().__init__(f"the program needs the value of {', '.join(origins)}")
@@ -38,16 +41,26 @@ class Specialise(BaseException):
 
 
 class Number:
-    """A float that a node of the graph gives.
+    """A number that a node of the graph gives.
 
-    origins   the floats from outside that it was computed from, in words
+    origins   the numbers from outside that it was computed from, in words
+    kind      float or int: what it is to the program
+    made      the operator and operands that give it; empty for one that a tensor holds
     """
 
-    __slots__ = ("node", "origins")
+    __slots__ = ("kind", "made", "node", "origins")
 
-    def __init__(self, node: fx.Node, origins: frozenset[str]) -> None:
+    def __init__(
+        self,
+        node: fx.Node,
+        origins: frozenset[str],
+        kind: type = float,
+        made: tuple[Any, ...] = (),
+    ) -> None:
         self.node = node
         self.origins = origins
+        self.kind = kind
+        self.made = made
 
     def need(self, *_: Any) -> NoReturn:
         """Something needs the value itself."""
@@ -71,6 +84,7 @@ class Number:
 _NAMES = "add sub mul truediv pow".split()
 _PLAIN = {getattr(operator, f"i{name}"): getattr(operator, name) for name in _NAMES}
 _ARITHMETIC = {*_PLAIN, *_PLAIN.values(), operator.neg}
+_EXACT = {getattr(operator, name) for name in ("add", "iadd", "sub", "isub", "neg")}  # of integers
 # Torch calls that a graph may give one to, as backends know to compile them.
 TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
@@ -83,27 +97,33 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, 
     numbers = [x for x in operands if type(x) is Number]
     if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
         numbers[0].need()
+    kinds = {x.kind if type(x) is Number else type(x) for x in operands}
+    is_int = kinds == {int} and _PLAIN.get(function) is not operator.truediv
+    if is_int and function not in (*_EXACT, operator.truediv):
+        numbers[0].need()  # a product may be more than a double holds
     nodes = tuple(argument(x, "", graph) for x in operands)
     node = graph.call_function(_PLAIN.get(function, function), nodes)
-    return Number(node, frozenset().union(*(x.origins for x in numbers)))
+    kind = int if is_int and function in _EXACT else float
+    made = (_PLAIN.get(function, function), *operands)
+    return Number(node, frozenset().union(*(x.origins for x in numbers)), kind, made)
 
 
-def _numbers(x: Any) -> Iterator[Number]:
-    if type(x) is Number:
+def _among(x: Any, kind: Any) -> Iterator[Any]:
+    if isinstance(x, kind):
         yield x
     elif type(x) in (tuple, list, dict):
         for item in x.values() if type(x) is dict else x:
-            yield from _numbers(item)
+            yield from _among(item, kind)
 
 
 def holds_number(x: Any) -> bool:
     """Whether a Number is among arguments."""
-    return next(_numbers(x), None) is not None
+    return next(_among(x, Number), None) is not None
 
 
 def need_values(*arguments: Any) -> NoReturn:
     """A call needs the values of the Numbers among its arguments."""
-    next(_numbers(arguments)).need()
+    next(_among(arguments, Number)).need()
 
 
 def argument(x: Any, name: str, graph: fx.Graph) -> Any:
@@ -118,9 +138,9 @@ def argument(x: Any, name: str, graph: fx.Graph) -> Any:
 
 
 def shown(x: Any) -> Any:
-    """Arguments with some float in place of each Number: what a call gives does not say which."""
+    """Arguments with some number in place of each Number: what a call gives does not say which."""
     if type(x) is Number:
-        return 1.0
+        return x.kind(1)
     if type(x) is dict:
         return {key: shown(item) for key, item in x.items()}
     return type(x)(map(shown, x)) if type(x) in (tuple, list) else x
@@ -134,23 +154,36 @@ def exactly(x: Any) -> Any:
     return x.tobytes() if kind is None else kind.__repr__(x)
 
 
+def meets_integers(*arguments: Any) -> bool:
+    """Whether an int that the graph computes is in a call with tensors that are no floats."""
+    is_int = any(x.kind is int for x in _among(arguments, Number))
+    return is_int and any(not x.is_floating_point() for x in _among(arguments, torch.Tensor))
+
+
+def is_held(value: float) -> bool:
+    """Whether a double holds a number, and what is added to it a few times."""
+    return type(value) is float or -(2**48) < value < 2**48
+
+
 def load(world: Any, value: float, origin: Origin) -> Number:
-    """The Number for a float from outside: an input of the graph, a fact is its type alone."""
+    """The Number for one from outside: an input of the graph, a fact is its type alone."""
     words = str(origin)
     known: Number | None = world.numbers.get(words)
     if known is not None:
         return known
-    world.fact("type", origin, float)
+    world.fact("type", origin, type(value))
+    if type(value) is int:
+        world.fact("equals", Call(origin, is_held, "is_held of "), True)
     with torch._C.DisableTorchFunction():
         fake = world.input(as_tensor(value), Call(origin, as_tensor, ""), origin)
-    number: Number = world.recorder.item(fake, frozenset({words}))
+    number: Number = world.recorder.item(fake, frozenset({words}), type(value))
     world.numbers[words] = number
     world.know(number, origin)
     return number
 
 
 def as_tensor(value: float) -> torch.Tensor:
-    """How a float from outside is given to a graph."""
+    """How a number from outside is given to a graph."""
     return torch.tensor(value, dtype=torch.float64)
 
 

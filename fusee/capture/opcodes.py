@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusee.capture import control, matching
-from fusee.capture.breaks import GraphBreak
+from fusee.capture.breaks import GraphBreak, Opaque
 from fusee.capture.bytecode import Instruction, program
 from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, op
 from fusee.capture.semantics import called, checked
@@ -183,9 +183,18 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
     into.update(more)
 
 
+def _unpacked(f: Frame) -> list[Any]:
+    found = f.pop()
+    kind: Any = type(found)
+    if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
+        raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
+    items: list[Any] = f.machine.items(found)
+    return items
+
+
 @op()
 def UNPACK_SEQUENCE(f: Frame, i: Instruction) -> None:
-    items = f.machine.items(f.pop())
+    items = _unpacked(f)
     if len(items) < i.arg:
         raise ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})")
     if len(items) > i.arg:
@@ -195,7 +204,7 @@ def UNPACK_SEQUENCE(f: Frame, i: Instruction) -> None:
 
 @op()
 def UNPACK_EX(f: Frame, i: Instruction) -> None:
-    items = f.machine.items(f.pop())
+    items = _unpacked(f)
     before, after = i.arg & 0xFF, i.arg >> 8
     if len(items) < before + after:
         raise ValueError(
@@ -222,6 +231,8 @@ def _local(f: Frame, name: str) -> Any:
         raise UnboundLocalError(
             f"cannot access local variable {name!r} where it is not associated with a value"
         )
+    if type(value) is Opaque:
+        raise value.met()
     return value
 
 

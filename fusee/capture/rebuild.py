@@ -2,7 +2,7 @@
 
 A value of the capture becomes an expression: a tensor is an output of the graph, an object from
 outside is found by its origin, one that the program made is made again, each once however
-often it occurs. What cannot be made again raises Lost, and the function runs eagerly instead.
+often it occurs. What cannot be made again raises Lost, and the graph ends before it was made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fusee.capture.between import Between, Nested, around
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import Source
 from fusee.capture.frame import Frame, Marker, suspended
@@ -25,7 +26,6 @@ from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
 from fusee.capture.opcodes import refused
-from fusee.capture.semantics import Semantics
 from fusee.capture.torch_api import FakeTensor, of_subclass
 from fusee.capture.tracebacks import calling_from
 from fusee.capture.world import DELETED, is_scalar
@@ -34,6 +34,7 @@ __all__ = ["Lost", "Rebuild"]
 
 
 def _resumed(
+    nested: Nested,
     code: types.CodeType,
     globals_: dict[str, Any],
     at: int,
@@ -43,7 +44,7 @@ def _resumed(
     state: str,
 ) -> Generator[Any, Any, Any]:
     """A generator that goes on where one stood when a graph ended."""
-    f = Frame(Semantics(), code, globals_)
+    f = Frame(Between(nested), code, globals_)
     f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
     made = suspended(f, state == inspect.GEN_SUSPENDED)
     if state == inspect.GEN_CLOSED:
@@ -58,8 +59,8 @@ _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values"
 
 
 class Lost(BaseException):
-    """The function runs eagerly, and `reason` says why: most often a value that is alive where a
-    graph ends cannot be made again. No `except` of the program that is traced may catch it."""
+    """Here no graph can end, and `reason` says why: a value that is alive cannot be made again.
+    No `except` of the program that is traced may catch it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -68,18 +69,26 @@ class Lost(BaseException):
 
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _CLASS = _ON_HEAP | 1 << 8  # and Py_TPFLAGS_IMMUTABLETYPE: a class in C has not the first alone
+# Nothing but a class, an import or a `def` makes these.
+_FOUND = (
+    type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.UnionType, types.GenericAlias,
+)  # fmt: skip
 _BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 
 
 class Rebuild:
     """Writes one function's body.
 
+    is_return whether the function ends there: Python runs generators that it gives away
     source    its first part: objects from outside, evaluated before anything changes
     lines     its second part, after the graph has run
     outputs   the tensors that the graph must give
     """
 
-    def __init__(self, machine: Capturing, source: Source) -> None:
+    def __init__(self, machine: Capturing, source: Source, *, is_return: bool = False) -> None:
+        self.is_return = is_return
         self.world = world = machine.world
         self.made_classes = machine.made_classes
         self.generators = machine.generators
@@ -156,8 +165,9 @@ class Rebuild:
     def _made(self, x: Any) -> str:
         kind = type(x)
         if kind is Number:
-            if x.origins:
-                x.need()
+            if x.made:  # Python computes it from the same numbers
+                function, *operands = x.made
+                return self._named(self.call(function, *map(self.value, operands)))
             raise Lost("a float that the graph computes is alive where it ends")
         maker = _MAKERS.get(kind)
         if maker is not None:
@@ -166,8 +176,8 @@ class Rebuild:
             return self._builtin_method(x)
         if isinstance(x, ITERATORS):
             return self._iterator(x)
-        if isinstance(x, (type, types.ModuleType, types.MethodDescriptorType)):
-            if x in self.made_classes:
+        if isinstance(x, _FOUND):
+            if isinstance(x, type) and x in self.made_classes:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)
         if isinstance(x, tuple):
@@ -214,12 +224,15 @@ class Rebuild:
         is_plain = not (code.co_kwonlyargcount or code.co_flags & 12)
         if is_plain and state == inspect.GEN_CREATED:
             args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names]
-            return self._named(f"{self.value(f.function)}({', '.join(map(self.value, args))})")
+            function, given = self.value(f.function), [*map(self.value, args)]
+            if self.is_return:
+                return self._named(f"{function}({', '.join(given)})")
+            return self._named(self.call(around, "_nested", function, *given))
         if refused(code):
             raise Lost(f"a generator is half way: {refused(code)}")
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
         parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), state))
-        return self._named(self.call(_resumed, *parts))
+        return self._named(self.call(_resumed, "_nested", *parts))
 
     def _instance(self, x: Any) -> str:
         cls = type(x)

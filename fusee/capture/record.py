@@ -21,7 +21,15 @@ from torch.overrides import TorchFunctionMode
 
 from fusee.capture.arguments import printable
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.numbers import TAKE_NUMBERS, Number, argument, holds_number, need_values, shown
+from fusee.capture.numbers import (
+    TAKE_NUMBERS,
+    Number,
+    argument,
+    holds_number,
+    meets_integers,
+    need_values,
+    shown,
+)
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -131,10 +139,12 @@ class Recorder(TorchFunctionMode):
         self.nodes[id(fake)] = node
         self._keep.append(fake)
 
-    def item(self, fake: torch.Tensor, origins: frozenset[str] = frozenset()) -> Number:
-        """The float in a tensor, which the graph reads."""
+    def item(
+        self, fake: torch.Tensor, origins: frozenset[str] = frozenset(), kind: type = float
+    ) -> Number:
+        """The number in a tensor, which the graph reads."""
         self.has_numbers = True
-        return Number(self.graph.call_method("item", (self.node(fake),)), origins)
+        return Number(self.graph.call_method("item", (self.node(fake),)), origins, kind)
 
     # ---------------------------------------------------------------------- calls
 
@@ -155,7 +165,8 @@ class Recorder(TorchFunctionMode):
         if name in _VALUES:
             raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         if self.has_numbers and holds_number((*args, *kwargs.values())):
-            if name.strip("_").removeprefix("foreach_") not in TAKE_NUMBERS:
+            is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
+            if not is_known or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")

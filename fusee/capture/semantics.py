@@ -181,7 +181,17 @@ def own_super(m: Semantics) -> Any:
     f = m.frames[-1]
     first = f.code.co_varnames[0]
     owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
-    return m.call(super, (m.load_cell(f, "__class__"), owner), {})
+    if "__class__" not in f.cells:
+        raise RuntimeError("super(): __class__ cell not found")
+    try:
+        cls = m.load_cell(f, "__class__")
+    except NameError:
+        cls = UNBOUND
+    if cls is UNBOUND:
+        raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
+    return m.call(super, (cls, owner), {})
 
 
 # Functions in C that look at the frame that calls them, by how many arguments they have then.

@@ -75,7 +75,7 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
 def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
     if type(obj) is Number:
-        return issubclass(float, kinds)
+        return issubclass(obj.kind, kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
     own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
@@ -119,7 +119,7 @@ def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         (obj,) = args
         if isinstance(obj, FakeTensor):
             return m.attribute(obj, "__class__")
-        return float if type(obj) is Number else type(obj)
+        return obj.kind if type(obj) is Number else type(obj)
     made = type(*args, **kwargs)
     m.made_classes.add(made)
     return made

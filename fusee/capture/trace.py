@@ -8,14 +8,14 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from fusee.capture import modes
-from fusee.capture.breaks import Forbidden, GraphBreak
+from fusee.capture.breaks import Forbidden, GraphBreak, Opaque
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
 from fusee.capture.facts import Facts, Source
@@ -44,26 +44,32 @@ from fusee.runtime import collector
 
 __all__ = ["capture"]
 
+_PROBES = 256  # places, at most, that are tried for a piece that must end earlier
+
 
 def capture(
-    place: Place, values: Mapping[str, Any], policy: Policy, varying: Collection[str] = ()
+    place: Place, values: Mapping[str, Any], policy: Policy, varying: dict[str, bool] | None = None
 ) -> Captured:
     """Capture what follows `place` with `values` for its parameters.
 
-    varying   floats from outside that are inputs of the graph, by the words of their origins
+    varying   numbers from outside that are inputs of the graph, by the words of their origins;
+              those whose values the program turns out to need become False
     """
-    limit, stop = -1, None
+    limit, stop, first, why, raising = -1, None, None, "", Facts()
     conditions = state_conditions()
-    why = refused(place.function.__code__)
+    refusal = refused(place.function.__code__)
     if is_transforming():
-        why = "it is called within a transform of torch.func or forward-mode autograd"
-    if why:
-        return Captured(place, Facts(), conditions, eager=why)
+        refusal = "it is called within a transform of torch.func or forward-mode autograd"
+    if refusal:
+        return Captured(place, Facts(), conditions, eager=refusal)
     constant: set[str] = set()
 
     def varies(origin: Origin) -> bool:
-        may = (bool(varying) and str(origin) in varying) or is_learning_rate(origin)
-        return may and str(origin) not in constant
+        if not varying and not constant:
+            return is_learning_rate(origin)
+        words = str(origin)
+        may = bool(varying and varying.get(words)) or is_learning_rate(origin)
+        return may and words not in constant
 
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
@@ -72,34 +78,37 @@ def capture(
                 collector.paused(), state_restored(), left(attempt.machine),
                 without_function_modes() as attempt.modes, attempt.recorder,
             ):  # fmt: skip
-                try:
-                    returned = attempt.run(limit)
-                except Exception as error:  # noqa: BLE001  # whatever the program raises
-                    # run again by Python, the program raises with its own traceback
-                    attempt.captured.eager = f"it raises {type(error).__name__}: {error}"
-                    attempt.captured.raises = True
-                    return attempt.captured
-                return attempt.finish(returned, stop)
+                returned = attempt.run(limit, is_probed=bool(why))
+                if not why:
+                    attempt.captured.breaks += [first] if first not in (None, stop) else []
+                    attempt.captured.facts.include(raising)
+                    return attempt.finish(returned, stop)
+            limit, stop, why = attempt.whole, GraphBreak(why, where=attempt.whole_where), ""
         except Specialise as needed:
             constant |= needed.origins
+            if varying is not None:
+                varying.update(dict.fromkeys(needed.origins, False))
         except Forbidden as found:
             where = source_line(attempt.where)
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
         except GraphBreak as found:
             found.is_error = is_error(attempt.world)
-            if stop is not None:
-                attempt.captured.eager = f"it broke in two places: {found.reason}"
-                return attempt.captured
             found.where = found.where or attempt.where
-            # not with the frames that it went through, and what they hold
-            limit, stop = attempt.entered, found.with_traceback(None)
+            if 0 <= limit <= attempt.entered:
+                why = found.reason
+            else:
+                # not with the frames that it went through, and what they hold
+                limit, stop = attempt.entered, found.with_traceback(None)
+                first = first or stop
+                if found.raises:  # a call for which those hold raises too
+                    raising = attempt.captured.facts
         except Lost as lost:
-            attempt.captured.eager = lost.reason
-            if stop is not None:
-                attempt.captured.breaks.append(stop)
-            return attempt.captured
+            why = lost.reason
         finally:
             attempt.release()
+        if why and (limit == 0 or policy.is_exporting):
+            attempt.captured.eager = why
+            return attempt.captured
 
 
 class _Attempt:
@@ -121,6 +130,10 @@ class _Attempt:
         self.count = 0
         self.entered = 0
         self.where = ""
+        self.whole = 0
+        self.whole_where = ""
+        self.opaque: list[Opaque] = []
+        self.raised: dict[int, tuple[BaseException, int]] = {}  # by id: when it was raised first
         self.values = values
         self.state = State.now()
         self.modes: list[Any] = []
@@ -128,34 +141,72 @@ class _Attempt:
     def release(self) -> None:
         """Let go of all objects at once: Python would find such circles much later."""
         self.values = {}
+        self.raised.clear()
         for part in (self.world.recorder, self.world, self.machine):
             vars(part).clear()
 
-    def run(self, limit: int) -> bool:
-        """Run to the return, or to the instruction number `limit`. Whether it returned."""
+    def run(self, limit: int, *, is_probed: bool = False) -> bool:
+        """Run to the return, or to the instruction number `limit`. Whether it returned.
+
+        is_probed   whether to find the last place before that at which a piece can end
+        """
         self.frame = self._start()
         frame, machine = self.frame, self.machine
         modes.load(machine, self.modes)
         machine.frames.append(frame)
+        step = max(1, limit // _PROBES)
         while self.count != limit:
             if not machine.inference:  # else a break ends the graph before the mode begins
                 self.entered = self.count
+                if is_probed and self.count % step == 0 and self._can_end():
+                    self.whole, self.whole_where = self.count, frame.where
+            raises = None
             try:
+                self._break_for_opaque()
                 stopped = frame.step()
             except GraphBreak:
                 self.where = machine.where() or frame.where
                 raise
+            except Exception as error:  # noqa: BLE001  # whatever the program raises
+                raises = self._raises(error)
+            if raises is not None:  # not above: the break would keep the error as its context
+                raise raises
+            if frame.unwound is not None:
+                self.raised.setdefault(id(frame.unwound), (frame.unwound, self.entered))
+                frame.unwound = None
             self.count += 1
             if stopped:
                 return True
         return False
+
+    def _raises(self, error: Exception) -> GraphBreak:
+        """An error that leaves the function: Python runs the instruction that raised it first."""
+        self.where = self.frame.where
+        _, self.entered = self.raised.get(id(error), (error, self.entered))
+        return GraphBreak(f"it raises {type(error).__name__}: {error}", raises=True)
+
+    def _can_end(self) -> bool:
+        """Whether all that is alive now, and all that was written, can be made again."""
+        rebuild = Rebuild(self.machine, Source(self.world.facts.kinds))
+        try:
+            self._state(rebuild)
+            self._write_effects(rebuild)
+        except Lost:
+            return False
+        return True
+
+    def _break_for_opaque(self) -> None:
+        """Only Python moves on what no capture can look at."""
+        for x in self.opaque:
+            if any(x is y for y in self.frame.stack):
+                raise x.met()
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
         function = world.hold(place.function, place.function.__qualname__)
         world.know_cells(function)
         f = Frame.of(self.machine, function)
-        loaded = {n: world.load(self.values[n], Local(n)) for n in place.parameters}
+        loaded = {n: self._load(n) for n in place.parameters}
         if place.at < 0:
             f.locals = loaded
             return f
@@ -166,6 +217,15 @@ class _Attempt:
         self.machine.handled = loaded.get(".h")
         return f
 
+    def _load(self, name: str) -> Any:
+        """What stands for a variable. One of a kind that no graph takes ends it where it is met."""
+        try:
+            return self.world.load(self.values[name], Local(name))
+        except GraphBreak as found:
+            opaque = Opaque(found.reason, found.remedy)
+            self.opaque.append(opaque)
+            return self.world.know(opaque, Local(name))
+
     # ---------------------------------------------------------------------- the end
 
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
@@ -174,17 +234,13 @@ class _Attempt:
         source = Source(self.world.facts.kinds, {modes.PLACE: "_modes"})
         if self.world.seen and self.machine.policy.is_exporting:
             raise Lost("an exported graph takes and gives plain tensors alone, no subclasses")
-        rebuild = Rebuild(self.machine, source)
+        rebuild = Rebuild(self.machine, source, is_return=returned)
         if returned:
             result = rebuild.value(f.result)
         else:
             found.stop, found.at, found.keywords = stop, f.at, f.keywords
             result = self._state(rebuild)
-        rebuild.effects()
-        for made, inner in self.machine.generators.values():
-            is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
-            if is_alive and inner.cleans_up and not rebuild.has(made):
-                raise Lost("a generator within try or with is dropped, and closed by Python then")
+        self._write_effects(rebuild)
         code = self.place.function.__code__
         takes_named = self.place.at < 0 and code.co_flags & inspect.CO_VARKEYWORDS
         self.world.separate(self.values[parameters(code)[-1]] if takes_named else None)
@@ -228,6 +284,13 @@ class _Attempt:
         found.taken, found.answers = self.world.taken, self.recorder.answers
         found.passing = ", ".join(dict.fromkeys(self.world.passing))
         return found
+
+    def _write_effects(self, rebuild: Rebuild) -> None:
+        rebuild.effects()
+        for made, inner in self.machine.generators.values():
+            is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
+            if is_alive and inner.cleans_up and not rebuild.has(made):
+                raise Lost("a generator within try or with is dropped, and closed by Python then")
 
     def _guarded(
         self, graph: fx.GraphModule, inputs: list[str], source: Source

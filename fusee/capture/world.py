@@ -105,7 +105,7 @@ class World:
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
-            if type(obj) is float and self.varies(origin):
+            if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin):
                 return numbers.load(self, obj, origin)
             self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
             return obj

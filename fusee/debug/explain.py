@@ -120,7 +120,7 @@ class Piece:
         captured = entry.captured
         place = captured.place
         names = sorted(set(_HELD.findall(captured.source)), key=lambda name: int(name[2:]))
-        stop = captured.stop or (captured.breaks[0] if captured.breaks else None)
+        stop = captured.stop
         return cls(
             function=place.function.__qualname__,
             begins=source_line(_begin(place.function, place.at)),

@@ -55,8 +55,7 @@ def export(
     if captured.raises:
         fn(*args, **named)
     if captured.eager:
-        stop = captured.breaks[0].where if captured.breaks else ""
-        raise _refused(captured.eager, stop or first_line(function))
+        raise _refused(captured.eager, first_line(function))
     if captured.stop is not None:
         raise _refused(captured.stop.reason, captured.stop.where, captured.stop.remedy)
     for line in captured.source.splitlines():

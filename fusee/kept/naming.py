@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from fusee.capture.facts import ABSENT, At, Fact, Facts, TensorFact
+from fusee.capture.facts import ABSENT, GONE, At, Fact, Facts, TensorFact
 from fusee.capture.frame import UNBOUND, Marker
 from fusee.capture.origin import Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, Origin
 from fusee.capture.world import is_scalar
@@ -46,7 +46,6 @@ _WRITTEN = (
 # What pickle writes by itself, but for scalars.
 _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
 _MARKERS = {"ABSENT": ABSENT, "UNBOUND": UNBOUND}
-_GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _DICTS = (dict, collections.OrderedDict)
 
@@ -322,14 +321,14 @@ class Resolved(pickle.Unpickler):
         self.look = looking(values)
         try:
             self.content = self.load()
-        except (*_GONE, pickle.UnpicklingError) as error:  # an enum without such a member, say
+        except (*GONE, pickle.UnpicklingError) as error:  # an enum without such a member, say
             raise NotKept(str(error)) from None
 
     def found(self, way: tuple[Any, ...], known: Any) -> Any:
         """What a recipe leads to."""
         try:
             found = self._found(*way)
-        except _GONE:
+        except GONE:
             found = ABSENT
         if known_by(found) != known:
             raise NotKept(f"what was at {way} is another")
@@ -365,7 +364,7 @@ class Resolved(pickle.Unpickler):
 
 
 def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
-    """A function that finds the object at an origin; it raises one of `_GONE` if there is none."""
+    """A function that finds the object at an origin; it raises one of `GONE` if there is none."""
     known: dict[Origin, Any] = {}
 
     def look(origin: Origin) -> Any:
@@ -413,7 +412,7 @@ def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
     try:
         found, value = look(fact.origin), fact.value
         return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
-    except _GONE:
+    except GONE:
         return False
 
 

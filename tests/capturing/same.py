@@ -79,7 +79,7 @@ def same(fn: Callable[..., Any], *args: Any, breaks: bool = False) -> Traced:
         e.check_source() for e in traced.compiled.entries
     ]
     raises = want[0] == "raised"
-    stops = [stop for stop in traced.stops if not (raises and stop.startswith("eager: it raises"))]
+    stops = [stop for stop in traced.stops if not (raises and stop.startswith("it raises"))]
     assert bool(stops) == breaks and not any(s.startswith("eager") for s in stops), stops
     return traced
 

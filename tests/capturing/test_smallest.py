@@ -1,0 +1,252 @@
+"""What can't be captured costs its line alone: all around it and below it is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusee
+from tests.capturing.same import Traced
+
+
+def _break() -> None:
+    print(end="")
+
+
+class Broken(nn.Module):
+    """Two operations, and a break between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        _break()
+        return y.cos()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = Broken()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.broken(x.exp()).tanh()
+
+
+SEQUENTIAL = nn.Sequential(nn.ReLU(), Broken(), nn.Tanh())
+BLOCKS = nn.ModuleList([Block(), Block()])
+HOOKED = Block()
+HOOKED.register_forward_hook(lambda module, args, out: out * 2)
+
+
+def _decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return wrapper
+
+
+@_decorated
+def helper(x: Tensor) -> Tensor:
+    y = x.sin()
+    _break()
+    return y.cos()
+
+
+@torch.no_grad()
+def without_gradients(x: Tensor) -> Tensor:
+    y = x.sin()
+    _break()
+    return y.cos()
+
+
+@contextlib.contextmanager
+def managed() -> Iterator[None]:
+    _break()
+    yield
+
+
+class Thing:
+    """Its methods break, as operators call them."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        _break()
+        self.y = x.sin()
+
+    def __add__(self, other: Tensor) -> Tensor:
+        _break()
+        return self.y.cos() + other
+
+    @property
+    def seen(self) -> Tensor:
+        _break()
+        return self.y.exp()
+
+    def __getitem__(self, key: int) -> Tensor:
+        _break()
+        return self.y.tanh() + key
+
+    def __call__(self, key: int) -> Tensor:
+        _break()
+        return self.y.sigmoid() + key
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield self.y.neg()
+        _break()
+        yield self.x.abs()
+
+    def __enter__(self) -> Tensor:
+        _break()
+        return self.y.exp()
+
+    def __exit__(self, *error: object) -> None:
+        _break()
+
+
+def sequential(x: Tensor) -> Any:
+    return SEQUENTIAL(x) + 1
+
+
+def listed(x: Tensor) -> Any:
+    for block in BLOCKS:
+        x = block(x)
+    return x
+
+
+def hooked(x: Tensor) -> Any:
+    return HOOKED(x) + 1
+
+
+def no_grad(x: Tensor) -> Any:
+    return without_gradients(x) + 1
+
+
+def in_comprehension(x: Tensor) -> Any:
+    return [block(x) for block in BLOCKS]
+
+
+def in_generator(x: Tensor) -> Any:
+    return sum(block(x) for block in BLOCKS)
+
+
+def in_partial(x: Tensor) -> Any:
+    return functools.partial(helper)(x) + 1
+
+
+def in_map(x: Tensor) -> Any:
+    return sum(map(BLOCKS[0], [x, x + 1]))
+
+
+def in_reduce(x: Tensor) -> Any:
+    return functools.reduce(lambda a, b: helper(a) + b, [x, x, x])
+
+
+def in_sorted(x: Tensor) -> Any:
+    return sorted([x, x + 1], key=lambda y: helper(y).sum().item())
+
+
+def in_lambda(x: Tensor) -> Any:
+    twice = lambda y: helper(y) * 2  # noqa: E731
+    return twice(x) + twice(x + 1)
+
+
+def in_context(x: Tensor) -> Any:
+    with managed():
+        y = x.sin()
+    return y.cos()
+
+
+def methods(x: Tensor) -> Any:
+    thing = Thing(x)
+    found = (thing + x) + thing.seen + thing[2] + thing(3)
+    for part in thing:
+        found = found + part
+    with thing as entered:
+        return found + entered
+
+
+def lost_map(x: Tensor) -> Any:
+    rows = map(lambda y: y + 1, [x * 2, x * 3])  # noqa: C417
+    _break()
+    return [row.sin() for row in rows]
+
+
+def given_away(x: Tensor) -> Any:
+    y = x.sin().cos()
+    return list(filter(None, [1, 2])), zip([y], [y.exp()])
+
+
+def made_class(x: Tensor) -> Any:
+    class Pair:
+        def __init__(self, one: Tensor) -> None:
+            self.one = one
+
+    pair = Pair(x.sin())
+    _break()
+    return pair.one.cos()
+
+
+def sparse_among(x: Tensor) -> Any:
+    y = x.sin()
+    return (torch.sparse.mm(SPARSE, y) + 1).cos()
+
+
+SPARSE = torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize(("fn", "graphs", "calls"), [
+    (sequential, 4, 5), (listed, 4, 8), (hooked, 4, 6), (no_grad, 3, 3),
+    (in_comprehension, 4, 8), (in_generator, 4, 8), (in_partial, 3, 3), (in_map, 2, 4),
+    (in_reduce, 3, 3), (in_sorted, 2, 3), (in_lambda, 4, 4), (in_context, 1, 2),
+    (methods, 6, 12), (lost_map, 1, 2), (given_away, 1, 3), (made_class, 2, 2),
+    (sparse_among, 2, 3),
+])  # fmt: skip
+def test_only_the_line_runs_in_python(fn: Callable[..., Any], graphs: int, calls: int) -> None:
+    """At least so many graphs and calls: all that lies around the breaks, and in what is called."""
+    made: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        made.append(sum(node.op.startswith("call") for node in gm.graph.nodes))
+        return gm.forward
+
+    x = torch.randn(3, 3)
+    compiled = fusee.compile(fn, backend=backend)
+    for _ in range(3):
+        want, got = fn(x), compiled(x)
+        for one, other in zip(*map(torch.utils._pytree.tree_leaves, (want, got))):
+            if isinstance(one, zip):
+                one, other = [*one], [*other]
+            assert str(one) == str(other)
+    assert len(made) >= graphs and sum(made) >= calls, made
+
+
+def test_an_argument_that_no_graph_takes() -> None:
+    def fn(x: Tensor, table: Tensor) -> Tensor:
+        y = x.sin() + 1
+        return torch.sparse.mm(table, y).cos() + 1
+
+    x, traced = torch.randn(3, 3), Traced(fn)
+    for _ in range(2):
+        torch.testing.assert_close(traced(x, SPARSE), fn(x, SPARSE))
+    assert len(traced.graphs) == 2
+    assert any("sparse" in stop for stop in traced.stops)
+
+
+def test_an_error_leaves_what_came_before_it_compiled() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x.sin().cos()
+        with contextlib.suppress(KeyError), torch.no_grad():
+            raise ValueError("the user's")
+        return y
+
+    traced = Traced(fn)
+    with pytest.raises(ValueError, match="the user's") as caught:
+        traced(torch.ones(2))
+    last = caught.traceback[-1]
+    assert str(last.statement).strip() == 'raise ValueError("the user\'s")'
