@@ -64,6 +64,7 @@ class Captured:
     run        given the compiled graph, makes the function that runs this piece
     stop       why and before which instruction it ends; None if the function returned
     eager      why Python runs all of it instead; "" if it doesn't
+    is_around  whether what the function calls is compiled nevertheless
     grad       whether the graph runs with gradients
     inference  whether it runs in inference mode; None if that is as it was
     taken      what was read without a guard, by module and name
@@ -83,6 +84,7 @@ class Captured:
     at: int = -1
     keywords: tuple[str, ...] = ()
     eager: str = ""
+    is_around: bool = False
     grad: bool = True
     inference: bool | None = None
     breaks: list[GraphBreak] = field(default_factory=list)

@@ -245,6 +245,12 @@ class CompiledFunction:
                 return made
         return self
 
+    def _around(self, *given: Any) -> Any:
+        """The function's own lines in Python; what it calls is compiled."""
+        f = Frame.of(Between(self.nested), self.function)
+        f.locals = dict(zip(self.start.place.parameters, given))
+        return self._ends(f, f.run)
+
     def finish(self, entry: Entry, result: Any) -> Any:
         """Go on after a piece: its result if the function returned, else the next pieces'."""
         captured = entry.captured
@@ -350,6 +356,8 @@ class CompiledFunction:
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled, self.nested)
+        elif captured.is_around and place.at < 0:
+            run = self._around
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy)
         captured.examples = []  # the tensors of a call would live as long as its entry

@@ -123,7 +123,8 @@ def holds_number(x: Any) -> bool:
 
 def need_values(*arguments: Any) -> NoReturn:
     """A call needs the values of the Numbers among its arguments."""
-    next(_among(arguments, Number)).need()
+    number: Number = next(_among(arguments, Number))
+    number.need()
 
 
 def argument(x: Any, name: str, graph: fx.Graph) -> Any:

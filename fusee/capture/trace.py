@@ -8,6 +8,7 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,10 +58,7 @@ def capture(
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
     conditions = state_conditions()
-    refusal = refused(place.function.__code__)
-    if is_transforming():
-        refusal = "it is called within a transform of torch.func or forward-mode autograd"
-    if refusal:
+    if refusal := _refusal(place.function):
         return Captured(place, Facts(), conditions, eager=refusal)
     constant: set[str] = set()
 
@@ -104,11 +102,19 @@ def capture(
                     raising = attempt.captured.facts
         except Lost as lost:
             why = lost.reason
+            attempt.captured.is_around = not attempt.is_over  # no shorter piece would do
         finally:
             attempt.release()
-        if why and (limit == 0 or policy.is_exporting):
+        if why and (limit == 0 or policy.is_exporting or attempt.captured.is_around):
             attempt.captured.eager = why
             return attempt.captured
+
+
+def _refusal(function: types.FunctionType) -> str:
+    """Why Python itself runs all of a call now, and all that it calls; "" if it need not."""
+    if is_transforming():
+        return "it is called within a transform of torch.func or forward-mode autograd"
+    return refused(function.__code__)
 
 
 class _Attempt:
@@ -137,6 +143,7 @@ class _Attempt:
         self.values = values
         self.state = State.now()
         self.modes: list[Any] = []
+        self.is_over = False
 
     def release(self) -> None:
         """Let go of all objects at once: Python would find such circles much later."""
@@ -182,6 +189,7 @@ class _Attempt:
     def _raises(self, error: Exception) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
         self.where = self.frame.where
+        error.__traceback__ = None  # whose frames know it, and all that is alive here
         _, self.entered = self.raised.get(id(error), (error, self.entered))
         return GraphBreak(f"it raises {type(error).__name__}: {error}", raises=True)
 
@@ -230,6 +238,7 @@ class _Attempt:
 
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
+        self.is_over = True
         found, f = self.captured, self.frame
         source = Source(self.world.facts.kinds, {modes.PLACE: "_modes"})
         if self.world.seen and self.machine.policy.is_exporting:
