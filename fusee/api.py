@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,14 +22,7 @@ from fusee.capture.dispatch import CompiledFunction, live, machinery
 from fusee.capture.policy import ORIGINAL, POLICY, WRAPPER, innermost
 from fusee.capture.targets import is_suspending, target_of, whole_call
 from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
-from fusee.errors import (
-    FuseeWarning,
-    GraphBreakError,
-    OptionError,
-    layout,
-    nearest,
-    source_line,
-)
+from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
 
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
@@ -216,8 +208,7 @@ class Compiler:
         """Tell the user once."""
         if text not in self.said:
             self.said.add(text)
-            shown = layout(FuseeWarning, text, where=source_line(where) if where else None)
-            warnings.warn(shown, FuseeWarning, stacklevel=2)
+            warn(FuseeWarning, text, where=source_line(where) if where else None)
 
     def __call__(self, model: Any) -> Any:
         """`model`, compiled."""

@@ -35,6 +35,9 @@ from __future__ import annotations
 import difflib
 import linecache
 import re
+import sys
+import types
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "source_line",
     "user_frame",
     "user_line",
+    "warn",
 ]
 
 _DOCS = "docs/errors.md"
@@ -198,6 +202,32 @@ def layout(
         rows.append(f"  try    {remedy}")
     rows.append(f"  more   {_DOCS}#{anchor(kind)}")
     return "\n".join(rows)
+
+
+# Packages and generated code whose frames are never the user's.
+_INNER = ("fusee", "torch")
+_GENERATED = ("<fusee ", "<entrance of ")
+
+
+def warn(
+    kind: type[FuseeWarning],
+    what: str,
+    *,
+    where: str | None = None,
+    did: str | None = None,
+    remedy: str | None = None,
+) -> None:
+    """Warn, in the layout above, at the program's line that called torch or Fusee."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and _is_inner(frame):
+        frame, level = frame.f_back, level + 1
+    text = layout(kind, what, where=where, did=did, remedy=remedy)
+    warnings.warn(text, kind, stacklevel=level)
+
+
+def _is_inner(frame: types.FrameType) -> bool:
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return package in _INNER or frame.f_code.co_filename.startswith(_GENERATED)
 
 
 def anchor(kind: type[BaseException]) -> str:

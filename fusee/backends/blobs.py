@@ -11,7 +11,6 @@ import hashlib
 import os
 import struct
 import tempfile
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fusee.errors import CacheWarning, layout
+from fusee.errors import CacheWarning, warn
 
 __all__ = ["Blobs", "digest"]
 
@@ -119,15 +118,11 @@ class Blobs:
         if (str(self.folder), what) in _told:
             return
         _told.add((str(self.folder), what))
-        warnings.warn(
-            layout(
-                CacheWarning,
-                f"the model cache {self.folder} {what}: {reason}",
-                did=did,
-                remedy="cache_dir names another folder; model_caching=False does without one",
-            ),
+        warn(
             CacheWarning,
-            stacklevel=3,
+            f"the model cache {self.folder} {what}: {reason}",
+            did=did,
+            remedy="cache_dir names another folder; model_caching=False does without one",
         )
 
 

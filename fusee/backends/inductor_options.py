@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from fusee.backends import dynamo
 from fusee.config import Options, knobs
-from fusee.errors import FuseeWarning, layout
+from fusee.errors import FuseeWarning, warn
 
 __all__ = ["without"]
 
@@ -45,11 +44,10 @@ def without(options: Mapping[str, Any]) -> dict[str, Any]:
     if new := [plain[name] for name in theirs if plain[name] not in _said]:
         _said.update(new)
         listed = "; ".join(f"{name} (here: {_HERE.get(name, 'without effect')})" for name in new)
-        text = layout(
+        warn(
             FuseeWarning,
             f"options of TorchInductor: {listed}",
             did="went on without them",
             remedy='docs/options.md has ours; backend="inductor" takes TorchInductor\'s',
         )
-        warnings.warn(text, FuseeWarning, stacklevel=4)
     return {name: value for name, value in options.items() if name not in theirs}

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,7 +47,7 @@ from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
-from fusee.errors import FuseeWarning, MissingFake, TraceError, layout
+from fusee.errors import FuseeWarning, MissingFake, TraceError, warn
 from fusee.loops.fuse import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower, supported
@@ -360,16 +359,8 @@ def _why_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
 def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGraph:
     report.eager = reason
     remember(report)
-    warnings.warn(
-        layout(
-            FuseeWarning,
-            f"{report.name} runs eagerly: {reason}",
-            where=report.where,
-            did="nothing was compiled",
-        ),
-        FuseeWarning,
-        stacklevel=3,
-    )
+    what = f"{report.name} runs eagerly: {reason}"
+    warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
     return CompiledGraph(gm.forward, report)
 
 

@@ -21,7 +21,7 @@ from fusee.backends import openvino_api, openvino_convert, packed
 from fusee.backends.blobs import digest
 from fusee.backends.intervals import LARGEST_SIZE, bounds
 from fusee.backends.openvino_api import Executable
-from fusee.backends.openvino_claims import indexed, is_known, stays_whole, why_not
+from fusee.backends.openvino_claims import indexed, is_folded, is_known, stays_whole, why_not
 from fusee.backends.openvino_graph import decodable, distinct
 from fusee.backends.openvino_options import OpenVINOOptions
 from fusee.backends.openvino_region import Models, RegionCall, RegionSpec
@@ -29,6 +29,7 @@ from fusee.backends.openvino_ts import scripted
 from fusee.backends.regions import HEAD, Region
 from fusee.backends.split_run import compile_with
 from fusee.config import Options
+from fusee.errors import FuseeWarning, user_line, warn
 
 # How often a region is compiled for new values of its parameters before they become inputs.
 _MOST_COMPILES = 3
@@ -59,6 +60,15 @@ class OpenVINO:
 
     def prepare(self, graph: AtenGraph, examples: Sequence[Any]) -> None:
         """Weights that are unpacked on each call stay packed."""
+        folded = next((node for node in graph.graph.nodes if is_folded(node)), None)
+        if folded is not None:
+            warn(
+                FuseeWarning,
+                "this model is quantised, and its weights were folded into integers already",
+                where=user_line(folded.meta.get("stack_trace")),
+                did="gives OpenVINO floating point: no layer with such a weight runs as int8",
+                remedy="convert_pt2e(model, fold_quantize=False)",
+            )
         if self.name == "openvino":
             packed.gather(graph, examples, self.options.disabled_ops.__contains__)
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import QUANTIZING, fits, interval
 
-__all__ = ["indexed", "is_known", "stays_whole", "why_not"]
+__all__ = ["indexed", "is_folded", "is_known", "stays_whole", "why_not"]
 
 aten = torch.ops.aten
 
@@ -31,6 +31,8 @@ def why_not(node: fx.Node) -> str | None:
     rule = _rule(node.target)
     if rule is None:
         return "OpenVINO has no such operator that computes what eager does"
+    if is_folded(node):
+        return "OpenVINO takes quantised weights from the operators that quantise them"
     skipped = {id(index) for index, _, _ in indexed(node)}
     for source in node.all_input_nodes:
         reason = None if id(source) in skipped else _cannot_hold(source)
@@ -53,6 +55,13 @@ def _rule(op: object) -> Rule | None:
     if not isinstance(op, OpOverload):
         return None
     return OPERATORS.get(op) or (_always if str(op) in QUANTIZING else None)
+
+
+def is_folded(node: fx.Node) -> bool:
+    """Whether integers are made floating point that no operator of the graph has quantised."""
+    if QUANTIZING.get(str(node.target), 0) is not None:
+        return False
+    return str(_node(node.args[0]).target) not in QUANTIZING
 
 
 def _cannot_hold(node: fx.Node) -> str | None:

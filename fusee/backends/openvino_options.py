@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from fusee.aten.decompose import taken_apart
 from fusee.aten.torch_api import OpOverload, is_composite
 from fusee.backends import openvino_api
 from fusee.backends.engine_options import check_names, label, operators, wrong
-from fusee.errors import FuseeWarning, OptionError, SettingError, layout
+from fusee.errors import FuseeWarning, OptionError, SettingError, warn
 
 __all__ = ["OpenVINOOptions", "check", "check_ts", "is_caching"]
 
@@ -67,15 +66,11 @@ def check(given: Mapping[str, object]) -> None:
 def check_ts(given: Mapping[str, object]) -> None:
     """As `check`, with a note that the backend is deprecated."""
     check(given)
-    warnings.warn(
-        layout(
-            FuseeWarning,
-            "the backend 'openvino_ts' goes through TorchScript, which torch gives up",
-            did="compiles with it nevertheless",
-            remedy="backend='openvino' takes the same options",
-        ),
+    warn(
         FuseeWarning,
-        stacklevel=4,
+        "the backend 'openvino_ts' goes through TorchScript, which torch gives up",
+        did="compiles with it nevertheless",
+        remedy="backend='openvino' takes the same options",
     )
 
 

@@ -10,7 +10,6 @@ import itertools
 import re
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -39,7 +38,7 @@ from fusee.backends.resumed import ClaimedPart, KeptSplit, body_of
 from fusee.backends.source import captured_source
 from fusee.backends.training import is_differentiated
 from fusee.config import Options
-from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, layout, user_line
+from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 
 __all__ = ["SplitCall", "compile_split", "compile_with"]
 
@@ -264,17 +263,13 @@ class _EngineCall:
         node = culprit(self.region, reason)
         op = op_of(node) if node is not None else f"one of {', '.join(self.row.ops)}"
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        warnings.warn(
-            layout(
-                FuseeWarning,
-                f"{self.row.name} of {self.report.name} {what} in {self.row.engine}, at {op}: "
-                f"{lines[0] if lines else 'no reason was given'}",
-                where=user_line(node.meta.get("stack_trace")) if node is not None else None,
-                did="this region runs through our own compiler from now on",
-                remedy="disabled_ops leaves an operator to PyTorch, and the rest to the engine",
-            ),
+        warn(
             FuseeWarning,
-            stacklevel=4,
+            f"{self.row.name} of {self.report.name} {what} in {self.row.engine}, at {op}: "
+            f"{lines[0] if lines else 'no reason was given'}",
+            where=user_line(node.meta.get("stack_trace")) if node is not None else None,
+            did="this region runs through our own compiler from now on",
+            remedy="disabled_ops leaves an operator to PyTorch, and the rest to the engine",
         )
 
 

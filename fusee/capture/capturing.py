@@ -36,6 +36,11 @@ _FUNCTION = types.FunctionType
 _IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
+def _is_users(f: Frame) -> bool:
+    home: str = f.globals.get("__name__") or ""
+    return not is_trusted(home) and home.partition(".")[0] != "fusee"
+
+
 class Capturing(Semantics):
     """The state of one capture.
 
@@ -65,7 +70,7 @@ class Capturing(Semantics):
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
         if frame is not top or at != top.at:
-            users = (f for f in reversed(self.frames) if not is_trusted(f.globals.get("__name__")))
+            users = (f for f in reversed(self.frames) if _is_users(f))
             text = next(users, top).where
             self._said = top, top.at, text
         return text

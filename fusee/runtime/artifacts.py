@@ -12,12 +12,11 @@ import hashlib
 import json
 import platform
 import sys
-import warnings
 from typing import NamedTuple
 
 import torch
 
-from fusee.errors import CacheWarning, OptionError, layout
+from fusee.errors import CacheWarning, OptionError, warn
 from fusee.runtime.cache import object_cache
 
 __all__ = ["CacheInfo", "load", "save"]
@@ -75,8 +74,7 @@ def load(artifacts: bytes) -> tuple[CacheInfo | None, bytes | None]:
     others = [f"{k}, here {now}" for k, now in zip(versions, _versions()) if k != now]
     if others:
         text = f"the cache artifacts are of no use here: made by {'; '.join(others)}"
-        shown = layout(CacheWarning, text, did="loaded nothing", remedy="save them anew")
-        warnings.warn(shown, CacheWarning, stacklevel=3)
+        warn(CacheWarning, text, did="loaded nothing", remedy="save them anew")
         return None, torchs
     cache = object_cache()
     for key, data in entries.items():

@@ -17,13 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import torch
 
 from fusee.config import settings
-from fusee.errors import CacheWarning, layout
+from fusee.errors import CacheWarning, warn
 from fusee.log import publish
 
 __all__ = ["ObjectCache", "Sidecar", "code_salt", "content_key", "object_cache"]
@@ -160,15 +159,11 @@ class ObjectCache:
             problem, self._problem = self._problem, None
         if problem is not None:
             without = "" if self.readable else "reading or "
-            warnings.warn(
-                layout(
-                    CacheWarning,
-                    f"the object code cache {problem}",
-                    did=f"went on without {without}writing it",
-                    remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
-                ),
+            warn(
                 CacheWarning,
-                stacklevel=2,
+                f"the object code cache {problem}",
+                did=f"went on without {without}writing it",
+                remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
             )
 
     def _path(self, key: str) -> Path:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fusee.errors import FuseeWarning
-from fusee.errors import layout as message
+from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
 from fusee.runtime.layout import Layout, layout
 from fusee.runtime.runner import builtin
@@ -132,15 +130,11 @@ class DerivedSet:
                 continue
             if not self._warned:
                 self._warned = True
-                warnings.warn(
-                    message(
-                        FuseeWarning,
-                        f"a parameter (input {position}) cannot be followed: {reason}",
-                        did="computed what depends on parameters, and will at each call",
-                        remedy="load parameters outside of torch.inference_mode()",
-                    ),
+                warn(
                     FuseeWarning,
-                    stacklevel=2,
+                    f"a parameter (input {position}) cannot be followed: {reason}",
+                    did="computed what depends on parameters, and will at each call",
+                    remedy="load parameters outside of torch.inference_mode()",
                 )
             return False
         return True
