@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.backends import lookup
 from tests.capture import capture as captured
-from tests.compare import Mismatch, assert_same
+from tests.compare import Exact, Mismatch, assert_same, measured
 
 Args = tuple[Any, ...]
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -115,11 +115,12 @@ def _compare(
     if want.error is not None or got.error is not None:
         _assert_same_error(got.error, want.error)
         return got
-    exact: list[_Run] = []
+    exact: list[Exact] = []
 
-    def exact_run() -> _Run:
+    def exact_run() -> Exact:
         if not exact:
-            exact.append(_call(in_float64(_twin(fn)), None, *in_float64((args, kwargs))))
+            run = lambda: _call(in_float64(_twin(fn)), None, *in_float64((args, kwargs)))  # noqa: E731
+            exact.append(measured(run))
         return exact[0]
 
     def exact_part(part: Callable[[_Run], Any]) -> Callable[[], Any] | None:
@@ -127,9 +128,9 @@ def _compare(
             return None
 
         def compute() -> Any:
-            run = exact_run()
+            run, longest = exact_run()
             # Not every program runs in float64; then torch.testing's tolerances decide.
-            return part(run) if run.error is None else part(want)
+            return Exact(part(run) if run.error is None else part(want), longest)
 
         return compute
 

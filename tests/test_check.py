@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+import fusee.backends
 from tests.check import check
-from tests.compare import Mismatch, assert_same
+from tests.compare import Mismatch, assert_same, measured
 
 
 def as_is(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -58,7 +59,7 @@ def test_dynamic_sizes() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x * (1 + 1e-5), "eager is off by at most"),
+        (lambda x: x * (1 + 1e-5), "eager is off by"),
         (lambda x: x.double(), "dtype"),
         (lambda x: x.t().contiguous().t(), "strides"),
         (lambda x: x[:-1], "shape"),
@@ -112,3 +113,89 @@ def test_compiling_again_is_seen() -> None:
 def test_a_tree_of_other_structure_fails() -> None:
     with pytest.raises(Mismatch, match="structure"):
         assert_same((torch.ones(1),), [torch.ones(1)])
+
+
+# ------------------------------------------------------------------------------ what is near enough
+
+
+class Small(nn.Module):
+    """Convolutions and a product, in sums of 288 and 1,152 terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(1152, 50),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.body(x) * 1.7)
+
+
+def edited(change: Callable[[fx.GraphModule, fx.Node], None]) -> Callable[..., Any]:
+    """The backend 'fusee' on a graph in which `change` has edited the product with 1.7."""
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        (found,) = [n for n in gm.graph.nodes if 1.7 in n.args]
+        change(gm, found)
+        gm.recompile()
+        return fusee.backends.lookup("fusee")(gm, inputs)
+
+    return backend
+
+
+def wrong_constant(gm: fx.GraphModule, node: fx.Node) -> None:
+    node.args = (node.args[0], 1.7 * (1 + 1e-5))
+
+
+def wrong_element(gm: fx.GraphModule, node: fx.Node) -> None:
+    off = torch.zeros(4, 50)
+    off[2, 7] = 1e-4
+    gm.register_buffer("off", off)
+    with gm.graph.inserting_before(node):
+        added = gm.graph.call_function(torch.add, (node.args[0], gm.graph.get_attr("off")))
+    node.args = (added, node.args[1])
+
+
+def test_a_small_network_passes() -> None:
+    check(Small().eval(), torch.randn(4, 3, 16, 16), capture="fx")
+
+
+@pytest.mark.parametrize("change", [wrong_constant, wrong_element])
+def test_kernels_that_are_wrong_by_little_fail(change: Any) -> None:
+    with pytest.raises(Mismatch, match=r"off by|mean square"):
+        check(Small().eval(), torch.randn(4, 3, 16, 16), backend=edited(change), capture="fx")
+
+
+@pytest.mark.parametrize("terms", [512, 4096])
+def test_another_order_of_summation_passes(terms: int) -> None:
+    """One chain of float32 additions, as oneDNN sums on some processors."""
+    x, w = torch.randn(8, terms), torch.randn(terms, 24)
+
+    def chained(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        def call(x: Tensor, w: Tensor) -> tuple[Tensor]:
+            total = torch.zeros(8, 24)
+            for k in range(terms):
+                total += x[:, k, None] * w[k]
+            return (total,)
+
+        return call
+
+    check(torch.mm, x, w, backend=chained, capture="fx")
+
+
+def test_a_sum_without_its_last_term_fails() -> None:
+    x = torch.rand(64, 4096)
+    with pytest.raises(Mismatch):
+        check(lambda x: x.sum(1), x, backend=lambda gm, _: lambda x: (x[:, :-1].sum(1),))
+
+
+def test_the_length_of_sums_is_measured() -> None:
+    x, layer, image = torch.ones(6, 40), nn.Conv2d(3, 8, 5), torch.ones(2, 3, 8, 8)
+    programs = [
+        (lambda: x * 2 + 1, 1), (lambda: x @ x.t(), 40), (lambda: x.sum(), 240),
+        (lambda: x.softmax(1), 40), (lambda: layer(image), 75), (lambda: x.mean(0), 6),
+    ]  # fmt: skip
+    for program, terms in programs:
+        assert measured(program).longest == terms
