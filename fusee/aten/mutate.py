@@ -19,6 +19,7 @@ from fusee.aten.canonical import batch_norm, bound
 from fusee.aten.custom import functional_twin
 from fusee.aten.functional import Value
 from fusee.aten.geometry import is_row_major
+from fusee.aten.overlap import refuse_overlap
 from fusee.aten.torch_api import (
     OpOverload,
     is_composite,
@@ -137,6 +138,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             kwargs = {name: x for name, x in kwargs.items() if name not in written}
             if takes_dtype:
                 kwargs.setdefault("dtype", targets[0].dtype)
+        refuse_overlap(t, op, targets, (args, kwargs))
         if is_random:
             _refuse_gaps(t, op, targets)
         found = t.call(pure, *args, **kwargs)
@@ -166,7 +168,8 @@ def store(t: Tracer, target: Any, result: Any, may_resize: bool = False) -> None
         return
     value = t.value(target)
     if not same_ints(value.tensor.shape, result.shape):
-        if may_resize and value.store.origin is None and value.tensor.numel() == 0:
+        base = value.store.base
+        if may_resize and value.store.origin is None and base.tensor.numel() == 0:
             _become(t, value, convert(t, result, value.tensor.dtype, None, always=True))
             return
         shapes = f"{list(result.shape)} into {list(value.tensor.shape)}"
@@ -193,6 +196,7 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_writes(aten.copy_.default)
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
+    refuse_overlap(t, op, [target], source)
     x = t.value(target)
     if not same_ints(x.tensor.shape, source.shape):
         source = t.call(aten.expand.default, source, list(x.tensor.shape))

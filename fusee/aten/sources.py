@@ -90,6 +90,9 @@ class Inputs:
         if reason is not None:
             raise self.b.unsupported(f"the input {name} is {reason}")
         shaped = fake if isinstance(fake, torch.Tensor) else example
+        known = [n if type(n) is int else m for n, m in zip(shaped.shape, example.shape)]
+        if known != list(example.shape) or shaped.dim() != example.dim():
+            raise self.b.unsupported(f"the graph changes the shape of the input {name}")
         device = device or example.device
         twin = self._twin(shaped, example.dtype, device)
         if self.prepare is not None:

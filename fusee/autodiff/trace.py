@@ -45,10 +45,11 @@ def trace_joint(
     *,
     keep: Callable[[OpOverload], bool] = keep_core,
     decompositions: Table | None = None,
+    overlapping: bool = False,
 ) -> Joint:
     """Forward and backward of `gm` called with inputs like these, with grad mode on.
 
-    keep, decompositions   as in fusee.aten.trace
+    keep, decompositions, overlapping   as in fusee.aten.trace
     raises                 TraceError, MissingFake as fusee.aten.trace; TraceError where eager's
                            forward or backward would raise
     """
@@ -67,6 +68,8 @@ def trace_joint(
     with autocast_restored(), torch.enable_grad(), symbolic:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, returned)
+        if not overlapping:
+            inputs.check_aliases((*finish.rebinds, *finish.mutations))
         with torch.autocast("cpu", enabled=False):
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast
@@ -162,7 +165,6 @@ class _Finish:
                 tracer.value(leaf)
         self.results = Results(self.b, inputs.values, inputs.to_size)
         mutations = self.results.mutations()
-        inputs.check_aliases(mutations)
         self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
         self.outputs = self.results.outputs(self.flat)

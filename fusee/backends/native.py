@@ -38,6 +38,7 @@ from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
 from fusee.autodiff.replay import REDRAWN
 from fusee.autodiff.trace import trace_joint
+from fusee.backends.apart import apart
 from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
@@ -94,7 +95,8 @@ class Compilation:
 
 
 def _trace(c: Compilation) -> None:
-    c.aten = trace(c.gm, c.example_inputs, keep=(supported() | WHOLE).__contains__)
+    keep = (supported() | WHOLE).__contains__
+    c.aten = trace(c.gm, c.example_inputs, keep=keep, overlapping=True)
     log.publish("aten", "", lambda: str(c.aten))
 
 
@@ -237,7 +239,10 @@ def compile_native(
                 if not plain:
                     call = compile_training(gm, example_inputs, parsed, report)
                 else:
-                    call = _compile(Compilation(gm, example_inputs, parsed, report), PIPELINE)
+                    c = Compilation(gm, example_inputs, parsed, report)
+                    call = _compile(c, PIPELINE)
+                    written = {mutation.index for mutation in c.aten.mutations}
+                    call = apart(gm, call, c.aten.inputs[: len(example_inputs)], written, report)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
                 remember(report)
@@ -300,6 +305,7 @@ def compile_training(
             example_inputs,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,
+            overlapping=True,
         )
     report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
     log.publish("aten", "joint", lambda: str(joint.aten))
@@ -323,7 +329,10 @@ def compile_training(
             )
 
     tell = report.notes.append
-    return train(gm, joint, cut, compile_forward or forward, backward, consumes=True, tell=tell)
+    written = {m.index for m in joint.aten.mutations} | {index for index, _ in joint.rebinds}
+    specs = joint.aten.inputs[: joint.forward_inputs]
+    call = train(gm, joint, cut, compile_forward or forward, backward, consumes=True, tell=tell)
+    return apart(gm, call, specs, written, report)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ from fusee.aten.passes.fold import fold
 from fusee.aten.passes.restride import restride
 from fusee.aten.tidy import is_pure
 from fusee.aten.trace import trace
+from fusee.backends.apart import apart
 from fusee.backends.finish import finishing
 from fusee.backends.followed import Declined
 from fusee.backends.intervals import forget_read, note_values
@@ -97,7 +98,13 @@ def compile_with(
                 )
                 remember(report)
                 return CompiledGraph(call, report)
-            aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
+            aten = trace(
+                gm,
+                example_inputs,
+                keep=engine.keeps,
+                decompositions=decompositions,
+                overlapping=True,
+            )
         except MissingFake:
             raise
         except TraceError as error:
@@ -106,11 +113,14 @@ def compile_with(
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
         examples = [*example_inputs, *attributes]
+        written = {mutation.index for mutation in aten.mutations}
+        specs = aten.inputs[: len(example_inputs)]
         call, kept = compile_split(aten, examples, engine, options, report, prepare)
         remember(report)
     if attributes:
-        return CompiledGraph(lambda *inputs: call(*inputs, *aten.attributes(gm)), report)
-    made = CompiledGraph(call, report)
+        whole: Callable[..., Any] = lambda *inputs: call(*inputs, *aten.attributes(gm))  # noqa: E731
+        return CompiledGraph(apart(gm, whole, specs, written, report), report)
+    made = CompiledGraph(apart(gm, call, specs, written, report), report)
     made.kept = None if kept is None else kept.entry(kept_for, example_inputs)
     return made
 

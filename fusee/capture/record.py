@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusee.capture.arguments import printable
 from fusee.capture.breaks import GraphBreak
+from fusee.capture.geometry import refuse_new_geometry
 from fusee.capture.numbers import (
     TAKE_NUMBERS,
     Number,
@@ -177,6 +178,8 @@ class Recorder(TorchFunctionMode):
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
+        if kwargs or name.endswith("_") or not name:
+            refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
         out = self._run(func, args, kwargs, name)
         if out is not None and not _holds_tensor(out):
             if _is_mutable(func):
@@ -187,7 +190,7 @@ class Recorder(TorchFunctionMode):
         self._write(func, name, args, kwargs, out)
         return out
 
-    def _run(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
         if name.startswith("_foreach_") and name.endswith("_"):
             return args[0]  # values change, and nothing else of hundreds of tensors
         try:

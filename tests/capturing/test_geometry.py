@@ -1,0 +1,281 @@
+"""Writes that change a tensor's shape, strides or memory, and writes to memory that is shared."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusee
+from fusee.errors import FuseeWarning
+
+Program = Callable[..., Any]
+Inputs = Callable[[], tuple[Tensor, ...]]
+
+
+def _seen(run: Program, inputs: Inputs) -> tuple[Any, ...]:
+    """What a call shows: results and arguments with their layout, aliases, and torch's warnings."""
+    torch.manual_seed(0)
+    args = inputs()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            result = run(*args)
+        except RuntimeError as error:
+            return (str(error).splitlines()[0],)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    # TorchDynamo says it once more, of its stand-ins
+    told = sorted({str(w.message) for w in said if w.category is UserWarning} - _of_dynamo(said))
+    tensors = [x for x in (*results, *args) if isinstance(x, Tensor)]
+    places = [x.untyped_storage().data_ptr() for x in tensors]
+    rows = [
+        (x.shape, x.stride(), x.storage_offset(), x.dtype, x.untyped_storage().nbytes())
+        for x in tensors
+    ]
+    values = [x.detach().clone() for x in tensors]
+    return (
+        rows,
+        [places.index(p) for p in places],
+        [id(x) in map(id, args) for x in results],
+        (told),
+        values,
+    )
+
+
+def _of_dynamo(said: list[warnings.WarningMessage]) -> set[str]:
+    return {str(w.message) for w in said if "it had shape torch.Size(" in str(w.message)}
+
+
+def _check(run: Program, inputs: Inputs, routes: tuple[str, ...] = ("compile", "stock")) -> None:
+    want = _seen(run, inputs)
+    for route in routes:
+        torch._dynamo.reset()
+        compiled: Program = (
+            fusee.compile(run) if route == "compile" else torch.compile(run, backend="fusee")
+        )
+        for _ in range(2):
+            got = _seen(compiled, inputs)
+            assert got[:-1] == want[:-1], route
+            if len(want) > 1:
+                torch.testing.assert_close(got[-1], want[-1])
+            else:
+                assert got == want
+
+
+def _x(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (4, 4)))
+
+
+OUTS: dict[str, tuple[Program, Inputs]] = {
+    "empty": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(0))),
+    "small": (lambda x, o: torch.sin(x, out=o), lambda: (_x(8, 8), torch.zeros(3))),
+    "large": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(5, 5))),
+    "same": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(4, 4))),
+    "turned": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(4, 4).t())),
+    "view": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(8, 8)[:2, :2])),
+    "double": (lambda x, o: torch.sin(x, out=o), lambda: (_x(), torch.zeros(0).double())),
+    "used": (
+        lambda x, o: (x + 1, torch.mm(x, x, out=o) * 2, o + 1),
+        lambda: (_x(), torch.zeros(0)),
+    ),
+    "pair": (
+        lambda x, o, i: torch.sort(x, 0, out=(o, i)),
+        lambda: (_x(), torch.zeros(2), torch.zeros(0, dtype=torch.int64)),
+    ),
+    "no operand": (lambda o: torch.arange(5, out=o), lambda: (torch.zeros(0),)),
+    "operator": (
+        lambda x, o: torch.ops.aten.sin.out(x, out=o) + 1,
+        lambda: (_x(), torch.zeros(0)),
+    ),
+    "intermediate": (lambda x: torch.sin(x, out=torch.zeros(0)), lambda: (_x(),)),
+    "small intermediate": (lambda x: torch.sin(x, out=torch.zeros(3)), lambda: (_x(),)),
+    "empty view": (lambda x, y: (torch.sin(x, out=y[:0]), y + 1), lambda: (_x(), _x(8, 8))),
+    "view of intermediate": (lambda x: _over(x * 1), lambda: (_x(),)),
+    "twice": (
+        lambda x, o: [torch.mul(x, k, out=o).sum() for k in (1, 2)],
+        lambda: (_x(), torch.zeros(0)),
+    ),
+}
+
+
+def _over(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An empty view grows over the memory that it is a view of."""
+    return torch.sin(torch.ones(4), out=x.view(-1)[:0]), x + 1
+
+
+@pytest.mark.parametrize("case", OUTS)
+def test_out_is_resized_as_eager_does(case: str) -> None:
+    stock = case in ("empty", "small", "used", "view of intermediate")
+    _check(*OUTS[case], routes=("compile", "stock") if stock else ("compile",))
+
+
+def test_no_neighbour_is_written_to() -> None:
+    kept = [torch.zeros(3) for _ in range(200)]
+    with pytest.warns(UserWarning, match="resized"):
+        fusee.compile(lambda x, o: torch.sin(x, out=o))(torch.randn(8, 8), kept[100])
+    assert kept[100].shape == (8, 8)
+    assert not any(x.any() for k, x in enumerate(kept) if k != 100)
+
+
+def test_rest_of_the_graph_stays_compiled() -> None:
+    def run(x: Tensor, o: Tensor) -> Tensor:
+        y = torch.tanh(x) * 2
+        torch.sin(y, out=o)
+        return o.exp() + y
+
+    compiled = fusee.compile(run)
+    compiled(_x(), torch.zeros(0))
+    kernels = [row.origin for report in fusee.report(compiled) for row in report.kernels]
+    assert any("tanh" in origin for origin in kernels) and any("exp" in o for o in kernels)
+
+
+def _turned(name: str, *args: Any) -> Program:
+    def run(x: Tensor) -> Tensor:
+        y = torch.sin(x)
+        getattr(x, name)(*args)
+        return x + 1 if name in ("squeeze_", "unsqueeze_") else (x * 2, y)  # type: ignore[return-value]
+
+    return run
+
+
+TURNS: dict[str, tuple[Any, ...]] = {
+    "t_": (), "transpose_": (0, 1), "swapaxes_": (0, 1), "unsqueeze_": (0,), "squeeze_": (),
+    "resize_": (2, 2), "as_strided_": ((2, 2), (1, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_geometry_is_changed_in_place(name: str, inside: bool) -> None:
+    run = _turned(name, *TURNS[name])
+    program = (lambda x: run(x * 1)) if inside else run
+    _check(program, lambda: (_x(1, 3) if name == "squeeze_" else _x(2, 3),), routes=("compile",))
+
+
+def test_memory_is_exchanged_in_place() -> None:
+    def grown(x: Tensor) -> Tensor:
+        return x.resize_(5, 5).fill_(1.0) + 1
+
+    def exchanged(x: Tensor, y: Tensor) -> Tensor:
+        x.set_(y)  # type: ignore[call-overload]  # torch's stub lacks this form
+        return x + 1
+
+    _check(grown, lambda: (_x(),))
+    _check(lambda x: grown(x * 1), lambda: (_x(),), routes=("compile",))
+    _check(exchanged, lambda: (_x(), _x(9)))
+    _check(lambda x, y: exchanged(x * 1, y), lambda: (_x(), _x(9)), routes=("compile",))
+
+
+def test_gradients_through_what_changed_in_place() -> None:
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        y = (x * w).unsqueeze_(0).t_() if x.dim() == 1 else x * w
+        y.squeeze_()
+        return (y * y).sum()
+
+    grads = []
+    for call in (run, fusee.compile(run), torch.compile(run, backend="fusee")):
+        w = torch.full((5,), 2.0, requires_grad=True)
+        call(torch.arange(5.0), w).backward()
+        grads.append(w.grad)
+    torch.testing.assert_close(grads[1:], grads[:1] * 2)
+
+
+def test_out_within_a_step_that_is_differentiated() -> None:
+    def run(x: Tensor, w: Tensor, o: Tensor) -> Tensor:
+        loss = (x * w).tanh().sum()
+        torch.sin(x, out=o)
+        return loss + (o * w).sum()
+
+    grads = []
+    for call in (run, fusee.compile(run)):
+        w, o = torch.full((5,), 2.0, requires_grad=True), torch.zeros(0)
+        call(torch.arange(5.0), w, o).backward()
+        grads.append((w.grad, o))
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+# ------------------------------------------------------------------------------ shared memory
+
+
+def _both(a: Tensor, b: Tensor) -> Tensor:
+    a.add_(1)
+    b.mul_(3)
+    return a.sum() + b.sum()
+
+
+def _apart() -> tuple[Tensor, Tensor]:
+    return torch.arange(7.0), torch.arange(7.0)
+
+
+def _slices(first: slice, second: slice) -> Inputs:
+    def make() -> tuple[Tensor, Tensor]:
+        whole = torch.arange(8.0)
+        return whole[first], whole[second]
+
+    return make
+
+
+PLACES = {
+    "shifted": _slices(slice(1, 8), slice(0, 7)),
+    "halves": _slices(slice(0, 4), slice(4, 8)),
+    "inside": _slices(slice(0, 8), slice(2, 4)),
+    "one memory": _slices(slice(0, 8), slice(0, 8)),
+    "interleaved": _slices(slice(0, 8, 2), slice(1, 8, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_inputs_that_share_memory_are_written_to(case: str, grad: bool) -> None:
+    def with_weight(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return (_both(a, b) * w).sum() + (a * w).sum()
+
+    for compiled in (fusee.compile(with_weight), torch.compile(with_weight, backend="fusee")):
+        for make in (_apart, PLACES[case], _apart, PLACES[case]):  # compiled for others at first
+            results = []
+            for call in (with_weight, compiled):
+                a, b = make()
+                w = torch.tensor(2.0, requires_grad=grad)
+                out = call(a, b, w)
+                if grad:
+                    out.backward()
+                results.append((a, b, out.detach(), w.grad))
+            torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_disjoint_parts_of_one_memory_are_compiled() -> None:
+    compiled = fusee.compile(_both, fullgraph=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)
+        compiled(*PLACES["halves"]())
+    assert fusee.report(compiled)[0].kernels
+
+
+def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
+    compiled = fusee.compile(_both)
+    with pytest.warns(FuseeWarning, match="share memory, and .* is written to"):
+        compiled(*PLACES["shifted"]())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FuseeWarning)  # once is enough
+        compiled(*PLACES["shifted"]())
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize(
+    ("run", "inputs"),
+    [
+        (lambda b: torch.add(b[1:], 1, out=b[:-1]), lambda: (torch.arange(8.0),)),
+        (lambda b: b[1:].add_(b[:-1]), lambda: (torch.arange(8.0),)),
+        (lambda a: a.add_(1), lambda: (torch.zeros(1).expand(4),)),
+        (lambda a: a.add_(a.t()), lambda: (_x(),)),
+        (lambda b: b[4:].copy_(b[:4]), lambda: (torch.arange(8.0),)),
+        (lambda b: b[1:].copy_(b[:-1]), lambda: (torch.arange(8.0),)),
+    ],
+)
+def test_writes_over_what_is_read_raise_as_eager_does(run: Program, inputs: Inputs) -> None:
+    _check(run, inputs, routes=("compile",))
