@@ -18,7 +18,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.mirror import Mirror
-from fusee.capture.numbers import Number
+from fusee.capture.numbers import Computed
 from fusee.capture.semantics import own_super
 from fusee.capture.torch_api import FakeTensor, own_classes
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
@@ -52,7 +52,7 @@ def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | Non
     cls = type(obj)
     if cls.__flags__ & (1 << 8) or isinstance(obj, (FakeTensor, types.ModuleType)):
         return None
-    if cls.__module__.startswith("fusee.capture"):
+    if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
     found = class_lookup(m, cls, name)
     return found if isinstance(found, types.FunctionType) else None
@@ -68,8 +68,8 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     """`obj.name`."""
     if isinstance(obj, FakeTensor):
         return _of_tensor(m, obj, name)
-    if type(obj) is Number:
-        obj.need()
+    if isinstance(obj, Computed):
+        return obj.attribute(m, name)
     if isinstance(obj, types.ModuleType):
         return _of_module(m, obj, name)
     if isinstance(obj, type):
@@ -104,8 +104,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return found
     if name == "device" and (m.modes or id(obj) in m.world.seen):
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
-    if name == "as_subclass":  # which torch does not ask classes about
-        return types.MethodType(torch.Tensor.as_subclass, obj)
+    if name in ("as_subclass", "numpy"):  # which torch does not ask classes about
+        return types.MethodType(getattr(torch.Tensor, name), obj)
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
         raise AttributeError(name)
     if name == "grad":
@@ -306,6 +306,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         grads.write(m, obj, value)
         return
+    if isinstance(obj, Computed):
+        raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
     if isinstance(obj, types.ModuleType):
         m.world.set(m.world.mirror_of_globals(obj.__dict__, obj.__name__), name, value)
         return

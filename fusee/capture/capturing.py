@@ -10,7 +10,7 @@ import torch
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.frame import Frame
-from fusee.capture.numbers import VALUES, Number, is_learning_rate
+from fusee.capture.numbers import VALUES, Computed, is_learning_rate
 from fusee.capture.origin import Origin
 from fusee.capture.policy import Policy
 from fusee.capture.semantics import Semantics
@@ -29,7 +29,7 @@ AS_VALUES = (
     *COMPARED, *SHOWN, *AS_NUMBERS,
 )  # fmt: skip
 
-_OURS = (FakeTensor, Number)  # they raise by themselves
+_OURS = (FakeTensor, Computed)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
@@ -57,6 +57,7 @@ class Capturing(Semantics):
         super().__init__()
         self.policy = policy
         self.world = World(self.where, varies)
+        self.world.machine = self
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
@@ -87,7 +88,7 @@ class Capturing(Semantics):
 
     def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
         """An operator with a tensor among its operands, in the graph as the operator."""
-        operands = tuple(self.plain(x) for x in operands)
+        operands = tuple(x.number() if isinstance(x, Computed) else self.plain(x) for x in operands)
         for x in operands:
             if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
                 raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
@@ -100,6 +101,8 @@ class Capturing(Semantics):
         """The class that the program sees."""
         if id(x) in self.world.seen:
             return self.world.seen[id(x)][0]
+        if isinstance(x, Computed):
+            return x.kind
         if isinstance(x, FakeTensor):
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
         return type(x)
@@ -118,7 +121,7 @@ class Capturing(Semantics):
 
     def is_outside(self, x: Any) -> bool:
         """Whether an object came from outside and is not a fixed one."""
-        return self.world.origin(x) is not None and not isinstance(x, FakeTensor)
+        return self.world.origin(x) is not None and not isinstance(x, _OURS)
 
     def plain(self, x: Any) -> Any:
         """What C code may see of `x`: a container from outside as its copy."""

@@ -442,9 +442,9 @@ class CompiledFunction:
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
         if (missed := entry.captured.facts.first_miss(values)) is not None:
             fact, found = missed
-            if fact.kind == "equals" and type(fact.value) is type(found) in (float, int):
-                if self.varying.setdefault(str(fact.origin), True):  # from now on it is an input
-                    now = f"{fact.origin} is an input now"
+            if (number := fact.number(found)) is not None:
+                if self.varying.setdefault(str(number), True):  # from now on it is an input
+                    now = f"{number} is an input now"
                     log.publish("dynamic", self.function.__qualname__, now)
             text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
             log.publish("guards", self.function.__qualname__, text)

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture.frame import Marker
-from fusee.capture.origin import Dict, Held, Item, Origin, variable
+from fusee.capture.origin import Call, Dict, Held, Item, Origin, variable
 from fusee.errors import OptionError
 
 __all__ = [
     "ABSENT", "GONE", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe",
+    "overlap",
 ]  # fmt: skip
 
 
@@ -95,7 +96,8 @@ class Whence(NamedTuple):
 class Fact:
     """One condition.
 
-    kind     "is", "not", "equals", "type", "length", "absent", "keys", "empty", "tensor"
+    kind     "is", "not", "equals", "type", "length", "absent", "keys", "empty", "apart",
+             "tensor"
     value    what the object is, equals, ...; for "absent" the key that is not there
     where    the user's line that relied on it, `file.py:41 in step`
     """
@@ -116,6 +118,14 @@ class Fact:
     @property
     def source(self) -> Whence:
         return Whence(self.origin.root.constant)
+
+    def number(self, found: Any) -> Origin | None:
+        """The number, or number of NumPy's, that is `found` now; None if the fact is about none."""
+        if self.kind != "equals" or type(found) is not type(self.value):
+            return None
+        if isinstance(self.origin, Call):  # what it is exactly, of one of NumPy's
+            return self.origin.of if type(found) in (bytes, str) else None
+        return self.origin if type(found) in (float, int) else None
 
     def __str__(self) -> str:
         return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
@@ -226,8 +236,24 @@ _KINDS: dict[str, _Kind] = {
     ),
     "keys": _Kind("has the keys", "DICT_KEYS_MATCH", _keys, lambda found, value: tuple(found)),
     "empty": _Kind("is empty:", "EMPTY_NN_MODULE_HOOKS_DICT", lambda fact, at, s: [f"not {at}"]),
+    "apart": _Kind(
+        "shares no memory with", "NO_TENSOR_ALIASING",
+        lambda fact, at, source: [
+            f"not {source.constant(overlap)}({source.once(at)}, {_other(fact, source)})"
+        ],
+    ),
     "tensor": _Kind("is", "TENSOR_MATCH", _tensor, lambda found, value: TensorFact.of(found)),
 }  # fmt: skip
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors may have memory in common."""
+    begins = [x.data_ptr() for x in (a, b)]
+    ends = [
+        begin + (sum((n - 1) * s for n, s in zip(x.shape, x.stride())) + 1) * x.element_size()
+        for begin, x in zip(begins, (a, b))
+    ]
+    return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
 
 
 # ------------------------------------------------------------------------------ source

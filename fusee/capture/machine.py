@@ -25,7 +25,7 @@ from fusee.capture.capturing import AS_NUMBERS, COMPARED, SHOWN, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import Frame
 from fusee.capture.iterators import is_finite_iterator
-from fusee.capture.numbers import VALUES, Number, compute
+from fusee.capture.numbers import VALUES, Computed, Number, compute
 from fusee.capture.semantics import BINARY, COMPARE, UNARY, unbound
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
@@ -260,7 +260,8 @@ class Machine(Capturing):
         elif isinstance(container, dict) and is_scalar(key) and self.is_outside(container):
             self.world.set(self.world.mirror(container), key, value)
         else:
-            value = self.items(value) if isinstance(key, slice) else value
+            if isinstance(key, slice) and not isinstance(container, Computed):
+                value = self.items(value)
             self._own(container, key)[key] = value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
@@ -357,6 +358,8 @@ def _derives(x: Any) -> bool:
 
 def _answered(symbol: str, x: Any, other: Any) -> bool:
     """Whether nothing is left to ask `x` once methods in Python have not known if it is `other`."""
+    if isinstance(x, Computed):
+        return False
     if type(x) in _NUMBERS and type(x) is not tuple:
         return not isinstance(other, VALUES)
     if type(x) in (*CONTAINERS, tuple):

@@ -21,7 +21,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.iteration import sort_key
-from fusee.capture.numbers import holds_number, need_values
+from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
@@ -87,7 +87,7 @@ def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
 
 def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
-    given = tuple(m.deep(x) for x in args)
+    given = tuple(x.number() if isinstance(x, Computed) else m.deep(x) for x in args)
     named = {key: m.deep(x) for key, x in kwargs.items()}
     m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):

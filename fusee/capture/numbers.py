@@ -21,8 +21,9 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
-    "NUMPY", "TAKE_NUMBERS", "VALUES", "Number", "Specialise", "argument", "as_tensor", "compute",
-    "exactly", "holds_number", "is_held", "is_learning_rate", "load", "meets_integers",
+    "LOADERS", "NUMPY", "TAKE_NUMBERS", "VALUES", "Number", "Specialise", "argument", "as_tensor",
+    "Computed", "compute",
+    "exactly", "holds_number", "is_held", "is_learning_rate", "load", "loaded", "meets_integers",
     "need_values", "shown",
 ]  # fmt: skip
 
@@ -40,7 +41,32 @@ class Specialise(BaseException):
         self.origins = origins
 
 
-class Number:
+# What the program sees of objects of a class, `(world, object, origin)`; None: as of any other.
+LOADERS: dict[type, Callable[..., Any]] = {}
+
+
+def loaded(world: Any, x: Any, origin: Origin) -> Any:
+    """What LOADERS say; None if nothing."""
+    loader = LOADERS.get(type(x))
+    return None if loader is None else loader(world, x, origin)
+
+
+class Computed:
+    """What the program has for a value that the graph computes, and that is no tensor to it."""
+
+    __slots__ = ()
+    kind: Any  # the class that the program sees
+
+    def attribute(self, m: Any, name: str) -> Any:
+        """What the program gets for an attribute."""
+        raise NotImplementedError
+
+    def number(self) -> Number:
+        """What a torch call gets for it."""
+        raise NotImplementedError
+
+
+class Number(Computed):
     """A number that a node of the graph gives.
 
     origins   the numbers from outside that it was computed from, in words
@@ -67,6 +93,12 @@ class Number:
         if self.origins:
             raise Specialise(self.origins)
         raise GraphBreak("a branch or a call needs a float that the graph computes")
+
+    def attribute(self, m: Any, name: str) -> Any:
+        self.need()
+
+    def number(self) -> Number:
+        return self
 
     def __format__(self, spec: str) -> str:
         self.need()

@@ -30,7 +30,7 @@ from fusee.capture.torch_api import FakeTensor, of_subclass
 from fusee.capture.tracebacks import calling_from
 from fusee.capture.world import DELETED, is_scalar
 
-__all__ = ["Lost", "Rebuild"]
+__all__ = ["MAKERS", "Lost", "Rebuild"]
 
 
 def _resumed(
@@ -169,7 +169,7 @@ class Rebuild:
                 function, *operands = x.made
                 return self._named(self.call(function, *map(self.value, operands)))
             raise Lost("a float that the graph computes is alive where it ends")
-        maker = _MAKERS.get(kind)
+        maker = MAKERS.get(kind)
         if maker is not None:
             return self._named(maker(self, x))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
@@ -416,7 +416,7 @@ def _view(r: Rebuild, x: Any) -> str:
 
 _EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 
-_MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
+MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",
     list: lambda r, x: f"[{_items(r, x)}]",
     dict: _dict,
@@ -433,6 +433,7 @@ _MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
     operator.attrgetter: _reduced,
     **{type(view): _view for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
     types.FunctionType: _function,
+    types.MethodDescriptorType: lambda r, x: r.source.constant(x),
     types.CellType: _cell,
     functools.partial: lambda r, x: r.call(
         functools.partial, r.value(x.func), f"*{r.value(x.args)}", f"**{r.value(x.keywords)}"

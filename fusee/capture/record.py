@@ -418,7 +418,7 @@ def effects(node: fx.Node) -> set[str]:
     place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
     written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
     found = set()
-    is_asked = (written is not None and written is not False) or "out" in node.kwargs
+    is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
     if is_asked or target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         found.add("writes")
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))

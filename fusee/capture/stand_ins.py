@@ -24,7 +24,7 @@ from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.numbers import Number
+from fusee.capture.numbers import Computed
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -35,7 +35,8 @@ from fusee.capture.torch_api import (
 from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = [
-    "BY_CODE", "SPECIAL", "Args", "Kwargs", "Stand", "breaking", "left", "special", "stands_for",
+    "BY_CODE", "BY_TYPE", "SPECIAL", "Args", "Kwargs", "Stand", "breaking", "left", "special",
+    "stands_for",
 ]  # fmt: skip
 
 Args = tuple[Any, ...]
@@ -45,6 +46,8 @@ Stand = Callable[[Capturing, Args, Kwargs], Any]
 SPECIAL: dict[Any, Stand] = {}
 # By id of the code that closures share: `(function, capturing, args, kwargs) -> result`.
 BY_CODE: dict[int, Callable[..., Any]] = {}
+# By the class of a function in C, likewise.
+BY_TYPE: dict[type, Callable[..., Any]] = {}
 _function: Any
 
 
@@ -54,6 +57,8 @@ def special(function: Any) -> Stand | None:
         of_code = BY_CODE.get(id(function.__code__))
         if of_code is not None:
             return functools.partial(of_code, function)
+    elif (of_type := BY_TYPE.get(type(function))) is not None:
+        return functools.partial(of_type, function)
     try:
         return SPECIAL.get(function)
     except TypeError:  # not hashable: an instance with its own __eq__
@@ -74,7 +79,7 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
 @stands_for(isinstance)
 def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
-    if type(obj) is Number:
+    if isinstance(obj, Computed):
         return issubclass(obj.kind, kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
@@ -119,7 +124,7 @@ def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         (obj,) = args
         if isinstance(obj, FakeTensor):
             return m.attribute(obj, "__class__")
-        return obj.kind if type(obj) is Number else type(obj)
+        return m.kind_of(obj)
     made = type(*args, **kwargs)
     m.made_classes.add(made)
     return made

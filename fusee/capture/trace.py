@@ -19,7 +19,7 @@ from fusee.capture import modes
 from fusee.capture.breaks import Forbidden, GraphBreak, Opaque
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
-from fusee.capture.facts import Facts, Source
+from fusee.capture.facts import At, Facts, Source, overlap
 from fusee.capture.failures import Failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine
@@ -40,6 +40,7 @@ from fusee.capture.torch_api import (
     state_restored,
     without_function_modes,
 )
+from fusee.capture.world import World
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
@@ -307,6 +308,8 @@ class _Attempt:
         """What comes before the call of a graph, the call, and what takes later errors."""
         nodes, before, more = list(graph.graph.nodes), [], ""
         changes = self.recorder.changes_inputs(nodes)
+        if changes and (shared := _keep_apart(self.world)):
+            raise Lost(f"{shared} share memory, and it is written to")
         if not changes and any("draws" in effects(n) for n in nodes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(x.is_cuda for x in self.captured.examples)
@@ -350,3 +353,19 @@ class _Attempt:
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         handled = rebuild.value(self.machine.handled)
         return f"{{{variables}}}, [{stack}], {{{cells}}}, {handled}"
+
+
+def _keep_apart(world: World) -> str:
+    """Guard that arrays of a graph that writes share no memory with what else it is given.
+
+    Their tensors would not know. The words for two that do share some; "" if none do
+    """
+    inputs = {origin: x for x, origin in world.inputs.values()}
+    for _, _, array in world.arrays.values():
+        for other, x in inputs.items():
+            if other is array or isinstance(x, torch.nn.Parameter):
+                continue
+            if overlap(inputs[array], x):
+                return f"{array} and {other}"
+            world.fact("apart", array, At(other))
+    return ""

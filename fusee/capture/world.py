@@ -80,6 +80,8 @@ class World:
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
+        self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
+        self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self._origins: dict[int, Origin] = {}
@@ -112,6 +114,8 @@ class World:
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)
+        if (found := numbers.loaded(self, obj, origin)) is not None:
+            return found
         known = self._origins.get(id(obj))
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
@@ -238,8 +242,7 @@ class World:
 
     def allow(self, kind: type) -> None:
         """Make sure of a subclass of torch.Tensor; GraphBreak if its instances are not captured."""
-        why = torch_api.why_unseen(kind)
-        if why:
+        if why := torch_api.why_unseen(kind):
             raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
         for cls in torch_api.own_classes(kind):
             self.fact("keys", self._of_class(cls), tuple(cls.__dict__))
@@ -285,9 +288,7 @@ class World:
             return None
         if not isinstance(found, dict):
             return None
-        place = self._dicts.get(id(obj))
-        if place is None:
-            place = self._dicts[id(obj)] = Dict(origin)
+        place = self._dicts.get(id(obj)) or self._dicts.setdefault(id(obj), Dict(origin))
         return self.mirror(found, place)
 
     def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
@@ -426,8 +427,7 @@ class World:
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
         sizes = [(len(m.writes), len(m.copy or ()), m.is_changed()) for m in self.mirrors.values()]
-        counts = len(self.slots), len(self.later)
-        return self.recorder.calls, counts, [s for s in sizes if s[2]]
+        return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[2]]
 
     # ---------------------------------------------------------------------- slots and cells
 

@@ -1,0 +1,481 @@
+"""NumPy in a graph: an array is a tensor there, with a wrapper at the border.
+
+A call of NumPy's is made twice while it is captured: by NumPy itself on shadows, arrays of the same
+dtypes, shapes and strides whose elements mean nothing, and by torch._numpy on the stand-ins of
+tensors, which writes torch calls into the graph. NumPy's own result says what the program sees of
+an array: its class (an array or a scalar), dtype, shape and strides, what it is a view of. Where
+torch's result is another one, or there is none, or NumPy raises or warns, the call runs in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fusee.capture import natives
+from fusee.capture.breaks import GraphBreak
+from fusee.capture.capturing import Capturing
+from fusee.capture.facts import At
+from fusee.capture.numbers import LOADERS, Computed, Number
+from fusee.capture.origin import Call, Held, Origin
+from fusee.capture.rebuild import MAKERS, Rebuild
+from fusee.capture.stand_ins import BY_TYPE, SPECIAL, Args, Kwargs, Stand
+from fusee.capture.torch_api import FakeTensor, pytree
+from fusee.capture.world import World, is_scalar
+from fusee.torch_functions.torch_api import as_array, by_torch, counterparts, tensor_of
+
+__all__: list[str] = []
+
+np: Any = sys.modules.get("numpy")  # torch imports it, where there is one
+
+# What NumPy's own result says of an array, and capture may tell the program.
+_FACTS = {"dtype", "itemsize", "nbytes", "ndim", "shape", "size", "strides"}
+_PARTS = {name: operator.attrgetter(name) for name in ("T", "real", "imag")}
+
+_UNKNOWN = "needs the elements of an array, which are known only when the graph has run"
+
+
+class Array(Computed):
+    """A NumPy array or scalar that the graph computes.
+
+    shadow   one like it in all but its elements
+    tensor   the stand-in of the tensor that has the elements
+    """
+
+    __slots__ = ("m", "shadow", "tensor")
+    __array_ufunc__ = None  # NumPy's own operators leave it to those below
+
+    def __init__(self, m: Capturing, shadow: Any, tensor: torch.Tensor) -> None:
+        self.m = m
+        self.shadow = shadow
+        self.tensor = tensor
+
+    @property
+    def kind(self) -> Any:
+        return type(self.shadow)
+
+    def attribute(self, m: Capturing, name: str) -> Any:
+        if name == "__class__":
+            return self.kind
+        found = getattr(self.shadow, name)
+        if name in _FACTS:
+            return found
+        if name in _PARTS:
+            return _call(m, _PARTS[name], (self,), {})
+        if not callable(found):
+            raise GraphBreak(f"{name} of an array {_UNKNOWN}")
+        return types.MethodType(getattr(self.kind, name), self)
+
+    def number(self) -> Number:
+        """What a torch call has in place of a scalar."""
+        if not isinstance(self.shadow, np.floating):
+            raise GraphBreak(f"a {self.kind.__name__} of NumPy among a torch call's arguments")
+        return self.m.world.recorder.item(self.tensor)
+
+    def _need(self, *_: Any) -> Any:
+        raise GraphBreak(f"the program {_UNKNOWN}")
+
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = __repr__ = __format__ = _need
+    __hash__ = __array__ = __contains__ = __round__ = __trunc__ = _need
+
+    def __len__(self) -> int:
+        return len(self.shadow)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[k] for k in range(len(self))])
+
+    def __getitem__(self, key: Any) -> Any:
+        return _call(self.m, operator.getitem, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Array) and _shares(self.tensor, value.tensor):
+            value = _call(self.m, np.ndarray.copy, (value,), {})  # NumPy reads before it writes
+        _call(self.m, operator.setitem, (self, key, value), {})
+
+
+def _operators() -> None:
+    def way(function: Any, order: int = 1) -> Callable[..., Any]:
+        return lambda self, *others: _call(self.m, function, (self, *others)[::order], {})
+
+    def in_place(function: Any, plain: Any) -> Callable[..., Any]:
+        def method(self: Array, other: Any) -> Any:
+            is_array = isinstance(self.shadow, np.ndarray)
+            return _call(self.m, function if is_array else plain, (self, other), {})
+
+        return method
+
+    for name in "lt le eq ne gt ge neg pos invert abs".split():
+        setattr(Array, f"__{name}__", way(getattr(operator, name)))
+    for name in "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split():
+        plain, changing = (getattr(operator, f"__{kind}{name}__") for kind in ("", "i"))
+        setattr(Array, f"__{name}__", way(plain))
+        setattr(Array, f"__r{name}__", way(plain, -1))
+        setattr(Array, f"__i{name}__", in_place(changing, plain))
+    for name, order in (("__divmod__", 1), ("__rdivmod__", -1)):
+        setattr(Array, name, way(divmod, order))
+
+
+_operators()
+
+# ------------------------------------------------------------------------------ calls
+
+# Where torch._numpy gives other values than NumPy for some operands, which no shadow shows, or
+# signs and orders that libraries are free to choose.
+_DIFFERS = set(
+    """
+    angle argpartition argsort broadcast_arrays cbrt convolve correlate eig eigh eigvals fix
+    heaviside histogram histogram2d histogramdd modf partition real_if_close reciprocal resize sign
+    svd
+""".split()
+)
+_OF_FLOATS = {"around", "ceil", "floor", "rint", "round", "trunc"}
+_ERRORS = Call(Held(np, "numpy"), lambda np: "raise" in np.geterr().values(), "what raises in ")
+
+
+def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
+    name = getattr(function, "__name__", "an attribute")
+    given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
+    if function in (np.array, np.asarray):
+        given = [_numpy(m, (x,), {}) if isinstance(x, FakeTensor) else x for x in given]
+    operands = [x for x in given if isinstance(x, Array)]
+    by_name = function if _is_operator(function) else counterparts().get(function)
+    if by_name is None or _differs(function, name, given, operands):
+        raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
+    shadows = pytree.tree_unflatten([_shadow(name, x) for x in given], spec)
+    shadow = _by_numpy(m, name, function, bool(operands), *shadows)
+    if not operands and not any(isinstance(x, np.ndarray) for x in pytree.tree_leaves(shadow)):
+        return shadow
+    if not operands and isinstance(shadow, np.ndarray) and name not in ("empty", "empty_like"):
+        with m.world.mode:
+            literal = _literal(shadow)
+        if literal is not None:
+            return _array(m, name, [], shadow, literal)
+    is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
+    to = _loop_dtype(function, shadow)
+    try:
+        with m.world.mode, by_torch():
+            others = [_other(x, to) for x in given]
+            if is_list:  # of tensors, which torch._numpy stacks
+                others = [x if tensor_of(x) is None else tensor_of(x) for x in others]
+            args, kwargs = pytree.tree_unflatten(others, spec)
+            found = by_name(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  # whatever it does not take
+        what = (str(error).splitlines() or [""])[0]
+        raise GraphBreak(f"torch._numpy cannot run this {name}: {what}") from None
+    return _joined(m, name, operands, shadow, found)
+
+
+def _loop_dtype(function: Any, shadow: Any) -> torch.dtype | None:
+    """In what integers are computed where NumPy makes floats of them; None if it does not."""
+    is_float = _is_loop(function) and getattr(getattr(shadow, "dtype", None), "kind", "?") in "fc"
+    return _torch_dtype(shadow.dtype) if is_float else None
+
+
+def _literal(x: Any) -> torch.Tensor | None:
+    """An array that NumPy made of constants, as torch writes it; None if only its call is short."""
+    dtype, count = _torch_dtype(x.dtype), x.size
+    if dtype is None:
+        raise GraphBreak(f"an array of {x.dtype} in a graph")
+    if count and x.tobytes() == x.flat[0].tobytes() * count:
+        return torch.full(x.shape, x.flat[0].item(), dtype=dtype)
+    return torch.tensor(x.tolist(), dtype=dtype).reshape(x.shape) if count <= 256 else None
+
+
+def _is_loop(function: Any) -> bool:
+    """Whether a function goes through arrays element by element."""
+    is_item = function in (operator.getitem, operator.setitem)
+    return isinstance(function, np.ufunc) or (_is_operator(function) and not is_item)
+
+
+def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) -> bool:
+    """Whether torch._numpy may give other values for these operands."""
+    whole = [x.shadow.dtype for x in operands if x.shadow.dtype.kind in "iu"]
+    ranges = [np.iinfo(x) for x in whole] if _is_loop(function) or name == "clip" else ()
+    if any(type(x) is int and not one.min <= x <= one.max for one in ranges for x in given):
+        return True
+    if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
+        return given[1].shadow.dtype in whole  # NumPy raises for negative ones
+    rest = [x.shadow for x in operands[1:] if isinstance(x.shadow, np.ndarray)]
+    if name in ("take", "getitem") and not all(x.flags.c_contiguous for x in rest):
+        return True  # torch lays results out as the indices are
+    is_float = bool(operands) and operands[0].shadow.dtype.kind == "f"
+    return name in _DIFFERS or (name in _OF_FLOATS and not is_float)
+
+
+def _is_operator(function: Any) -> bool:
+    home = getattr(function, "__module__", None)
+    return home == "_operator" or function is divmod or function in _PARTS.values()
+
+
+def _shadow(name: str, x: Any) -> Any:
+    """What NumPy is given for an argument."""
+    if isinstance(x, Array):
+        return x.shadow
+    if type(x) is slice:
+        return slice(*(_shadow(name, end) for end in (x.start, x.stop, x.step)))
+    if type(x) is Number:
+        x.need()
+    if is_scalar(x) or isinstance(x, (type, np.generic, np.dtype)):
+        return x
+    raise GraphBreak(f"NumPy's {name} of a {type(x).__qualname__}")
+
+
+def _other(x: Any, to: torch.dtype | None) -> Any:
+    """What torch._numpy is given for an argument; integers in arrays become `to`."""
+    if isinstance(x, Array):
+        is_cast = to is not None and x.shadow.dtype.kind in "iub"
+        return as_array(x.tensor.to(to) if is_cast else x.tensor)
+    if type(x) is slice:
+        return slice(*(_other(end, None) for end in (x.start, x.stop, x.step)))
+    if isinstance(x, np.generic):
+        return as_array(torch.full((), x.item(), dtype=to or getattr(torch, x.dtype.name)))
+    is_dtype = isinstance(x, np.dtype) or (isinstance(x, type) and issubclass(x, np.generic))
+    return np.dtype(x).name if is_dtype else x
+
+
+def _by_numpy(m: Capturing, name: str, function: Any, is_shadow: bool, *given: Any) -> Any:
+    """What NumPy itself makes of a call."""
+    if _ERRORS.function(np):
+        raise GraphBreak("np.seterr has it that wrong values raise")
+    m.world.fact("equals", _ERRORS, False)
+    values = "ignore" if is_shadow else "warn"  # those of a shadow mean nothing
+    with np.errstate(all=values), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = function(*given[0], **given[1])
+        except Exception as error:  # noqa: BLE001  # whatever it refuses, Python will say it
+            raise GraphBreak(f"NumPy's {name} raises {type(error).__name__}: {error}") from None
+    if said:
+        raise GraphBreak(f"NumPy's {name} warns: {said[0].message}")
+    return found
+
+
+# ------------------------------------------------------------------------------ results
+
+
+def _joined(m: Capturing, name: str, operands: list[Array], shadow: Any, found: Any) -> Any:
+    """What the program gets where NumPy has given one thing and torch another."""
+    tensor = tensor_of(found)
+    if isinstance(shadow, (np.ndarray, np.generic)) and tensor is not None:
+        return _array(m, name, operands, shadow, tensor)
+    if isinstance(shadow, (list, tuple)) and isinstance(found, (list, tuple)):
+        items = [_joined(m, name, operands, *pair) for pair in zip(shadow, found, strict=True)]
+        return type(shadow)(*items) if hasattr(shadow, "_fields") else type(shadow)(items)
+    if shadow is None or isinstance(shadow, np.dtype):
+        return shadow
+    if type(shadow) is not type(found) or shadow != found:
+        raise GraphBreak(f"torch._numpy's {name} gives a {type(found).__name__}")
+    return shadow
+
+
+def _array(m: Capturing, name: str, operands: list[Array], shadow: Any, x: torch.Tensor) -> Array:
+    """The array that NumPy says it is, with the elements of a tensor."""
+    for one in operands:
+        if shadow is one.shadow:
+            return one
+    is_view = isinstance(shadow, np.ndarray)
+    of = next((one for one in operands if is_view and _root(one.shadow) is _root(shadow)), None)
+    with torch._C.DisableTorchFunction():
+        is_same = tuple(x.shape) == shadow.shape and _torch_dtype(shadow.dtype) is x.dtype
+        is_laid_out = is_same and _has_strides(x, shadow)
+        is_shared = any(_shares(x, one.tensor) for one in operands)
+        if of is not None and shadow.size:
+            begin = (x.storage_offset() - of.tensor.storage_offset()) * shadow.itemsize
+            is_there = begin == _address(shadow) - _address(of.shadow)
+            is_same &= is_laid_out and _shares(x, of.tensor) and is_there
+    if is_same and of is None and (is_shared or not is_laid_out):
+        order = sorted(range(x.dim()), key=lambda k: -shadow.strides[k])
+        with m.world.mode:
+            dense = x.permute(order).clone(memory_format=torch.contiguous_format)
+            x = dense.permute([order.index(k) for k in range(x.dim())])
+            is_same = _has_strides(x, shadow)
+    if not is_same:
+        raise GraphBreak(f"torch._numpy's {name} gives another kind of array than NumPy's")
+    return Array(m, shadow if of is not None else _meaningless(shadow), x)
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    found = getattr(torch, dtype.name, None) if dtype.isnative else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+def _has_strides(x: torch.Tensor, shadow: Any) -> bool:
+    rows = zip(x.shape, x.stride(), shadow.strides)
+    return not shadow.size or all(n == 1 or a * shadow.itemsize == b for n, a, b in rows)
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _root(x: Any) -> Any:
+    """The array whose memory this is."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def _address(x: Any) -> int:
+    found: int = x.__array_interface__["data"][0]
+    return found
+
+
+def _meaningless(x: Any) -> Any:
+    """An array with elements that NumPy's functions take: valid indices, matrices of full rank."""
+    if not isinstance(x, np.ndarray):
+        return type(x)(x.dtype.kind in "fc")
+    if x.flags.writeable:
+        is_float = x.dtype.kind in "fc"
+        x[...] = np.eye(*x.shape[-2:]) if x.ndim > 1 and is_float else is_float
+    return x
+
+
+def _like(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
+    """A shadow of this layout, strides in bytes."""
+    size = sum((n - 1) * step for n, step in zip(shape, strides)) + dtype.itemsize
+    buffer = np.zeros(size if 0 not in shape else 0, np.uint8)
+    return _meaningless(np.ndarray(shape, dtype, buffer, strides=strides))
+
+
+# ------------------------------------------------------------------------------ the border
+
+
+def as_tensor(x: Any) -> torch.Tensor:
+    """How a graph is given an array from outside."""
+    if not isinstance(x, np.ndarray):
+        return torch.from_numpy(np.asarray(x))
+    with warnings.catch_warnings():  # of arrays that are only to be read
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(x)
+
+
+def layout_of(x: Any) -> tuple[Any, ...]:
+    return x.dtype.str, x.shape, x.strides, x.flags.writeable
+
+
+def as_numpy(x: torch.Tensor, is_scalar: bool, is_writeable: bool) -> Any:
+    """What the program gets for a graph's result."""
+    made = x.resolve_conj().resolve_neg().numpy()
+    if is_scalar:
+        return made[()]
+    if not is_writeable:
+        made.flags.writeable = False
+    return made
+
+
+def _rebuilt(r: Rebuild, x: Array) -> str:
+    is_scalar = not isinstance(x.shadow, np.ndarray)
+    return r.call(as_numpy, r.value(x.tensor), f"{is_scalar}, {x.shadow.flags.writeable}")
+
+
+def _load(world: World, x: Any, origin: Origin) -> Any:
+    """The array that stands for one from outside; None if no graph takes it."""
+    if id(x) in world.arrays:
+        known, first, _ = world.arrays[id(x)]
+        world.fact("is", origin, At(first))
+        return known
+    is_scalar = not isinstance(x, np.ndarray)
+    if _torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin)):
+        return None
+    if not is_scalar and (any(s < 0 or s % x.itemsize for s in x.strides) or not x.flags.aligned):
+        return None
+    world.fact("type", origin, type(x))
+    if not is_scalar:
+        world.fact("equals", Call(origin, layout_of, "the layout of "), layout_of(x))
+    place = Call(origin, as_tensor, "the tensor of ")
+    with torch._C.DisableTorchFunction():
+        tensor = world.input(as_tensor(x), place, origin)
+    shadow = _meaningless(x) if is_scalar else _like(x.shape, x.strides, x.dtype)
+    if not is_scalar:
+        shadow.flags.writeable = x.flags.writeable
+    made = world.know(Array(world.machine, shadow, tensor), origin)
+    world.arrays[id(x)] = made, origin, place
+    return made
+
+
+def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
+    world.fact("equals", origin, x)
+    return x
+
+
+def _numpy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """Tensor.numpy."""
+    (x,) = args
+    with torch._C.DisableTorchFunction():
+        plain = not (x.requires_grad or x.is_conj() or x.is_neg()) and x.device.type == "cpu"
+        strides = tuple(step * x.element_size() for step in x.stride())
+    name = str(x.dtype).removeprefix("torch.")
+    if kwargs or not plain or id(x) in m.world.seen or name == "bfloat16":
+        raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")
+    shadow = _like(tuple(x.shape), strides, np.dtype(name))
+    return Array(m, shadow, m.call(torch.Tensor.detach, (x,), {}))
+
+
+def _from_data(function: Any, copies: bool) -> Stand:
+    """torch.tensor and the like."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not args or not isinstance(args[0], Array):
+            return natives.on_tensors(m, function, args, kwargs)
+        (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
+        if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
+            raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
+        plain = m.call(torch.Tensor.detach, (x.tensor,), {})
+        given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
+        return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
+
+    return stand
+
+
+def _constant(r: Rebuild, x: Any) -> str:
+    return r.source.constant(x)
+
+
+def _enter_errstate(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    """A graph neither warns nor raises: what is wanted of warnings makes no difference to it."""
+    (manager,) = args
+    wanted = {getattr(manager, key, None) for key in ("all", "divide", "over", "under", "invalid")}
+    if wanted & {"raise", "call", "print", "log"}:
+        raise GraphBreak("np.errstate has it that wrong values raise")
+    m.inference.append((manager, contextlib.nullcontext()))
+
+
+def _register() -> None:
+    functions = types.FunctionType, types.BuiltinFunctionType
+    scalars = set(np.sctypeDict.values())
+    found: list[Any] = [
+        x for one in (np, np.linalg) for x in vars(one).values() if isinstance(x, functions)
+    ]
+    for kind in (np.ndarray, np.generic, *scalars):
+        found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
+    for function in (*found, *scalars, np.dtype, np.finfo, np.iinfo):
+        SPECIAL[function] = functools.partial(_stand, function)
+    for kind in (np.ufunc, type(np.sum)):
+        BY_TYPE[kind] = _stand
+    for kind in scalars:
+        LOADERS[kind], MAKERS[kind] = _load, _constant
+        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, _constant
+    LOADERS[np.ndarray], MAKERS[Array] = _load, _rebuilt
+    SPECIAL[torch.Tensor.numpy] = _numpy
+    ways = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
+    SPECIAL.update((way, _from_data(way, copies)) for way, copies in ways.items())
+    SPECIAL[np.errstate.__enter__] = _enter_errstate
+    SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
+
+
+def _stand(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return _call(m, function, args, kwargs)
+
+
+if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values
+    _register()

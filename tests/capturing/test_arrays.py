@@ -1,0 +1,324 @@
+"""NumPy in compiled functions: results, dtypes, scalars, memory and errors as NumPy has them."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fusee
+from tests.capturing.numpy_programs import DTYPES, agree, calls, data, functions
+from tests.capturing.same import Traced
+
+A = np.arange(12.0).reshape(4, 3)
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+SCALE = np.array([1.0, 2.0, 3.0])
+
+# ------------------------------------------------------------------------------ one graph
+
+
+def arithmetic(a: Any) -> Any:
+    return np.sin(a) + 1, 2 - a, a @ a.T, divmod(a, 2), abs(-a), 2**a, a == a[0], a > 3
+
+
+def scalars(a: Any) -> Any:
+    s = a.sum()
+    return s, s / len(a), a.max() + 1, np.float32(2) * s, isinstance(s, float), type(s), a[1, 2]
+
+
+def views(a: Any) -> Any:
+    b = a * 2
+    return b.T, b[1:], b[0, 0], a.T, a[:, ::2], a.reshape(3, 4), a.ravel(), a.real, np.squeeze(a)
+
+
+def writes(a: Any) -> Any:
+    a[0] += 1
+    b = a[1:3]
+    b *= 10
+    a[:, 0] = [5, 6, 7, 8]
+    a[1:] = a[:-1]
+    np.add(a, 1, out=a)
+    a.T[0, 0] = -1
+    a.sort(axis=0)
+    return b
+
+
+def makes(a: Any) -> Any:
+    z = np.zeros((4, 3), np.float32)
+    z[1] = a[0]
+    made = np.array([a[0], a[1]]), np.array([[1, 2], [3.5, 4]]), np.eye(3), np.full(2, 7)
+    return z, made, np.arange(4)[:, None] + a, np.linspace(0, 1, 3), np.ones_like(a, dtype=int)
+
+
+def dtypes(a: Any) -> Any:
+    b, d = a.astype(np.float32), a.astype("i4")
+    return b, d, d // 2, d / 2, d % 3, b + d, b + 1, b + np.float64(1), d + True, d.dtype == int
+
+
+def joins(a: Any) -> Any:
+    row = np.concatenate([a, a * 2], axis=1)
+    return row, np.stack([a[0], a[1]]), np.where(a > 2, a, 0), np.clip(a, 1, 5), np.split(row, 2)
+
+
+def algebra(a: Any) -> Any:
+    m = a[:3] + np.eye(3)
+    root = np.linalg.cholesky(m @ m.T), np.linalg.matrix_power(m, 3), np.linalg.det(m)
+    return np.fft.fft(a), np.linalg.inv(m), np.linalg.solve(m, a[0]), np.einsum("ij->j", a), root
+
+
+def walks(a: Any) -> Any:
+    for row in a:
+        a = a + row.sum()
+    x, y, z = a[0]
+    return a, x, y, z, len(a), [r.mean() for r in a]
+
+
+def statistics(a: Any) -> Any:
+    return {"std": a.std(axis=0), "all": [a.argmax(), a.min(axis=1)], "norm": np.linalg.norm(a)}
+
+
+def orders(a: Any) -> Any:
+    return np.sin(a.T), (a.T + 1).copy(), np.sum(a.T[None], axis=1), np.zeros_like(a.T)
+
+
+def silently(a: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return a / 0
+
+
+def of_a_tensor(x: torch.Tensor) -> Any:
+    y = x.numpy()
+    y += 1
+    return y, torch.from_numpy(np.exp(y)) * 2, x * 2, torch.as_tensor(y[0]), np.asarray(x).T
+
+
+def beside_tensors(x: torch.Tensor) -> Any:
+    a = SCALE * 2
+    return x * a.sum(), x * np.float32(0.5), x + np.sqrt(16), torch.tensor(a), x / np.prod(x.shape)
+
+
+ONE_GRAPH = [
+    arithmetic, scalars, views, writes, makes, dtypes, joins, algebra, walks, statistics, orders,
+    silently,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", ONE_GRAPH, ids=lambda fn: fn.__name__)
+def test_arrays_are_one_graph(fn: Callable[..., Any]) -> None:
+    assert agree(fn, A) == []
+
+
+@pytest.mark.parametrize("fn", [of_a_tensor, beside_tensors], ids=lambda fn: fn.__name__)
+def test_arrays_and_tensors(fn: Callable[..., Any]) -> None:
+    assert agree(fn, X) == []
+
+
+@pytest.mark.parametrize("fn", ONE_GRAPH[:7], ids=lambda fn: fn.__name__)
+def test_our_own_backend(fn: Callable[..., Any]) -> None:
+    a, b = A.copy(), A.copy()
+    with np.errstate(all="ignore"):
+        want = fn(a)
+    got = fusee.compile(fn)(b)
+    torch.testing.assert_close(_plain(got), _plain(want), equal_nan=True)
+    np.testing.assert_allclose(a, b)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return [_plain(item) for item in x if not isinstance(item, type)]
+    return np.array(x)
+
+
+# ------------------------------------------------------------------------------ Python runs it
+
+
+def draws(a: Any) -> Any:
+    np.random.seed(0)
+    return a * 2 + np.random.rand(3) - 1
+
+
+def backwards(a: Any) -> Any:
+    b = a + 1
+    return b[::-1] * 2, b
+
+
+def as_python(a: Any) -> Any:
+    return float(a.sum()), (a * 2).tolist(), a[0, 0].item(), int(a[1, 1]), f"{a[0, 1]:.1f}"
+
+
+def branches(a: Any) -> Any:
+    return a / 2 if a.sum() > 3 else a
+
+
+def by_value(a: Any) -> Any:
+    return np.unique(a), a[a > 3], np.nonzero(a), np.allclose(a, a), np.cbrt(a - 5), np.argsort(a)
+
+
+def refused(a: Any) -> Any:
+    try:
+        return a + np.ones(5)
+    except ValueError as error:
+        return str(error)
+
+
+def of_records(a: Any) -> Any:
+    r = np.zeros(3, dtype=[("x", "f8"), ("n", "i4")])
+    r["x"] = a[0]
+    return r["x"] * 2
+
+
+def reduces(a: Any) -> Any:
+    return (
+        np.add.reduce(a * 2),
+        np.multiply.outer(a[0], a[1]),
+        np.array(["a", "b"]),
+        a.astype(object),
+    )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [draws, backwards, as_python, branches, by_value, refused, of_records, reduces],
+    ids=lambda fn: fn.__name__,
+)
+def test_what_differs_runs_in_python(fn: Callable[..., Any]) -> None:
+    stops = agree(fn, A)
+    assert stops and not any(stop.startswith("eager") for stop in stops), stops
+
+
+def test_errors_of_values_are_numpys() -> None:
+    def inverse(a: Any) -> Any:
+        try:
+            return np.linalg.inv(a)
+        except np.linalg.LinAlgError as error:
+            return str(error)
+
+    def picks(a: Any, i: Any) -> Any:
+        return a[i]
+
+    agree(inverse, np.zeros((2, 2)))
+    agree(picks, A, np.array([0, 9]))
+    agree(lambda a, b: a // b, np.array([1, 2]), np.array([0, 1]))
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        fusee.compile(lambda a: a / 0)(A)
+
+
+# ------------------------------------------------------------------------------ guards
+
+
+def test_layouts_are_guarded() -> None:
+    traced = Traced(lambda a: a.T + 1)
+    for a in (A, A + 1, A.astype("f4"), A.T, A[:2], A[::2]):
+        got, want = traced(a), a.T + 1
+        assert (got.dtype, got.strides) == (want.dtype, want.strides) and (got == want).all()
+    assert traced.entries == 5
+
+
+def test_memory_in_common_is_guarded() -> None:
+    def writes_one(a: Any, b: Any) -> Any:
+        a += 1
+        return b * 2
+
+    traced = Traced(writes_one)
+    assert traced(np.zeros(3), np.zeros(3)).sum() == 0
+    whole = np.zeros(4)
+    assert traced(whole[:3], whole[1:]).tolist() == [2, 2, 0]
+    assert whole.tolist() == [1, 1, 1, 0]
+    x = torch.zeros(3)
+    assert traced(x.numpy(), x).tolist() == [2, 2, 2]
+
+
+def test_numbers_that_change_become_inputs() -> None:
+    traced = Traced(lambda a, s: np.sin(a) * s)
+    for k in range(5):
+        got, want = traced(A, np.float32(k)), np.sin(A) * np.float32(k)
+        assert got.dtype == want.dtype and np.allclose(got, want)
+    assert traced.entries == 2 and traced.stops == []
+
+
+def test_read_only_arrays() -> None:
+    fixed = A.copy()
+    fixed.flags.writeable = False
+    assert agree(lambda a: (a[1:], a + 1), fixed) == []
+    agree(lambda a: a.fill(0), fixed)
+
+
+def test_torch_dynamo_is_not_imported() -> None:
+    program = (
+        "import sys, numpy as np, fusee\n"
+        "print(fusee.compile(lambda a: np.sin(a).sum() + np.ones(2))(np.ones(3)))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------ indexing
+
+_SLICES = st.builds(
+    slice, *[st.one_of(st.none(), st.integers(-5, 5))] * 2, st.sampled_from([None, 1, 2, -1])
+)
+_INDICES = st.one_of(
+    st.integers(-3, 2), _SLICES, st.sampled_from([None, Ellipsis]),
+    st.sampled_from([[0, 2], [1, -1, 0]]),
+    st.sampled_from([np.array([2, 0]), np.array([[0], [1]]), np.array([True, False, True])]),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.one_of(_INDICES, st.lists(_INDICES, min_size=1, max_size=4).map(tuple)), st.booleans())
+def test_indexing(index: Any, is_written: bool) -> None:
+    def reads(a: Any, index: Any) -> Any:
+        found = a[index]
+        return found, found + 1
+
+    def writes(a: Any, index: Any) -> Any:
+        a[index] = a[index] * 10
+        a[index] += 1
+        return a.sum()
+
+    agree(writes if is_written else reads, data("f8", (3, 3, 3)), index, calls=1)
+
+
+# ------------------------------------------------------------------------------ all functions
+
+# NumPy's own result means nothing, or is BLAS's for infinities, or depends on who else refers to an
+# array; or none of `calls` is for them.
+_LEFT_OUT = set(
+    """
+    empty empty_like searchsorted dot inner vdot item resize broadcast_arrays cholesky matrix_power
+    tensorinv put_along_axis row_stack
+""".split()
+)
+_MOST = 12  # calls of each function
+
+
+def _calling(function: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", [n for n in functions() if n.split(".")[-1] not in _LEFT_OUT])
+def test_function(name: str) -> None:
+    """Whatever a function is given, it gives what NumPy gives, in the graph or outside."""
+    function, taken = functions()[name], []
+    for dtype in DTYPES:
+        # what LAPACK makes of NaN is its own affair
+        is_odd = np.dtype(dtype).kind == "f" and "linalg" not in name
+        for args, kwargs in calls(dtype, is_odd):
+            try:
+                with np.errstate(all="ignore"):
+                    function(*copy.deepcopy(args), **kwargs)
+            except Exception:  # noqa: BLE001, S112  # not what this function takes
+                continue
+            taken.append((args, kwargs))
+    assert taken
+    for args, kwargs in taken[:: len(taken) // _MOST + 1]:
+        agree(_calling(function, kwargs), *args, calls=1)
