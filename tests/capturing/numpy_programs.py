@@ -53,11 +53,12 @@ def _pairs(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _hold(path: str, a: Any, b: Any) -> None:
+    array: tuple[Any, ...] = (np.ndarray, np.generic)
     assert type(a) is type(b), (path, a, b)
     if isinstance(a, torch.Tensor):
         assert (a.dtype, a.stride()) == (b.dtype, b.stride()), path
         torch.testing.assert_close(a, b, equal_nan=True)
-    elif isinstance(a, (np.ndarray, np.generic)):
+    elif isinstance(a, array):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (path, a, b)
         steps = zip(a.shape, a.strides, b.strides)
         assert not a.size or all(n == 1 or s == t for n, s, t in steps), (path, a.strides)

@@ -100,7 +100,7 @@ def of_a_tensor(x: torch.Tensor) -> Any:
     return y, torch.from_numpy(np.exp(y)) * 2, x * 2, torch.as_tensor(y[0]), np.asarray(x).T
 
 
-def beside_tensors(x: torch.Tensor) -> Any:
+def beside_tensors(x: Any) -> Any:
     a = SCALE * 2
     return x * a.sum(), x * np.float32(0.5), x + np.sqrt(16), torch.tensor(a), x / np.prod(x.shape)
 

@@ -135,7 +135,7 @@ def test_numbers_of_numpy_are_constants() -> None:
         torch.testing.assert_close(traced(torch.ones(2)), torch.full((2,), 2.5))
     assert [
         node.args[1] for node in traced.graphs[0].graph.nodes if node.op == "call_function"
-    ] == [0.5]
+    ] == [0.5, 2.0]
 
 
 def test_what_is_not_equal() -> None:
