@@ -21,8 +21,8 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
-    "LOADERS", "NUMPY", "TAKE_NUMBERS", "VALUES", "Number", "Specialise", "argument", "as_tensor",
-    "Computed", "compute",
+    "LOADERS", "NUMPY", "TAKE_NUMBERS", "VALUES", "Computed", "Number", "Specialise", "argument",
+    "as_tensor", "compute",
     "exactly", "holds_number", "is_held", "is_learning_rate", "load", "loaded", "meets_integers",
     "need_values", "shown",
 ]  # fmt: skip

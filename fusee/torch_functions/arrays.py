@@ -76,9 +76,10 @@ class Array(Computed):
 
     def number(self) -> Number:
         """What a torch call has in place of a scalar."""
-        if not isinstance(self.shadow, np.floating):
+        if not isinstance(self.shadow, (np.floating, np.integer)):
             raise GraphBreak(f"a {self.kind.__name__} of NumPy among a torch call's arguments")
-        return self.m.world.recorder.item(self.tensor)
+        kind = float if isinstance(self.shadow, np.floating) else int
+        return self.m.world.recorder.item(self.tensor, kind=kind)
 
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")
