@@ -213,6 +213,9 @@ class _Given:
             mask = torch.zeros(BATCH, count * max(1, frames), dtype=torch.bool)
             mask[:, ::2] = True
             found["bool_masked_pos"] = mask
+        if self.has("qformer_input_ids"):
+            found["qformer_input_ids"] = self.ids(6)
+            found["qformer_attention_mask"] = torch.ones(BATCH, 6, dtype=torch.int64)
         if self.has("task_inputs"):
             found["task_inputs"] = self.ids(8)
         if self.has("input_points"):
@@ -252,6 +255,8 @@ class _Given:
         order = [self._image, self._video, self._images, self._image_of_224, self._flat_patches]
         if self.find("num_frames", "frames") is not None:
             order.insert(0, order.pop(1))
+        if self.has("image_sizes"):
+            order.insert(1, self._image_with_its_size)
         if self.find("image_grid_pinpoints") is not None:
             order.insert(0, self._tiles)
         return order
@@ -264,9 +269,11 @@ class _Given:
         found = self.named(torch.rand(BATCH, self.channels(), height, width))
         if self.has("pixel_mask") and not self.has("bbox"):
             found["pixel_mask"] = torch.ones(BATCH, height, width, dtype=torch.int64)
-        if self.has("image_sizes"):
-            found["image_sizes"] = torch.tensor([[height, width]] * BATCH)
         return found
+
+    def _image_with_its_size(self) -> Inputs:
+        height, width = self.side()
+        return {**self._image(), "image_sizes": torch.tensor([[height, width]] * BATCH)}
 
     def _image_of_224(self) -> Inputs:
         return self.named(torch.rand(BATCH, self.channels(), 224, 224))

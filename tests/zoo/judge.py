@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import importlib
 import random
@@ -35,7 +36,9 @@ STAGES = ("inference", "training", "stock inference", "stock training")
 SEEDS = 3
 
 
-def judge(build: Build, stages: tuple[str, ...], again: bool = True) -> Iterator[tuple[str, Part]]:
+def judge(
+    build: Build, stages: tuple[str, ...], again: bool = True, backend: str = "fusee"
+) -> Iterator[tuple[str, Part]]:
     """(stage, part of the row); the first is "built".
 
     again    whether a numerical difference is looked for from other starts too
@@ -47,7 +50,7 @@ def judge(build: Build, stages: tuple[str, ...], again: bool = True) -> Iterator
     yield "built", {"about": about, "seconds": _seconds(begin)}
     for stage in stages:
         is_stock, is_training = stage.startswith("stock"), stage.endswith("training")
-        run = _stock if is_stock else _ours
+        run = _stock if is_stock else functools.partial(_ours, backend)
         part: Part = {}
         for seed in range(SEEDS if again and not is_stock else 1):
             if seed:
@@ -119,9 +122,12 @@ class NoGradient(Exception):
     """Nothing that the model gives can be trained on."""
 
 
+_PLAIN = (bool, int, float, str, torch.Size, torch.dtype, torch.device)
+
+
 def _leaves(x: Any, path: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     """Tensors and plain values of a result, by the way that leads to them."""
-    if isinstance(x, Tensor) or x is None or isinstance(x, (bool, int, float, str, torch.Size)):
+    if x is None or isinstance(x, (Tensor, *_PLAIN)):
         yield path, x
         return
     if id(x) in seen:
@@ -225,11 +231,11 @@ def _entries() -> Iterator[list[Entry]]:
         listeners.remove(found.append)
 
 
-def _ours(model: nn.Module, args: Any, kwargs: Any, is_training: bool) -> Part:
+def _ours(backend: str, model: nn.Module, args: Any, kwargs: Any, is_training: bool) -> Part:
     call = _Call(model, args, kwargs, is_training)
     at_first: list[Entry] = []
     with _entries() as entries:
-        compiled = fusee.compile(call.model)
+        compiled = fusee.compile(call.model, backend=backend)
         part = _against_eager(call, compiled, lambda: at_first.extend(entries))
     at_first = at_first or entries
     part["graphs"] = sum(e.captured.graph is not None for e in at_first)

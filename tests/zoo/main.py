@@ -1,7 +1,7 @@
 """The whole zoo: `scripts/zoo [--family F] [--only a,b] [--stages ...] [--jobs N] [--again]`.
 
 Each model runs in a process of its own, with a time limit and a memory limit, so that a crash costs
-one model. What is known of it is appended to out/zoo/TORCH.jsonl stage by stage; a second run does
+one model. What is known of it is appended to out/zoo/TORCH.BACKEND.jsonl stage by stage; a second run does
 only what is missing. Without scripts/setup: `PYTHONPATH=. python -m tests.zoo.main ...`, where
 torch is installed, and whatever of transformers, timm, torchvision and diffusers is to run.
 """
@@ -69,17 +69,20 @@ def load(path: Path) -> dict[Key, Row]:
 
 
 def child(
-    sender: Connection, family: str, name: str, stages: tuple[str, ...], memory: int, quick: bool
+    sender: Connection, family: str, name: str, stages: tuple[str, ...], given: argparse.Namespace
 ) -> None:
     """Sends (stage, part of the row) as they become known."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory << 30, memory << 30))
+    memory = given.memory << 30
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     build = importlib.import_module(FAMILIES[family]).build
     stage = "built"
     try:
-        for stage, found in judge(functools.partial(build, name), stages, again=not quick):
+        for stage, found in judge(
+            functools.partial(build, name), stages, not given.quick, given.backend
+        ):
             sender.send((stage, found))
             following = [*stages, ""]
             stage = following[following.index(stage) + 1] if stage in stages else stages[0]
@@ -98,9 +101,7 @@ def run_model(
     """Run one model in a process; `keep` takes each part of its row."""
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=child, args=(sender, *key, stages, given.memory, given.quick), daemon=True
-    )
+    process = context.Process(target=child, args=(sender, *key, stages, given), daemon=True)
     process.start()
     sender.close()
     left = ["built", *stages]
@@ -170,6 +171,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=int, default=300, help="seconds for a stage")
     parser.add_argument("--memory", type=int, default=8, help="GiB for a model's process")
     parser.add_argument("--quick", action="store_true", help="one start where numbers differ")
+    parser.add_argument("--backend", default="fusee", help="eager: what capture alone does")
     parser.add_argument("--list", action="store_true", help="names alone")
     parser.add_argument("--write", type=Path, help="a file for the table, in Markdown")
     parser.add_argument("--reasons", type=Path, help="a file for the reasons, most frequent first")
@@ -179,7 +181,8 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     multiprocessing.set_forkserver_preload(["tests.zoo.preload"])
-    path = ROOT / "out" / "zoo" / f"{torch.__version__.partition('+')[0]}.jsonl"
+    version = torch.__version__.partition("+")[0]
+    path = ROOT / "out" / "zoo" / f"{version}.{given.backend}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     only = [name for name in given.only.split(",") if name]
     keys = [

@@ -35,13 +35,15 @@ _WIDTH = re.compile(
     r"(_size|_dim|_channels|_rank)?(s|_list)?$|_dims?$|^dim$|_ffn_dim$|hidden_sizes|_width$"
 )
 _NO_WIDTH = re.compile(
-    r"num_channels|in_channels|in_chans|image|patch|window|kernel|vocab|type_|stride|position"
+    r"num_channels|in_channels|out_channels|in_chans|image|patch|window|kernel|vocab|type_|stride|position"
     r"|bins|audio_channels|chunk|block_size|context_len|num_|max_|topk|top_k|index_select|group_size"
     r"|mel|^input_size$|^feature_size$|sampling|codebook_size|label|n_fft|memory|shared_dim"
     r"|encoder_in_channels|decoder_in_channels|time_step|feat_|spec"
 )
 _PIXELS = re.compile(r"^(image_size|img_size|input_resolution|eval_size|anchor_image_size)$")
 _IDS = re.compile(r"(token_id|token_index|token_ids|_index|bos|eos|pad)$|_token$")
+_PLACEHOLDER = re.compile(r"^(image|video|audio)_token_(id|index)$")
+_FOR_TEXT = re.compile(r"^(out|text|llm|lm|language|text_config)_hidden_size$")
 _VOCABULARY = re.compile(r"vocab_?size|^n_vocab|codebook_size$|num_embeddings$|vocab_size")
 _POSITIONS = re.compile(r"max_position|n_positions|max_source|max_target|max_sequence|n_ctx")
 _LAYER_LISTS = re.compile(
@@ -82,19 +84,21 @@ class _Shrink:
         """A smaller one of the same class."""
         cls, changed = type(config), {}
         defaults = inspect.signature(cls.__init__).parameters
-        self_width = _hidden(config)
-        factor = max(1.0, self_width / self.scale.width) if self.scale.width else 1.0
+        width = _hidden(config)
+        factor = max(1.0, width / self.scale.width) if self.scale.width else 1.0
         nested = getattr(cls, "sub_configs", {})
         for name in [*defaults, *(n for n in nested if n not in defaults)]:
             if name in ("self", "kwargs", "args", "dtype", "id2label", "label2id"):
                 continue
             parameter = defaults.get(name)
-            value = getattr(config, name, None)
+            value = _read(config, name, parameter.default if parameter else None)
             if name in nested and value is None:
                 continue
             if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-                inner = self.configuration(value)
-                changed[name] = inner
+                changed[name] = self.configuration(value, given.get(name) or {})
+                continue
+            if value is None and _PLACEHOLDER.search(name):
+                changed[name] = self.id(name, 10**6 + len(self.ids))
                 continue
             if parameter is not None and parameter.default is None and not _IDS.search(name):
                 if not _LAYER_LISTS.search(name) or not isinstance(value, (list, tuple)):
@@ -103,23 +107,26 @@ class _Shrink:
             if smaller is not value:
                 changed[name] = smaller
         self.fit(config, changed)
-        rope = getattr(config, "rope_parameters", None)
-        if isinstance(rope, dict) and self.scale.heads:
-            if "mrope_section" in getattr(cls, "ignore_keys_at_rope_validation", ()):
-                rope = {"mrope_section": [16, 24, 24], **rope}
-            changed["rope_parameters"] = _rotary(rope, _head(config, changed))
-        changed.update(given)
+        rope = _read(config, "rope_parameters")
+        has_sections = "mrope_section" in getattr(cls, "ignore_keys_at_rope_validation", ())
+        if isinstance(rope, dict) and rope and self.scale.heads:
+            smaller = _rotary(rope, _head(config, changed), has_sections)
+            if smaller != rope:
+                changed["rope_parameters"] = smaller
+        self.stages(config, changed)
+        is_part = {k: k in changed and isinstance(v, dict) for k, v in given.items()}
+        changed.update({k: v for k, v in given.items() if not is_part[k] or "model_type" in v})
         return cls(**changed)
 
     def fit(self, config: Any, changed: dict[str, Any]) -> None:
         """Numbers that must agree with each other."""
 
         def now(name: str) -> Any:
-            return changed.get(name, getattr(config, name, None))
+            return changed.get(name, _read(config, name))
 
         for heads, groups in (("num_attention_heads", "num_key_value_heads"),
                               ("n_heads", "n_kv_heads"), ("n_head", "n_head_kv")):  # fmt: skip
-            if groups in changed and getattr(config, heads, None) == getattr(config, groups):
+            if groups in changed and _read(config, heads) == _read(config, groups):
                 changed[groups] = now(heads)
         # fmt: off
         for heads, width, times in (("mamba_n_heads", "mamba_d_head", "mamba_expand"),
@@ -128,8 +135,19 @@ class _Shrink:
                                     ("n_mamba_heads", "mamba_headdim", "mamba_expand")):
             if now(times) and all(isinstance(now(x), int) for x in (heads, width, "hidden_size")):
                 changed[heads] = 4
-                changed[width] = int(now(times) * now("hidden_size")) // 4
+                inner = now("mamba_d_ssm") or int(now(times) * now("hidden_size"))
+                changed[width] = inner // 4
         # fmt: on
+
+    def stages(self, config: Any, changed: dict[str, Any]) -> None:
+        """Which layers a backbone gives, when it has fewer of them."""
+        given = _read(config, "_out_indices")
+        layers = changed.get("num_hidden_layers")
+        if isinstance(given, (list, tuple)) and isinstance(layers, int) and max(given) > layers:
+            count = min(len(given), layers)
+            changed["out_indices"] = list(range(layers - count + 1, layers + 1))
+            changed.pop("_out_indices", None)
+            changed.pop("_out_features", None)
 
     def value(self, name: str, value: Any, factor: float, config: Any) -> Any:
         if isinstance(value, bool) or value is None:
@@ -146,14 +164,20 @@ class _Shrink:
         if isinstance(value, bool):
             return value
         scale = self.scale
-        if _IDS.search(name) and not _NO_WIDTH.search(name.removesuffix("_index")):
+        if _IDS.search(name):
             return self.id(name, value)
+        if _FOR_TEXT.search(name) and scale.width:
+            return scale.width
         if _VOCABULARY.search(name):
             return min(value, VOCABULARY) if value > 2 * VOCABULARY else value
         if _EXPERTS.search(name) and scale.experts:
             return min(value, scale.experts)
         if re.search(r"experts_per_tok|moe_topk|moe_k$|num_selected_experts|top_k_experts", name):
             return min(value, 2)
+        if name == "num_kv_shared_layers":
+            return 0
+        if name == "base_channels":
+            return min(value, 32)
         if name in ("n_group", "topk_group", "num_expert_group"):
             return 1
         if re.search(r"_layer_offset$", name):
@@ -205,6 +229,14 @@ class _Shrink:
         return self.ids[key]
 
 
+def _read(config: Any, name: str, default: Any = None) -> Any:
+    """An attribute; the default of one that differs from layer to layer."""
+    try:
+        return getattr(config, name, default)
+    except RuntimeError:  # transformers' own, which is no AttributeError
+        return default
+
+
 def _kinds(values: Any, count: int) -> list[Any]:
     """As many of them, each kind among them if that goes."""
     first = list(dict.fromkeys(values))[:count]
@@ -223,7 +255,7 @@ def _head(config: Any, changed: Mapping[str, Any]) -> int:
     """The width of one head of attention."""
 
     def now(name: str) -> Any:
-        return changed.get(name, getattr(config, name, None))
+        return changed.get(name, _read(config, name))
 
     defaults = inspect.signature(type(config).__init__).parameters
     if "head_dim" in defaults and (changed.get("head_dim") or defaults["head_dim"].default):
@@ -231,15 +263,17 @@ def _head(config: Any, changed: Mapping[str, Any]) -> int:
     return int(now("hidden_size") or 64) // int(now("num_attention_heads") or 4)
 
 
-def _rotary(rope: Any, head: int) -> Any:
+def _rotary(rope: dict[str, Any], head: int, has_sections: bool) -> dict[str, Any]:
     """Rotary settings whose sections, for positions of several axes, fill half a head."""
-    if not isinstance(rope, dict):
-        return rope
-    found = {name: _rotary(value, head) for name, value in rope.items()}
-    sections = rope.get("mrope_section")
-    if sections:
-        share = [max(1, x * (head // 2) // sum(sections)) for x in sections]
-        share[0] += head // 2 - sum(share)
+    found = {
+        name: _rotary(value, head, has_sections) if isinstance(value, dict) else value
+        for name, value in rope.items()
+    }
+    sections = rope.get("mrope_section") or ([16, 24, 24] if has_sections else None)
+    if sections and not any(isinstance(value, dict) for value in rope.values()):
+        half = int(head * rope.get("partial_rotary_factor", 1.0)) // 2
+        share = [max(1, x * half // sum(sections)) for x in sections]
+        share[0] += half - sum(share)
         found["mrope_section"] = share
     return found
 
@@ -247,7 +281,7 @@ def _rotary(rope: Any, head: int) -> Any:
 def _hidden(config: Any) -> int:
     """What is called the hidden size; of one that has several, the first's."""
     for name in ("hidden_size", "d_model", "embed_dim", "n_embd", "dim", "hidden_dim", "model_dim"):
-        value = getattr(config, name, None)
+        value = _read(config, name)
         if isinstance(value, (list, tuple)) and value:
             value = value[-1]
         if isinstance(value, int) and value > 0:

@@ -21,12 +21,50 @@ __all__ = ["build", "names"]
 MOST_PARAMETERS = 40_000_000
 
 # What the defaults of some types leave to a checkpoint.
+_RESNET = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    "backbone_config": {
+        "model_type": "resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [16, 32, 48, 64],
+        "depths": [1, 1, 1, 1],
+        "out_features": ["stage4"],
+    },
+}
+_SERIES = {"prediction_length": 8, "num_time_features": 1}
 GIVEN: dict[str, dict[str, Any]] = {
-    "autoformer": {"prediction_length": 8},
+    "autoformer": _SERIES,
     "bamba": {"attn_layer_indices": [1]},
+    "conditional_detr": _RESNET,
+    "dab-detr": _RESNET,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "informer": {"prediction_length": 8},
-    "time_series_transformer": {"prediction_length": 8},
+    "deformable_detr": _RESNET,
+    "detr": _RESNET,
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
+    "align": {
+        "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 80}
+    },
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "gemma3n": {"text_config": {"intermediate_size": 128}},
+    "gemma3n_text": {"intermediate_size": 128},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "informer": _SERIES,
+    "qwen2_vl": {"vision_config": {"embed_dim": 64}},
+    "table-transformer": _RESNET,
+    "time_series_transformer": _SERIES,
 }
 
 # The class that the documentation of a type calls first: the one with a head, if it has one.
