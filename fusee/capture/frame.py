@@ -6,6 +6,7 @@ the stack is in opcodes.py. A frame knows exceptions and suspension.
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 from collections.abc import Callable, Generator
@@ -30,6 +31,21 @@ class Marker:
 
 NULL = Marker("NULL")
 UNBOUND = Marker("UNBOUND")
+
+# What Python does to find out whether a handler takes an exception, and to raise it again.
+_MATCHING = {
+    "BUILD_TUPLE",
+    "CALL_INTRINSIC_1",
+    "CHECK_EXC_MATCH",
+    "COPY",
+    "LOAD_GLOBAL",
+    "NOP",
+    "POP_EXCEPT",
+    "POP_JUMP_FORWARD_IF_FALSE",
+    "POP_JUMP_IF_FALSE",
+    "PUSH_EXC_INFO",
+    "RERAISE",
+}
 
 # An opcode returns True if the frame stops here: it returned or it yielded.
 Opcode = Callable[["Frame", Instruction], Any]
@@ -94,12 +110,29 @@ class Frame:
         listed = self.program.instructions
         return listed[min(self.at, len(listed) - 1)]
 
-    @property
-    def cleans_up(self) -> bool:
-        """Whether code of its own handles exceptions."""
-        targets = {handler.target for handler in self.program.handlers}
-        # of a generator there is always one from 3.12 on, for StopIteration
-        return len(targets) > (sys.version_info >= (3, 12))
+    def closes_in_silence(self) -> bool:
+        """Whether no handler takes the GeneratorExit that ends the suspended generator of this."""
+        twin, handled = copy.copy(self), self.machine.handled
+        twin.stack, twin.at = (
+            [*self.stack],
+            self.at - 1,
+        )  # as if the instruction that yielded raised
+        error: BaseException = GeneratorExit()
+        try:
+            while True:
+                twin._unwind(error)
+                try:
+                    while (instruction := twin.instruction).name in _MATCHING:
+                        twin.next = twin.at + 1
+                        OPCODES[instruction.name](twin, instruction)
+                        twin.at = twin.next
+                    return False
+                except GeneratorExit as raised:
+                    error = raised
+        except GeneratorExit:
+            return True
+        finally:
+            self.machine.handled = handled
 
     @property
     def where(self) -> str:

@@ -299,7 +299,7 @@ class _Attempt:
         rebuild.effects()
         for made, inner in self.machine.generators.values():
             is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
-            if is_alive and inner.cleans_up and not rebuild.has(made):
+            if is_alive and not rebuild.has(made) and not inner.closes_in_silence():
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
 
     def _guarded(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import sys
 import types
 from collections.abc import Callable, Generator
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.capturing.same import Traced, shape_of
+from tests.capturing.same import Traced, same, shape_of
 
 Case = Callable[[Tensor, list[str]], Any]
 
@@ -121,3 +123,94 @@ def test_an_error_ends_the_generator_of_a_loop() -> None:
         with pytest.raises(ValueError) as caught:
             traced(x, log)
         assert log == ["closed"] and caught.tb is not None  # which shows all frames
+
+
+class _Steps(collections.abc.Sequence[int]):
+    """Its iterator is a generator of the standard library's that handles IndexError."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, k: Any) -> Any:
+        if k >= 4:
+            raise IndexError
+        return k
+
+
+_STEPS = _Steps()
+
+
+def _matching(x: Tensor) -> Generator[Tensor, None, None]:
+    try:
+        try:
+            yield x + 1
+        except (ValueError, KeyError):
+            yield x * 2
+    except RuntimeError as error:
+        yield x * len(str(error))
+
+
+def _delegating(x: Tensor) -> Generator[Tensor, None, None]:
+    try:
+        yield from _matching(x)
+    except ValueError:
+        return
+
+
+def finds_one_of_several(x: Tensor) -> Tensor:
+    return x * 2 if any(k == 1 for k in _STEPS) else x
+
+
+def takes_the_first(x: Tensor) -> Tensor:
+    return next(_matching(x)) + next(_delegating(x))
+
+
+def leaves_a_loop(x: Tensor) -> Tensor:
+    for y in _delegating(x):
+        x = y * 3
+        break
+    return x
+
+
+@pytest.mark.parametrize("fn", [finds_one_of_several, takes_the_first, leaves_a_loop])
+def test_a_dropped_generator_that_handles_no_exit_ends_no_graph(fn: Any) -> None:
+    assert len(same(fn, torch.ones(2)).graphs) == 1
+
+
+def _taking_all(log: list[str]) -> Generator[int, None, None]:
+    try:
+        yield 1
+    except BaseException:
+        log.append("all")
+        raise
+
+
+def _taking_exits(log: list[str]) -> Generator[int, None, None]:
+    try:
+        try:
+            yield 1
+        except ValueError:
+            log.append("never")
+    except (KeyError, GeneratorExit):
+        log.append("exit")
+
+
+def _within(log: list[str]) -> Generator[int, None, None]:
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.append, "left")
+        yield 1
+
+
+@pytest.mark.parametrize("made", [_taking_all, _taking_exits, _within])
+def test_a_dropped_generator_that_handles_its_exit_is_closed_in_time(made: Any) -> None:
+    def fn(x: Tensor, log: list[str]) -> Tensor:
+        first = next(made(log))
+        log.append("after")
+        return x + first
+
+    told = []
+    for run in (fn, Traced(fn)):
+        for _ in range(2):
+            log: list[str] = []
+            told.append((run(torch.ones(2), log).tolist(), log))
+    assert told[:2] == told[2:]

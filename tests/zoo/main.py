@@ -1,9 +1,9 @@
 """The whole zoo: `scripts/zoo [--family F] [--only a,b] [--stages ...] [--jobs N] [--again]`.
 
 Each model runs in a process of its own, with a time limit and a memory limit, so that a crash costs
-one model. What is known of it is appended to out/zoo/TORCH.BACKEND.jsonl stage by stage; a second run does
-only what is missing. Without scripts/setup: `PYTHONPATH=. python -m tests.zoo.main ...`, where
-torch is installed, and whatever of transformers, timm, torchvision and diffusers is to run.
+one model. What is known of it is appended to out/zoo/TORCH.BACKEND.jsonl stage by stage; a second
+run does only what is missing. Without scripts/setup: `PYTHONPATH=. python -m tests.zoo.main ...`,
+where torch is installed, and whatever of transformers, timm, torchvision and diffusers is to run.
 """
 
 from __future__ import annotations
