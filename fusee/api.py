@@ -304,6 +304,11 @@ class CompiledModule:
     _run: Callable[..., Any]
     _compiler: Compiler
 
+    @property
+    def dynamo_ctx(self) -> Compiler:
+        """What compiles more of the module in the same way; OptimizedModule's name for it."""
+        return self._compiler
+
     def __init_subclass__(cls) -> None:
         """Classes made here are nobody's subclass to register."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusee import compiler
+from fusee import compiler, libraries
 from fusee.api import compile, compile_in_place
 from fusee.backends import dynamo, inductor_options
 from fusee.debug import torch_logs
@@ -30,7 +30,8 @@ def install() -> None:
     """Put `compile` behind torch.compile and nn.Module.compile, until uninstall().
 
     Functions of torch.compiler, torch._dynamo.reset and torch._dynamo.explain then act on what we
-    compile too, TORCH_LOGS shows it, and options of TorchInductor are taken with one notice.
+    compile too, TORCH_LOGS shows it, options of TorchInductor are taken with one notice, and
+    libraries that keep lists of backends know ours.
     """
     if _undo:
         return
@@ -44,6 +45,7 @@ def install() -> None:
     when_imported("torch._dynamo", _behind_dynamo)
     _undo.append(lambda: cancel("torch._dynamo", _behind_dynamo))
     _undo.append(torch_logs.follow(_replace))
+    _undo.append(libraries.adapt())
 
 
 def uninstall() -> None:
@@ -67,14 +69,22 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 # ------------------------------------------------------------------------------ compile
 
 
+# Others may have put functions of theirs around ours, which then outlive uninstall(): Lightning.
+_stock_compile, _stock_in_place = torch.compile, nn.Module.compile
+
+
 @functools.wraps(compile)
 def _compile(model: Any = None, **arguments: Any) -> Any:
+    if not _undo:
+        return _stock_compile(model, **arguments)
     return compile(model, **_understood(arguments))
 
 
-def _compile_module(self: nn.Module, **arguments: Any) -> None:
+def _compile_module(self: nn.Module, *args: Any, **arguments: Any) -> None:
     """Compile what calling this module does. Takes compile()'s arguments."""
-    compile_in_place(self, **_understood(arguments))
+    if not _undo:
+        return _stock_in_place(self, *args, **arguments)
+    return compile_in_place(self, **_understood(arguments))
 
 
 def _understood(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,8 @@ BASE = ("errors", "config", "log")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("api", "backends", "capture", "compiler", "debug", "installed", "runtime"),
     "__main__": ("api", "backends", "capture", "debug", "installed", "runtime"),
-    "installed": ("api", "backends", "compiler", "debug", "runtime"),
+    "installed": ("api", "backends", "compiler", "debug", "libraries", "runtime"),
+    "libraries": ("api", "backends", "runtime"),
     "api": ("torch_functions", "capture", "backends", "runtime"),
     "compiler": ("absent", "api", "capture", "backends", "runtime"),
     "absent": ("capture",),
