@@ -316,10 +316,10 @@ def test_what_cannot_be_says_what_to_use() -> None:
 def test_config_sets_the_limit_of_versions(backend: Counting) -> None:
     compiler.config.recompile_limit = 2
     try:
-        fast: Any = compiler.compile(lambda t, by: t * by, backend=backend)
+        fast: Any = compiler.compile(lambda t, text: t * len(text), backend=backend)
         with pytest.warns(FuseeWarning, match="has 2 compiled versions"):
-            for by in (1, 2, 3):
-                torch.testing.assert_close(fast(x, by), x * by)
+            for text in ("a", "of", "the"):
+                torch.testing.assert_close(fast(x, text), x * len(text))
         assert len(backend.graphs) == 2
     finally:
         compiler.config.recompile_limit = 8
