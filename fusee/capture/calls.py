@@ -73,6 +73,10 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     inner = original(function)
     if inner is not None:
         return call(m, m.world.hold(inner, str(m.world.origin(function))), args, kwargs)
+    if type(function) is torch.jit.ScriptFunction:
+        inner = getattr(function, "_torchdynamo_inline", None)
+        if inner is not None:  # the function that was scripted
+            return call(m, m.world.hold(inner, str(m.world.origin(function))), args, kwargs)
     replaced = m.policy.replacement(function)
     if replaced is not None:
         return replaced(m, args, kwargs)
@@ -222,6 +226,8 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
         custom = attributes.class_lookup(m, meta, "__call__")
         if isinstance(custom, types.FunctionType):
             return call(m, custom, (cls, *args), kwargs)
+        if isinstance(custom, type):  # a TypedDict is made by dict
+            return call(m, custom, args, kwargs)
     return make_instance(m, cls, args, kwargs)
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 from fusee.capture import attributes
 from fusee.capture.capturing import AS_NUMBERS, Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.iterators import Called, Stepping, is_finite_iterator
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
-from fusee.capture.world import CONTAINERS
+from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = ["sort_key"]
 
@@ -58,16 +59,16 @@ def _iterable(m: Capturing, x: Any) -> Any:
     if m.is_outside(iterator) and is_finite_iterator(iterator):
         return m.world.opened(iterator)
     is_python = attributes.python_method(m, iterator, "__next__") is not None
-    return map(m.next, itertools.repeat(iterator)) if is_python else iterator
+    return Stepping(m, iterator) if is_python else iterator
 
 
 def _collecting(function: Any) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if not args:
             return function(**kwargs)
-        first = m.items(args[0])
         if function in (any, all):
-            return function(m.truth(x) for x in first)
+            return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
+        first = m.items(args[0])
         if function is sum:
             start = kwargs.get("start", args[1] if len(args) > 1 else 0)
             return functools.reduce(functools.partial(m.binary, 0), first, start)
@@ -76,7 +77,10 @@ def _collecting(function: Any) -> Stand:
     return stand
 
 
-for _function in (list, tuple, set, frozenset, sum, any, all, dict.fromkeys, collections.deque):
+for _function in (
+    list, tuple, set, frozenset, sum, any, all, collections.deque, dict.fromkeys,
+    collections.OrderedDict.fromkeys, collections.defaultdict.fromkeys,
+):  # fmt: skip
     SPECIAL[_function] = _collecting(_function)
 
 
@@ -87,13 +91,29 @@ def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _lazily(function: Any) -> Stand:
+    is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+
+    def given(m: Capturing, x: Any) -> Any:
+        if is_scalar(x) and not isinstance(x, (str, bytes, range)):
+            return Called(m, x, is_test) if is_test else x
+        is_function = callable(x) and not hasattr(type(x), "__iter__")
+        return Called(m, x, is_test) if is_function else _iterable(m, x)
+
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        return function(*(_iterable(m, x) for x in args), **kwargs)
+        if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
+            args = (*args, operator.add)
+        kwargs = {k: given(m, x) if k in ("func", "key") else x for k, x in kwargs.items()}
+        return function(*(given(m, x) for x in args), **kwargs)
 
     return stand
 
 
-for _function in (zip, itertools.chain, itertools.product):
+for _function in (
+    zip, map, filter, itertools.chain, itertools.product, itertools.accumulate, itertools.groupby,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap,
+    itertools.compress, itertools.cycle, itertools.pairwise, itertools.zip_longest,
+    itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+):  # fmt: skip
     SPECIAL[_function] = _lazily(_function)
 
 
@@ -107,18 +127,6 @@ SPECIAL[enumerate] = lambda m, args, kwargs: enumerate(_iterable(m, args[0]), *a
 def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     m.look(args[1:], AS_NUMBERS)
     return itertools.islice(_iterable(m, args[0]), *args[1:])
-
-
-@stands_for(map)
-def _map(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return map(lambda *row: m.call(args[0], row, {}), *(_iterable(m, x) for x in args[1:]))
-
-
-@stands_for(filter)
-def _filter(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    function, given = args[0], _iterable(m, args[1])
-    test = m.truth if function is None else lambda x: m.truth(m.call(function, (x,), {}))
-    return filter(test, given)
 
 
 @stands_for(functools.reduce)

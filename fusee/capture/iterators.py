@@ -8,14 +8,63 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["ITERATORS", "advance", "consumed", "gone_through", "is_finite_iterator", "remaining"]
+__all__ = [
+    "ITERATORS", "Called", "Stepping", "advance", "consumed", "gone_through", "is_finite_iterator",
+    "links", "remaining",
+]  # fmt: skip
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 
-ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip)
+ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter)
+
+
+class Called:
+    """A function of the program's for an iterator of C, which calls it on the machine.
+
+    is_test   whether C code asks for the truth of what it gives; the function may be None then
+    """
+
+    __slots__ = ("function", "is_test", "m")
+
+    def __init__(self, m: Any, function: Any, is_test: bool = False) -> None:
+        self.m = m
+        self.function = function
+        self.is_test = is_test
+
+    def __call__(self, *row: Any) -> Any:
+        found = self.m.call(self.function, row, {}) if self.function is not None else row[0]
+        return self.m.truth(found) if self.is_test else found
+
+
+class Stepping:
+    """An iterator in Python for one of C, which asks the machine for each element."""
+
+    __slots__ = ("iterator", "m")
+
+    def __init__(self, m: Any, iterator: Any) -> None:
+        self.m = m
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.m.next(self.iterator)
+
+
+def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
+    """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
+    with warnings.catch_warnings():  # from 3.12 on it is deprecated to ask
+        warnings.simplefilter("ignore", DeprecationWarning)
+        made: Any = chain.__reduce__()
+    _, iterables, *state = made
+    return state[0] if state else (iter(iterables),)
 
 
 def is_finite_iterator(x: Any) -> bool:

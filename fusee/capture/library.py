@@ -1,4 +1,5 @@
-"""What stands in for functions of Python's library: re, copy.deepcopy, warnings, logging.
+"""What stands in for functions of Python's library: re, warnings, logging, frames,
+and what changes a class.
 
 Warnings and records of a log come after the graph, from the program's own lines, as long as no code
 of the program's gets them: a handler, a filter or a stream of its own ends the graph.
@@ -7,24 +8,24 @@ of the program's gets them: a handler, a filter or a stream of its own ends the 
 from __future__ import annotations
 
 import collections
-import copy
+import dataclasses
+import enum
 import functools
 import logging
 import operator
 import re
 import sys
 import types
+import typing
 import warnings
 from typing import Any
 
-import torch
-
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
-from fusee.capture.mirror import Later, empty_like
+from fusee.capture.iterators import Called
+from fusee.capture.mirror import Later
 from fusee.capture.origin import Call, Held
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
-from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import Line
 from fusee.capture.world import is_scalar
 
@@ -35,64 +36,85 @@ __all__ = ["say_later"]
 
 def _on_text(function: Any) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if not all(map(is_scalar, (*args, *kwargs.values()))):
+        if len(args) > 1 and isinstance(args[1], types.FunctionType):
+            args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
+        if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
             raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
         return function(*args, **kwargs)
 
     return stand
 
 
+_function: Any
 for _function in (
     re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
     re.compile, re.escape,
 ):  # fmt: skip
     SPECIAL[_function] = _on_text(_function)
 
-# ------------------------------------------------------------------------------ copy
+# ------------------------------------------------------------------------------ classes
 
 
-@stands_for(copy.deepcopy)
-def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    """Containers and tensors within one another, each copied once."""
-    made: dict[int, Any] = {}
-    storages: set[int] = set()
+def _of_made_class(function: Any) -> Stand:
+    """What only changes a class: one that the program made is real, others are not changed."""
 
-    def copied(x: Any) -> Any:
-        if is_scalar(x) or isinstance(x, (type, *_FUNCTIONS)):
-            return x
-        if id(x) not in made:
-            made[id(x)] = of_tensor(x) if isinstance(x, FakeTensor) else of_container(x)
-        return made[id(x)]
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not args or args[0] not in m.made_classes:
+            raise GraphBreak(f"{function.__qualname__}() of a class from outside")
+        made = function(*args, **kwargs)
+        m.made_classes.add(made)
+        return made
 
-    def of_tensor(x: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            storage = x.untyped_storage()._cdata
-            is_plain = not x.requires_grad and not getattr(x, "_is_param", False)
-            strides = torch.empty_like(x, device="meta").stride()
-            if not is_plain or storage in storages or x.stride() != strides:
-                raise GraphBreak("a deep copy of a tensor that needs gradients, or is a view")
-        storages.add(storage)
-        return m.call(torch.clone, (x,), {})
-
-    def of_container(x: Any) -> Any:
-        kind = type(x)
-        if kind is tuple:
-            items = tuple(map(copied, x))
-            return x if all(map(operator.is_, items, x)) else items
-        if kind not in (list, dict, set, collections.OrderedDict, collections.deque):
-            raise GraphBreak(f"a deep copy of a {kind.__qualname__}")
-        shown = m.plain(x)
-        empty = made[id(x)] = made[id(shown)] = empty_like(shown)
-        if isinstance(shown, dict):
-            empty.update((copied(key), copied(item)) for key, item in shown.items())
-        else:
-            (empty.update if kind is set else empty.extend)(map(copied, shown))
-        return empty
-
-    return copied(*args)
+    return stand
 
 
-_FUNCTIONS = (type(len), type(lambda: None))
+_process_class: Any = vars(dataclasses)["_process_class"]
+for _function in (_process_class, functools.total_ordering, typing.runtime_checkable, enum.unique):
+    SPECIAL[_function] = _of_made_class(_function)
+
+
+@stands_for(collections.namedtuple)
+def _namedtuple(m: Capturing, args: Args, kwargs: Kwargs) -> type:
+    kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
+    make: Any = collections.namedtuple
+    made: type = make(*args, **kwargs)
+    m.made_classes.add(made)
+    return made
+
+
+# ------------------------------------------------------------------------------ frames
+
+
+class _Unknown:
+    """An attribute of a frame that only Python knows."""
+
+    def __get__(self, frame: Any, kind: Any = None) -> Any:
+        raise GraphBreak("the variables of a frame, or who called the compiled function")
+
+
+class _Standing(types.SimpleNamespace):
+    """What sys._getframe gives: of a frame on the machine what a program asks it for."""
+
+    f_back = f_locals = f_lasti = f_trace = f_builtins = _Unknown()
+
+
+@stands_for(sys._getframe)
+def _getframe(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (depth,) = args or (0,)
+    if depth >= len(m.frames):
+        raise GraphBreak("the frame of whoever called the compiled function")
+    f = m.frames[-1 - depth]
+    names, module = f.globals, f.globals.get("__name__", "")
+    m.world.mirror_of_globals(names, module)
+    found = _Standing(f_code=f.code, f_lineno=f.instruction.line)
+    found.f_globals = m.world.hold(names, module)
+    if depth + 1 < len(m.frames):
+        found.__dict__["f_back"] = _getframe(m, (depth + 1,), {})
+    return found
+
+
+_module_name: Any = getattr(sys, "_getframemodulename", _getframe)  # from 3.12 on
+SPECIAL[_module_name] = lambda m, args, kwargs: _getframe(m, args, kwargs).f_globals["__name__"]
 
 # ------------------------------------------------------------------------------ what is said
 

@@ -17,6 +17,7 @@ import types
 from typing import Any
 
 from fusee.capture import attributes, grads, subclasses
+from fusee.capture import copying as _copying  # noqa: F401  # its stand-ins
 from fusee.capture import library as _library  # noqa: F401  # its stand-ins
 from fusee.capture.attributes import ask
 from fusee.capture.breaks import GraphBreak, Opaque
@@ -218,6 +219,8 @@ class Machine(Capturing):
     def subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
+        if type(container).__module__ == "typing":
+            return container[key]  # Optional[int]
         if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
             return found
         if isinstance(container, type):
@@ -285,6 +288,8 @@ class Machine(Capturing):
             given = (spec,) if name == "__format__" else ()
             if (text := ask(self, x, name, *given)) is not ABSENT:
                 return text if given or spec is None else format(text, spec)
+            if getattr(type(x), name, None) is not getattr(object, name):
+                break  # a class in C has its own
         x = self.deep(x)
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)

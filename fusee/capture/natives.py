@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -30,15 +31,16 @@ __all__ = ["SPECIAL", "call", "call_class", "on_tensors", "special", "with_numbe
 
 _PURE: set[Any] = {
     abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
+    sys.intern,
 }  # fmt: skip
-_PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "unicodedata"}
+_PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "_struct", "unicodedata"}
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
     torch.finfo, torch.iinfo,
 )  # fmt: skip
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
-    re.Pattern, re.Match, *CONTAINERS,
+    re.Pattern, re.Match, BaseException, *CONTAINERS,
 )  # fmt: skip
 
 
@@ -51,6 +53,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return on_tensors(m, function, args, kwargs)
     if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return _unbound(m, function, args, kwargs)
+    if isinstance(owner, type) and owner in _METHOD_OWNERS and owner not in CONTAINERS:
+        return _run(m, function, args, kwargs)  # int.from_bytes
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
         return _method(m, function, owner, args, kwargs)
     if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):

@@ -27,7 +27,7 @@ TABLES = dict.fromkeys(((3, 11), (3, 12), (3, 13)), OPCODES)
 FILLED_BY = (control, matching)  # importing them fills the table
 
 # Matter to CPython's own loop only.
-_IDLE = "NOP RESUME PRECALL COPY_FREE_VARS SETUP_ANNOTATIONS EXIT_INIT_CHECK"
+_IDLE = "NOP RESUME PRECALL COPY_FREE_VARS EXIT_INIT_CHECK"
 
 # Coroutines and exception groups: the function runs eagerly, and says so.
 REFUSED = (
@@ -125,6 +125,7 @@ _SIMPLE: dict[str, Opcode] = {
     ),
     "STORE_FAST_STORE_FAST": lambda f, i: f.locals.update((name, f.pop()) for name in i.value),
     "LOAD_GLOBAL": lambda f, i: _push(f, f.machine.load_global(f, i.value), i.arg & 1),
+    "SETUP_ANNOTATIONS": lambda f, i: f.names.setdefault("__annotations__", {}) and None,
     "STORE_NAME": lambda f, i: f.names.__setitem__(i.value, f.pop()),
     "DELETE_NAME": lambda f, i: f.names.__delitem__(i.value),
     "STORE_GLOBAL": lambda f, i: f.machine.store_global(f, i.value, f.pop()),

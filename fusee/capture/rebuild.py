@@ -11,6 +11,7 @@ import collections
 import functools
 import gc
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable, Generator, Iterable
@@ -22,7 +23,15 @@ from fusee.capture.between import Between, Nested, around
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import Source
 from fusee.capture.frame import Frame, Marker, suspended
-from fusee.capture.iterators import ITERATORS, advance, consumed, gone_through
+from fusee.capture.iterators import (
+    ITERATORS,
+    Called,
+    Stepping,
+    advance,
+    consumed,
+    gone_through,
+    links,
+)
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
 from fusee.capture.opcodes import refused
@@ -176,7 +185,7 @@ class Rebuild:
             return self._builtin_method(x)
         if isinstance(x, ITERATORS):
             return self._iterator(x)
-        if isinstance(x, _FOUND):
+        if isinstance(x, _FOUND) or kind.__module__ == "typing":
             if isinstance(x, type) and x in self.made_classes:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)
@@ -408,6 +417,12 @@ def _reduced(r: Rebuild, x: Any) -> str:
     return r.call(made, *map(r.value, args))
 
 
+def _chain(r: Rebuild, x: itertools.chain[Any]) -> str:
+    rest, *current = links(x)
+    parts = r.call(itertools.chain, r.value([*current]), r.value(rest))
+    return r.call(itertools.chain.from_iterable, parts)
+
+
 def _view(r: Rebuild, x: Any) -> str:
     """`d.items()` and the like."""
     (owner,) = gc.get_referents(x)
@@ -429,6 +444,10 @@ MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
         collections.defaultdict, r.value(x.default_factory), _dict(r, x)
     ),
     types.MappingProxyType: lambda r, x: r.call(types.MappingProxyType, _dict(r, dict(x))),
+    Called: lambda r, x: r.value(x.function),
+    Stepping: lambda r, x: r.value(x.iterator),
+    bytearray: lambda r, x: r.call(bytearray, repr(bytes(x))),
+    itertools.chain: _chain,
     operator.itemgetter: _reduced,
     operator.attrgetter: _reduced,
     **{type(view): _view for x in _EMPTY for view in (x.keys(), x.values(), x.items())},

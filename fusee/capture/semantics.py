@@ -14,7 +14,17 @@ from typing import Any
 
 from fusee.capture.frame import UNBOUND, Frame
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "Semantics", "called", "checked", "own_super", "unbound"]
+__all__ = [
+    "BINARY",
+    "COMPARE",
+    "UNARY",
+    "Semantics",
+    "called",
+    "checked",
+    "own_super",
+    "unbound",
+    "variables",
+]
 
 _BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
 _IN_PLACE_NAMES = (
@@ -158,10 +168,22 @@ class Semantics:
         about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
         if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
             return stand(self, *args)
+        if self.handled is None:
+            return function(*args, **kwargs)
+        return _handling(self.handled, function, args, kwargs)
+
+
+def _handling(error: BaseException, function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Call a function while Python itself handles an exception, as sys.exc_info shows it."""
+    before = error.__traceback__, error.__context__
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001  # it was raised for this
+        error.__traceback__, error.__context__ = before
         return function(*args, **kwargs)
 
 
-def _variables(m: Semantics) -> dict[str, Any]:
+def variables(m: Semantics) -> dict[str, Any]:
     """What locals() gives in the innermost frame."""
     f = m.frames[-1]
     if f.names is not None:
@@ -197,12 +219,12 @@ def own_super(m: Semantics) -> Any:
 # Functions in C that look at the frame that calls them, by how many arguments they have then.
 _ABOUT_CALLER: dict[tuple[Any, int], Callable[..., Any]] = {
     (super, 0): own_super,
-    (locals, 0): _variables,
-    (vars, 0): _variables,
-    (dir, 0): lambda m: sorted(_variables(m)),
+    (locals, 0): variables,
+    (vars, 0): variables,
+    (dir, 0): lambda m: sorted(variables(m)),
     (globals, 0): lambda m: m.frames[-1].globals,
-    (eval, 1): lambda m, code: eval(code, m.frames[-1].globals, _variables(m)),
-    (exec, 1): lambda m, code: exec(code, m.frames[-1].globals, _variables(m)),
+    (eval, 1): lambda m, code: eval(code, m.frames[-1].globals, variables(m)),
+    (exec, 1): lambda m, code: exec(code, m.frames[-1].globals, variables(m)),
 }
 
 

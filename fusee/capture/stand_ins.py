@@ -5,13 +5,13 @@ C code must not look into objects from outside on its own: it would read without
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import functools
 import inspect
 import itertools
 import operator
+import os
 import sys
 import types
 import typing
@@ -25,6 +25,8 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.numbers import Computed
+from fusee.capture.origin import Call, Held
+from fusee.capture.semantics import variables
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -32,7 +34,6 @@ from fusee.capture.torch_api import (
     FakeTensor,
     enter_inference_mode,
 )
-from fusee.capture.world import CONTAINERS, is_scalar
 
 __all__ = [
     "BY_CODE", "BY_TYPE", "SPECIAL", "Args", "Kwargs", "Stand", "breaking", "left", "special",
@@ -133,7 +134,9 @@ def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 @stands_for(id)
 def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
-    if m.is_outside(obj) and not isinstance(obj, (type, types.FunctionType, torch.nn.Module)):
+    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module))
+    is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
+    if m.is_outside(obj) and not is_fixed and not is_memo:
         raise GraphBreak("id() of an object from outside differs from call to call")
     m.world.passing.append("an address")
     return id(obj)
@@ -141,8 +144,17 @@ def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
 
 @stands_for(sys.exc_info)
 def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
-    error = m.handled
+    error = _handled(m)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+def _handled(m: Capturing) -> BaseException | None:
+    if m.handled is None:
+        if sys.exception() is not None:
+            raise GraphBreak("whoever calls the compiled function is handling an exception")
+        outer = Held(sys.exception, "the exception that is handled")
+        m.world.fact("equals", Call(outer, operator.call, ""), None)
+    return m.handled
 
 
 @stands_for(hash)
@@ -175,9 +187,24 @@ def breaking(reason: str, remedy: str = "") -> Stand:
 SPECIAL[print] = breaking(
     "print() shows what is known only when the graph has run", "remove the print"
 )
-stands_for(globals, locals, eval, exec, compile, open, input, breakpoint, __import__, dir)(
+stands_for(eval, exec, compile, open, input, breakpoint, __import__, dir)(
     breaking("a builtin that reaches beyond its arguments")
 )
+
+
+@stands_for(globals)
+def _globals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    names = m.frames[-1].globals
+    module = names.get("__name__", "")
+    m.world.mirror_of_globals(names, module)
+    return m.world.hold(names, module)
+
+
+@stands_for(locals)
+def _locals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if m.frames[-1].code.co_freevars:
+        raise GraphBreak("locals() with variables of a function around")
+    return variables(m)
 
 
 def _natively(function: Any) -> Stand:
@@ -221,7 +248,7 @@ _SAME: dict[Any, Callable[..., Any]] = {
     bool: lambda m, x=False: m.truth(x),
     operator.truth: lambda m, x: m.truth(x),
     super: attributes.super_of,
-    sys.exception: lambda m: m.handled,
+    sys.exception: _handled,
     typing.cast: lambda m, kind, x: x,
     vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (
         function if obj is None else types.MethodType(function, obj)
@@ -250,6 +277,12 @@ def _as_text(conversion: str) -> Stand:
     return stand
 
 
+@stands_for(os.fspath)
+def _fspath(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    found = attributes.ask(m, args[0], "__fspath__")
+    return os.fspath(args[0]) if found is ABSENT else found
+
+
 SPECIAL[str], SPECIAL[repr] = _as_text("s"), _as_text("r")
 
 
@@ -264,16 +297,6 @@ def _to_number(kind: Any, method: str) -> Stand:
 
 
 SPECIAL[int], SPECIAL[float] = _to_number(int, "__int__"), _to_number(float, "__float__")
-
-
-@stands_for(copy.copy)
-def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
-    if isinstance(x, CONTAINERS) and type(x) in (list, dict, set, collections.deque):
-        return m.plain(x).copy()
-    if is_scalar(x):
-        return x
-    raise GraphBreak(f"copying a {type(x).__qualname__}")
 
 
 # ------------------------------------------------------------------------------ torch's state

@@ -44,21 +44,34 @@ def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.
 
 def called_from(f: Frame, function: Any) -> Any:
     """What to call in place of a function that names the line of its caller: that of a frame."""
-    if getattr(function, "__module__", None) not in ("logging", "_warnings"):
+    if getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
         return function
-    function = _warn if function is warnings.warn else function
+    if function in _BY_DEPTH:
+        function = _BY_DEPTH[function]
     return functools.partial(calling_from(Line.of(f)), function)
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kw: Any) -> None:
-    """warnings.warn, to which frames of ours are no callers."""
-    at: Any = sys._getframe()
-    level = 0
-    while at is not None and stacklevel > 0:
-        level, at = level + 1, at.f_back
+    warnings.warn(message, category, 1 + _steps(stacklevel), *args, **kw)
+
+
+def _getframe(depth: int = 0) -> Any:
+    return sys._getframe(_steps(depth + 1))
+
+
+# What counts frames, as if there were none of ours.
+_BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
+
+
+def _steps(count: int) -> int:
+    """How many frames lie between who calls this and the program's frame number `count`."""
+    at: Any = sys._getframe(1)
+    steps = 0
+    while at is not None and count > 0:
+        steps, at = steps + 1, at.f_back
         name = _OURS if at is None else at.f_code.co_filename
-        stacklevel -= not name.startswith(("<fusee ", "<entrance of ", _OURS))
-    warnings.warn(message, category, level + 1, *args, **kw)
+        count -= not name.startswith(("<fusee ", "<entrance of ", _OURS))
+    return steps
 
 
 def raise_at(f: Frame, error: BaseException) -> NoReturn:

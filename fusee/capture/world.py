@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import enum
 import operator
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -283,7 +284,8 @@ class World:
         if origin is None:
             return None
         try:
-            found = object.__getattribute__(obj, "__dict__")
+            base = threading.local if isinstance(obj, threading.local) else object
+            found = base.__getattribute__(obj, "__dict__")
         except AttributeError:
             return None
         if not isinstance(found, dict):

@@ -79,6 +79,10 @@ def _convolution(
             f"convolution: {list(x.shape)} {x.dtype} does not fit {list(weight.shape)}"
             f" {weight.dtype} in {groups} groups"
         )
+    each = (stride, padding, dilation, extra)
+    stride, padding, dilation, extra = (
+        row if len(row) > 1 else [*row] * (x.dim() - 2) for row in each
+    )
     shape: list[Any] = [x.shape[0], channels]
     for i, (n, k) in enumerate(zip(x.shape[2:], weight.shape[2:])):
         reach = dilation[i] * (k - 1)
@@ -158,6 +162,8 @@ def _gather(x: torch.Tensor, axis: int, index: torch.Tensor, **kwargs: Any) -> A
 @meta(aten.index.Tensor)
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
     given = [index for index in indices if index is not None]
+    if any(i.dtype in (torch.bool, torch.uint8) for i in given):
+        return None  # how many elements there are is a matter of values: torch's mode says so
     are_first = len(given) == len(indices) <= x.dim() and x.is_contiguous()
     if not are_first or any(i.dtype != torch.int64 or not i.is_contiguous() for i in given):
         return aten.index.Tensor(x, indices)
