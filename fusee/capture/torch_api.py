@@ -43,10 +43,10 @@ __all__ = [
     "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
     "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "function_modes",
     "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
-    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming",
-    "note_lines", "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real",
-    "set_compiled_call", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
-    "was_leaf", "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
+    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
+    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
+    "set_grad_enabled", "skip_frame", "state_conditions", "state_restored", "was_leaf",
+    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
 
 # Modules of C functions that compute tensors from tensors.

@@ -19,11 +19,43 @@ from tests.capturing.same import Traced, shape_of
 # What is called by the others.
 CALLED = {"disp", "fib", "who", "cm", "sit"}
 
-# These end graphs; how many there are. TorchDynamo makes at least as many.
-GRAPHS = {}
+# These end graphs, of which there are at most so many.
+GRAPHS = {
+    **dict.fromkeys(
+        """
+        cmp_key exc_tb datetimes insp strings hashes pprint_it async_it
+        """.split(),
+        0,
+    ),
+    **dict.fromkeys(
+        """
+        weak_key weak_value weak_ref_made singledispatch redirect counter heap heap_tuple
+        dates decimals jsons rnd rnd_global log_it map_break filter_break print_it exec_it
+        eval_it star_call queue_it script_mod req_grad packed pack_seq rand_seed gen_t
+        autograd_in tensor_print
+        """.split(),
+        1,
+    ),
+    **dict.fromkeys(
+        """
+        cached_prop cache_info timing timing2 chain_break zip_break gen_break hook_inside
+        make_linear nonzero_mid boolmask unique_it item_it item_branch tolist data_set
+        req_grad2 req_grad3 req_attr hook_t retain resize_ set_ bool_t cache_attr
+        deepcopy_mod deepcopy_t param_make fn_attr
+        """.split(),
+        2,
+    ),
+}
 
-# One of these is a difference that is known: why.
-EAGER = {"exc_group": "except*"}
+# Run eagerly: what they have that is not captured.
+EAGER = {
+    "exc_group": "except*",
+    "islice_break": "an islice that is alive where a graph ends",
+    **dict.fromkeys(
+        "seq_view seq_view_for gen_drop_for gen_drop_return gen_any_finally gen_next_drop gen_zip".split(),
+        "a generator that is dropped within try",
+    ),
+}
 
 _LAZY = (map, filter, zip, enumerate, itertools.chain, types.GeneratorType)
 
@@ -65,7 +97,7 @@ def test_as_in_eager(program: Any) -> None:
     if isinstance(want[0], type) and issubclass(want[0], Exception):
         return
     if program.__name__ in GRAPHS:
-        assert len(traced.graphs) == GRAPHS[program.__name__]
+        assert len(traced.graphs) <= GRAPHS[program.__name__]
         assert not any(stop.startswith("eager") for stop in traced.stops), traced.stops
     elif program.__name__ not in EAGER:
         assert not traced.stops and len(traced.graphs) <= 1, traced.stops
