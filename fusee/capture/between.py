@@ -30,6 +30,8 @@ Nested = Callable[[types.FunctionType, Any], Callable[..., Any]]
 
 _IN_PLACE = len(BINARY) // 2
 
+_ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
 # C functions that call what they are given, by its place among their arguments; or its name.
 _CALLING: dict[Any, int | str] = {
     map: 0, filter: 0, functools.reduce: 0, itertools.starmap: 0, itertools.takewhile: 0,
@@ -41,7 +43,7 @@ _CALLING: dict[Any, int | str] = {
 def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs: Any) -> Any:
     """Run a function's own lines in Python."""
     function = function.__dict__.get(ORIGINAL, function)
-    if refused(function.__code__):
+    if refused(function.__code__) or function.__code__.co_flags & _ASYNCHRONOUS:
         return function(*args, **kwargs)
     f = Frame.of(Between(nested), function)
     f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs)

@@ -23,39 +23,46 @@ CALLED = {"disp", "fib", "who", "cm", "sit"}
 GRAPHS = {
     **dict.fromkeys(
         """
-        cmp_key exc_tb datetimes insp strings hashes pprint_it async_it
+        cmp_key exc_tb datetimes insp strings hashes gen_any_finally gen_zip pprint_it
+        async_it
         """.split(),
         0,
     ),
     **dict.fromkeys(
         """
-        weak_key weak_value weak_ref_made singledispatch redirect counter heap heap_tuple
-        dates decimals jsons rnd rnd_global log_it map_break filter_break print_it exec_it
-        eval_it star_call queue_it script_mod req_grad packed pack_seq rand_seed gen_t
-        autograd_in tensor_print
+        seq_view seq_view_for weak_key weak_value weak_ref_made singledispatch redirect
+        counter heap heap_tuple dates decimals jsons rnd rnd_global log_it gen_drop_for
+        gen_drop_return gen_next_drop map_break filter_break islice_break print_it exec_it
+        eval_it star_call queue_it script_mod req_grad rand_seed gen_t autograd_in
+        tensor_print
         """.split(),
         1,
     ),
     **dict.fromkeys(
         """
         cached_prop cache_info timing timing2 chain_break zip_break gen_break hook_inside
-        make_linear nonzero_mid boolmask unique_it item_it item_branch tolist data_set
-        req_grad2 req_grad3 req_attr hook_t retain resize_ set_ bool_t cache_attr
+        nonzero_mid boolmask unique_it item_it item_branch tolist data_set req_grad2
+        req_grad3 req_attr hook_t retain resize_ set_ pack_seq bool_t cache_attr
         deepcopy_mod deepcopy_t param_make fn_attr
         """.split(),
         2,
     ),
+    **dict.fromkeys(
+        """
+        packed
+        """.split(),
+        6,
+    ),
+    **dict.fromkeys(
+        """
+        make_linear
+        """.split(),
+        8,
+    ),
 }
 
 # Run eagerly: what they have that is not captured.
-EAGER = {
-    "exc_group": "except*",
-    "islice_break": "an islice that is alive where a graph ends",
-    **dict.fromkeys(
-        "seq_view seq_view_for gen_drop_for gen_drop_return gen_any_finally gen_next_drop gen_zip".split(),
-        "a generator that is dropped within try",
-    ),
-}
+EAGER = {"exc_group": "except*"}
 
 _LAZY = (map, filter, zip, enumerate, itertools.chain, types.GeneratorType)
 
