@@ -219,14 +219,21 @@ def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(fn):
         raise _wrong("wrap_numpy() takes a function", fn)
 
-    array, mapped = importlib.import_module("numpy").ndarray, pytree.tree_map_only
+    array = importlib.import_module("numpy").ndarray
+
+    def as_array(x: Any) -> Any:
+        return x.numpy() if isinstance(x, Tensor) else x
+
+    def as_tensor(x: Any) -> Any:
+        return torch.as_tensor(x) if isinstance(x, array) else x
 
     @functools.wraps(fn)
     def of_tensors(*args: Any, **kwargs: Any) -> Any:
-        given, named = mapped(Tensor, Tensor.numpy, (args, kwargs))
-        return mapped(array, torch.as_tensor, fn(*given, **named))
+        given, named = pytree.tree_map(as_array, (args, kwargs))
+        return pytree.tree_map(as_tensor, fn(*given, **named))
 
-    of_tensors.__dict__["_fusee_inlined"] = True
+    for function in (as_array, as_tensor, of_tensors):
+        function.__dict__["_fusee_inlined"] = True
     return of_tensors
 
 

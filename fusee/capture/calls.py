@@ -118,7 +118,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    if function.__module__ in _NATIVE_MODULES:
+    if function.__module__ in _NATIVE_MODULES and not _takes_functions(function, args, kwargs):
         return natives.on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None
@@ -140,6 +140,14 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
     if len(m.frames) > _DEEPEST:
         raise GraphBreak("calls are nested too deeply to be inlined")
     return f.run()
+
+
+def _takes_functions(function: types.FunctionType, args: Args, kwargs: Kwargs) -> bool:
+    """Whether it is one of pytree's that runs code of the program's, which the machine must run."""
+    return function.__module__ == "torch.utils._pytree" and any(
+        hasattr(type(x), "__next__") or (callable(x) and not isinstance(x, (type, FakeTensor)))
+        for x in (*args, *kwargs.values())
+    )
 
 
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:

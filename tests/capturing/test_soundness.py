@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.policy import Policy
@@ -249,3 +250,27 @@ def test_containers_that_become_one() -> None:
         got = call(table, x, a=1)
         assert torch.equal(got[0], want[0]) and got[1] == want[1]
     assert len(call.entries) == 2
+
+
+SCALE = 2.0
+
+
+@pytest.mark.parametrize(
+    "function", ["tree_map", "tree_map_only", "tree_map_with_path", "tree_all"]
+)
+def test_functions_that_pytree_calls_are_captured(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(*given: Any) -> Any:
+        return given[-1] * SCALE
+
+    before = (torch.Tensor,) if function == "tree_map_only" else ()
+    tree = {"a": torch.ones(2), "b": [torch.ones(3)]}
+    if function == "tree_all":
+        scaled = lambda x: x.dim() < SCALE  # noqa: E731
+    call = CompiledFunction(
+        lambda t: getattr(pytree, function)(*before, scaled, t), backend, Policy()
+    )
+    for scale in (2.0, 3.0, 1.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        torch.testing.assert_close(call(tree), getattr(pytree, function)(*before, scaled, tree))
