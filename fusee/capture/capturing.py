@@ -51,6 +51,7 @@ class Capturing(Semantics):
     generators     those that it made, by id, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
     modes          torch function modes that it is within, the innermost last
+    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     """
 
     def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
@@ -63,6 +64,7 @@ class Capturing(Semantics):
         self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
         self.inference: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
+        self.is_compiling, self.asks_compiling = True, False
         self._said: tuple[Frame | None, int, str] = None, 0, ""
 
     def where(self) -> str:

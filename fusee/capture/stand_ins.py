@@ -254,10 +254,17 @@ _SAME: dict[Any, Callable[..., Any]] = {
         function if obj is None else types.MethodType(function, obj)
     ),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
+    torch.compiler.is_compiling: lambda m: _is_compiling(m),
+    torch.compiler.is_dynamo_compiling: lambda m: _is_compiling(m),
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
     torch.profiler.record_function.__exit__: lambda m, *args: None,
 }
+
+
+def _is_compiling(m: Capturing) -> bool:
+    m.asks_compiling = True
+    return m.is_compiling
 
 
 def _with_operands(function: Callable[..., Any]) -> Stand:

@@ -56,8 +56,6 @@ _GRAPH_MODULES = {
 }  # fmt: skip
 # What a program that is captured learns from these.
 FIXED_ANSWERS: dict[Any, Any] = {
-    torch.compiler.is_compiling: True,
-    torch.compiler.is_dynamo_compiling: True,
     torch._jit_internal.is_scripting: False,
     torch._C._get_tracing_state: None,
     torch._C._is_tracing: False,

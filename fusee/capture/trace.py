@@ -7,9 +7,10 @@ two instructions of one function, and the stack that is alive there is that func
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -58,20 +59,15 @@ def capture(
               those whose values the program turns out to need become False
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
+    is_compiling = True
     conditions = state_conditions()
     if refusal := _refusal(place.function):
         return Captured(place, Facts(), conditions, eager=refusal)
     constant: set[str] = set()
-
-    def varies(origin: Origin) -> bool:
-        if not varying and not constant:
-            return is_learning_rate(origin)
-        words = str(origin)
-        may = bool(varying and varying.get(words)) or is_learning_rate(origin)
-        return may and words not in constant
-
+    varies = functools.partial(_varies, varying or {}, constant)
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
+        attempt.machine.is_compiling = is_compiling
         try:
             with (
                 collector.paused(), state_restored(), left(attempt.machine),
@@ -93,7 +89,9 @@ def capture(
         except GraphBreak as found:
             found.is_error = is_error(attempt.world)
             found.where = found.where or attempt.where
-            if 0 <= limit <= attempt.entered:
+            if found.raises and is_compiling and attempt.machine.asks_compiling:
+                is_compiling, limit, stop, first = False, -1, None, None  # as in eager, then
+            elif 0 <= limit <= attempt.entered:
                 why = found.reason
             else:
                 # not with the frames that it went through, and what they hold
@@ -109,6 +107,13 @@ def capture(
         if why and (limit == 0 or policy.is_exporting or attempt.captured.is_around):
             attempt.captured.eager = why
             return attempt.captured
+
+
+def _varies(varying: Mapping[str, bool], constant: Collection[str], origin: Origin) -> bool:
+    if not varying and not constant:
+        return is_learning_rate(origin)
+    words = str(origin)
+    return (varying.get(words, False) or is_learning_rate(origin)) and words not in constant
 
 
 def _refusal(function: types.FunctionType) -> str:
