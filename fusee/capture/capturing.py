@@ -65,6 +65,7 @@ class Capturing(Semantics):
         self.inference: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
+        self.failed: tuple[BaseException | None, str] = None, ""  # the last error, and its line
         self._said: tuple[Frame | None, int, str] = None, 0, ""
 
     def where(self) -> str:
@@ -77,6 +78,10 @@ class Capturing(Semantics):
             text = next(users, top).where
             self._said = top, top.at, text
         return text
+
+    def left_by(self, error: BaseException) -> None:
+        if self.failed[0] is not error:
+            self.failed = error, self.where()
 
     def length(self, x: Any) -> int:
         """len() of a list, dict, set or deque; of one from outside it becomes a fact."""

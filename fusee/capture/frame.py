@@ -211,6 +211,7 @@ class Frame:
             raised = self.stack[-instruction.arg]  # where it was raised first
         if handler is None:
             self.at = raised
+            self.machine.left_by(error)
             self.stack.clear()  # a generator that a loop was going through ends here
             raise error
         self.machine.caught(error)

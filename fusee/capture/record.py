@@ -111,6 +111,7 @@ class Recorder(TorchFunctionMode):
         self.has_numbers = False
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
+        self.raised_by = ""
         self.off = 0  # how often subclasses are told to let calls pass
         self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
@@ -200,7 +201,7 @@ class Recorder(TorchFunctionMode):
             unknown = ended_by(error, func, name)
             if unknown is not None:
                 raise unknown from None
-            self.raised = error
+            self.raised, self.raised_by = error, name or str(func)
             raise
         if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")

@@ -96,6 +96,9 @@ class Semantics:
     def caught(self, error: BaseException) -> None:
         """An exception is about to reach a handler, a `finally` or the end of a `with`."""
 
+    def left_by(self, error: BaseException) -> None:
+        """An exception leaves the innermost frame."""
+
     def made_function(self, function: types.FunctionType) -> None:
         """A function was made in a frame."""
 

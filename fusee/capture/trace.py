@@ -194,10 +194,12 @@ class _Attempt:
 
     def _raises(self, error: Exception) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
-        self.where = self.frame.where
+        failed, where = self.machine.failed
+        self.where = where if failed is error else self.frame.where
         error.__traceback__ = None  # whose frames know it, and all that is alive here
         _, self.entered = self.raised.get(id(error), (error, self.entered))
-        return GraphBreak(f"it raises {type(error).__name__}: {error}", raises=True)
+        call = f", in {self.recorder.raised_by}" if error is self.recorder.raised else ""
+        return GraphBreak(f"it raises {type(error).__name__}: {error}{call}", raises=True)
 
     def _can_end(self) -> bool:
         """Whether all that is alive now, and all that was written, can be made again."""
