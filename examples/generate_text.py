@@ -3,7 +3,7 @@
 The model is small and its weights are random: what counts is that the tokens are the same and that
 only two versions are compiled, one for the prompt and one for every token after it.
 
-python examples/generate_text.py
+python examples/generate_text.py     needs transformers: pip install 'fusee[bench]'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a small GPT on a text, letter by letter: eagerly and compiled, with the same losses.
 
-python examples/train_a_gpt.py
+python examples/train_a_gpt.py     needs matplotlib and rich: pip install 'fusee[bench]'
 """
 
 from __future__ import annotations

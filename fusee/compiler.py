@@ -302,8 +302,8 @@ def nested_compile_region(fn: None = None, **options: Any) -> Callable[[F], F]: 
 def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     """Mark a function that is called many times, such as a model's layer.
 
-    For now its calls are inlined like any other's: the result is right, the time to compile grows
-    with the number of calls. Kernels that are equal share their machine code.
+    The mark changes nothing here: each call is captured and compiled as if it were not there, which
+    takes longer with each. Kernels that are equal in several calls are generated once.
 
     source   torch.compiler.nested_compile_region
     """

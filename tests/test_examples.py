@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -29,6 +30,18 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_says_what_it_needs(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = [x.module or "" for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)]
+    imported += [y.name for x in ast.walk(tree) if isinstance(x, ast.Import) for y in x.names]
+    packages = {name.partition(".")[0] for name in imported} - {"torch", "fusee", "__future__"}
+    needed = packages - sys.stdlib_module_names
+    said = (ast.get_docstring(tree) or "").partition("needs ")[2]
+    assert all(name in said for name in needed), needed
+    assert bool(needed) == ("pip install 'fusee[" in said)
 
 
 def test_there_are_examples() -> None:

@@ -232,7 +232,7 @@ def lookup(
         return _bind_options(backend, name_of(backend), given, mode)
     raise UnknownBackend(
         f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
-        remedy=f"known names: {', '.join(list_backends(None))}",
+        remedy=f"known names: {_known_names()}",
     )
 
 
@@ -279,14 +279,18 @@ def _foreign(name: str) -> CompiledFn:
         return loaded
     found = dynamo.lookup_backend(name)
     if found is None:
-        known = sorted({*list_backends(None), *dynamo.list_backends()})
-        close = nearest(name, known)
+        close = nearest(name, {*list_backends(None), *dynamo.list_backends()})
         raise UnknownBackend(
             f"there is no backend named {name!r}",
             did="stopped before compiling",
-            remedy=(f"{str(close)!r}; " if close else "") + f"known names: {', '.join(known)}",
+            remedy=(f"{str(close)!r}; " if close else "") + f"known names: {_known_names()}",
         )
     return found
+
+
+def _known_names() -> str:
+    """What messages list: not those of torch that are for its own debugging and tests."""
+    return ", ".join(sorted({*_backends, *list_backends()}))
 
 
 def _bind_options(

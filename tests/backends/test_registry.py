@@ -153,6 +153,7 @@ def test_an_unknown_name_names_the_nearest_and_all(wrong: str, near: str) -> Non
     text = str(caught.value)
     assert f"{near!r}; known names:" in text
     assert "aot_eager" in text and "cudagraphs" in text
+    assert "TESTING" not in text and "minifier" not in text
 
 
 def test_what_is_no_backend_is_refused() -> None:
