@@ -6,6 +6,7 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
@@ -87,23 +88,13 @@ def compile_with(
         begin = time.perf_counter()
         try:
             if differentiated:
-
-                def forward(graph: AtenGraph) -> Callable[..., Any]:
-                    computed = [None] * (len(graph.inputs) - len(example_inputs))
-                    given = [*example_inputs, *computed]
-                    return compile_split(graph, given, engine, options, report, prepare).call
-
-                call = compile_training(
-                    gm, example_inputs, options, report, engine.keeps, forward, decompositions
+                split = functools.partial(
+                    compile_split, engine=engine, options=options, report=report, prepare=prepare
                 )
-                remember(report)
-                return CompiledGraph(call, report)
+                return _trained(gm, example_inputs, engine, options, report, decompositions, split)
+            keep = engine.keeps
             aten = trace(
-                gm,
-                example_inputs,
-                keep=engine.keeps,
-                decompositions=decompositions,
-                overlapping=True,
+                gm, example_inputs, keep=keep, decompositions=decompositions, overlapping=True
             )
         except MissingFake:
             raise
@@ -123,6 +114,28 @@ def compile_with(
     made = CompiledGraph(apart(gm, call, specs, written, report), report)
     made.kept = None if kept is None else kept.entry(kept_for, example_inputs)
     return made
+
+
+def _trained(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: Engine,
+    options: Options,
+    report: Report,
+    decompositions: Table | None,
+    split: Callable[..., SplitCall],
+) -> CompiledGraph:
+    """A graph that needs gradients: the forward split, the backward ours."""
+
+    def forward(graph: AtenGraph) -> Callable[..., Any]:
+        computed = [None] * (len(graph.inputs) - len(example_inputs))
+        return split(graph, [*example_inputs, *computed]).call
+
+    call = compile_training(
+        gm, example_inputs, options, report, engine.keeps, forward, decompositions
+    )
+    remember(report)
+    return CompiledGraph(call, report)
 
 
 def _whole(
