@@ -304,11 +304,6 @@ class CompiledModule:
     _run: Callable[..., Any]
     _compiler: Compiler
 
-    @property
-    def dynamo_ctx(self) -> Compiler:
-        """What compiles more of the module in the same way; OptimizedModule's name for it."""
-        return self._compiler
-
     def __init_subclass__(cls) -> None:
         """Classes made here are nobody's subclass to register."""
 
@@ -325,8 +320,9 @@ class CompiledModule:
         return _wrapped, (self._orig_mod, self._compiler)
 
 
-# By these torch.compile finds what to compile in place of what is compiled already.
-_FOR_DYNAMO = (ORIGINAL, WRAPPER)
+# By these torch.compile finds what to compile in place of what is compiled already, and Lightning
+# what compiles more of a module. No properties: torch.jit.script would compile those.
+_FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx")
 
 
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
@@ -344,7 +340,7 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     cls = type(module)
     namespace = {
         "__call__": _call_of(cls),
-        "__slots__": ("_compiler", "_orig_mod", "_run", *_FOR_DYNAMO),
+        "__slots__": ("_compiler", "_orig_mod", "_run", *_FOR_TORCH),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -361,7 +357,7 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
 
     call = _calling(module, compiler, eagerly, whole_call(cls))
     own = {"_compiler": compiler, "_orig_mod": module, "_run": call}
-    for name, value in (*own.items(), *zip(_FOR_DYNAMO, (module, id(made)))):
+    for name, value in (*own.items(), *zip(_FOR_TORCH, (module, id(made), compiler))):
         object.__setattr__(made, name, value)  # nn.Module's would register a submodule
     return made
 
