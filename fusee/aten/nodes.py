@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.aten import control_flow
 from fusee.aten.scalars import Scalar, holds_scalar, is_read, on_tensors, read, returned
 from fusee.aten.torch_api import HigherOrderOperator, active, is_skipped
 from fusee.aten.tracer import Tracer
@@ -273,6 +274,8 @@ def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
         return run_inner(t, args[0], list(args[1]), attribute)
     if name == "hints_wrapper":
         return run_inner(t, args[0], list(args[1]), attribute)
+    if name in control_flow.NAMES:
+        return control_flow.called(t, op, args, kwargs, attribute)
     if name not in _INLINE:
         raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
     at, first = _INLINE[name]

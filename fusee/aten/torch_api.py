@@ -49,6 +49,7 @@ __all__ = [
     "same_ints",
     "storage_id",
     "symbolic_mode",
+    "with_autograd",
     "without_autocast",
 ]
 
@@ -61,6 +62,19 @@ _ABOVE_US = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 def below_autograd() -> Iterator[None]:
     """Inside, a dispatch mode sees each operator whole, those composed of others too."""
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE_US):
+        yield
+
+
+@contextlib.contextmanager
+def with_autograd() -> Iterator[None]:
+    """Inside the kernel of an operator: autograd records, which dispatching had left behind."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradOther, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
         yield
 
 

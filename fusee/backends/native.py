@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
+from fusee.aten import control_flow
 from fusee.aten.decompose import Table
 from fusee.aten.externs import WHOLE, ExternSpec, extern_of
 from fusee.aten.graph import AtenGraph
@@ -253,6 +254,9 @@ def compile_native(
                 reason = error.what
                 report.where = error.where or report.where
         return _run_eagerly(gm, report, reason)
+
+
+control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))
 
 
 def compile_aten(

@@ -44,7 +44,7 @@ from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by
 from fusee.errors import source_line
 from fusee.sym.raising import name_may_raise, raises
 
-__all__ = ["BODY", "Recorder", "effects"]
+__all__ = ["BODY", "Recorder", "effects", "storages"]
 
 # Methods of tensors that leave the world of tensors.
 _VALUES = {
@@ -100,6 +100,7 @@ class Recorder(TorchFunctionMode):
         self.lift = lift
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}
+        self.bodies = torch.nn.Module()  # of functions that nodes call
         self.where: Callable[[], str] = str
         self._keep: list[Any] = []
         self._parts = 0
@@ -188,7 +189,7 @@ class Recorder(TorchFunctionMode):
             if not _holds_tensor((*args, *kwargs.values())):
                 self.answers.append((func, args, kwargs, out))
             return out
-        self._write(func, name, args, kwargs, out)
+        self.write(func, name, args, kwargs, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
@@ -225,7 +226,7 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
         return out
 
-    def _write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         inference = torch.is_inference_mode_enabled()
         if self.inference is None:
             self.inference = inference
@@ -310,6 +311,12 @@ class Recorder(TorchFunctionMode):
     def _argument(self, name: str, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return self.node(x)
+        if isinstance(x, fx.GraphModule):
+            count = len(self.bodies._modules)
+            self.bodies.add_module(f"{x.meta['name']}_{count}", x)
+            node = self.graph.get_attr(f"{x.meta['name']}_{count}")
+            node.meta[BODY] = x.meta[BODY]
+            return node
         return argument(printable(x), name, self.graph)
 
     def _lifted(self, x: Any) -> Any:
@@ -358,7 +365,7 @@ class Recorder(TorchFunctionMode):
         for node in self.graph.find_nodes(op="placeholder"):
             if not node.users:
                 self.graph.erase_node(node)
-        return graph_module(self.graph)
+        return graph_module(self.graph, self.bodies)
 
     def is_needed(self, graph: fx.GraphModule) -> bool:
         """Whether running the graph gives or changes anything."""
@@ -372,9 +379,9 @@ class Recorder(TorchFunctionMode):
         """Whether these write to memory that is there before the graph, as far as can be told."""
         inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
-            outside = _storages(inputs)
+            outside = storages(inputs)
             return any(
-                "anywhere" in done or ("writes" in done and outside & _storages(n.all_input_nodes))
+                "anywhere" in done or ("writes" in done and outside & storages(n.all_input_nodes))
                 for n in nodes
                 for done in (effects(n),)
             )
@@ -386,7 +393,7 @@ class Recorder(TorchFunctionMode):
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         with torch._C.DisableTorchFunction():
             out = self._run(func, args, kwargs, "")
-        self._write(func, "", args, kwargs, out)
+        self.write(func, "", args, kwargs, out)
         return out
 
 
@@ -410,8 +417,10 @@ def effects(node: fx.Node) -> set[str]:
     target: Any = node.target
     if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
         return set()
-    if hasattr(target, BODY):
-        found = set[str]().union(*map(effects, getattr(target, BODY)))
+    bodies = [x.meta[BODY] for x in node.all_input_nodes if BODY in x.meta]
+    if hasattr(target, BODY) or bodies:
+        calls = [n for body in (getattr(target, BODY, ()), *bodies) for n in body]
+        found = set[str]().union(*map(effects, calls))
         return found | {"anywhere"} if "writes" in found else found
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     module = getattr(target, "__module__", None) or "torch"
@@ -471,7 +480,7 @@ def _is_mutable(func: Any) -> bool:
     return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
 
 
-def _storages(nodes: Iterable[fx.Node]) -> set[int]:
+def storages(nodes: Iterable[fx.Node]) -> set[int]:
     """The memory behind the tensors that nodes give."""
     tensors = [node.meta.get("example_value") for node in nodes]
     return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}

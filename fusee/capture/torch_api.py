@@ -301,9 +301,11 @@ def was_leaf(x: torch.Tensor) -> bool:
         return x.is_leaf
 
 
-def graph_module(graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A graph as a module."""
-    return _CapturedGraph(torch.nn.Module(), graph, "CapturedGraph")
+def graph_module(
+    graph: torch.fx.Graph, inner: torch.nn.Module | None = None
+) -> torch.fx.GraphModule:
+    """A graph as a module; `inner` has the graphs that its nodes name."""
+    return _CapturedGraph(inner or torch.nn.Module(), graph, "CapturedGraph")
 
 
 class _CapturedGraph(_LazyGraphModule):

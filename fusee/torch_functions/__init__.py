@@ -4,6 +4,13 @@ Capture itself knows Python and what a tensor is. Each module here registers sta
 (`capture/stand_ins.py`); whoever compiles imports this package.
 """
 
-from fusee.torch_functions import arrays, backward, higher_order, optimizers, transforms
+from fusee.torch_functions import (
+    arrays,
+    backward,
+    control_flow,
+    higher_order,
+    optimizers,
+    transforms,
+)
 
-__all__ = ["arrays", "backward", "higher_order", "optimizers", "transforms"]
+__all__ = ["arrays", "backward", "control_flow", "higher_order", "optimizers", "transforms"]

@@ -138,7 +138,14 @@ _DIFFERS = set(
 """.split()
 )
 _OF_FLOATS = {"around", "ceil", "floor", "rint", "round", "trunc"}
-_ERRORS = Call(Held(np, "numpy"), lambda np: "raise" in np.geterr().values(), "what raises in ")
+
+
+def _raises(numpy: Any) -> bool:
+    """Whether wrong values raise an error."""
+    return "raise" in numpy.geterr().values()
+
+
+_ERRORS = Call(Held(np, "numpy"), _raises, "what raises in ")
 
 
 def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -245,7 +252,7 @@ def _other(x: Any, to: torch.dtype | None) -> Any:
 
 def _by_numpy(m: Capturing, name: str, function: Any, is_shadow: bool, *given: Any) -> Any:
     """What NumPy itself makes of a call."""
-    if _ERRORS.function(np):
+    if _raises(np):
         raise GraphBreak("np.seterr has it that wrong values raise")
     m.world.fact("equals", _ERRORS, False)
     values = "ignore" if is_shadow else "warn"  # those of a shadow mean nothing

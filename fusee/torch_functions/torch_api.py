@@ -1,6 +1,7 @@
 """The private API of torch that stand-ins for its functions need. Tested with torch 2.11 to 2.13.
 
-torch._numpy   NumPy's functions on tensors
+torch._numpy             NumPy's functions on tensors
+torch.ops.higher_order   operators that take functions
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["as_array", "by_torch", "counterparts", "tensor_of"]
+__all__ = ["as_array", "by_torch", "counterparts", "higher_order", "tensor_of"]
+
+higher_order: Any = torch.ops.higher_order
 
 
 @functools.cache

@@ -40,7 +40,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.capture.world import is_scalar
 
-__all__: list[str] = []
+__all__ = ["Body", "run_body"]
 
 # Of torch.func, by the name of what they return: a closure over the function, `func`.
 _TRANSFORMS: tuple[Any, ...] = (
@@ -73,7 +73,7 @@ class _Within(TorchFunctionMode):
         raise GraphBreak(f"{name} of a tensor may differ within {self.name}")
 
 
-class _Body(NamedTuple):
+class Body(NamedTuple):
     """A function as a graph.
 
     module      takes the tensors that the transform changes, then those from outside of the body
@@ -91,6 +91,12 @@ class _Body(NamedTuple):
     spec: Any
     calls: list[fx.Node]
 
+    @property
+    def results(self) -> list[fx.Node]:
+        """The nodes that the graph gives."""
+        (output,) = self.module.graph.find_nodes(op="output")
+        return list(output.args[0])
+
     def function(self, outside: tuple[Any, ...]) -> Callable[..., Any]:
         """The function, for a transform."""
 
@@ -106,9 +112,9 @@ class _Body(NamedTuple):
 # ------------------------------------------------------------------------------ the body
 
 
-def _body(
+def run_body(
     m: Capturing, name: str, func: Any, args: Args, kwargs: Kwargs, axes: list[int | None] | None
-) -> _Body:
+) -> Body:
     """Run a function on stand-ins and take what it records out of the graph.
 
     axes   of each leaf of `args`, the axis that it is mapped over; None if there is no mapping
@@ -140,7 +146,9 @@ def _body(
     outside = [node.meta["example_value"] for node in nodes]
     calls = [n for n in inner.nodes if n.op not in ("placeholder", "output")]
     short = getattr(func, "__name__", type(func).__name__)
-    return _Body(short, graph_module(inner), picked, outside, found, out_spec, calls)
+    return Body(
+        short, graph_module(inner, recorder.bodies), picked, outside, found, out_spec, calls
+    )
 
 
 def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
@@ -172,7 +180,7 @@ def _together(tensors: Iterable[torch.Tensor], leaves: Sequence[Any], spec: Any)
 # ------------------------------------------------------------------------------ the call
 
 
-def _call(m: Capturing, name: str, body: _Body, transform: Callable[..., Any], *given: Any) -> Any:
+def _call(m: Capturing, name: str, body: Body, transform: Callable[..., Any], *given: Any) -> Any:
     """`transform(function, *given)` as one node. It takes and returns pytrees, and so does this."""
     tensors, constants, spec = _apart(given)
     constants = [x if x is None or is_scalar(x[0]) else (None,) for x in constants]
@@ -246,7 +254,7 @@ def _closure_of(transform: Any) -> Any:
             except Exception as error:  # noqa: BLE001  # what torch says of wrong arguments
                 raise GraphBreak(f"vmap raises {error!r}") from None
         with _with_grad(name in ("grad", "grad_and_value", "jacrev")):
-            body = _body(m, name, func, args, kwargs, axes)
+            body = run_body(m, name, func, args, kwargs, axes)
 
         def transformed(inner: Any, args: Args, kwargs: Kwargs) -> Any:
             closure = tuple(types.CellType({"func": inner, **values}[key]) for key in names)
@@ -273,7 +281,7 @@ def _jvp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     rest, kwargs = _arguments(m, "jvp", (tuple(rest), kwargs))
     if len(rest) != 2 or not isinstance(rest[0], tuple):
         raise GraphBreak("jvp is called in an unusual way")
-    body = _body(m, "jvp", func, rest[0], {}, None)
+    body = run_body(m, "jvp", func, rest[0], {}, None)
 
     def both(inner: Any, rest: Any, kwargs: Kwargs) -> Any:
         return torch.func.jvp(inner, *rest, **kwargs)
@@ -287,7 +295,7 @@ def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     func, *rest = args
     primals = _arguments(m, "vjp", tuple(rest))
     with _with_grad(True):
-        body = _body(m, "vjp", func, primals, {}, None)
+        body = run_body(m, "vjp", func, primals, {}, None)
     if any(effects(n) & {"writes", "draws"} for n in body.calls):
         raise GraphBreak("the function under vjp has effects, and would have them twice")
 
@@ -300,7 +308,7 @@ def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return first, functools.partial(_pull_back, body, primals, has_aux), *aux
 
 
-def _pull_back(body: _Body, primals: Args, has_aux: bool, cotangents: Any) -> Any:
+def _pull_back(body: Body, primals: Args, has_aux: bool, cotangents: Any) -> Any:
     """What the function that vjp returns is called for."""
 
 

@@ -1,0 +1,207 @@
+"""torch.cond, while_loop, map and scan within one graph: values, gradients, guards, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, scan, while_loop
+
+import fusee
+from fusee.errors import GraphBreakError
+from tests.capturing.same import Traced
+
+T = torch.Tensor
+torch_map: Any = torch._higher_order_ops.map.map  # type: ignore[attr-defined]
+WEIGHT = torch.linspace(-1, 1, 4)
+X = torch.linspace(-2, 3, 12).reshape(3, 4)
+
+
+def chosen(x: T) -> Any:
+    y = x * 2
+    z = torch.cond(y.sum() > 0, lambda x: x.sin() * WEIGHT, lambda x: x.cos() - 1, (y,))
+    return z + 1
+
+
+def chosen_twice(x: T) -> Any:
+    def inner(x: T) -> T:
+        return torch.cond(x.max() > 1, lambda x: x.exp(), lambda x: x * WEIGHT, (x,))
+
+    return torch.cond(x.sum() > 0, inner, lambda x: x.neg(), (x,))
+
+
+def structured(x: T) -> Any:
+    one = lambda x, y: {"a": x + y, "b": (x * y,)}  # noqa: E731
+    other = lambda x, y: {"a": x - y, "b": (y / 2,)}  # noqa: E731
+    found = torch.cond(x.sum() > 0, one, other, (x, x + 1))
+    return found["a"], found["b"]
+
+
+def mapped(x: T) -> Any:
+    return torch_map(lambda row, y: (row.sin() + y * WEIGHT, row.sum()), x * 2, x.sum())
+
+
+def looped(x: T) -> Any:
+    def step(i: T, x: T) -> Any:
+        return i + 1, x * 0.9 + WEIGHT
+
+    return while_loop(lambda i, x: i < 5, step, (torch.zeros((), dtype=torch.int64), x))
+
+
+def scanned(x: T) -> Any:
+    def step(carry: T, row: T) -> Any:
+        return carry * 0.5 + row, (carry * row * WEIGHT).sum()
+
+    return scan(step, torch.ones(4), x * 2)
+
+
+def scanned_back(x: T) -> Any:
+    return scan(lambda c, r: (c + r, c * r), torch.zeros(3), x, dim=1, reverse=True)
+
+
+def scanned_in_pairs(x: T) -> Any:
+    return associative_scan(lambda a, b: a * b + b, x * 2, 0, combine_mode="generic")
+
+
+PROGRAMS = [
+    chosen,
+    chosen_twice,
+    structured,
+    mapped,
+    looped,
+    scanned,
+    scanned_back,
+    scanned_in_pairs,
+]
+IDS = [fn.__name__ for fn in PROGRAMS]
+
+
+def _by_python(fn: Callable[..., Any], x: T) -> Any:
+    """What PyTorch's own operators give, run as Python: they ask TorchDynamo otherwise."""
+    names = {"cond": _cond, "while_loop": _while, "map": _map, "scan": _scan}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "cond", names["cond"])
+        patch.setitem(fn.__globals__, "while_loop", names["while_loop"])
+        patch.setitem(fn.__globals__, "torch_map", names["map"])
+        patch.setitem(fn.__globals__, "scan", names["scan"])
+        return fn(x)
+
+
+def _cond(pred: T, yes: Any, no: Any, operands: Any) -> Any:
+    return (yes if pred else no)(*operands)
+
+
+def _while(test: Any, body: Any, carried: Any) -> Any:
+    while test(*carried):
+        carried = body(*carried)
+    return carried
+
+
+def _map(f: Any, xs: T, *more: Any) -> Any:
+    rows = [f(row, *more) for row in xs]
+    return tuple(torch.stack(column) for column in zip(*rows))
+
+
+def _scan(f: Any, carry: T, xs: T, dim: int = 0, reverse: bool = False) -> Any:
+    rows = []
+    for row in reversed(xs.unbind(dim)) if reverse else xs.unbind(dim):
+        carry, out = f(carry, row)
+        rows.append(out)
+    return carry, torch.stack(rows[::-1] if reverse else rows, dim)
+
+
+def _close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+@pytest.mark.parametrize("fn", PROGRAMS, ids=IDS)
+def test_one_graph(fn: Callable[..., Any], backend: str) -> None:
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for x in (X, -X, X * 0.1):
+        _close(compiled(x), _by_python(fn, x))
+
+
+@pytest.mark.parametrize("fn", [f for f in PROGRAMS if f is not looped], ids=lambda fn: fn.__name__)
+def test_gradients(fn: Callable[..., Any]) -> None:
+    compiled = fusee.compile(fn, fullgraph=True)
+    for x in (X, -X):
+        found = []
+        for run in (compiled, lambda x: _by_python(fn, x)):
+            leaf, weight = x.clone().requires_grad_(), WEIGHT.clone().requires_grad_()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(globals(), "WEIGHT", weight)
+                leaves = [y for y in torch.utils._pytree.tree_leaves(run(leaf)) if y.requires_grad]
+            sum((y * y).sum() for y in leaves).backward()
+            # as in PyTorch: zeros where the function that ran does not use an operand
+            found.append(
+                [torch.zeros_like(y) if y.grad is None else y.grad for y in (leaf, weight)]
+            )
+        _close(*found)
+
+
+def test_the_graph_is_as_torch_compile_has_it() -> None:
+    traced = Traced(chosen)
+    _close(traced(X), _by_python(chosen, X))
+    (graph,) = traced.graphs
+    (call,) = [n for n in graph.graph.nodes if n.target is torch.ops.higher_order.cond]
+    _, yes, no, operands = call.args
+    assert (yes.op, no.op, len(operands)) == ("get_attr", "get_attr", 2)
+    assert isinstance(getattr(graph, yes.target), torch.fx.GraphModule)
+    _close(traced(-X), _by_python(chosen, -X))
+    assert traced.entries == 1
+
+
+def test_a_known_predicate_chooses_while_capturing() -> None:
+    def known(x: T) -> Any:
+        return torch.cond(x.shape[0] > 2, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    traced = Traced(known)
+    _close(traced(X), X + 1)
+    _close(traced(X[:2]), X[:2] - 1)
+    assert not any(n.op == "get_attr" for graph in traced.graphs for n in graph.graph.nodes)
+
+
+def test_what_both_functions_read_is_guarded() -> None:
+    scale = {"yes": 2.0, "no": 3.0}
+
+    def scaled(x: T) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x * scale["yes"], lambda x: x * scale["no"], (x,))
+
+    compiled = fusee.compile(scaled, backend="eager", fullgraph=True)
+    _close(compiled(X), X * 2)
+    scale["no"] = 5.0
+    _close(compiled(-X), -X * 5)
+
+
+def _writes(x: T) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x.add_(1), lambda x: x + 1, (x,))
+
+
+def _gives_its_operand(x: T) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x, lambda x: x + 1, (x,))
+
+
+def _other_sizes(x: T) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x[:1] * 2, lambda x: x + 1, (x,))
+
+
+def _draws(x: T) -> Any:
+    return torch_map(lambda row: torch.rand_like(row), x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (_writes, "writes to a tensor it is given"),
+        (_gives_its_operand, "gives a tensor that it gets"),
+        (_other_sizes, "sizes"), (_draws, "random"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_functions_that_do_more_are_an_error_with_their_line(fn: Any, words: str) -> None:
+    with pytest.raises(GraphBreakError) as error:
+        fusee.compile(fn, fullgraph=True)(X.clone())
+    assert words in str(error.value) and f"in {fn.__name__}" in str(error.value)
