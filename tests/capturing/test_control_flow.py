@@ -14,7 +14,7 @@ from fusee.errors import GraphBreakError
 from tests.capturing.same import Traced
 
 T = torch.Tensor
-torch_map: Any = torch._higher_order_ops.map.map  # type: ignore[attr-defined]
+torch_map: Any = torch._higher_order_ops.map
 WEIGHT = torch.linspace(-1, 1, 4)
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
 
