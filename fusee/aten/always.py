@@ -16,6 +16,7 @@ import torch
 from fusee.aten.geometry import is_row_major
 from fusee.aten.torch_api import OpOverload, same_ints, storage_id
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.aten.twins import is_opaque
 
 __all__ = ["ALWAYS"]
 
@@ -48,9 +49,13 @@ def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 @_rule(aten.detach_.default, aten.requires_grad_.default)
-@_rule(aten.resolve_conj.default, aten.resolve_neg.default, aten._conj.default, aten.real.default)
 def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
+
+
+@_rule(aten.resolve_conj.default, aten.resolve_neg.default, aten.real.default)
+def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.composite(op, args, kwargs) if is_opaque(args[0]) else args[0]
 
 
 @_rule(aten.scalar_tensor.default)
@@ -249,7 +254,10 @@ def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.
 
 @_rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
 @_rule(aten.view_as_real.default, aten.view_as_complex.default)
+@_rule(aten._conj.default, aten._neg_view.default)
 def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], complex):  # a factor that autograd takes for a tensor
+        args = (t.literal(torch.tensor(args[0], dtype=torch.complex128)), *args[1:])
     if op is aten.view.dtype and args[0].dtype == args[1]:
         return t.same(args[0])
     return t.view(op, *args, **kwargs)

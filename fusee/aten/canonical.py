@@ -55,6 +55,8 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, stride, padding, dilation, groups = bound(op, args, kwargs)
     rank = _ROWS[op]
+    if x.dtype.is_complex:  # four convolutions, or three
+        return t.composite(op, args, kwargs)
     batched = x.dim() == rank + 2
     if not batched:
         x = t.call(aten.unsqueeze.default, x, 0)
@@ -77,6 +79,8 @@ def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _conv_transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, stride, padding, extra, groups, dilation = bound(op, args, kwargs)
     rank = _TRANSPOSED[op]
+    if x.dtype.is_complex:
+        return t.composite(op, args, kwargs)
     batched = x.dim() == rank + 2
     if not batched:
         x = t.call(aten.unsqueeze.default, x, 0)

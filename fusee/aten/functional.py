@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from fusee.aten.torch_api import OpOverload, same_ints, storage_id
-from fusee.aten.twins import Twins
+from fusee.aten.twins import Twins, is_opaque
 from fusee.errors import TraceError, user_line
 from fusee.sym.expr import Size
 
@@ -96,6 +96,7 @@ class Builder:
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
+        self.has_opaque = False  # whether any tensor is one
 
     # -------------------------------------------------------------------------- nodes
 
@@ -160,6 +161,7 @@ class Builder:
         """Register a tensor with a storage of its own."""
         value = Value(tensor, node)
         value.store = Store(value, device)
+        self.has_opaque = self.has_opaque or is_opaque(tensor)
         self.values[id(tensor)] = value
         return value
 
@@ -168,6 +170,7 @@ class Builder:
         value = Value(tensor, None)
         value.parent, value.view, value.store = parent, view, parent.store
         value.version = -1
+        self.has_opaque = self.has_opaque or is_opaque(tensor)
         self.values[id(tensor)] = value
         return value
 
@@ -211,7 +214,8 @@ class Builder:
             node = self.emit(aten.copy.default, args, {}, at.tensor, store.device)
         store.version += 1
         at._node, at.version = node, store.version
-        if value is not at and _same_layout(contents.meta["val"], value.tensor):
+        plain = not (value.tensor.is_conj() or value.tensor.is_neg())
+        if value is not at and plain and _same_layout(contents.meta["val"], value.tensor):
             value._node, value.version = contents, store.version
 
     def replace(self, value: Value, tensor: torch.Tensor, old: torch.Tensor) -> Value:
@@ -304,6 +308,21 @@ def _bits(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     if before.itemsize != after.itemsize:
         raise b.unsupported(f"a write through a view of {before} as {after}")
     return b.apply(aten.view.dtype, contents, before)
+
+
+# Views across complex numbers, and what gives the parent's contents from theirs.
+_COMPLEX = {
+    aten.view_as_real.default: aten.view_as_complex.default,
+    aten.view_as_complex.default: aten.view_as_real.default,
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+@inverts(*_COMPLEX)
+def _across(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+    assert view.view is not None
+    return b.apply(_COMPLEX[view.view[0]], contents)
 
 
 _SCATTERS = {

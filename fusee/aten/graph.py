@@ -91,13 +91,17 @@ class InputItself:
 
 @dataclass(frozen=True, slots=True)
 class ViewOfInput:
-    """A view of input `index`, `offset` elements after its first one (elements of `dtype`)."""
+    """A view of input `index`, `offset` elements after its first one (elements of `dtype`).
+
+    bits   functions of torch to call on it: lazily conjugated or negated tensors
+    """
 
     index: int
     size: Sizes
     stride: Sizes
     offset: Size
     dtype: torch.dtype
+    bits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class ViewOfOutput:
     stride: Sizes
     offset: Size
     dtype: torch.dtype
+    bits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,15 @@ from fusee.aten.torch_api import without_autocast
 from fusee.sym.expr import Size, Symbol
 from fusee.sym.parts import hint, substitute, symbols
 
-__all__ = ["around", "executable", "executable_anywhere", "part_source", "read_symbols", "run"]
+__all__ = [
+    "around",
+    "executable",
+    "executable_anywhere",
+    "part_source",
+    "read_symbols",
+    "retyped",
+    "run",
+]
 
 aten = torch.ops.aten
 
@@ -141,12 +149,29 @@ def _constant(spec: Constant) -> object:
 def _view(base: torch.Tensor, spec: ViewOfInput | ViewOfOutput, values: Values) -> torch.Tensor:
     size = [_number(n, values) for n in spec.size]
     stride = [_number(n, values) for n in spec.stride]
-    start = base.storage_offset()
-    if spec.dtype == base.dtype:
-        return base.as_strided(size, stride, start + _number(spec.offset, values))
-    start = start * base.dtype.itemsize // spec.dtype.itemsize + _number(spec.offset, values)
-    view = torch.empty(0, dtype=spec.dtype, device=base.device)
-    return view.set_(base.untyped_storage(), start, size, stride)
+    view = retyped(base, size, stride, _number(spec.offset, values), spec.dtype)
+    for name in spec.bits:
+        view = getattr(torch, name)(view)
+    return view
+
+
+def retyped(
+    base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A view of `base`, `offset` elements of `dtype` after its first one."""
+    if dtype == base.dtype:
+        return base.as_strided(size, stride, base.storage_offset() + offset)
+    if base.dtype.is_complex and dtype is base.dtype.to_real():
+        parts = torch.view_as_real(base.conj() if base.is_conj() else base)
+        return parts.as_strided(size, stride, parts.storage_offset() + offset)
+    if dtype.is_complex and base.dtype is dtype.to_real():
+        start = base.storage_offset() + 2 * offset
+        return torch.view_as_complex(
+            base.as_strided((*size, 2), (*(2 * step for step in stride), 1), start)
+        )
+    start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
+    view = torch.empty(0, dtype=dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start + offset, size, stride)
 
 
 def _number(size: Size, values: Values) -> int:

@@ -44,6 +44,10 @@ _VIEWS = frozenset(
         aten.diagonal.default,
         aten.unfold.default,
         aten.as_strided.default,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten._conj.default,
+        aten._neg_view.default,
     }
 )
 
@@ -92,12 +96,14 @@ class Results:
             if value is base:
                 return InputItself(store.origin)
             offset = self._offset(tensor, base.tensor)
-            return ViewOfInput(store.origin, size, stride, offset, tensor.dtype)
+            bits = _bits(tensor, base.tensor)
+            return ViewOfInput(store.origin, size, stride, offset, tensor.dtype, bits)
         position, carrier = self.carriers[id(store)]
         if carrier is value:
             return Fresh(position, size, stride)
         offset = self._offset(tensor, carrier.tensor)
-        return ViewOfOutput(position, size, stride, offset, tensor.dtype)
+        bits = _bits(tensor, carrier.tensor)
+        return ViewOfOutput(position, size, stride, offset, tensor.dtype, bits)
 
     def _offset(self, view: torch.Tensor, base: torch.Tensor) -> Size:
         start = base.storage_offset()
@@ -144,6 +150,16 @@ class Results:
         self.nodes.append(node)
         self.tensors.append(value.tensor)
         return len(self.nodes) - 1
+
+
+def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:
+    """What is to be called on elements of `base` for those of `view`."""
+    flips = []
+    if view.dtype.is_complex and view.is_conj() != (base.dtype.is_complex and base.is_conj()):
+        flips.append("conj")
+    if view.is_neg() != base.is_neg():
+        flips.append("_neg_view")
+    return tuple(flips)
 
 
 def _root(node: fx.Node) -> fx.Node:

@@ -13,6 +13,7 @@ from fusee.aten.graph import InputSpec, Mutation, SymbolSource
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin, storage_id
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size
+from fusee.sym.fakes import with_bits
 from fusee.sym.from_torch import Symbols
 
 __all__ = ["Inputs", "Prepare"]
@@ -94,7 +95,7 @@ class Inputs:
         if known != list(example.shape) or shaped.dim() != example.dim():
             raise self.b.unsupported(f"the graph changes the shape of the input {name}")
         device = device or example.device
-        twin = self._twin(shaped, example.dtype, device)
+        twin = with_bits(self._twin(shaped, example.dtype, device), example)
         if self.prepare is not None:
             self.prepare(index, twin, example)
         node.meta = {"val": twin, "device": device, "stack_trace": None}

@@ -245,7 +245,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def is_plain(x: torch.Tensor) -> str | None:
-    """None for a dense real tensor; otherwise in words what `x` is."""
+    """None for a dense tensor; otherwise in words what `x` is."""
     if type(x) not in _PLAIN and not isinstance(x, FakeTensor):
         return f"a {type(x).__name__}, a subclass of torch.Tensor"
     if x.is_nested:
@@ -254,10 +254,6 @@ def is_plain(x: torch.Tensor) -> str | None:
         return f"a tensor of layout {x.layout}"
     if x.is_quantized:
         return "a quantized tensor"
-    if x.dtype.is_complex:
-        return f"a {x.dtype} tensor"
-    if x.is_neg():
-        return "a lazily negated tensor"
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "wrapped by a torch.func transform"
     return None

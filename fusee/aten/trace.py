@@ -18,6 +18,7 @@ What has no functional ATen form raises TraceError with the reason and the user'
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -128,7 +129,8 @@ def start(
     else:
         b = Builder(FakeTwins(fake_mode()) if with_devices else MetaTwins(), None)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
-    return kind(b, _policy(keep, decompositions), inputs.lift, inputs.device), inputs
+    tracer = kind(b, _policy(keep, decompositions), opaque_rule, inputs.lift, inputs.device)
+    return tracer, inputs
 
 
 def _examples(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -165,6 +167,26 @@ def _policy(
         return Tracer.record if function is None else _decompose(function)
 
     return policy
+
+
+@functools.cache
+def opaque_rule(op: OpOverload) -> Rule:
+    """What becomes of an operator on complex tensors, or on real ones that are negated lazily.
+
+    It stays whole, for ATen: what is above the tracer resolves such tensors where eager does.
+    """
+    if op in ALWAYS or op in FOREACH:
+        return ALWAYS.get(op) or FOREACH[op]
+    writes = write_rule(op)
+    if writes is not None:
+        return writes
+    if not _NEEDS_VALUES.isdisjoint(op.tags):
+        return _refuse_values
+    if op in CANONICAL or is_composite(op):
+        return CANONICAL.get(op) or Tracer.composite
+    if any(r.alias_info is not None for r in op._schema.returns):
+        return _refuse_view
+    return Tracer.record
 
 
 def _refuse_values(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:

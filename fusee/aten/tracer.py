@@ -20,6 +20,7 @@ from fusee.aten.torch_api import (
     is_missing_fake,
     op_name,
 )
+from fusee.aten.twins import holds_opaque, is_opaque
 from fusee.errors import MissingFake, user_line
 
 __all__ = ["Args", "Kwargs", "Rule", "Tracer"]
@@ -35,6 +36,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Records what runs while it is active. Inside a rule it is not: rules call meta kernels.
 
     policy      the rule of an operator that comes up for the first time
+    opaque_rule the same for operators on complex tensors and lazily negated ones
     lift        makes the Value of a tensor that the program did not compute
     device      where factory functions put their results unless told
     above       sees the functions that the program calls, while autograd is between them and this
@@ -45,12 +47,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self,
         builder: Builder,
         policy: Callable[[OpOverload], Rule],
+        opaque_rule: Callable[[OpOverload], Rule],
         lift: Callable[[torch.Tensor], Value],
         device: torch.device,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.b = builder
         self.policy = policy
+        self.opaque_rule = opaque_rule
         self.lift = lift
         self.device = device
         self.rules: dict[OpOverload, Rule] = {}
@@ -66,6 +70,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
+            return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
             kind = kind_of(func)
             if kind is not None:
@@ -87,6 +93,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 
     def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run `op` as if the program had called it."""
+        if self.b.has_opaque and holds_opaque(args):
+            return self.opaque_rule(op)(self, op, args, kwargs)
         return self.rule(op)(self, op, args, kwargs)
 
     def composite(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -151,7 +159,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self, out: torch.Tensor, node: fx.Node, pick: int | None, device: torch.device
     ) -> None:
         """Register `out`, the result of `node` or of its item `pick`."""
-        if out.dtype.is_complex or out.layout is not torch.strided:
+        if out.layout is not torch.strided:
             raise self.b.unsupported(f"{node.target} gives a {out.dtype} {out.layout} tensor")
         value = self.b.fresh(out, None if pick is not None else node, device)
         if pick is not None:
@@ -175,7 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """A new tensor with the elements of a real one that the program wrote down."""
         if id(x) in self.b.values:
             return self.same(x)
-        if x.dim() == 0 and not x.dtype.is_complex:
+        if x.dim() == 0 and not is_opaque(x):
             fill = self.call(
                 torch.ops.aten.full.default, [], x.item(), dtype=x.dtype, device=x.device
             )
@@ -189,8 +197,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """The result of a view operator: another tensor on the storage of `x`."""
         parent = self.value(x)
         out = self.b.twins.view(op, parent.tensor, *args, **kwargs)
-        if out.dtype.is_complex:
-            raise self.b.unsupported(f"{op} gives a complex tensor")
         self.b.alias(out, parent, (op, args, kwargs))
         return out
 

@@ -8,7 +8,7 @@ of the mode that already holds the sizes' facts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,9 +23,25 @@ from fusee.aten.torch_api import (
 )
 from fusee.sym.metas import METAS
 
-__all__ = ["FakeTwins", "MetaTwins", "Twins"]
+__all__ = ["FakeTwins", "MetaTwins", "Twins", "holds_opaque", "is_opaque"]
 
 _META = torch.device("meta")
+
+
+def is_opaque(x: torch.Tensor) -> bool:
+    """Whether only ATen reads `x`: complex numbers, or real ones that are negated when read."""
+    return x.dtype.is_complex or x.is_neg()
+
+
+def holds_opaque(args: Iterable[Any]) -> bool:
+    """Whether one of these arguments is opaque, or has such a tensor in it."""
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if is_opaque(x):
+                return True
+        elif isinstance(x, (list, tuple)) and holds_opaque(x):
+            return True
+    return False
 
 
 class Twins(Protocol):

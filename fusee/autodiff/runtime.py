@@ -191,6 +191,8 @@ def _tangents(
         size, stride = _tuple(spec.size), _tuple(spec.stride)
         names[f"dtype{k}"] = spec.dtype
         lines.append(f"    g = grads[{k}]")
+        lazy = "is_conj" if spec.dtype is not None and spec.dtype.is_complex else "is_neg"
+        lines.append(f"    if g is not None and g.{lazy}(): g = grads[{k}] = g.clone()")
         lines.append(f"    if g is None: grads[{k}] = zeros({size}, {stride}, dtype{k})")
         lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
     listed = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]

@@ -24,6 +24,7 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
 )
+from fusee.aten.twins import is_opaque
 from fusee.autodiff.absent import (
     Instead,
     instead_of,
@@ -208,14 +209,15 @@ class _Splitter:
         size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
         if node in tangents:
             return InputItself(tangents[node])
-        if base in tangents:
+        crosses = is_opaque(val) or is_opaque(base.meta["val"])
+        if base in tangents and not crosses:
             start = val.storage_offset() - base.meta["val"].storage_offset()
             return ViewOfInput(tangents[base], size, stride, to_size(start), val.dtype)
         if is_moved(self.instead, node) or copy.made[base].op != "call_function":
             results[position] = made = copy.clone(copy.made[node], node.meta)
             own = made.meta["val"].stride()
             return Fresh(position, size, tuple(map(to_size, own)))
-        if any(step == 0 and n != 1 for n, step in zip(size, stride)):
+        if any(step == 0 and n != 1 for n, step in zip(size, stride)) and not crosses:
             # all elements are one in memory: the caller gets a view of what is there
             results[position] = copy.made[base]
             start = val.storage_offset() - base.meta["val"].storage_offset()

@@ -23,6 +23,7 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
 )
+from fusee.aten.interpret import retyped
 from fusee.autodiff.joint import Joint
 
 __all__ = ["Finish", "finishing"]
@@ -51,7 +52,7 @@ def finishing(graph: AtenGraph, joint: Joint | None = None) -> Finish | None:
     names: dict[str, Any] = {
         "structure": type(flat) if is_flat else graph.structure,
         "increment_version": torch.autograd.graph.increment_version,
-        "retyped": _retyped,
+        "retyped": retyped,
     }
     lines = ["def finish(inputs, results):"]
     for name, source in graph.symbols.items():
@@ -92,19 +93,12 @@ def _output(spec: OutputSpec, number: int, names: dict[str, Any]) -> str:
 def _view(base: str, spec: ViewOfInput | ViewOfOutput, names: dict[str, Any]) -> str:
     dtype = str(spec.dtype).removeprefix("torch.")
     names[dtype] = spec.dtype
-    return f"retyped({base}, {_sizes(spec.size)}, {_sizes(spec.stride)}, {spec.offset}, {dtype})"
+    names |= {name: getattr(torch, name) for name in spec.bits}
+    text = f"retyped({base}, {_sizes(spec.size)}, {_sizes(spec.stride)}, {spec.offset}, {dtype})"
+    for name in spec.bits:
+        text = f"{name}({text})"
+    return text
 
 
 def _sizes(sizes: Sequence[object]) -> str:
     return "(" + "".join(f"{size}, " for size in sizes) + ")"
-
-
-def _retyped(
-    base: Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
-) -> Tensor:
-    """A view of `base`, `offset` elements of `dtype` after its first one."""
-    if dtype == base.dtype:
-        return base.as_strided(size, stride, base.storage_offset() + offset)
-    start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
-    view = torch.empty(0, dtype=dtype, device=base.device)
-    return view.set_(base.untyped_storage(), start + offset, size, stride)

@@ -60,6 +60,7 @@ from fusee.loops.memory import (
     reuse_operands,
     show_plan,
     take_out_large,
+    take_out_shared,
 )
 from fusee.loops.same import form
 from fusee.loops.show import show_kernel, show_step
@@ -164,6 +165,7 @@ def _fuse(c: Compilation) -> None:
 
 def _memory(c: Compilation) -> None:
     reuse_operands(c.loops, c.schedule)
+    take_out_shared(c.schedule)
     if c.large_bytes is not None:
         take_out_large(c.schedule, c.large_bytes)
     c.plan = plan_memory(c.schedule)

@@ -55,11 +55,13 @@ class TensorFact(NamedTuple):
     stride: tuple[int, ...]
     requires_grad: bool
     is_leaf: bool
+    bits: tuple[bool, bool]  # lazily conjugated, lazily negated
 
     @classmethod
     def of(cls, x: torch.Tensor) -> TensorFact:
         size = tuple(x.size())
-        return cls(type(x), x.dtype, x.device, size, x.stride(), x.requires_grad, x.is_leaf)
+        bits = x.is_conj(), x.is_neg()
+        return cls(type(x), x.dtype, x.device, size, x.stride(), x.requires_grad, x.is_leaf, bits)
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
@@ -210,6 +212,10 @@ def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
         f"{at}.requires_grad is {known.requires_grad}",
         f"{at}.device == {source.constant(known.device)}",
     ]
+    if not issubclass(known.kind, torch.nn.Parameter):
+        found.append(f"{at}.is_neg() is {known.bits[1]}")
+    if known.dtype.is_complex:
+        found.append(f"{at}.is_conj() is {known.bits[0]}")
     if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
         found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
     return found

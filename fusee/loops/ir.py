@@ -350,6 +350,7 @@ class Extern:
     in_place: Callable[..., Any] | None = None
     operand: int = 0
     owns: bool = False  # what it returns shares memory with nothing
+    shares: bool = False  # what it returns is memory of its arguments
     reason: str = ""  # why it is not a loop
     origin: str = ""
 

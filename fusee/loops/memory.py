@@ -76,6 +76,15 @@ def take_out_large(schedule: Schedule, limit: int) -> None:
                 buffer.role = "large"
 
 
+def take_out_shared(schedule: Schedule) -> None:
+    """What an Extern gives a view of becomes a tensor that lives as long as the view."""
+    for item in schedule.items:
+        if isinstance(item, Extern) and item.shares:
+            for view in views(item.args):
+                if view.buffer.role == "scratch":
+                    view.buffer.role = "large"
+
+
 def reuse_operands(graph: LoopGraph, schedule: Schedule) -> None:
     """Calls write over their operand where they can and nobody reads it afterwards.
 

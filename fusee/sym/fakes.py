@@ -27,7 +27,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from fusee.sym.metas import METAS
 from fusee.sym.metas.table import broadcast, overload
 
-__all__ = ["FakeTensor", "fake_mode", "fake_of"]
+__all__ = ["FakeTensor", "fake_mode", "fake_of", "with_bits"]
 
 
 def fake_mode() -> Any:
@@ -131,12 +131,14 @@ def _mode_without_dynamo() -> type[FakeTensorMode]:
 def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
     """A tensor without data like `x`, a leaf of autograd if it is one."""
     meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-    if not x.is_leaf:
+    if x.is_leaf:
+        meta = with_bits(meta, x)
+    else:
         # computed from a leaf with the same layout: writing to it in place is allowed
         leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
         whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
         with torch.enable_grad(), mode:
-            return whole.mul_(leaf).as_strided(x.size(), x.stride())
+            return with_bits(whole.mul_(leaf).as_strided(x.size(), x.stride()), x)
     if x.device == _CPU:
         fake = _fake(mode, meta, x.requires_grad)
     else:
@@ -144,6 +146,13 @@ def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
     return fake
+
+
+def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`twin`, lazily conjugated or negated if `x` is."""
+    if x.dtype.is_complex and x.is_conj():
+        twin = torch.conj(twin)
+    return torch._neg_view(twin) if x.is_neg() else twin
 
 
 def _extent(x: torch.Tensor) -> int:
@@ -240,6 +249,8 @@ def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return False
                 if x.constant is not None or x.fake_device != _CPU or x.layout != torch.strided:
+                    return False
+                if x.is_conj() or x.is_neg():
                     return False
                 if mode.shape_env is not None and x._has_symbolic_sizes_strides:
                     return False

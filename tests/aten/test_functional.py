@@ -459,7 +459,6 @@ def test_inputs_that_share_memory_and_are_written_are_refused() -> None:
         (lambda x: x[x > 0], "mask"),
         (lambda x: x.nonzero(), "depends on the values"),
         (lambda x: x.unfold(1, 2, 1).zero_(), "no functional form"),
-        (lambda x: torch.complex(x, x), "complex64"),
         (lambda x: x.to_sparse(), "no meta kernel"),
     ],
 )

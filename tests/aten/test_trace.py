@@ -287,12 +287,11 @@ def test_custom_operators() -> None:
 @pytest.mark.parametrize(
     "make, reason",
     [
-        (lambda: torch.randn(2, dtype=torch.complex64), "complex64"),
         (lambda: torch.eye(2).to_sparse(), "sparse"),
         (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "NestedTensor"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8), "quantized"),
     ],
-    ids=["complex", "sparse", "nested", "quantized"],
+    ids=["sparse", "nested", "quantized"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_other_kinds_of_inputs_are_refused(make: Fn, reason: str) -> None:

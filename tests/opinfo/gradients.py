@@ -31,7 +31,11 @@ from tests.opinfo.sweep import (
     tensors,
 )
 
-GRADIENT_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+GRADIENT_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "complex64": torch.complex64,
+}
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -167,6 +171,8 @@ def gradcheck(op: OpInfo, sample: SampleInput, backend: Backend) -> None:
 def _widen(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_floating_point():
         return x.detach().double().requires_grad_(x.requires_grad)
+    if isinstance(x, Tensor) and x.is_complex():
+        return x.detach().to(torch.complex128).requires_grad_(x.requires_grad)
     return x
 
 

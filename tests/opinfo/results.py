@@ -32,7 +32,7 @@ def markdown(rows: Iterable[Row], backend: str) -> str:
         "| dtype | ops | ops passed | samples passed | samples failed | compiled | left to eager |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [_counts(dtype, [row for row in found if row["dtype"] == dtype]) for dtype in DTYPES]
+    lines += _by_dtype(DTYPES, found)
     lines += _failures_and_reasons(found)
     lines += ["", "## Excluded", "", "| op | reason |", "|---|---|"]
     lines += [f"| {op} | {reason} |" for op, reason in EXCLUDED.items()]
@@ -57,9 +57,13 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
         "| dtype | ops | ops passed | samples passed | samples failed | compiled | left to eager |",
         "|---|---|---|---|---|---|---|",
     ]
-    for dtype in GRADIENT_DTYPES:
-        lines.append(_counts(dtype, [row for row in found if row["dtype"] == dtype]))
+    lines += _by_dtype(GRADIENT_DTYPES, found)
     return "\n".join([*lines, *_failures_and_reasons(found), ""])
+
+
+def _by_dtype(dtypes: Iterable[str], found: list[Row]) -> list[str]:
+    rows = {dtype: [row for row in found if row["dtype"] == dtype] for dtype in dtypes}
+    return [_counts(dtype, some) for dtype, some in rows.items() if some]
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:

@@ -29,6 +29,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
     "bool": torch.bool,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
 }
 # Some of the database's functions set this seed themselves, which no graph records.
 SEED = 42
@@ -184,6 +186,8 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def _widen(x: Any) -> Any:
+    if isinstance(x, Tensor) and x.is_complex():
+        return x.to(torch.complex128)
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, Extern
+from fusee.loops.ir import Buffer, Extern, Role, View
 from fusee.loops.lower.strides import dense
 from fusee.loops.lower.table import calls, named
 from fusee.loops.lower.tensor import Lowering, Meta, Tensor
@@ -60,8 +60,11 @@ def extern(
     spec: ExternSpec | None,
     layout: str | None,
     reason: str,
+    writes_inputs: bool = False,
 ) -> list[Tensor | None]:
     """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
+
+    writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
 
     Arguments come in whatever layout they have to kernels known to take any, else in eager's: a
     kernel may rely on the contiguous copy that the program made for it.
@@ -74,24 +77,15 @@ def extern(
     given = tuple(_argument(lowering, arg, images, exact) for arg in args)
     named_args = {key: _argument(lowering, arg, images, exact) for key, arg in kwargs.items()}
     out = spec.out if spec is not None and len(metas) == 1 and metas[0] is not None else None
-    results: list[Tensor | None] = []
-    buffers: list[Buffer | None] = []
-    for meta in metas:
-        if meta is None:
-            results.append(None)
-            buffers.append(None)
-            continue
-        strides = meta.strides
-        if images and len(meta.shape) in CHANNELS_LAST:
-            strides = channels_last(meta.shape)
-        buffer = lowering.buffer(
-            meta.shape, meta.dtype, strides, "extern" if out is None else "scratch"
-        )
-        buffers.append(buffer)
-        results.append(lowering.whole(buffer))
+    role: Role = "extern" if out is None else "scratch"
+    buffers = [_buffer(lowering, meta, images, role) for meta in metas]
+    call: Callable[..., Any] = out or (op if spec is None else spec.call)
+    shares = any(r.alias_info is not None for r in op._schema.returns)
+    if shares and writes_inputs and _is_of_input(given):
+        call, shares = _copying(call), False
     step = Extern(
         str(op),
-        out or (op if spec is None else spec.call),
+        call,
         given,
         named_args,
         tuple(buffers),
@@ -100,11 +94,29 @@ def extern(
         in_place=None if spec is None else spec.in_place,
         operand=0 if spec is None else spec.operand,
         owns=op.namespace == "mkldnn",
+        shares=shares,
         reason=reason,
         origin=lowering.origin,
     )
     lowering.graph.steps.append(step)
-    return results
+    return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
+
+
+def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> Buffer | None:
+    if meta is None:
+        return None
+    strides = meta.strides
+    if images and len(meta.shape) in CHANNELS_LAST:
+        strides = channels_last(meta.shape)
+    return lowering.buffer(meta.shape, meta.dtype, strides, role)
+
+
+def _is_of_input(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, View) and arg.buffer.role == "input" for arg in args)
+
+
+def _copying(view: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: view(*args, **kwargs).clone()
 
 
 def _returns_tuple(op: OpOverload) -> bool:

@@ -109,15 +109,18 @@ class _Lowerer:
         self.layouts = list(inputs)
         self.uses: dict[fx.Node, int] = {}
         self.placeholders: list[Tensor | None] = []
+        self.opaque: set[int] = set()  # their positions among the placeholders
         self.results: list[Any] = []
 
     def run(self) -> LoopGraph:
         nodes = list(self.graph.nodes)
-        self.growing = growing(nodes)
+        self.growing = {node: x for node, x in growing(nodes).items() if _opaque(node) is None}
         self.replaced = self._replaced(nodes)
         self._count_uses(nodes)
         for node in nodes:
             if node.op == "placeholder":
+                if _opaque(node) is not None:
+                    self.opaque.add(len(self.placeholders))
                 self._placeholder(node)
         for node in nodes:
             if node.op == "get_attr":
@@ -249,7 +252,7 @@ class _Lowerer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Tensor | None]:
-        reason: str | None = _unknown_dtype(metas, args)
+        reason = opaque = _opaque(node)
         if reason is None and op in HANDLERS:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
@@ -268,7 +271,7 @@ class _Lowerer:
                 return [result] if isinstance(result, Tensor) else list(result)
         elif reason is None:
             reason = unlowered(op)
-        spec = self.extern_of(op)
+        spec = self.extern_of(op) if opaque is None else None
         self.lowering.graph.notes.append(f"{op!s}: {reason}")
         return extern(
             self.lowering,
@@ -279,6 +282,7 @@ class _Lowerer:
             spec,
             node.meta.get("layout"),
             reason or "",
+            writes_inputs=bool(self.writes),
         )
 
     def _empty(self, meta: Meta) -> Tensor:
@@ -378,7 +382,8 @@ class _Lowerer:
         for position, arg in enumerate(returned):
             value = self._argument(arg)
             if position in self.writes:
-                outputs.write(value, self._written(self.writes[position]))
+                target = self.writes[position]
+                outputs.write(value, self._written(target), by_aten=target in self.opaque)
             elif isinstance(value, Tensor):
                 assert isinstance(arg, fx.Node)
                 meta = self._meta(arg.meta["val"])
@@ -425,10 +430,16 @@ def _is_view(op: OpOverload) -> bool:
     return handler is not None and handler.__module__ == view.__name__
 
 
-def _unknown_dtype(metas: Sequence[Meta | None], args: Sequence[Any]) -> str | None:
-    for item in (*metas, *args):
-        if isinstance(item, (Meta, Tensor)) and item.dtype not in DTYPES:
-            return f"tensors of {str(item.dtype).removeprefix('torch.')}"
+def _opaque(node: fx.Node) -> str | None:
+    """Why no loop may read or write the tensors of a call: only ATen knows what is in them."""
+    own = node.meta.get("val")
+    several = own if isinstance(own, (tuple, list)) else (own,)
+    for val in (*several, *(source.meta.get("val") for source in node.all_input_nodes)):
+        if isinstance(val, torch.Tensor):
+            if val.dtype not in DTYPES:
+                return f"tensors of {str(val.dtype).removeprefix('torch.')}"
+            if val.is_neg():
+                return "tensors that are negated when they are read"
     return None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fusee.loops.ir import Buffer, Value, View
+import torch
+
+from fusee.loops.ir import Buffer, Extern, Value, View
 from fusee.loops.lower.strides import same_strides
 from fusee.loops.lower.tensor import Lowering, Strided, Tensor
 from fusee.sym.expr import Size
@@ -18,6 +20,7 @@ class Outputs:
         self.lowering = lowering
         self.owners: dict[Buffer, object] = {}  # buffers that are returned, and for whom
         self.writes: list[tuple[Tensor, Tensor]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
 
     def plain(self, value: Any) -> None:
         self.lowering.graph.outputs.append(value)
@@ -45,9 +48,12 @@ class Outputs:
 
     # -------------------------------------------------------------------------- inputs
 
-    def write(self, tensor: Tensor, target: Tensor) -> None:
-        """In the end, `target` (an input) holds the values of `tensor`."""
-        self.writes.append((tensor, target))
+    def write(self, tensor: Tensor, target: Tensor, by_aten: bool) -> None:
+        """In the end, `target` (an input) holds the values of `tensor`.
+
+        by_aten   only ATen knows what is in these tensors
+        """
+        (self.copies if by_aten else self.writes).append((tensor, target))
         storage = _storage(target)
         self.plain(View(storage.buffer, target.shape, storage.strides, storage.offset))
 
@@ -60,6 +66,15 @@ class Outputs:
             ready.append((tensor, target))
         for tensor, target in ready:
             self._store(tensor, _storage(target))
+        for tensor, target in self.copies:
+            self._copy(tensor, target)
+
+    def _copy(self, tensor: Tensor, target: Tensor) -> None:
+        windows = self.lowering.window(target), self.lowering.window(tensor)
+        step = Extern("aten.copy_", torch.Tensor.copy_, windows, {}, ())
+        step.mutates = (windows[0].buffer,)
+        step.reason, step.origin = "it writes tensors that only ATen reads", self.lowering.origin
+        self.lowering.graph.steps.append(step)
 
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
         """True if it reads no input that is written, but for the element that it replaces."""

@@ -94,6 +94,12 @@ def _svd(x: torch.Tensor, full: bool = False, vectors: bool = True, **kwargs: An
     return u, s, empty(v.mT.shape, v.dtype).mT if vectors else v  # LAPACK's is column-major
 
 
+@meta(aten.linalg_eig.default)
+def _eig(x: torch.Tensor) -> Any:
+    values, vectors = aten.linalg_eig.default(x)
+    return values, vectors.mT.contiguous().mT  # column-major, as LAPACK writes them
+
+
 @meta(aten.nonzero_static.default)
 def _nonzero_static(x: torch.Tensor, *, size: Any, fill_value: int = -1) -> torch.Tensor:
     return empty((size, x.dim()), torch.int64)

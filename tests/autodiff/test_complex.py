@@ -1,0 +1,215 @@
+"""Complex tensors are ATen's calls in a graph whose other operators are compiled, in inference and
+in training: values, gradients, views, writes, lazily conjugated and negated tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import fusee
+from fusee.errors import FuseeWarning
+
+Program = Callable[..., Any]
+
+WAYS: dict[str, Callable[[Program], Program]] = {
+    "fusee": fusee.compile,
+    "aot_eager": lambda f: fusee.compile(f, backend="aot_eager"),
+    "stock": lambda f: torch.compile(f, backend="fusee"),
+}
+
+
+def real(*size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+def cplx(*size: int, dtype: torch.dtype = torch.complex64) -> Tensor:
+    return torch.view_as_complex(real(*size, 2)).to(dtype)
+
+
+# ------------------------------------------------------------------------------ programs
+
+
+def rotary(x: Tensor, angles: Tensor) -> Tensor:
+    factors = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex((x * 2).reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factors[:, None]).flatten(3) + 1
+
+
+def convolved(x: Tensor) -> Tensor:
+    return torch.fft.ifft(torch.fft.fft(x * 2) * torch.fft.fft(x.cos())).real.sin()
+
+
+def real_transform(x: Tensor) -> Tensor:
+    return torch.fft.irfft(torch.fft.rfft(x * 2, dim=1) * 2j, dim=1) + 1
+
+
+def spectrogram(x: Tensor) -> Tensor:
+    window = torch.hann_window(16)
+    return torch.stft(x.tanh() * 2, 16, 4, window=window, return_complex=True).abs().log1p()
+
+
+def lazily(z: Tensor) -> Any:
+    return z.conj(), z.conj().imag * 2, z.imag, z.real, torch.view_as_real(z)
+
+
+def lazily_fresh(z: Tensor) -> Any:
+    return (z * 2).conj(), (z * 2).conj().imag, (z * 3).mH, (z * 4).imag.neg()
+
+
+def products(z: Tensor) -> Any:
+    return (z @ z.mH).abs() + 1, torch.linalg.inv(z) @ z.conj(), torch.linalg.det(z), F.linear(z, z)
+
+
+def pointwise(z: Tensor) -> Any:
+    return z.abs() * 2, z.angle(), torch.sgn(z), z.exp().real.relu(), z.mean() + z.sum(0)
+
+
+def rearranged(z: Tensor) -> Any:
+    chosen = torch.cat([z, z * 2, z.conj()]).reshape(4, -1).t()[1:].real.contiguous() + 1
+    return chosen, torch.where(z.real > 0, z, -z.conj()), z[torch.tensor([0, 2])][:, 1:] + z[0, 0]
+
+
+def from_reals(a: Tensor, b: Tensor) -> Any:
+    return torch.complex(a.sin(), b.cos()).prod(-1), a * 1j + 2, (a + 1).to(torch.complex64)
+
+
+def filtered(z: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(z, w).abs()
+
+
+PROGRAMS: list[tuple[Program, Sequence[Tensor]]] = [
+    (rotary, (real(2, 6, 4, 8), real(6, 4))),
+    (convolved, (real(3, 8),)),
+    (real_transform, (real(2, 6, 4),)),
+    (spectrogram, (real(2, 64),)),
+    (lazily, (cplx(3, 4),)),
+    (lazily_fresh, (cplx(3, 4),)),
+    (products, (cplx(4, 4, dtype=torch.complex128),)),
+    (pointwise, (cplx(3, 4),)),
+    (rearranged, (cplx(4, 4),)),
+    (from_reals, (real(3, 4), real(3, 4))),
+    (filtered, (cplx(1, 2, 6, 6), cplx(3, 2, 3, 3))),
+]
+
+
+def written_halves(z: Tensor) -> Tensor:
+    z.real.mul_(2)
+    z.imag.add_(1)
+    return z * 2
+
+
+def written_inputs(z: Tensor, x: Tensor) -> Tensor:
+    z.mul_(1j)
+    x.add_(1)
+    view = torch.view_as_real(z)
+    view[..., 0] = 3
+    return view.sum() + x
+
+
+def written_views(x: Tensor) -> Any:
+    y = x * 2
+    z = torch.view_as_complex(y)
+    z.conj_physical_()
+    w = y.sin()
+    z.copy_(z.conj() * 2)
+    return y, w, z
+
+
+def written_below_a_view(x: Tensor) -> Any:
+    z = torch.view_as_complex(x)
+    before = z * 1
+    x.mul_(2)
+    return before, z * 1, z
+
+
+WRITES: list[tuple[Program, Sequence[Tensor]]] = [
+    (written_halves, (cplx(3, 4),)),
+    (written_inputs, (cplx(3, 4), real(3))),
+    (written_views, (real(3, 2),)),
+    (written_below_a_view, (real(3, 2),)),
+]
+
+
+# ------------------------------------------------------------------------------ tests
+
+
+def outcome(f: Program, inputs: Sequence[Tensor], with_grad: bool) -> list[Any]:
+    given = [x.clone().requires_grad_(with_grad) for x in inputs]
+    with torch.set_grad_enabled(with_grad):
+        results = pytree.tree_leaves(f(*given))
+        loss = torch.zeros(())
+        for k, x in enumerate(results if with_grad else ()):
+            weights = torch.linspace(0.5, 1.5, x.numel()).view_as(x)
+            loss = loss + (x * weights).abs().square().sum() / (k + 1)
+    if with_grad:
+        loss.backward()
+    return [*results, *(x.grad if with_grad else x for x in given)]
+
+
+def same(ours: Sequence[Any], eager: Sequence[Any]) -> None:
+    for x, y in zip(ours, eager, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        assert x.stride() == y.stride()
+        assert (x.is_conj(), x.is_neg()) == (y.is_conj(), y.is_neg())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("f", "inputs"), PROGRAMS)
+def test_as_eager(f: Program, inputs: Sequence[Tensor], way: str) -> None:
+    if way == "stock" and f not in (rotary, lazily, products):
+        pytest.skip("another capture of the same graphs")
+    torch._dynamo.reset()
+    compiled = WAYS[way](f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", FuseeWarning)
+        for with_grad in (False, True):
+            for _ in range(2):
+                ours = outcome(compiled, inputs, with_grad)
+            same(ours, outcome(f, inputs, with_grad))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("f", "inputs"), WRITES)
+def test_writes(f: Program, inputs: Sequence[Tensor], way: str) -> None:
+    torch._dynamo.reset()
+    compiled = WAYS[way](f)
+    for _ in range(2):
+        ours = outcome(compiled, inputs, with_grad=False)
+    same(ours, outcome(f, inputs, with_grad=False))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_that_are_lazily_conjugated_or_negated(way: str) -> None:
+    def f(z: Tensor, y: Tensor) -> Any:
+        return z * 2, y + 1, z, y.sin(), z.conj(), y * z
+
+    torch._dynamo.reset()
+    compiled, z = WAYS[way](f), cplx(3, 4)
+    with torch.no_grad():
+        for given in ((z, z.real), (z.conj(), z.real), (z, z.imag), (z.conj(), z.conj().imag)):
+            same(compiled(*given), f(*given))
+
+
+def test_a_tangent_that_is_lazily_negated() -> None:
+    f, x, z = fusee.compile(lambda x: x.sin() * 2), real(3, 4).requires_grad_(), cplx(3, 4)
+    (ours,) = torch.autograd.grad(f(x), x, z.conj().imag)
+    (eager,) = torch.autograd.grad(x.sin() * 2, x, z.conj().imag)
+    torch.testing.assert_close(ours, eager)
+
+
+def test_what_is_around_them_is_compiled() -> None:
+    compiled = fusee.compile(rotary, fullgraph=True)
+    with torch.no_grad():
+        compiled(real(2, 6, 4, 8), real(6, 4))
+    (report,) = fusee.report(compiled)
+    assert {row.reason for row in report.externs} == {"tensors of complex64"}
+    assert len(report.kernels) == 3
