@@ -6,6 +6,7 @@ import collections
 import enum
 import re
 import types
+import typing
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ FIXED = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
-    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias,
+    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias, type(typing.ClassVar),
 )  # fmt: skip
 
 # Those of modules and classes are fixed themselves.

@@ -176,8 +176,11 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
         looked = (*args, *kwargs.values(), owner)
-        if isinstance(owner, dict) and (name[:2] != "__" or name == "__contains__"):
-            looked = (*args[:1], *dict.keys(owner))  # not at what it holds
+        if isinstance(owner, dict) and (name[:2] != "__" or name in ("__contains__", "__ior__")):
+            more = args[:1]
+            if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):
+                more = tuple(args[0])
+            looked = (*more, *dict.keys(owner))  # not at what they hold
         m.look(looked, COMPARED + AS_NUMBERS if compares else AS_VALUES)
     return function(*args, **kwargs)
 

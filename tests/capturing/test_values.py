@@ -12,6 +12,7 @@ import decimal
 import fractions
 import re
 import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy
 import pytest
 import torch
 
-from tests.capturing.same import Traced
+from tests.capturing.same import Traced, same
 
 T = Any
 
@@ -193,3 +194,35 @@ def test_a_key_is_looked_for_among_keys_alone() -> None:
     traced = Traced(lambda x, config: takes(x + 1, config=config))
     traced(torch.ones(2), Point(3))
     assert len(traced.graphs) == 1
+
+
+_BY_KIND = {typing.Union: "either", typing.ClassVar: "of the class", list: "several"}
+
+
+@pytest.mark.parametrize("kind", [typing.ClassVar, list, None, typing.Any])
+def test_a_dict_with_types_and_special_forms_as_keys(kind: Any) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return x + 1, _BY_KIND.get(kind), [*_BY_KIND.values()]
+
+    assert len(same(fn, torch.ones(2)).graphs) == 1
+
+
+class _Held:
+    """What C code may move, and may not look into."""
+
+    def __init__(self) -> None:
+        self.parts = {"scale": 3}
+
+
+_HELD = _Held()
+
+
+def test_update_looks_at_the_keys_of_a_dict_alone() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        made = {"first": 1}
+        made.update({"held": _HELD, "x": x})
+        made |= {"more": _HELD}
+        made.update(first=_HELD)
+        return x * made["held"].parts["scale"], made["first"] is made["more"], list(made)
+
+    assert len(same(fn, torch.ones(2)).graphs) == 1
