@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.capture.dispatch import CompiledFunction
 from fusee.capture.policy import Policy
+from fusee.capture.targets import as_function
 from tests.capturing.differences import backend
 from tests.capturing.places import CHANGES, Place, places
 from tests.capturing.portrait import Portrait
@@ -262,15 +263,14 @@ def test_functions_that_pytree_calls_are_captured(
     function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scaled(*given: Any) -> Any:
-        return given[-1] * SCALE
+        return given[-1].dim() < SCALE if function == "tree_all" else given[-1] * SCALE
+
+    def program(tree: Any) -> Any:
+        return getattr(pytree, function)(*before, scaled, tree)
 
     before = (torch.Tensor,) if function == "tree_map_only" else ()
     tree = {"a": torch.ones(2), "b": [torch.ones(3)]}
-    if function == "tree_all":
-        scaled = lambda x: x.dim() < SCALE  # noqa: E731
-    call = CompiledFunction(
-        lambda t: getattr(pytree, function)(*before, scaled, t), backend, Policy()
-    )
+    call = CompiledFunction(as_function(program), backend, Policy())
     for scale in (2.0, 3.0, 1.0):
         monkeypatch.setitem(globals(), "SCALE", scale)
-        torch.testing.assert_close(call(tree), getattr(pytree, function)(*before, scaled, tree))
+        torch.testing.assert_close(call(tree), program(tree))
