@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from fusee.capture.facts import ABSENT, At, Fact, Facts, Source, TensorFact
+from fusee.capture.expressions import Source
+from fusee.capture.facts import ABSENT, At, Distinct, Fact, Facts, TensorFact
 from fusee.capture.origin import Attr, Dict, Held, Item, Origin
 from fusee.runtime import collector
 from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs, pointer
@@ -127,6 +128,9 @@ class _Watched:
         if fact.kind == "not" and isinstance(fact.value, At):
             found = self._object(fact.origin), self._object(fact.value.origin)
             return found[0] is not ABSENT and found[1] is not ABSENT
+        if isinstance(fact.value, Distinct):
+            parts = [self._object(x) for x in (*fact.value.written, *fact.value.others)]
+            return all(part is not ABSENT for part in parts)
         if not isinstance(fact.origin, (Item, Dict)) or isinstance(fact.value, (At, set)):
             return False
         if isinstance(fact.origin, Item) and fact.kind == "type" and fact.value is float:

@@ -7,32 +7,29 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
-import builtins
-import collections
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
+from fusee.capture.expressions import Source
 from fusee.capture.frame import Marker
-from fusee.capture.origin import Call, Dict, Held, Item, Origin, variable
+from fusee.capture.origin import Call, Held, Origin, variable
 from fusee.errors import OptionError
 
 __all__ = [
-    "ABSENT", "GONE", "At", "Fact", "Facts", "Guard", "Source", "TensorFact", "describe",
+    "ABSENT", "GONE", "At", "Distinct", "Fact", "Facts", "Guard", "TensorFact", "describe",
     "overlap",
 ]  # fmt: skip
 
 
 ABSENT = Marker("nothing")
+SHARED = Marker("one of them, or they are not distinct")
 
 # What cannot be looked up any more fails the check rather than the call.
 GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
-
-_CONTAINERS = (list, dict, set, tuple, collections.deque)
-_ACTS_ALONE = {*_CONTAINERS, collections.OrderedDict}
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,17 @@ class At:
 
     def __repr__(self) -> str:
         return str(self.origin)
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The value of a "distinct" fact: none of those that are written to is another one of these."""
+
+    written: tuple[Origin, ...]
+    others: tuple[Origin, ...]
+
+    def __repr__(self) -> str:
+        return f"distinct from {len(self.written) + len(self.others) - 1} others"
 
 
 class TensorFact(NamedTuple):
@@ -98,8 +106,8 @@ class Whence(NamedTuple):
 class Fact:
     """One condition.
 
-    kind     "is", "not", "equals", "type", "length", "absent", "keys", "empty", "apart",
-             "tensor"
+    kind     "is", "not", "distinct", "equals", "type", "length", "absent", "keys", "empty",
+             "apart", "tensor"
     value    what the object is, equals, ...; for "absent" the key that is not there
     where    the user's line that relied on it, `file.py:41 in step`
     """
@@ -221,12 +229,23 @@ def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
     return found
 
 
+def _distinct(fact: Fact, at: str, source: Source) -> list[str]:
+    def ids(origins: Sequence[Origin]) -> str:
+        found = ", ".join(map(source.expression, origins))
+        return f"{source.python('map')}({source.python('id')}, [{found}])"
+
+    written = source.once(f"{source.python('set')}({ids(fact.value.written)})")
+    count = f"{source.python('len')}({written}) == {len(fact.value.written)}"
+    return [f"{count} and {written}.isdisjoint({ids(fact.value.others)})"]
+
+
 _KINDS: dict[str, _Kind] = {
     "is": _Kind("is", "ID_MATCH", lambda fact, at, source: [f"{at} is {_other(fact, source)}"]),
     "not": _Kind(
         "is not", "DUPLICATE_INPUT",
         lambda fact, at, source: [f"{at} is not {_other(fact, source)}"],
     ),
+    "distinct": _Kind("is", "DUPLICATE_INPUT", _distinct, lambda found, value: SHARED),
     "equals": _Kind("equals", "EQUALS_MATCH", _equals),
     "type": _Kind(
         "is of type", "TYPE_MATCH",
@@ -260,107 +279,6 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         for begin, x in zip(begins, (a, b))
     ]
     return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
-
-
-# ------------------------------------------------------------------------------ source
-
-
-class Source:
-    """Python source of expressions over origins, with the constants they need.
-
-    An origin that is used more than once is a variable; those of held objects are constants.
-
-    kinds   the classes of containers, by origin
-    known   names of variables that are there, by origin
-    """
-
-    def __init__(
-        self, kinds: dict[Origin, type] | None = None, known: dict[Origin, str] | None = None
-    ) -> None:
-        self.kinds = kinds or {}
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {}
-        self._constants: dict[int, str] = {}
-        self._variables = known or {}
-
-    def bind(self, values: Mapping[str, Any]) -> None:
-        """Let `now` find the program's variables."""
-        self.names.update({variable(name): x for name, x in values.items()})
-
-    def constant(self, value: Any) -> str:
-        """A name, or a literal, for `value`."""
-        if value is None or isinstance(value, bool) or type(value) is int or type(value) is str:
-            return repr(value)
-        name = self._constants.get(id(value))
-        if name is None:
-            name = self._constants[id(value)] = f"_k{len(self._constants)}"
-            self.names[name] = value
-        return name
-
-    def python(self, name: str) -> str:
-        """A name for a builtin that no parameter of the user's hides."""
-        self.names[f"_{name}"] = getattr(builtins, name)
-        return f"_{name}"
-
-    def expression(self, origin: Origin) -> str:
-        """Source of the object at `origin`; what it is a part of becomes a variable."""
-        found = self._variables.get(origin)
-        if found is not None:
-            return found
-        parent = ""
-        if origin.parent is not None:
-            parent = self.variable(origin.parent)
-        return self.code(origin, parent)
-
-    def code(self, origin: Origin, parent: str) -> str:
-        """Source of the object at `origin`, given that of what it is a part of."""
-        if isinstance(origin, Item):
-            raw, key = self.raw(origin.of), self.constant(origin.key)
-            return f"{raw}.__getitem__({parent}, {key})" if raw else origin.code(parent, key)
-        if isinstance(origin, Dict):
-            asks = getattr(self._kind(origin.of), "__getattribute__", None)
-            if isinstance(asks, types.FunctionType):  # the user's
-                return f"{self.python('object')}.__getattribute__({parent}, '__dict__')"
-        constant = "" if origin.constant is None else self.constant(origin.constant)
-        return origin.code(parent, constant)
-
-    def raw(self, origin: Origin) -> str:
-        """The class in C below a container's class, which may act in Python; else "".
-
-        Guards must neither run the user's code nor make what a defaultdict lacks.
-        """
-        kind = self._kind(origin)
-        if kind is None or kind in _ACTS_ALONE or not issubclass(kind, _CONTAINERS):
-            return ""
-        return self.constant(next(base for base in kind.__mro__ if base in _ACTS_ALONE))
-
-    def _kind(self, origin: Origin) -> type | None:
-        return type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
-
-    def variable(self, origin: Origin) -> str:
-        """A name that holds the object at `origin` from here on."""
-        text = self.expression(origin)
-        if not text.isidentifier():
-            text = self.once(text)
-        self._variables[origin] = text
-        return text
-
-    def once(self, text: str) -> str:
-        """A name for the value of an expression."""
-        if text.isidentifier():
-            return text
-        name = f"_v{len(self.lines)}"
-        self.lines.append(f"{name} = {text}")
-        return name
-
-    def value(self, origin: Origin) -> Any:
-        """The object itself. Only where `names` has the locals too."""
-        return eval(_nested(origin, self), {**self.names})
-
-
-def _nested(origin: Origin, source: Source) -> str:
-    parent = "" if origin.parent is None else _nested(origin.parent, source)
-    return f"({source.code(origin, parent)})"
 
 
 # ------------------------------------------------------------------------------ for filters
@@ -405,6 +323,7 @@ class Facts:
     listed: list[Origin] = field(default_factory=list)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
+    _finder: tuple[Any, Callable[..., int]] | None = None
 
     def add(self, kind: str, origin: Origin, value: Any, where: Callable[[], str]) -> None:
         """Note a condition, unless it is known. `where` says the user's line."""
@@ -447,11 +366,7 @@ class Facts:
         if self.listed:
             listed = ", ".join(map(source.expression, self.listed))
             source.lines.append(f"if _differs(_table.address, [{listed}]) >= 0: return False")
-        body = "\n".join(f"        {line}" for line in [*source.lines, "return True"])
-        text = (
-            f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
-            f"    except _gone:\n        return False\n"
-        )
+        text = _function("check", parameters, [*source.lines, "return True"], "False")
         names = {**also, **source.names, "_gone": GONE}
         exec(compile(text, "<fusee guards>", "exec"), names)
         check: Callable[..., bool] = names["check"]
@@ -463,18 +378,38 @@ class Facts:
             return self._first_miss(values)
 
     def _first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
-        for fact in self.rows:
-            alone = Facts([fact], self.kinds)
-            check, _ = alone.compile(list(map(variable, values)), {}, [])
-            if check(*values.values()):
-                continue
-            source = Source(self.kinds)
-            source.bind(values)
-            try:
-                return fact, fact.now(source)
-            except GONE:
-                return fact, ABSENT
-        return None
+        parameters = tuple(map(variable, values))
+        made = (parameters, len(self.rows))
+        if self._finder is None or self._finder[0] != made:
+            self._finder = made, self._finding(parameters)
+        k = self._finder[1](*values.values())
+        if k == len(self.rows):
+            return None
+        source = Source(self.kinds)
+        source.bind(values)
+        try:
+            return self.rows[k], self.rows[k].now(source)
+        except GONE:
+            return self.rows[k], ABSENT
+
+    def _finding(self, parameters: Sequence[str]) -> Callable[..., int]:
+        """The number of the first fact that does not hold, as a function of the locals."""
+        source = Source(self.kinds)
+        for k, fact in enumerate(self.rows):
+            source.lines.append(f"_at = {k}")
+            for condition in fact.conditions(source):
+                source.lines.append(f"if not ({condition}): return _at")
+        text = _function("find", parameters, [*source.lines, f"return {len(self.rows)}"], "_at")
+        names: dict[str, Any] = {**source.names, "_gone": GONE}
+        exec(compile(text, "<fusee guards>", "exec"), names)
+        return names["find"]  # type: ignore[no-any-return]
+
+
+def _function(name: str, parameters: Sequence[str], lines: Sequence[str], gone: str) -> str:
+    """Source of a function that gives `gone` where what it looks for is not there any more."""
+    body = "\n".join(f"        {line}" for line in lines)
+    head = f"def {name}({', '.join(parameters)}):\n    try:\n{body}\n"
+    return f"{head}    except _gone:\n        return {gone}\n"
 
 
 def _hashable(value: Any) -> Any:

@@ -61,7 +61,16 @@ class Origin:
     @property
     def root(self) -> Origin:
         """What all of this is a part of."""
-        return self if self.parent is None else self.parent.root
+        return self.path()[0]
+
+    def path(self) -> list[Origin]:
+        """What all of this is a part of, what is a part of that, and so on to this."""
+        found: list[Origin] = []
+        at: Origin | None = self
+        while at is not None:
+            found.append(at)
+            at = at.parent
+        return found[::-1]
 
     @property
     def constant(self) -> Any:

@@ -21,7 +21,7 @@ import torch
 
 from fusee.capture.between import Between, Nested, around
 from fusee.capture.capturing import Capturing
-from fusee.capture.facts import Source
+from fusee.capture.expressions import Source
 from fusee.capture.frame import Frame, Marker, suspended
 from fusee.capture.iterators import (
     ITERATORS,

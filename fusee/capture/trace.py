@@ -20,7 +20,8 @@ from fusee.capture import modes
 from fusee.capture.breaks import Forbidden, GraphBreak, Opaque
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
-from fusee.capture.facts import At, Facts, Source, overlap
+from fusee.capture.expressions import Source
+from fusee.capture.facts import At, Facts, overlap
 from fusee.capture.failures import Failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.machine import Machine

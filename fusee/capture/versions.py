@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from fusee.capture.facts import GONE, At, Fact, Source
+from fusee.capture.expressions import Source
+from fusee.capture.facts import GONE, At, Fact
 from fusee.capture.origin import variable
 
 __all__ = ["FEW", "Index"]

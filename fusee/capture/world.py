@@ -24,7 +24,7 @@ import torch
 
 from fusee.capture import numbers, torch_api
 from fusee.capture.breaks import GraphBreak
-from fusee.capture.facts import ABSENT, At, Facts, TensorFact
+from fusee.capture.facts import ABSENT, At, Distinct, Facts, TensorFact
 from fusee.capture.iterators import remaining
 from fusee.capture.kinds import (
     BOUND_IN_C,
@@ -466,17 +466,27 @@ class World:
     def separate(self, new: Any) -> None:
         """What was written must not be, under another name, what was read, but for what is new."""
         read = [part.of for part in self._parts.values() if isinstance(part, Cell)]
-        written = [x[1] for x in self.slots.values() if type(x[0]) is types.CellType]
-        pairs = [(a, b) for a in written for b in read]
-        shared = [mirror for mirror in self.mirrors.values() if mirror.obj is not new]
-        for mirror in shared:
-            if mirror.is_changed():
-                others = [m for m in shared if type(m.obj) is type(mirror.obj)]
-                pairs += [(mirror.origin, other.origin) for other in others]
+        self._separate([x[1] for x in self.slots.values() if type(x[0]) is types.CellType], read)
+        kinds: dict[type, tuple[list[Origin], list[Origin]]] = {}
+        for mirror in self.mirrors.values():
+            if mirror.obj is not new:
+                changed, others = kinds.setdefault(type(mirror.obj), ([], []))
+                (changed if mirror.is_changed() else others).append(mirror.origin)
+        for changed, others in kinds.values():
+            self._separate(changed, others)
         lists = [m.origin for m in self.mirrors.values() if type(m.obj) is list]
-        pairs += [(a, b) for a in lists for b in self.sinks.values()]
-        for a, b in (pair for pair in pairs if pair[0] is not pair[1]):
-            self.distinct(a, b)
+        self._separate(list(self.sinks.values()), lists)
+
+    def _separate(self, written: list[Origin], others: list[Origin]) -> None:
+        """No object that is written to may be another one of these."""
+        first = tuple(dict.fromkeys(written))
+        known = set(first)
+        rest = tuple(x for x in dict.fromkeys(others) if x not in known)
+        if len(first) == 1:
+            for other in rest:
+                self.distinct(first[0], other)
+        elif first and not all(isinstance(x, Held) for x in (*first, *rest)):
+            self.fact("distinct", first[0], Distinct(first, rest))
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The cells of a function from outside. If the function is fixed, so are its cells."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from fusee.capture.facts import ABSENT, GONE, At, Fact, Facts, TensorFact
+from fusee.capture.facts import ABSENT, GONE, At, Distinct, Fact, Facts, TensorFact
 from fusee.capture.frame import UNBOUND, Marker
 from fusee.capture.origin import Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, Origin
 from fusee.capture.world import is_scalar
@@ -40,8 +40,8 @@ class NotKept(Exception):
 
 
 _WRITTEN = (
-    At, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list, tuple,
-    dict, set, frozenset, slice, collections.OrderedDict, collections.deque,
+    At, Distinct, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list,
+    tuple, dict, set, frozenset, slice, collections.OrderedDict, collections.deque,
 )  # fmt: skip
 # What pickle writes by itself, but for scalars.
 _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
@@ -411,6 +411,10 @@ def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
     """Whether a fact holds for what is there now. Runs no code of the user's."""
     try:
         found, value = look(fact.origin), fact.value
+        if isinstance(value, Distinct):
+            written = {id(look(origin)) for origin in value.written}
+            others = {id(look(origin)) for origin in value.others}
+            return len(written) == len(value.written) and written.isdisjoint(others)
         return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
     except GONE:
         return False

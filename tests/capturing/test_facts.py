@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import fusee
+from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.policy import Policy
 from tests.capturing.same import Traced, shape_of
 
 
@@ -400,3 +402,63 @@ def test_parameters_may_hide_builtins() -> None:
         got, want = (call(torch.ones(2), *range(10)) for call in (fast, hiding))
         assert [*map(repr, got)] == [*map(repr, want)]
         assert LENGTHS == [1, 2]
+
+
+# ------------------------------------------------------------------------------ many facts
+
+
+def _captured(function: Any) -> CompiledFunction:
+    return CompiledFunction(function, lambda graph, inputs: graph, Policy())
+
+
+class Counters:
+    """Many containers that are written to, and one that is read."""
+
+    def __init__(self, count: int) -> None:
+        self.seen = [{"steps": 0} for _ in range(count)]
+        self.other = {"steps": 7}
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        for counter in self.seen:
+            counter["steps"] = counter["steps"] + 1
+        return x * self.other["steps"]
+
+
+def test_containers_that_are_written_to_are_apart() -> None:
+    """Facts about which containers are different ones grow with the containers."""
+    counters = Counters(40)
+    compiled = _captured(Counters.step)
+    assert compiled(counters, torch.ones(1)).item() == 7
+    assert len(compiled.entries[0].captured.facts.rows) < 40 * 8
+    for alias in (counters.seen[5], counters.other):
+        mine, theirs = Counters(40), Counters(40)
+        for one in (mine, theirs):
+            one.seen[3] = one.other if alias is counters.other else one.seen[5]
+        assert torch.equal(compiled(mine, torch.ones(1)), theirs.step(torch.ones(1)))
+        assert mine.seen == theirs.seen and mine.other == theirs.other
+
+
+def test_first_miss_of_many_facts() -> None:
+    """What does not hold is found by one function, made of all facts."""
+    names = [f"scale{k}" for k in range(300)]
+
+    class Scales:
+        def __init__(self) -> None:
+            self.__dict__.update(dict.fromkeys(names, 1.0))
+
+    def run(x: torch.Tensor, scales: Any) -> torch.Tensor:
+        for name in names:
+            if getattr(scales, name) != 1.0:
+                x = x + 1
+        return x
+
+    call, scales = _captured(run), Scales()
+    call(torch.ones(1), scales)
+    facts = call.entries[0].captured.facts
+    assert facts.first_miss({"x": torch.ones(1), "scales": scales}) is None
+    scales.__dict__["scale200"] = "none"
+    missed = facts.first_miss({"x": torch.ones(1), "scales": scales})
+    assert missed is not None and "scale200" in str(missed[0])
+    del scales.__dict__["scale200"]
+    gone = facts.first_miss({"x": torch.ones(1), "scales": scales})
+    assert gone is not None and "scale200" in str(gone[0])
