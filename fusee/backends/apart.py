@@ -33,7 +33,8 @@ def apart(
 
     written  the inputs that `call` writes to
     """
-    places = [s.index for s in inputs if s.dtype is not None and s.attribute is None]
+    count = len(gm.graph.find_nodes(op="placeholder"))  # the module's own tensors follow
+    places = [s.index for s in inputs[:count] if s.dtype is not None]
     if len(places) < 2 or not written:
         return call
     sizes = [extent(inputs[k].size, inputs[k].stride) for k in places]

@@ -245,7 +245,7 @@ def compile_native(
                     c = Compilation(gm, example_inputs, parsed, report)
                     call = _compile(c, PIPELINE)
                     written = {mutation.index for mutation in c.aten.mutations}
-                    call = apart(gm, call, c.aten.inputs[: len(example_inputs)], written, report)
+                    call = apart(gm, call, c.aten.inputs, written, report)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
                 remember(report)
@@ -336,9 +336,8 @@ def compile_training(
 
     tell = report.notes.append
     written = {m.index for m in joint.aten.mutations} | {index for index, _ in joint.rebinds}
-    specs = joint.aten.inputs[: joint.forward_inputs]
     call = train(gm, joint, cut, compile_forward or forward, backward, consumes=True, tell=tell)
-    return apart(gm, call, specs, written, report)
+    return apart(gm, call, joint.aten.inputs, written, report)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
