@@ -97,7 +97,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             return call(m, method, (function, *args), kwargs)
     if is_graph_function(function):
         return natives.on_tensors(m, function, args, kwargs)
-    if id(getattr(function, "__self__", None)) in m.generators:  # its `send`, say
+    if m.is_generator(getattr(function, "__self__", None)):  # its `send`, say
         return function(*args, **kwargs)
     if isinstance(function, _C_CALLABLES):
         return natives.call(m, function, args, kwargs)
@@ -135,7 +135,7 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
             f.at += 1
         f.at += 1
         made = suspended(f)
-        m.generators[id(made)] = made, f
+        m.generators[made] = f
         return made
     if len(m.frames) > _DEEPEST:
         raise GraphBreak("calls are nested too deeply to be inlined")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -48,7 +49,7 @@ class Capturing(Semantics):
     world          what lies outside
     made_classes   classes that the program itself made
     in_classes     what was found in others, by name
-    generators     those that it made, by id, each with the frame that is its body
+    generators     those that it made and that are alive, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
     modes          torch function modes that it is within, the innermost last
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
@@ -61,27 +62,32 @@ class Capturing(Semantics):
         self.world.machine = self
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
-        self.generators: dict[int, tuple[Generator[Any, Any, Any], Frame]] = {}
+        self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]
+        self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
         self.inference: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
-        self.failed: tuple[BaseException | None, str] = None, ""  # the last error, and its line
-        self._said: tuple[Frame | None, int, str] = None, 0, ""
+        self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
+        self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
 
     def where(self) -> str:
         """The innermost line of the user's code."""
         if not self.frames:
             return ""
         top, (frame, at, text) = self.frames[-1], self._said
-        if frame is not top or at != top.at:
+        if frame() is not top or at != top.at:
             users = (f for f in reversed(self.frames) if _is_users(f))
             text = next(users, top).where
-            self._said = top, top.at, text
+            self._said = weakref.ref(top), top.at, text
         return text
 
     def left_by(self, error: BaseException) -> None:
-        if self.failed[0] is not error:
-            self.failed = error, self.where()
+        if self.failed[0] != id(error):  # the error itself would keep its frames
+            self.failed = id(error), self.where()
+
+    def is_generator(self, x: Any) -> bool:
+        """Whether `x` is a generator whose body runs on the machine."""
+        return type(x) is types.GeneratorType and x in self.generators
 
     def length(self, x: Any) -> int:
         """len() of a list, dict, set or deque; of one from outside it becomes a fact."""

@@ -171,6 +171,8 @@ class Frame:
             while True:
                 try:
                     self._until_stop()
+                    if not self.yielded:  # as in Python, what nobody else has ends here
+                        self.locals, self.cells = {}, {}
                     return self.result
                 except GraphBreak as found:
                     found.where = found.where or machine.where()
@@ -213,7 +215,10 @@ class Frame:
             self.at = raised
             self.machine.left_by(error)
             self.stack.clear()  # a generator that a loop was going through ends here
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which knows this frame
         self.machine.caught(error)
         self.unwound = error
         if error.__context__ is None and self.machine.handled is not error:
@@ -240,7 +245,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
             try:
                 value, error = (yield result), None
             except BaseException as thrown:  # noqa: BLE001  # it is thrown in there
-                if not vars(machine):  # the capture is over, and Python drops what is left of it
+                if not vars(machine) or machine.is_over:  # and Python drops what is left of it
                     return None
                 error = thrown
         is_on = True
@@ -252,7 +257,15 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                 f.at -= 1  # the exception comes from the instruction that yielded
                 f._unwind(error)
             result = f.run()
+        except Exception:
+            raise
+        except BaseException as ended:
+            if type(error) is not GeneratorExit or isinstance(ended, GeneratorExit):
+                raise
+            machine.pending = ended  # a generator that is dropped can raise nothing
+            return None
         finally:
             machine.handled = handled
+            error = None  # which knows this frame, and all that the generator has
         if not f.yielded:
             return result

@@ -53,7 +53,7 @@ def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 def _iterable(m: Capturing, x: Any) -> Any:
     """An iterable that C code may go through."""
-    if isinstance(x, FakeTensor) or id(x) in m.generators:
+    if isinstance(x, FakeTensor) or m.is_generator(x):
         return x
     iterator = m.iterate(x)
     if m.is_outside(iterator) and is_finite_iterator(iterator):

@@ -191,7 +191,7 @@ class Rebuild:
             return self.source.constant(x)
         if isinstance(x, tuple):
             return self._tuple(x)
-        if id(x) in self.generators:
+        if type(x) is types.GeneratorType and x in self.generators:
             return self._generator(x)
         return self._instance(x)
 
@@ -228,7 +228,7 @@ class Rebuild:
         return name
 
     def _generator(self, x: Any) -> str:
-        f, state = self.generators[id(x)][1], inspect.getgeneratorstate(x)
+        f, state = self.generators[x], inspect.getgeneratorstate(x)
         code, names = f.code, f.code.co_varnames[: f.code.co_argcount]
         is_plain = not (code.co_kwonlyargcount or code.co_flags & 12)
         if is_plain and state == inspect.GEN_CREATED:

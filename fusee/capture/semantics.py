@@ -50,7 +50,12 @@ class Semantics:
 
     frames    the activations, innermost last
     handled   the exception that is being handled
+    pending   what ended a capture while a generator was closed
+    is_over   whether nothing may run any more
     """
+
+    pending: BaseException | None = None
+    is_over = False
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []

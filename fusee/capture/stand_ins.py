@@ -346,9 +346,10 @@ def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
 
 @contextlib.contextmanager
 def left(m: Capturing) -> Iterator[None]:
-    """Leaves, at the end, what the program entered."""
+    """Leaves, at the end, what the program entered, and lets no more of it run."""
     try:
         yield
     finally:
+        m.is_over = True
         while m.inference:
             m.inference.pop()[1].__exit__(None, None, None)

@@ -150,6 +150,7 @@ class _Attempt:
         self.values = values
         self.state = State.now()
         self.modes: list[Any] = []
+        self.kept: list[int] = []  # by id, what its variables hold as the function returns
         self.is_over = False
 
     def release(self) -> None:
@@ -178,6 +179,11 @@ class _Attempt:
             try:
                 self._break_for_opaque()
                 stopped = frame.step()
+                if stopped:  # and what nobody else has ends
+                    self.kept = [*map(id, frame.locals.values())]
+                    frame.locals, frame.stack, frame.cells = {}, [], {}
+                if machine.pending is not None:
+                    raise machine.pending
             except GraphBreak:
                 self.where = machine.where() or frame.where
                 raise
@@ -196,7 +202,7 @@ class _Attempt:
     def _raises(self, error: Exception) -> GraphBreak:
         """An error that leaves the function: Python runs the instruction that raised it first."""
         failed, where = self.machine.failed
-        self.where = where if failed is error else self.frame.where
+        self.where = where if failed == id(error) else self.frame.where
         error.__traceback__ = None  # whose frames know it, and all that is alive here
         _, self.entered = self.raised.get(id(error), (error, self.entered))
         call = f", in {self.recorder.raised_by}" if error is self.recorder.raised else ""
@@ -305,10 +311,15 @@ class _Attempt:
 
     def _write_effects(self, rebuild: Rebuild) -> None:
         rebuild.effects()
-        for made, inner in self.machine.generators.values():
+        for made, inner in self.machine.generators.items():
             is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
             if is_alive and not rebuild.has(made) and not inner.closes_in_silence():
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
+        for x in self.values.values() if self.place.at >= 0 else ():
+            is_open = type(x) is types.GeneratorType and x.gi_frame is not None
+            if is_open and x.gi_code.co_exceptiontable:
+                if not rebuild.has(x) and id(x) not in self.kept:
+                    raise Lost("a generator within try or with is let go of")
 
     def _guarded(
         self, graph: fx.GraphModule, inputs: list[str], source: Source

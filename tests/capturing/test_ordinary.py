@@ -23,18 +23,16 @@ CALLED = {"disp", "fib", "who", "cm", "sit"}
 GRAPHS = {
     **dict.fromkeys(
         """
-        cmp_key exc_tb datetimes insp strings hashes gen_any_finally gen_zip pprint_it
-        async_it
+        cmp_key exc_tb datetimes insp strings hashes pprint_it async_it
         """.split(),
         0,
     ),
     **dict.fromkeys(
         """
-        seq_view seq_view_for weak_key weak_value weak_ref_made singledispatch redirect
-        counter heap heap_tuple dates decimals jsons rnd rnd_global log_it gen_drop_for
-        gen_drop_return gen_next_drop map_break filter_break islice_break print_it exec_it
-        eval_it star_call queue_it script_mod req_grad rand_seed gen_t autograd_in
-        tensor_print
+        weak_key weak_value weak_ref_made singledispatch redirect counter heap heap_tuple
+        dates decimals jsons rnd rnd_global log_it map_break filter_break islice_break
+        print_it exec_it eval_it star_call queue_it script_mod req_grad rand_seed gen_t
+        autograd_in tensor_print
         """.split(),
         1,
     ),

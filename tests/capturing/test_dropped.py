@@ -1,0 +1,317 @@
+"""Generators that are dropped while they are suspended are closed at once, as CPython does it."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+# ruff: noqa
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capturing.same import Traced, shape_of
+
+
+def g(log, n=3, name="g"):
+    try:
+        for i in range(n):
+            yield i
+    finally:
+        log.append(f"close {name}")
+
+
+def brk():
+    sys.stdout.write("")
+
+
+def leaves_a_loop(x, log):
+    for v in g(log):
+        if v == 1:
+            break
+    log.append("after")
+    return x * v
+
+
+def returns_from_a_loop(x, log):
+    def first():
+        for v in g(log):
+            return v
+
+    r = first()
+    log.append("after")
+    return x * r
+
+
+def asks_once(x, log):
+    v = next(g(log))
+    log.append("after")
+    return x + v
+
+
+def rebinds(x, log):
+    it = g(log)
+    next(it)
+    log.append("mid")
+    it = None
+    log.append("after")
+    return x
+
+
+def deletes(x, log):
+    it = g(log)
+    next(it)
+    log.append("mid")
+    del it
+    log.append("after")
+    return x
+
+
+def returns(x, log):
+    it = g(log)
+    next(it)
+    return x  # dropped at the return
+
+
+def clears(x, log):
+    l = [g(log, name="a"), g(log, name="b")]
+    [next(i) for i in l]
+    l.clear()
+    log.append("after")
+    return x
+
+
+def zips(x, log):
+    r = list(zip([1, 2], g(log)))
+    log.append("after")
+    return x, r
+
+
+def asks_any(x, log):
+    r = any(v == 1 for v in g(log))
+    log.append("after")
+    return x, r
+
+
+def delegates(x, log):
+    def outer():
+        try:
+            yield from g(log)
+        finally:
+            log.append("outer")
+
+    for v in outer():
+        break
+    log.append("after")
+    return x
+
+
+def raises(x, log):
+    try:
+        for v in g(log):
+            raise ValueError
+    except ValueError:
+        log.append("caught")
+    log.append("after")
+    return x
+
+
+def breaks_while_closing(x, log):
+    def h():
+        try:
+            yield 1
+        finally:
+            brk()
+            log.append("closed")
+
+    for v in h():
+        break
+    log.append("after")
+    return x * v
+
+
+def drops_a_manager(x, log):
+    @contextlib.contextmanager
+    def cm():
+        log.append("in")
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    with cm():
+        x = x + 1
+    c = cm()
+    c.__enter__()
+    del c
+    log.append("after")
+    return x
+
+
+def drops_after_a_break(x, log):
+    it = g(log)
+    next(it)
+    y = x + 1
+    brk()
+    it = None
+    log.append("after")
+    return y * 2
+
+
+def raises_while_closing(x, log):
+    def h():
+        try:
+            yield 1
+        finally:
+            try:
+                raise KeyError
+            except KeyError:
+                log.append("inner")
+
+    for v in h():
+        break
+    return x, list(log)
+
+
+def overwrites(x, log):
+    class C:
+        def __init__(s):
+            s.it = g(log)
+            next(s.it)
+
+    c = C()
+    c.it = None
+    log.append("after")
+    d = C()
+    return x
+
+
+def hands_on(x, log):
+    def use(it):
+        next(it)
+        log.append("in use")
+
+    use(g(log))
+    log.append("after")
+    return x
+
+
+def sees_the_exit(x, log):
+    def h():
+        try:
+            y = yield 1
+        except GeneratorExit:
+            log.append("exit")
+            raise
+        else:
+            log.append("else")
+
+    i = h()
+    next(i)
+    i.close()
+    log.append("closed")
+    j = h()
+    next(j)
+    return x
+
+
+def changes_a_global(x, log):
+    def h():
+        global SEEN
+        try:
+            yield 1
+        finally:
+            SEEN = SEEN + 1
+
+    for v in h():
+        break
+    return x * SEEN
+
+
+SEEN = 0
+
+
+def drops_lazy_ones(x, log):
+    e = enumerate(g(log))
+    next(e)
+    e = map(str, g(log, name="m"))
+    next(e)
+    log.append("x")
+    e = None
+    return x
+
+
+def suppresses(x, log):
+    def h():
+        with contextlib.suppress(ValueError):
+            yield 1
+        log.append("end")
+
+    for v in h():
+        break
+    for v in h():
+        pass
+    return x
+
+
+def gives_away(x, log):
+    it = g(log)
+    next(it)
+    return x, (i for i in it)
+
+
+def nests(x, log):
+    try:
+        for v in g(log):
+            for w in g(log, name="inner"):
+                return x * v
+    finally:
+        log.append("fin")
+
+
+def loops(x, log):
+    out = []
+    while True:
+        for v in g(log):
+            out.append(v)
+            if len(out) % 2:
+                break
+        if len(out) > 4:
+            break
+    return x, out
+
+
+def drained(x: Any) -> Any:
+    """With lists in place of iterators."""
+    if isinstance(x, (tuple, list)) or hasattr(x, "__next__"):
+        return [drained(item) for item in x]
+    return x
+
+
+def outcome(program: Callable[..., Any]) -> Any:
+    global SEEN
+    SEEN, log = 1, []
+    result = drained(program(torch.ones(2), log))
+    gc.collect()
+    return shape_of((result, log))
+
+
+PROGRAMS = [
+    x for x in vars().values() if getattr(x, "__code__", g.__code__).co_varnames[:2] == ("x", "log")
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_closed_when_dropped(program: Callable[..., Any]) -> None:
+    traced = Traced(program)
+    want = outcome(program)
+    for _ in range(2):
+        assert outcome(traced) == want, traced.stops
+    breaks = program in (breaks_while_closing, drops_after_a_break)
+    assert bool(traced.stops) == breaks and len(traced.graphs) <= 1 + breaks
+    assert not any(stop.startswith("eager") for stop in traced.stops)
