@@ -39,7 +39,7 @@ from fusee.capture.dispatch import live
 from fusee.capture.facts import Guard
 from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
 from fusee.capture.regions import error_on_graph_break
-from fusee.capture.torch_api import pytree
+from fusee.capture.torch_api import pytree, without_dynamo
 from fusee.errors import OptionError, nearest
 from fusee.runtime import artifacts
 from fusee.runtime.artifacts import CacheInfo
@@ -164,13 +164,15 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
 
 
 def _disabled(fn: Callable[..., Any], recursive: bool, reason: str | None) -> Callable[..., Any]:
+    alone = without_dynamo(fn)
+
     @functools.wraps(fn)
     def disabled(*args: Any, **kwargs: Any) -> Any:
         if not recursive:
             return fn(*args, **kwargs)
         POLICY.enter_eager()
         try:
-            return fn(*args, **kwargs)
+            return alone(*args, **kwargs)
         finally:
             POLICY.leave_eager()
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee
 from fusee.errors import FuseeWarning, GraphBreakError
@@ -217,6 +218,48 @@ def test_between_torchs_graphs_ours_runs(backend: Counting) -> None:
     torch.testing.assert_close(fast(x), program(x) + 1)
     # nothing of what runs under an entry of ours is traced by TorchDynamo
     assert all("fusee" not in str(graph.code) for graph in stocks.graphs)
+
+
+def test_what_is_disabled_here_is_left_alone_there() -> None:
+    stocks = Counting()
+
+    @fusee.compiler.disable
+    def talk(t: Tensor, *, by: int) -> Tensor:
+        return (t + by).sin()
+
+    fast = torch.compile(lambda t: talk(t * 3, by=1) * 2, backend=stocks)
+    torch.testing.assert_close(fast(x), (x * 3 + 1).sin() * 2)
+    assert [len(targets) for targets in stocks.targets] == [1, 1]
+
+
+@pytest.mark.parametrize("target", [compiled_program(), compiled_layer()])
+def test_modes_of_dispatch_see_each_operator(target: Any) -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    found: list[list[str]] = []
+    for run in (target, target._torchdynamo_orig_callable):
+        calls: list[str] = []
+        with Seen():
+            run(x)
+        found.append(calls)
+    assert found[0] == found[1] != []
+
+
+def test_arguments_are_bound_as_python_binds_them() -> None:
+    @fusee.compile
+    def bound(a: Tensor, b: int = 2, *rest: int, c: int = 3, d: Any = None, **more: int) -> Any:
+        return a * b + c + sum(rest) + (0 if d is None else d) + more.get("e", 0)
+
+    def calls(t: Tensor) -> Tensor:
+        return bound(t) + bound(t, 3) + bound(t, 3, 4, 5) + bound(t, c=1) + bound(t, d=t, e=4)
+
+    bound(x)
+    torch.testing.assert_close(by_dynamo(calls)(other), calls(other))
 
 
 def test_torchscript_sees_the_original_module() -> None:

@@ -179,10 +179,10 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, of which TorchDynamo traces nothing, nor of what it calls."""
     switch = _dynamo.set_eval_frame
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         before = switch(None)
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             switch(before)
 
