@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, SymbolSource
 from fusee.aten.operators import is_view
 from fusee.aten.part_source import Order, inverse
+from fusee.aten.tidy import must_run
 from fusee.sym.expr import Expr, Size
 from fusee.sym.parts import hint, symbols
 
@@ -51,7 +52,7 @@ def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) ->
         outputs = tuple(
             n for n in nodes if n in wanted or any(u not in inside for u in _readers(n))
         )
-        if outputs:
+        if outputs or any(map(must_run, nodes)):
             parts.append(_Cutter(whole, is_claimed).part(nodes, outputs))
     return parts
 

@@ -11,7 +11,7 @@ from torch import fx
 from fusee.aten.torch_api import OpOverload, op_name
 from fusee.sym.raising import may_raise, raises
 
-__all__ = ["is_pure", "merge_equal", "must_run", "remove_dead"]
+__all__ = ["is_pure", "merge_equal", "must_run", "refuses", "remove_dead"]
 
 # Random only if this argument is not zero.
 _DROPOUT = {
@@ -37,13 +37,16 @@ def must_run(node: fx.Node) -> bool:
 
     Unlike an impure one, a call that may only raise gives the same each time.
     """
-    if node.op != "call_function":
-        return False
+    return node.op == "call_function" and (not is_pure(node) or refuses(node))
+
+
+def refuses(node: fx.Node) -> bool:
+    """Whether a call may raise for what its operands hold."""
     target = node.target
     if not isinstance(target, OpOverload):
         return False
     name = op_name(target).partition("::")[2].partition(".")[0]
-    return not is_pure(node) or may_raise(target) or raises(node, name, "val")
+    return may_raise(target) or raises(node, name, "val")
 
 
 def _argument(node: fx.Node, position: int, name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.aten.tidy import refuses
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.intervals import interval
 from fusee.backends.openvino_claims import indexed
@@ -29,7 +30,10 @@ def why_not(node: fx.Node) -> str | None:
         return _WRONG[op]
     if op in _AT_TIMES:
         return _AT_TIMES[op](node)
-    for index, low, _ in indexed(node):
+    places = indexed(node)
+    if not places and refuses(node):
+        return "ONNX Runtime takes values that ATen refuses"
+    for index, low, _ in places:
         if low == 0 and index.op != "placeholder" and (interval(index) or (-1, 0))[0] < 0:
             return "an index computed in the graph may be negative: ONNX counts from the end"
     return None

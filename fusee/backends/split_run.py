@@ -329,7 +329,7 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
         for node in part.outputs:
             name[node] = f"v{len(name)}"
         results = "".join(f"{name[node]}, " for node in part.outputs)
-        lines.append(f"    {results}= part{k}(({''.join(args)}))")
+        lines.append(f"    {results}{'= ' * bool(results)}part{k}(({''.join(args)}))")
         for node, order in zip(part.outputs, part.output_orders, strict=True):
             if order is not None:
                 lines.append(f"    {name[node]} = {name[node]}.permute({_axes(inverse(order))})")

@@ -175,6 +175,17 @@ def test_with_gradients_in_the_forward(number: int, backend: str) -> None:
     assert outcome(fusee.compile(fn, backend=backend), w, i) == want
 
 
+@pytest.mark.parametrize("engine", ["openvino", "onnxrt"])
+def test_engines_refuse_the_same(engine: str) -> None:
+    pytest.importorskip("openvino" if engine == "openvino" else "onnxruntime")
+    last = tensor([-1])  # which engines take for the last one
+    cases = [*PLACES, *VALUES, *PARTS, *((fn, last) for fn, _ in PLACES)]
+    for number, (fn, x) in enumerate(cases):
+        want, got = outcome(fn, x), outcome(fusee.compile(fn, backend=engine), x)
+        if isinstance(want, tuple):
+            assert got == want, number
+
+
 def test_right_values_still_pass() -> None:
     """The same programs, with what they may be given: nothing is refused that eager takes."""
     good = [(fn, tensor([1, 3])) for fn, _ in [*PLACES[:5], *PLACES[13:14], *PARTS[:8]]]

@@ -1,6 +1,6 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee [gradients] [one] < pairs.json
+    python -m tests.opinfo.chunk fusee [gradients | errors] [one] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from fusee.backends import lookup
+from tests.opinfo.errors import run_errors
 from tests.opinfo.gradients import run_gradients
 from tests.opinfo.sweep import Backend, Outcome, run_op
 
@@ -43,8 +44,9 @@ def _timeout(*_: Any) -> None:
 
 
 def main() -> None:
-    backend = backend_named(sys.argv[1])
-    run = run_gradients if "gradients" in sys.argv[2:] else run_op
+    kinds = {"gradients": run_gradients, "errors": run_errors}
+    run: Any = next((kinds[kind] for kind in sys.argv[2:] if kind in kinds), run_op)
+    backend: Any = sys.argv[1] if run is run_errors else backend_named(sys.argv[1])
     which: Literal["all", "other"] = "other" if "one" in sys.argv[2:] else "all"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""The full sweep: `scripts/opinfo [--gradients] [--backend NAME] [--ops a,b] [--dtypes ...]`.
+"""The full sweep: `scripts/opinfo [--gradients | --errors] [--backend NAME] [--ops a,b] ...`.
 
 Ops run in child processes of some tens, so that a crash costs one op. Outcomes are appended to
-out/opinfo/BACKEND.jsonl (gradients: BACKEND.gradients.jsonl) as they come; a second run does only
+out/opinfo/BACKEND.jsonl (others: BACKEND.gradients.jsonl) as they come; a second run does only
 what is missing (`--again NAMES` repeats some, `--failed` those that failed). The summary lists what
 failed, by op.
 """
@@ -21,9 +21,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from tests.opinfo.errors import wanted_errors
 from tests.opinfo.exclusions import EXCLUDED
 from tests.opinfo.gradients import GRADIENT_DTYPES, wanted_gradients
-from tests.opinfo.results import gradients_markdown, markdown
+from tests.opinfo.results import errors_markdown, gradients_markdown, markdown
 from tests.opinfo.sweep import DTYPES, wanted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -101,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="opinfo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="fusee", help="a name, or module:function")
     parser.add_argument("--gradients", action="store_true", help="of ops that have any")
+    parser.add_argument("--errors", action="store_true", help="inputs that eager refuses, and few")
     parser.add_argument("--one", action="store_true", help="one sample of each op, not all")
     parser.add_argument("--ops", default="", help="comma-separated; all unless given")
     parser.add_argument("--dtypes", default=",".join(dict.fromkeys([*DTYPES, *GRADIENT_DTYPES])))
@@ -109,11 +111,12 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a file for the summary, in Markdown")
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
-    kind = ["gradients"] * given.gradients + ["one"] * given.one
+    kind = ["gradients"] * given.gradients + ["errors"] * given.errors + ["one"] * given.one
     name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])
     path = ROOT / "out" / "opinfo" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    choose = wanted_gradients if given.gradients else wanted
+    choose: Any = wanted_gradients if given.gradients else wanted
+    choose = wanted_errors if given.errors else choose
     pairs = choose(given.ops.split(",") if given.ops else [], given.dtypes.split(","))
     before = load(path)
 
@@ -136,6 +139,7 @@ def main() -> int:
     rows = [row for pair, row in load(path).items() if pair in set(pairs)]
     if given.write is not None:
         write = gradients_markdown if given.gradients else markdown
+        write = errors_markdown if given.errors else write
         given.write.write_text(write(rows, given.backend))
     console.print(summary(rows), markup=False, highlight=False, soft_wrap=True)
     return int(any(row["failures"] for row in rows))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.opinfo.errors import ERROR_DTYPES
 from tests.opinfo.exclusions import EXCLUDED
 from tests.opinfo.gradients import GRADIENT_DTYPES
 from tests.opinfo.sweep import DTYPES
@@ -64,6 +65,40 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
 def _by_dtype(dtypes: Iterable[str], found: list[Row]) -> list[str]:
     rows = {dtype: [row for row in found if row["dtype"] == dtype] for dtype in dtypes}
     return [_counts(dtype, some) for dtype, some in rows.items() if some]
+
+
+def errors_markdown(rows: Iterable[Row], backend: str) -> str:
+    """The same of a sweep over what eager refuses: tests/opinfo/ERRORS.md."""
+    found = _in_order(rows)
+    lines = [
+        f"# Errors, empty and single elements: the op database through fusee.compile, {backend!r}",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}, CPU, one thread. Written by",
+        "`scripts/opinfo --errors --write tests/opinfo/ERRORS.md`.",
+        "",
+        "An op passes if each of its inputs that must raise, and its first two samples cut down to"
+        " no element",
+        "along the first axis, along the last, and to one element, give what eager gives: an"
+        " exception of the",
+        "same class, or equal results and changed inputs, in two calls. RESULTS.md says what is"
+        " excluded.",
+        "",
+        "| dtype | ops | ops passed | inputs alike | unlike | of them results | exceptions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += _by_dtype(ERROR_DTYPES, found)
+    lines += ["", "## Differences", ""]
+    failed = [row for row in found if row["failures"]]
+    lines += [
+        f"- {r['op']} {r['dtype']}, {len(r['failures'])} inputs: {_short(r['failures'][0])}"
+        for r in failed
+    ] or ["None."]
+    lines += ["", "## Exceptions, by class", "", "| inputs | class |", "|---|---|"]
+    classes: Counter[str] = Counter()
+    for row in found:
+        classes.update(row.get("eager", {}))
+    lines += [f"| {count} | {name} |" for name, count in classes.most_common()]
+    return "\n".join([*lines, ""])
 
 
 def _in_order(rows: Iterable[Row]) -> list[Row]:
