@@ -40,7 +40,7 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by
+from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by, refuse_overlaps
 from fusee.errors import source_line
 from fusee.sym.raising import name_may_raise, raises
 
@@ -197,6 +197,7 @@ class Recorder(TorchFunctionMode):
             return args[0]  # values change, and nothing else of hundreds of tensors
         try:
             with torch._C.DisableTorchFunction(), self.mode:
+                refuse_overlaps(name, args, kwargs)
                 out = func(*shown(args), **shown(kwargs))
         except Exception as error:
             unknown = ended_by(error, func, name)

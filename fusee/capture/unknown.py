@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -16,8 +17,9 @@ from torch._subclasses.fake_tensor import (
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket
+from fusee.sym.metas.table import is_dense
 
-__all__ = ["KEEP_ON_DEVICE", "VALUE", "ended_by"]
+__all__ = ["KEEP_ON_DEVICE", "VALUE", "ended_by", "refuse_overlaps"]
 
 VALUE = "needs the value of a tensor, which is known only when the graph has run"
 KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
@@ -37,6 +39,39 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     if "::" in operator and operator.partition("::")[0] not in _TORCHS:
         remedy = f"torch.library.register_fake({operator!r}) says what they look like"
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
+
+
+def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
+    """End the graph at a write that ATen may refuse, since elements share memory.
+
+    FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
+    """
+    written = kwargs.get("out")
+    may_be_operand = written is None
+    if written is None and name.endswith("_") and not name.endswith("__") and args:
+        written = args[0]
+    for x in written if isinstance(written, (tuple, list)) else (written,):
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            continue
+        shares = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride()))
+        if shares or any(_overlap(x, y, may_be_operand) for y in args):
+            raise GraphBreak(
+                f"{name} writes to memory that several elements or operands share", "clone() first"
+            )
+
+
+def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
+    """Whether two dense tensors have a part of their memory in common, or all of it."""
+    if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
+        return y is x and not may_be_same
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+        return False
+    if not (is_dense(x) and is_dense(y)):
+        return False
+    first, second = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (x, y))
+    if first == second and x.stride() == y.stride():
+        return not may_be_same
+    return first[0] < second[1] and second[0] < first[1]
 
 
 def _needs_values(error: Exception) -> bool:

@@ -103,7 +103,21 @@ PARTS: list[tuple[Fn, Tensor]] = [
     (lambda x: (x.max(), x + 1)[1], NONE),
     (lambda x: (x**-1, x + 1)[1], ZERO),
 ]  # fmt: skip
-ALL = [*FACTORS, *NOTHING, *PLACES, *VALUES, *PARTS]
+# Arguments that shape functions accept and ATen does not.
+ROW, SIX = torch.ones(1), torch.arange(6.0)
+ARGUMENTS: list[tuple[Fn, Tensor]] = [
+    (lambda x: (x * 2).expand(3).add_(1), ROW),
+    (lambda x: x[1:].add_(x[:-1]), SIX),
+    (lambda x: torch.take(x, tensor([0, 1]), out=x[:2]), SIX),
+    (lambda x: x.index_add(0, tensor([0, 1]), torch.ones(3)), SIX),
+    (lambda x: x.mean(dtype=torch.int64), SIX),
+    (lambda x: F.softshrink(x, -1.0), SIX),
+    (lambda x: F.gelu(x, approximate="often"), SIX),
+    (lambda x: F.avg_pool2d(x.reshape(1, 2, 3), 2, divisor_override=0), SIX),
+    (lambda x: F.adaptive_avg_pool2d(x[:, :, None, :], 2), torch.ones(1, 2, 0)),
+    (lambda x: F.layer_norm(x, []), SIX),
+]
+ALL = [*ARGUMENTS, *FACTORS, *NOTHING, *PLACES, *VALUES, *PARTS]
 
 
 def outcome(fn: Fn, *args: Any) -> Any:
@@ -184,6 +198,18 @@ def test_engines_refuse_the_same(engine: str) -> None:
         want, got = outcome(fn, x), outcome(fusee.compile(fn, backend=engine), x)
         if isinstance(want, tuple):
             assert got == want, number
+
+
+def test_writes_beside_one_another_stay_in_the_graph() -> None:
+    """Two parts of one tensor, or a tensor and itself: no memory is shared, or all of it."""
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        y[:3].add_(y[3:])
+        return y.mul_(y)
+
+    got = fusee.compile(program, fullgraph=True)(SIX)
+    torch.testing.assert_close(got, program(SIX))
 
 
 def test_right_values_still_pass() -> None:

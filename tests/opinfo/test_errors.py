@@ -18,8 +18,9 @@ with warnings.catch_warnings():
 # Ops whose errors are about values or about having none; and one in so many of the others, by name.
 ALWAYS = (
     "gather scatter index_select index_add index_copy index_fill index_put take put"
-    " nn.functional.one_hot nn.functional.embedding nn.functional.cross_entropy nn.functional.binary_cross_entropy"
-    " linalg.inv linalg.cholesky max amax argmin aminmax mode floor_divide remainder pow bernoulli"
+    " nn.functional.one_hot nn.functional.embedding nn.functional.cross_entropy"
+    " nn.functional.binary_cross_entropy linalg.inv linalg.cholesky max amax argmin mode"
+    " nn.functional.pad.replicate_negative floor_divide remainder pow bernoulli"
 ).split()
 SHARE = 16
 

@@ -108,8 +108,16 @@ def threshold(x: Value, limit: float, value: float) -> Value:
     return where(test("le", x, limit), const(x, value), x)
 
 
+def _other_gelu(call: Call, x: object, *, approximate: str = "none") -> str | None:
+    return None if approximate in ("none", "tanh") else "ATen knows no such approximation"
+
+
+def _negative(call: Call, x: object, lambd: float = 0.5) -> str | None:
+    return None if lambd >= 0 else "ATen refuses a negative lambda"
+
+
 row(named("relu"), relu)
-row(named("gelu"), gelu)
+row(named("gelu"), gelu, unless=_other_gelu)
 row(named("silu"), silu)
 row(named("relu6"), relu6)
 row(named("hardsigmoid"), hardsigmoid)
@@ -124,7 +132,7 @@ row(named("mish"), mish)
 row(named("softplus"), softplus)
 row(named("log_sigmoid"), log_sigmoid)
 row(named("logit special_logit"), logit)
-row(named("softshrink"), softshrink)
+row(named("softshrink"), softshrink, unless=_negative)
 row(named("hardshrink"), hardshrink)
 row(named("threshold"), threshold)
 

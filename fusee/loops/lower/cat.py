@@ -11,7 +11,7 @@ from fusee.loops.lower.shape import converted, expand, flip, narrow, slice_start
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import Call, lowers, named
 from fusee.loops.lower.tensor import Index, Pieces, Tensor
-from fusee.sym.expr import Size, mod
+from fusee.sym.expr import Size, known_ge, mod
 
 
 def beside(tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -161,11 +161,20 @@ def _replicated(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
     return expand(last, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
-@lowers(*named("reflection_pad1d reflection_pad2d reflection_pad3d"))
+def _cuts_all(call: Call, x: Tensor, padding: Sequence[int]) -> str | None:
+    """Padding that takes away more than there is, and adds to it at the other end."""
+    for k in range(len(padding) // 2):
+        cut = -min(padding[2 * k], 0) - min(padding[2 * k + 1], 0)
+        if cut and not known_ge(x.shape[-1 - k], cut + 1):
+            return "padding that takes away all there is"
+    return None
+
+
+@lowers(*named("reflection_pad1d reflection_pad2d reflection_pad3d"), unless=_cuts_all)
 def _reflection_pad(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
     return _padded(x, padding, _reflected)
 
 
-@lowers(*named("replication_pad1d replication_pad2d replication_pad3d"))
+@lowers(*named("replication_pad1d replication_pad2d replication_pad3d"), unless=_cuts_all)
 def _replication_pad(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
     return _padded(x, padding, _replicated)

@@ -266,6 +266,8 @@ class _Lowerer:
                 empty = nothing or any(0 in x.shape for x in args if isinstance(x, Tensor))
                 if empty and self.must_run(node):
                     reason = "ATen may refuse operands without elements"
+                if any(len(x.shape) > 64 for x in args if isinstance(x, Tensor)):
+                    reason = "ATen refuses more than 64 axes"
             if reason is None:
                 result = HANDLERS[op](call, *args, **kwargs)
                 return [result] if isinstance(result, Tensor) else list(result)

@@ -295,8 +295,13 @@ def _avg(rank: int) -> Callable[..., Tensor]:
     return handler
 
 
+def _by_zero(call: Call, *args: Any, divisor_override: int | None = None, **_: Any) -> str | None:
+    divisor = args[6] if len(args) > 6 else divisor_override
+    return "ATen refuses a divisor of zero" if divisor == 0 else None
+
+
 for _rank in (1, 2, 3):
-    lowers(*named(f"avg_pool{_rank}d"))(_avg(_rank))
+    lowers(*named(f"avg_pool{_rank}d"), unless=_by_zero)(_avg(_rank))
 
 
 # ------------------------------------------------------------------------------ adaptive

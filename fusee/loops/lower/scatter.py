@@ -299,7 +299,17 @@ def _through(call: Call, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tensor
     return scatter.tensor
 
 
-@lowers(*named("diagonal_scatter"))
+def _misfit(
+    call: Call, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> str | None:
+    sizes = [n for n in x.shape if isinstance(n, int)]
+    if len(sizes) != len(x.shape):
+        return None
+    into = torch.empty(sizes, device="meta").diagonal(offset, dim1, dim2)
+    return None if into.shape == src.shape else "ATen refuses a source of another size"
+
+
+@lowers(*named("diagonal_scatter"), unless=_misfit)
 def _diagonal_scatter(
     call: Call, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:

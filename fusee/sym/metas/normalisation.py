@@ -24,7 +24,8 @@ def _native_layer_norm(
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
     outer = x.dim() - len(shape)
-    if list(x.shape[outer:]) != list(shape):
+    sizes = [list(p.shape) for p in (weight, bias) if p is not None]
+    if not shape or any(size != list(shape) for size in (list(x.shape[outer:]), *sizes)):
         raise RuntimeError(f"layer_norm over {list(shape)} of a tensor of size {list(x.shape)}")
     rows = [*x.shape[:outer], *[1] * len(shape)]
     dtype = _statistics_dtype(x, weight, bias)
@@ -42,6 +43,9 @@ def _native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
+    sizes = {p.numel() for p in (weight, bias) if p is not None}
+    if type(channels) is int and (sizes - {channels} or channels % groups):
+        raise RuntimeError(f"group_norm of {channels} channels in {groups} groups, weights {sizes}")
     dtype = _statistics_dtype(x, weight, bias)
     out = laid_out(x.shape, x.dtype, suggested_layout(x))
     return out, empty((n, groups), dtype), empty((n, groups), dtype)
