@@ -28,7 +28,7 @@ from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Keeper, Place
 from fusee.capture.entrances import entrances
-from fusee.capture.facts import Guard, describe
+from fusee.capture.facts import Fact, Guard, describe, is_one_more
 from fusee.capture.failures import GraphFailed
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.origin import is_trusted
@@ -74,13 +74,22 @@ class Entry:
 
 @dataclass
 class Site:
-    """All entries of one place."""
+    """All entries of one place.
+
+    index    finds them, if they are many
+    missed   what the last call without an entry missed, in words, and what was there
+    steps    for how many such calls in a row that was one more
+    growing  the fact that such calls missed
+    """
 
     place: Place
     entries: list[Entry] = field(default_factory=list)
     index: Index | None = None
     is_full: bool = False
     is_met: bool = False
+    missed: tuple[str, Any] | None = None
+    steps: int = 0
+    growing: Fact | None = None
 
     def find(self, values: dict[str, Any]) -> Entry | None:
         given = values.values()
@@ -96,6 +105,7 @@ class Site:
     def clear(self) -> None:
         self.entries.clear()
         self.index, self.is_full, self.is_met = None, False, False
+        self.missed, self.steps, self.growing = None, 0, None
 
 
 def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
@@ -417,7 +427,7 @@ class CompiledFunction:
             site.is_met = True
             return True
         if len(site.entries) < self.recompile_limit:
-            return False
+            return bool(site.entries) and self._grows(site, values)
         if not site.is_full:
             site.is_full = True
             missed = site.entries[-1].captured.facts.first_miss(values)
@@ -427,6 +437,34 @@ class CompiledFunction:
                 f" other calls run eagerly{changed}",
                 missed[0].where if missed else "",
             )
+        return True
+
+    def _grows(self, site: Site, values: dict[str, Any]) -> bool:
+        """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
+
+        Two versions show it; to compile each of the others would never be of use again.
+        """
+        facts = site.entries[-1].captured.facts
+        if site.growing is not None:  # it alone is looked at: this comes at every token
+            return bool(facts.found(site.growing, values) != site.growing.value)
+        missed = facts.first_miss(values)
+        if missed is None:
+            return False
+        fact, found = missed
+        words = str(fact.origin)
+        before = site.missed[1] if site.missed is not None and site.missed[0] == words else None
+        is_step = is_one_more(fact.kind, fact.value if before is None else before, found)
+        site.steps = site.steps + 1 if is_step else 0
+        site.missed = words, found
+        if site.steps < 2:
+            return False
+        site.growing = fact
+        self.notice(
+            f"{self.function.__qualname__} runs eagerly while {words} grows at each call:"
+            f" {describe(fact, found)}. Give it one size for all calls (transformers' generate()"
+            ' does so with cache_implementation="static")',
+            fact.where,
+        )
         return True
 
     def _recompile_error(self, site: Site, values: dict[str, Any]) -> RecompileError:

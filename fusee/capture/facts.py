@@ -21,7 +21,7 @@ from fusee.errors import OptionError
 
 __all__ = [
     "ABSENT", "GONE", "At", "Distinct", "Fact", "Facts", "Guard", "TensorFact", "describe",
-    "overlap",
+    "is_one_more", "overlap",
 ]  # fmt: skip
 
 
@@ -377,6 +377,15 @@ class Facts:
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
             return self._first_miss(values)
 
+    def found(self, fact: Fact, values: dict[str, Any]) -> Any:
+        """What is there for a fact with these locals; ABSENT if nothing is."""
+        source = Source(self.kinds)
+        source.bind(values)
+        try:
+            return fact.now(source)
+        except GONE:
+            return ABSENT
+
     def _first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         parameters = tuple(map(variable, values))
         made = (parameters, len(self.rows))
@@ -385,12 +394,7 @@ class Facts:
         k = self._finder[1](*values.values())
         if k == len(self.rows):
             return None
-        source = Source(self.kinds)
-        source.bind(values)
-        try:
-            return self.rows[k], self.rows[k].now(source)
-        except GONE:
-            return self.rows[k], ABSENT
+        return self.rows[k], self.found(self.rows[k], values)
 
     def _finding(self, parameters: Sequence[str]) -> Callable[..., int]:
         """The number of the first fact that does not hold, as a function of the locals."""
@@ -418,6 +422,16 @@ def _hashable(value: Any) -> Any:
     except TypeError:
         return id(value)
     return (type(value), repr(value) if isinstance(value, float) else value)
+
+
+def is_one_more(kind: str, before: Any, now: Any) -> bool:
+    """Whether an int, or one size of a tensor, is larger by one."""
+    if kind == "equals":
+        return type(before) is type(now) is int and now == before + 1
+    if kind != "tensor" or type(now) is not TensorFact or len(now.size) != len(before.size):
+        return False
+    steps = [b - a for a, b in zip(before.size, now.size) if a != b]
+    return steps == [1] and now.dtype == before.dtype
 
 
 def describe(fact: Fact, found: Any) -> str:
