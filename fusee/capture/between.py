@@ -23,7 +23,7 @@ from fusee.capture.targets import is_plain
 from fusee.capture.torch_api import has_global_hooks
 from fusee.capture.tracebacks import called_from
 
-__all__ = ["Between", "Nested", "around"]
+__all__ = ["Between", "Nested", "around", "for_c"]
 
 # `(function, its first argument)` to what is called in its place.
 Nested = Callable[[types.FunctionType, Any], Callable[..., Any]]
@@ -53,6 +53,11 @@ def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs
         f.step()
     f.at += 1
     return suspended(f)
+
+
+def for_c(nested: Nested, function: Any) -> Any:
+    """What C code is given to call in place of a function of the program's."""
+    return Between(nested).compiled(function)
 
 
 class Between(Semantics):
@@ -105,12 +110,12 @@ class Between(Semantics):
         except TypeError:  # not hashable
             place = None
         if isinstance(place, int) and place < len(args):
-            return (*args[:place], self._compiled(args[place]), *args[place + 1 :]), kwargs
+            return (*args[:place], self.compiled(args[place]), *args[place + 1 :]), kwargs
         if isinstance(place, str) and place in kwargs:
-            return args, {**kwargs, place: self._compiled(kwargs[place])}
+            return args, {**kwargs, place: self.compiled(kwargs[place])}
         return args, kwargs
 
-    def _compiled(self, function: Any) -> Any:
+    def compiled(self, function: Any) -> Any:
         kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
         if not isinstance(function, kinds):
             return function

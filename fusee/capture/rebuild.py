@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture.between import Between, Nested, around
+from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.capturing import Capturing
 from fusee.capture.expressions import Source
 from fusee.capture.frame import Frame, Marker, suspended
@@ -444,7 +444,9 @@ MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
         collections.defaultdict, r.value(x.default_factory), _dict(r, x)
     ),
     types.MappingProxyType: lambda r, x: r.call(types.MappingProxyType, _dict(r, dict(x))),
-    Called: lambda r, x: r.value(x.function),
+    Called: lambda r, x: (
+        r.value(x.function) if r.is_return else r.call(for_c, "_nested", r.value(x.function))
+    ),
     Stepping: lambda r, x: r.value(x.iterator),
     bytearray: lambda r, x: r.call(bytearray, repr(bytes(x))),
     itertools.chain: _chain,
