@@ -316,6 +316,9 @@ def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     return fn
 
 
+nested_compile_region.__dict__["_fusee_inlined"] = True
+
+
 def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
     """Keep sizes of a tensor constant, all unless `index` says which. For now all are.
 

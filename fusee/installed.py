@@ -101,7 +101,7 @@ def _understood(arguments: dict[str, Any]) -> dict[str, Any]:
 # What torch.compiler has and ours does for both.
 _OURS = (
     "cudagraph_mark_step_begin", "get_default_backend", "list_backends", "load_cache_artifacts",
-    "nested_compile_region", "save_cache_artifacts", "set_default_backend",
+    "save_cache_artifacts", "set_default_backend",
 )  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def _behind_dynamo(module: Any) -> None:
 
     _replace(module, "reset", reset_both)
     _replace(module, "explain", _explain)
+    _replace(module, "error_on_graph_break", compiler.error_on_graph_break)
 
 
 def _explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from fusee import compiler
 from fusee.api import Compiler
 from fusee.backends import inductor_options
 from fusee.capture.policy import POLICY
-from fusee.errors import FuseeWarning, OptionError
+from fusee.errors import FuseeWarning, GraphBreakError, OptionError
 from tests.counting import Counting
 
 x = torch.linspace(-1, 1, 4)
@@ -182,6 +182,22 @@ def test_marks_of_torch_reach_both(backend: Counting) -> None:
     fast = compile(lambda t: t + operator.length_hint([]), backend=backend)
     torch.testing.assert_close(fast(x), x + 3)
     del POLICY.substitutes[operator.length_hint]
+
+
+def test_regions_of_torch_hold_for_us(backend: Counting) -> None:
+    def strict(t: Tensor) -> Tensor:
+        with torch._dynamo.error_on_graph_break(True):
+            return breaks(t)
+
+    with pytest.raises(GraphBreakError):
+        torch.compile(strict, backend=backend)(x)
+
+    def regions(t: Tensor) -> Tensor:
+        for mark in (torch.compiler, compiler):
+            t = mark.nested_compile_region(grown)(t)
+        return t
+
+    torch.testing.assert_close(torch.compile(regions, backend=backend, fullgraph=True)(x), x + 2)
 
 
 # ------------------------------------------------------------------------------ options, modes
