@@ -271,14 +271,19 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     if offset is None:
         offset = x.tensor.storage_offset()
+    elif x.store.origin is not None:
+        t.b.from_start.add(x.store.origin)
     _within(t, base.tensor, x.tensor.dtype, args[1], args[2], offset)
     return t.view(op, base.tensor, list(args[1]), list(args[2]), offset)
 
 
 @_rule(aten.as_strided_scatter.default)
 def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x = t.value(args[0]).tensor
+    value = t.value(args[0])
+    x = value.tensor
     offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    if offset is not None and value.store.origin is not None:
+        t.b.from_start.add(value.store.origin)
     _within(t, x, x.dtype, args[2], args[3], 0 if offset is None else offset)
     return t.record(op, args, kwargs)
 

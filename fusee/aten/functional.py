@@ -97,6 +97,7 @@ class Builder:
         self.constants: dict[str, torch.Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
         self.has_opaque = False  # whether any tensor is one
+        self.from_start: set[int] = set()  # as AtenGraph's
 
     # -------------------------------------------------------------------------- nodes
 

@@ -164,6 +164,7 @@ class AtenGraph:
     symbols       name -> source, for graphs with symbolic sizes; the names are those of `to_size`
     to_size       an int or SymInt of this graph's arguments and metas as a Size
     no_autocast   the caller has autocast on: casts are in the graph, operators must not cast again
+    from_start    inputs that must begin their memory, since offsets in the graph count from there
     """
 
     graph: fx.Graph
@@ -175,6 +176,7 @@ class AtenGraph:
     symbols: Mapping[str, SymbolSource] = field(default_factory=dict)
     to_size: Callable[[Any], Size] = int
     no_autocast: bool = False
+    from_start: frozenset[int] = frozenset()
     _module: fx.GraphModule | None = None
 
     @property

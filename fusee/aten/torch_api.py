@@ -274,13 +274,13 @@ def is_missing_fake(error: Exception) -> bool:
 
 
 def symbolic_mode(examples: Iterable[Any]) -> FakeTensorMode | None:
-    """The fake mode of the first tensor among these with a symbolic size; None if there is none."""
-    for x in examples:
-        if isinstance(x, FakeTensor) and any(
-            isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), x.storage_offset())
-        ):
+    """The fake mode of these, if one of them is a symbolic integer or has a symbolic size."""
+    tensors = [x for x in examples if isinstance(x, FakeTensor)]
+    for x in tensors:
+        if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), x.storage_offset())):
             return x.fake_mode
-    return None
+    has_number = any(isinstance(x, torch.SymInt) for x in examples)
+    return tensors[0].fake_mode if has_number and tensors else None
 
 
 def is_twin(x: torch.Tensor) -> bool:

@@ -101,6 +101,7 @@ def trace(
         symbols=inputs.symbols(),
         to_size=to_size,
         no_autocast=ambient,
+        from_start=frozenset(b.from_start),
     )
 
 

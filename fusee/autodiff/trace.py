@@ -234,6 +234,7 @@ class _Finish:
             symbols=inputs.symbols(),
             to_size=inputs.to_size,
             no_autocast=no_autocast,
+            from_start=frozenset(b.from_start),
         )
         return Joint(
             aten=aten_graph,

@@ -1,23 +1,24 @@
-"""Calls in which an input that a graph writes to overlaps another input.
+"""Calls in which inputs lie as no graph takes them to: they run the captured graph itself.
 
 A graph is compiled as if its inputs lay apart: what it writes to one it does not see in another.
 So each call of a graph that writes to inputs looks where they lie; a call in which they overlap
-runs the captured graph itself, operator by operator, as eager does.
+runs the captured graph itself, operator by operator, as eager does. So does one in which an input
+lies inside a larger storage, if the graph counts offsets from its beginning.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 from torch import Tensor, fx
 
-from fusee.aten.graph import InputSpec
+from fusee.aten.graph import AtenGraph, InputSpec
 from fusee.backends.report import Report
-from fusee.errors import FuseeWarning, layout
+from fusee.errors import FuseeWarning, warn
 
-__all__ = ["apart"]
+__all__ = ["apart", "from_start"]
 
 Call = Callable[..., Any]
 
@@ -61,6 +62,39 @@ def apart(
     return checked
 
 
+def from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+    """`call` where inputs begin their memory, as offsets in its graph take them to; `gm` else."""
+    asked = [aten.inputs[k] for k in sorted(aten.from_start)]
+    if not asked:
+        return call
+    count = len(gm.graph.find_nodes(op="placeholder"))
+    is_told = False
+
+    def inside(given: Sequence[Any]) -> str | None:
+        for spec in asked:
+            if spec.index >= count and spec.attribute is None:
+                return spec.name  # a tangent: where it lies shows only in the backward
+            own = (spec.attribute or "").split(".")
+            x: Any = given[spec.index] if spec.index < count else reduce(getattr, own, gm)
+            if x.storage_offset():
+                return spec.name
+        return None
+
+    def checked(*given: Any) -> Any:
+        nonlocal is_told
+        name = inside(given)
+        if name is None:
+            return call(*given)
+        if not is_told:
+            is_told = True
+            what = f"as_strided of {name}, which starts inside a larger storage"
+            report.notes.append(f"calls run eagerly: {what}")
+            _warn(report, what, "give as_strided a copy, or index instead")
+        return gm.forward(*given)
+
+    return checked
+
+
 def extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
     """Elements from the first to past the last."""
     if any(type(n) is int and n == 0 for n in size):
@@ -97,14 +131,14 @@ def _overlapping(
 def _tell(report: Report, written: str, other: str) -> None:
     what = f"the inputs {written} and {other} share memory, and {written} is written to"
     report.notes.append(f"calls run eagerly in which {what}")
-    warnings.warn(
-        layout(
-            FuseeWarning,
-            f"a call of {report.name} runs eagerly: {what}",
-            where=report.where,
-            did="the captured graph ran operator by operator, as every such call will",
-            remedy=f"pass {other}.clone(), if it needs not see what is written",
-        ),
+    _warn(report, what, f"pass {other}.clone(), if it needs not see what is written")
+
+
+def _warn(report: Report, what: str, remedy: str) -> None:
+    warn(
         FuseeWarning,
-        stacklevel=3,
+        f"a call of {report.name} runs eagerly: {what}",
+        where=report.where,
+        did="the captured graph ran operator by operator, as every such call will",
+        remedy=remedy,
     )

@@ -39,7 +39,7 @@ from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
 from fusee.autodiff.replay import REDRAWN
 from fusee.autodiff.trace import trace_joint
-from fusee.backends.apart import apart
+from fusee.backends.apart import apart, from_start
 from fusee.backends.call import bind_call
 from fusee.backends.report import CompiledGraph as CompiledGraph
 from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
@@ -246,6 +246,7 @@ def compile_native(
                     call = _compile(c, PIPELINE)
                     written = {mutation.index for mutation in c.aten.mutations}
                     call = apart(gm, call, c.aten.inputs, written, report)
+                    call = from_start(gm, call, c.aten, report)
                 log.publish("time", "", str(report.stages_ms))
                 log.publish("kernels", "", lambda: str(report))
                 remember(report)
@@ -337,7 +338,8 @@ def compile_training(
     tell = report.notes.append
     written = {m.index for m in joint.aten.mutations} | {index for index, _ in joint.rebinds}
     call = train(gm, joint, cut, compile_forward or forward, backward, consumes=True, tell=tell)
-    return apart(gm, call, joint.aten.inputs, written, report)
+    call = apart(gm, call, joint.aten.inputs, written, report)
+    return from_start(gm, call, joint.aten, report)
 
 
 def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:

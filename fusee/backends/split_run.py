@@ -29,7 +29,7 @@ from fusee.aten.passes.fold import fold
 from fusee.aten.passes.restride import restride
 from fusee.aten.tidy import is_pure
 from fusee.aten.trace import trace
-from fusee.backends.apart import apart
+from fusee.backends.apart import apart, from_start
 from fusee.backends.finish import finishing
 from fusee.backends.followed import Declined
 from fusee.backends.intervals import forget_read, note_values
@@ -102,17 +102,18 @@ def compile_with(
             return _whole(gm, example_inputs, engine, options, error.what)
         report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
         log.publish("aten", "", lambda: str(aten))
-        attributes = aten.attributes(gm)
-        examples = [*example_inputs, *attributes]
+        examples = [*example_inputs, *(attributes := aten.attributes(gm))]
         written = {mutation.index for mutation in aten.mutations}
         specs = aten.inputs[: len(example_inputs)]
         call, kept = compile_split(aten, examples, engine, options, report, prepare)
         remember(report)
+    whole: Callable[..., Any] = call
     if attributes:
-        whole: Callable[..., Any] = lambda *inputs: call(*inputs, *aten.attributes(gm))  # noqa: E731
-        return CompiledGraph(apart(gm, whole, specs, written, report), report)
-    made = CompiledGraph(apart(gm, call, specs, written, report), report)
-    made.kept = None if kept is None else kept.entry(kept_for, example_inputs)
+        whole = lambda *inputs: call(*inputs, *aten.attributes(gm))  # noqa: E731
+    whole = from_start(gm, apart(gm, whole, specs, written, report), aten, report)
+    made = CompiledGraph(whole, report)
+    if kept is not None and not attributes and not aten.from_start:
+        made.kept = kept.entry(kept_for, example_inputs)
     return made
 
 

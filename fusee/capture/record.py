@@ -173,6 +173,8 @@ class Recorder(TorchFunctionMode):
                 need_values(*args, *kwargs.values())
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
+        if name == "storage_offset" and self._lies_in_input(args[0]):
+            raise GraphBreak("where an input begins in its memory shows only as the program runs")
         if name == "backward":
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_" and args[0].requires_grad == (*args[1:], True)[0]:
@@ -208,6 +210,12 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
+
+    def _lies_in_input(self, fake: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            storage = fake.untyped_storage()._cdata
+            inputs = (x for x in self._keep if id(x) in self._inputs)
+            return any(x.untyped_storage()._cdata == storage for x in inputs)
 
     def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
         name = func.__self__.__name__

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+import fusee
 from fusee.errors import FuseeWarning
 from tests.check import check
 
@@ -133,3 +137,68 @@ def test_places_of_a_fixed_number_are_row_major() -> None:
 def test_an_axis_that_runs_backwards_is_not_split() -> None:
     check(lambda x: (x * 2).roll(1, 0).flip(0), torch.randn(4, 4), capture="fx")
     check(lambda x: x.roll(3, 1).flip(1).reshape(6, 4), torch.randn(3, 8), capture="fx")
+
+
+# What counts an offset from the beginning of a memory, and not from that of its tensor.
+OFFSETS: dict[str, Callable[..., Any]] = {
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 2), 1) * 2,
+    "of a view": lambda x: x[2:].detach().as_strided((2, 2), (1, 2), 1) * 2,
+    "scatter": lambda x: torch.as_strided_scatter(x, torch.zeros(2), (2,), (1,), 1) * 2,
+    "write": lambda x: x.as_strided((2,), (1,), 0).add_(1) * 2,
+    "storage_offset": lambda x: x * 2 + x.storage_offset(),
+    "of a result": lambda x: (x + 1).as_strided((2, 2), (1, 2), 1) * 2,
+    "no offset": lambda x: x.as_strided((2, 2), (1, 2)) * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:a call of ")
+@pytest.mark.parametrize("name", OFFSETS)
+@pytest.mark.parametrize("way", ["fusee", "stock", "openvino"])
+def test_offsets_into_the_memory_of_an_input(name: str, way: str) -> None:
+    """The same function, called with an input that begins its memory and with one that does not."""
+    if way == "openvino":
+        pytest.importorskip("openvino")
+    torch._dynamo.reset()
+    fn = OFFSETS[name]
+    fast = torch.compile(fn, backend="fusee") if way == "stock" else fusee.compile(fn, backend=way)
+    with torch.no_grad():
+        for begin in (0, 3, 0, 1):
+            memories = [torch.arange(12.0) for _ in range(2)]
+            want, got = (run(m[begin : begin + 9]) for run, m in zip((fn, fast), memories))
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+            torch.testing.assert_close(memories[1], memories[0], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:a call of ")
+def test_offsets_into_the_memory_of_an_input_that_needs_gradients() -> None:
+    weight, fn = torch.randn(12, requires_grad=True), OFFSETS["as_strided"]
+    for begin in (0, 3):
+        want, got = (run(weight[begin : begin + 9]) for run in (fn, fusee.compile(fn)))
+        torch.testing.assert_close(got, want)
+        grads = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (got, want)]
+        torch.testing.assert_close(*grads)
+
+
+# Under stock torch.compile a number that changes is a symbolic integer beside fixed sizes.
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "added": lambda x, n: x * 2 + n,
+    "compared": lambda x, n: torch.where(x > n, x, x * n),
+    "divided": lambda x, n: x / n + x // n,
+    "a size": lambda x, n: x.sum() * torch.ones(n, 2) + n,
+    "a place": lambda x, n: x[n:].exp() - x[n],
+    "a fold": lambda x, n: x.reshape(-1, 2) * n + torch.arange(n).sum(),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("backend", ["fusee", "fusee_openvino"])
+def test_numbers_that_change_beside_fixed_sizes(name: str, backend: str) -> None:
+    if backend == "fusee_openvino":
+        pytest.importorskip("openvino")
+    torch._dynamo.reset()
+    fn = NUMBERS[name]
+    fast = torch.compile(fn, backend=backend)
+    with torch.no_grad():
+        for n in (3, 5, 7, 2):
+            x = torch.randn(12)
+            torch.testing.assert_close(fast(x, n), fn(x, n))

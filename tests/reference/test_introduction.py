@@ -170,8 +170,12 @@ def test_a_branch_on_a_value(route: Route) -> None:
 
 
 def test_a_number_among_the_arguments(route: Route) -> None:
-    assert agree(added, route.compile(added), torch.randn(5, 5), 3)
+    fast = route.compile(added)
+    assert agree(added, fast, torch.randn(5, 5), 3)
     assert len(route.graphs) == 1
+    for number in (5, 7, -2):  # an input of the graph from the second on
+        assert agree(added, fast, torch.randn(5, 5), number)
+    assert len(route.graphs) == 2
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know:UserWarning")  # its own, under stock
