@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusee.capture.arguments import printable
 from fusee.capture.breaks import GraphBreak
+from fusee.capture.effects import BODY, effects, has_effect, is_mutable, storages
 from fusee.capture.geometry import refuse_new_geometry
 from fusee.capture.numbers import (
     TAKE_NUMBERS,
@@ -42,9 +43,8 @@ from fusee.capture.torch_api import (
 )
 from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by, refuse_overlaps
 from fusee.errors import source_line
-from fusee.sym.raising import name_may_raise, raises
 
-__all__ = ["BODY", "Recorder", "effects", "storages"]
+__all__ = ["Recorder"]
 
 # Methods of tensors that leave the world of tensors.
 _VALUES = {
@@ -59,9 +59,6 @@ _STATEFUL = {
     "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
-
-# The attribute of a target that has the calls of a function under a transform: transforms.py.
-BODY = "_fusee_body"
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
@@ -113,6 +110,7 @@ class Recorder(TorchFunctionMode):
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.raised_by = ""
+        self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
         self.off = 0  # how often subclasses are told to let calls pass
         self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
@@ -182,11 +180,14 @@ class Recorder(TorchFunctionMode):
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
+        if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
+            index = args[1] if isinstance(args[1], tuple) else args[1:]
+            func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
         if kwargs or name.endswith("_") or not name:
             refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
         out = self._run(func, args, kwargs, name)
         if out is not None and not _holds_tensor(out):
-            if _is_mutable(func):
+            if is_mutable(func):
                 raise GraphBreak("an operator that writes to its operands and gives no tensor")
             if not _holds_tensor((*args, *kwargs.values())):
                 self.answers.append((func, args, kwargs, out))
@@ -370,7 +371,7 @@ class Recorder(TorchFunctionMode):
     def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
         """The module, its outputs a tuple in this order; without what nobody needs."""
         self.graph.output(tuple(self.node(x) for x in outputs))
-        self.graph.eliminate_dead_code(_has_effect)
+        self.graph.eliminate_dead_code(has_effect)
         for node in self.graph.find_nodes(op="placeholder"):
             if not node.users:
                 self.graph.erase_node(node)
@@ -413,86 +414,6 @@ def _stack_trace(where: str) -> str:
     place, _, function = place.rpartition(" in ")
     file, _, line = place.rpartition(":")
     return f'  File "{file}", line {line}, in {function}\n    {code}\n'
-
-
-def effects(node: fx.Node) -> set[str]:
-    """What a call may do besides computing.
-
-    writes     to its operands
-    anywhere   to what nobody knows
-    draws      it moves a random generator
-    raises     for values that the graph computes, such as an index
-    """
-    target: Any = node.target
-    if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
-        return set()
-    bodies = [x.meta[BODY] for x in node.all_input_nodes if BODY in x.meta]
-    if hasattr(target, BODY) or bodies:
-        calls = [n for body in (getattr(target, BODY, ()), *bodies) for n in body]
-        found = set[str]().union(*map(effects, calls))
-        return found | {"anywhere"} if "writes" in found else found
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    module = getattr(target, "__module__", None) or "torch"
-    is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
-    place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
-    written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
-    found = set()
-    is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
-    if is_asked or target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-        found.add("writes")
-    is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
-    is_unknown = _is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
-    # without a result it was called for something else
-    if node.meta.get("example_value", node) is None and not name.startswith("_assert"):
-        is_unknown = True
-    if is_unknown:
-        found |= {"writes", "anywhere"}
-    if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
-        found.add("draws")
-    name = name.partition(".")[0]  # of an operator's overload
-    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
-    with torch._C.DisableTorchFunction():  # the recorder may be on
-        refuses = name_may_raise(name) or raises(node, name, "example_value")
-    if indexes or refuses or name.startswith("_assert"):
-        found.add("raises")
-    return found
-
-
-def _has_effect(node: fx.Node) -> bool:
-    """Whether a node must stay even if nobody uses its result."""
-    is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
-    return is_bound or bool(effects(node))
-
-
-_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
-_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
-
-# Which argument, by place or name, says that these write to an operand; what it is by default.
-_WRITE_IF: dict[str, tuple[int, str, Any]] = {
-    **dict.fromkeys(("batch_norm", "native_batch_norm"), (5, "training", False)),
-    "instance_norm": (5, "use_input_stats", True),
-    **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
-}
-
-_IN_PLACE = {
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
-    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
-    operator.iand, operator.ior,
-}  # fmt: skip
-
-
-def _is_mutable(func: Any) -> bool:
-    """Whether an operator's schema says that it writes to its operands."""
-    if isinstance(func, OpOverloadPacket):
-        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
-        return any(_is_mutable(getattr(func, name)) for name in names)
-    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
-
-
-def storages(nodes: Iterable[fx.Node]) -> set[int]:
-    """The memory behind the tensors that nodes give."""
-    tensors = [node.meta.get("example_value") for node in nodes]
-    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
 
 
 def _is_method(func: Any) -> bool:

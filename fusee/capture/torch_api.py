@@ -131,6 +131,7 @@ _FUNCTIONS = torch._C._VariableFunctions
 # of its is another one for a while (dont_skip_tracing, which torch.export puts around guards).
 _FOR_DYNAMO = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
+    ("torch._dynamo.decorators", "mark_static"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__enter__"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__exit__"),
 }

@@ -20,6 +20,7 @@ from fusee.capture import modes
 from fusee.capture.breaks import Forbidden, GraphBreak, Opaque
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
+from fusee.capture.effects import effects
 from fusee.capture.expressions import Source
 from fusee.capture.facts import At, Facts, overlap
 from fusee.capture.failures import Failing, generator_states
@@ -30,7 +31,6 @@ from fusee.capture.opcodes import refused
 from fusee.capture.origin import Local, Origin, is_buffer
 from fusee.capture.policy import Policy
 from fusee.capture.rebuild import Lost, Rebuild
-from fusee.capture.record import effects
 from fusee.capture.regions import is_error
 from fusee.capture.stand_ins import left
 from fusee.capture.torch_api import (

@@ -8,9 +8,18 @@ from fusee.torch_functions import (
     arrays,
     backward,
     control_flow,
+    flex_attention,
     higher_order,
     optimizers,
     transforms,
 )
 
-__all__ = ["arrays", "backward", "control_flow", "higher_order", "optimizers", "transforms"]
+__all__ = [
+    "arrays",
+    "backward",
+    "control_flow",
+    "flex_attention",
+    "higher_order",
+    "optimizers",
+    "transforms",
+]

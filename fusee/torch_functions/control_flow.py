@@ -16,8 +16,8 @@ from torch import fx
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
+from fusee.capture.effects import BODY, effects, storages
 from fusee.capture.numbers import Computed
-from fusee.capture.record import BODY, effects, storages
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs
 from fusee.capture.torch_api import FakeTensor, graph_module, pytree
 from fusee.torch_functions.torch_api import higher_order

@@ -7,6 +7,7 @@ the machine runs them too, and drops the calls that this would put into the grap
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch.utils import checkpoint
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
-from fusee.capture.stand_ins import Args, Kwargs, stands_for
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, stands_for
 from fusee.capture.torch_api import FakeTensor, apply_function, set_grad_enabled
+from fusee.torch_functions.torch_api import higher_order
 
 __all__: list[str] = []
 
@@ -111,3 +113,20 @@ def _checkpoint(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
     return result
+
+
+def _out_dtype(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """out_dtype(op, dtype, ...): the operator on tensors that are converted first, as in eager."""
+    op, dtype, *operands = args
+    tensors = [x for x in operands if isinstance(x, FakeTensor)]
+    if kwargs or any(x.requires_grad for x in tensors):
+        raise GraphBreak("out_dtype of tensors that require grad, for which it has no gradient")
+    wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors), dtype)
+    given = [
+        m.call(torch.Tensor.to, (x, wide), {}) if isinstance(x, FakeTensor) else x for x in operands
+    ]
+    return m.call(torch.Tensor.to, (m.call(op, tuple(given), {}), dtype), {})
+
+
+if hasattr(higher_order, "out_dtype"):
+    SPECIAL[higher_order.out_dtype] = _out_dtype

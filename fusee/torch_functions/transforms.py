@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
+from fusee.capture.effects import BODY, effects
 from fusee.capture.numbers import Number
-from fusee.capture.record import BODY, effects
 from fusee.capture.stand_ins import BY_CODE, Args, Kwargs, stands_for
 from fusee.capture.torch_api import (
     FakeTensor,

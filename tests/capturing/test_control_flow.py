@@ -1,4 +1,4 @@
-"""torch.cond, while_loop, map and scan within one graph: values, gradients, guards, errors."""
+"""torch.cond, while_loop, map, scan, flex_attention and out_dtype within one graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops.out_dtype import out_dtype
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fusee
 from fusee.errors import GraphBreakError
@@ -205,3 +207,63 @@ def test_functions_that_do_more_are_an_error_with_their_line(fn: Any, words: str
     with pytest.raises(GraphBreakError) as error:
         fusee.compile(fn, fullgraph=True)(X.clone())
     assert words in str(error.value) and f"in {fn.__name__}" in str(error.value)
+
+
+# ------------------------------------------------------------------------------ flex_attention
+
+BIAS = torch.linspace(-1, 1, 32).reshape(2, 16)
+
+
+def _score(score: T, b: T, h: T, m: T, n: T) -> T:
+    return score + (m - n) * 0.1 + BIAS[h, n]
+
+
+def _causal(b: T, h: T, m: T, n: T) -> T:
+    return m >= n
+
+
+def _attention(q: T, k: T, v: T, score: Any, mask: Any) -> T:
+    """The formula, over broadcast positions."""
+    scores = (q @ k.repeat_interleave(2 // k.size(1), 1).transpose(-2, -1)) / q.size(-1) ** 0.5
+    places = [torch.arange(n) for n in scores.shape]
+    grid = torch.meshgrid(*places, indexing="ij")
+    scores = scores if score is None else score(scores, *grid)
+    scores = scores if mask is None else scores.masked_fill(~mask(*grid), -torch.inf)
+    return scores.softmax(-1) @ v.repeat_interleave(2 // v.size(1), 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("score", [None, _score])
+@pytest.mark.parametrize("mask", [None, _causal])
+def test_flex_attention(score: Any, mask: Any, backend: str) -> None:
+    blocks = None
+    if mask is not None:
+        blocks = create_block_mask(mask, 1, 1, 16, 16, device="cpu", BLOCK_SIZE=8)
+
+    def attend(q: T, k: T, v: T) -> Any:
+        gqa = q.size(1) != k.size(1)
+        return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=gqa) * 2
+
+    compiled = fusee.compile(attend, backend=backend, fullgraph=True)
+    q, k, v = torch.randn(3, 1, 2, 16, 8)
+    _close(compiled(q, k, v), _attention(q, k, v, score, mask) * 2)
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    got = compiled(turned, k[:, :1], v[:, :1])
+    _close(got, _attention(q, k[:, :1], v[:, :1], score, mask) * 2)
+    assert got.stride() == turned.stride()
+
+
+def test_out_dtype() -> None:
+    a = torch.randint(-100, 100, (4, 8), dtype=torch.int8)
+
+    def product(a: T) -> Any:
+        return out_dtype(torch.ops.aten.mm.default, torch.int32, a, a.t()) + 1
+
+    for backend in ("eager", "fusee"):
+        got = fusee.compile(product, backend=backend, fullgraph=True)(a)
+        assert got.dtype == torch.int32 and torch.equal(got, (a.int() @ a.int().t()) + 1)
+
+
+def test_whole_numbers_times_a_float_under_vmap() -> None:
+    scaled = fusee.compile(lambda m: torch.vmap(lambda m: m * 0.5)(m), fullgraph=True)
+    assert torch.equal(scaled(torch.arange(4)), torch.arange(4) * 0.5)
