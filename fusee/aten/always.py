@@ -345,7 +345,7 @@ def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 def convert(
     t: Tracer,
-    tensor: torch.Tensor,
+    tensor: Any,
     dtype: torch.dtype | None,
     device: torch.device | None,
     layout: torch.memory_format | None = None,

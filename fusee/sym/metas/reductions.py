@@ -186,7 +186,7 @@ def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None)
 
 
 @meta(aten._to_copy.default)
-def _to_copy(x: torch.Tensor, **kwargs: Any) -> Any:
+def _to_copy(x: Any, **kwargs: Any) -> Any:
     if not isinstance(x, torch.Tensor):  # a number that functorch has made a tensor of
         x = torch.scalar_tensor(x, device="meta")
     if kwargs.get("device") == x.device:
