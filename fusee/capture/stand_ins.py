@@ -33,6 +33,7 @@ from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
     enter_inference_mode,
+    is_deterministic,
 )
 
 __all__ = [
@@ -224,6 +225,12 @@ for _function in (
     torch.profiler.record_function, *STATE_QUERIES,
 ):  # fmt: skip
     SPECIAL[_function] = _natively(_function)
+
+
+@stands_for(is_deterministic)
+def _is_deterministic(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    place = Call(Held(is_deterministic, "whether algorithms are deterministic"), operator.call, "")
+    return bool(m.world.load(is_deterministic(), place))
 
 
 @stands_for(torch.cuda.is_available)

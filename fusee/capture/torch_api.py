@@ -78,7 +78,7 @@ STATE_QUERIES: tuple[Any, ...] = (
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
     torch.cuda.is_available, torch.promote_types, torch.can_cast,
     torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,
-    torch._C._get_privateuse1_backend_name, torch._C._get_deterministic_algorithms,
+    torch._C._get_privateuse1_backend_name,
 )  # fmt: skip
 
 set_grad_enabled = torch._C._set_grad_enabled
@@ -372,7 +372,6 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "_traced": torch._C._is_tracing,
         "_dispatching": torch._C._len_torch_dispatch_stack,
         "_modes": MODE_STACK.length,
-        "_deterministic": torch._C._get_deterministic_algorithms,
     }
     conditions = [
         f"_grad() is {torch.is_grad_enabled()}",
@@ -384,7 +383,6 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
         "not _traced()",
         "_dispatching() == 0",
         f"_modes() == {MODE_STACK.length()}",
-        f"_deterministic() is {torch._C._get_deterministic_algorithms()}",
     ]
     if not names["_autocast"]():
         conditions.append("_autocast() is False")
@@ -410,6 +408,7 @@ class _ModeStack(NamedTuple):
 
 MODE_STACK = _ModeStack()
 DeviceContext: Any = _device.DeviceContext
+is_deterministic: Any = torch._C._get_deterministic_algorithms
 function_modes: Callable[[], list[Any]] = MODE_STACK.all
 
 

@@ -184,3 +184,14 @@ def test_on_another_device_by_our_own_backend() -> None:
     with torch.device("meta"), pytest.warns(FuseeWarning, match="a tensor is on meta"):
         assert compiled().device.type == "meta"
     assert compiled().device.type == "cpu"
+
+
+def test_a_function_asks_whether_algorithms_are_deterministic() -> None:
+    def asks(x: Tensor) -> Tensor:
+        return x * 2 if torch.are_deterministic_algorithms_enabled() else x
+
+    traced = Traced(asks)
+    for is_on in (False, True, False, True):
+        with by_default(torch.use_deterministic_algorithms, is_on, False):
+            assert traced(torch.ones(1)).item() == 1 + is_on
+    assert traced.entries == 2 and not traced.stops
