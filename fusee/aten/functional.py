@@ -178,22 +178,24 @@ class Builder:
     def node(self, value: Value) -> fx.Node:
         """The node that holds the present contents of `value`."""
         store = value.store
-        if value.version != store.version:
-            parent = value.parent
-            assert parent is not None, "the base of a storage is never stale"
-            made = self.node(parent)
-            if value.view is not None:
-                op, args, kwargs = value.view
-                made = self.emit(op, (made, *args), kwargs, value.tensor, store.device)
-            value._node, value.version = made, store.version
-        elif value._node is None:
-            assert value.pick is not None
-            source, index = value.pick
+        at, stale = value, []
+        while at.version != store.version:
+            stale.append(at)
+            assert at.parent is not None, "the base of a storage is never stale"
+            at = at.parent
+        if at._node is None:
+            assert at.pick is not None
+            source, index = at.pick
             made = self.graph.create_node("call_function", operator.getitem, (source, index))
-            made.meta = {**source.meta, "val": value.tensor}
-            value._node = made
-        assert value._node is not None
-        return value._node
+            made.meta = {**source.meta, "val": at.tensor}
+            at._node = made
+        made = at._node
+        for view in reversed(stale):
+            if view.view is not None:
+                op, args, kwargs = view.view
+                made = self.emit(op, (made, *args), kwargs, view.tensor, store.device)
+            view._node, view.version = made, store.version
+        return made
 
     # -------------------------------------------------------------------------- writes
 

@@ -112,12 +112,14 @@ class Facts:
 
     def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
         """Loops of the forward that read the node, or a view of it."""
-        for user in node.users:
-            if user in self.forward and self.kinds[user] not in _CALLS:
-                if self.kinds[user] is Kind.FREE:
-                    yield from self._readers(user)
-                else:
-                    yield user
+        row = [node]
+        for one in row:
+            for user in one.users:
+                if user in self.forward and self.kinds[user] not in _CALLS:
+                    if self.kinds[user] is Kind.FREE:
+                        row.append(user)
+                    else:
+                        yield user
 
     def _look_at_regions(self, returned: set[fx.Node]) -> None:
         """Find what leaves a checkpointed region, and what is inside of one for good."""
@@ -275,10 +277,13 @@ def root(node: fx.Node) -> fx.Node:
 
 def is_saved_by_eager(node: fx.Node) -> bool:
     """Whether eager keeps the node's value, or a view of it: a formula of its backward reads it."""
-    return not node.meta.get("backward") and any(
-        user.meta.get("backward") or (is_view(user.target) and is_saved_by_eager(user))
-        for user in node.users
-    )
+    row = [node]
+    for one in row:
+        if not one.meta.get("backward"):
+            if any(user.meta.get("backward") for user in one.users):
+                return True
+            row += [user for user in one.users if is_view(user.target)]
+    return False
 
 
 def _may_repeat(node: Any) -> bool:
