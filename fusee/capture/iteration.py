@@ -16,7 +16,7 @@ from typing import Any
 from fusee.capture import attributes
 from fusee.capture.capturing import AS_NUMBERS, Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.iterators import Called, Stepping, is_finite_iterator
+from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
@@ -139,6 +139,9 @@ def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     if (found := attributes.ask(m, args[0], "__reversed__")) is not ABSENT:
         return found
+    is_python = attributes.python_method(m, args[0], "__getitem__") is not None
+    if is_python and not hasattr(type(args[0]), "__reversed__"):
+        return reversed(Indexed(m, args[0]))
     m.look(args)
     return reversed(m.plain(args[0]))
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "ITERATORS", "Called", "Stepping", "advance", "consumed", "gone_through", "is_finite_iterator",
-    "links", "remaining",
+    "ITERATORS", "Called", "Indexed", "Stepping", "advance", "consumed", "gone_through",
+    "is_finite_iterator", "links", "remaining",
 ]  # fmt: skip
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 
-ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter)
+ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)
 
 
 class Called:
@@ -56,6 +56,22 @@ class Stepping:
 
     def __next__(self) -> Any:
         return self.m.next(self.iterator)
+
+
+class Indexed:
+    """A sequence in Python for one of C's iterators, which asks the machine by number."""
+
+    __slots__ = ("m", "sequence")
+
+    def __init__(self, m: Any, sequence: Any) -> None:
+        self.m = m
+        self.sequence = sequence
+
+    def __len__(self) -> int:
+        return int(self.m.call(len, (self.sequence,), {}))
+
+    def __getitem__(self, k: int) -> Any:
+        return self.m.subscript(self.sequence, k)
 
 
 def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:

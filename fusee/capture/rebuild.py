@@ -26,6 +26,7 @@ from fusee.capture.frame import Frame, Marker, suspended
 from fusee.capture.iterators import (
     ITERATORS,
     Called,
+    Indexed,
     Stepping,
     advance,
     consumed,
@@ -448,6 +449,7 @@ MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
         r.value(x.function) if r.is_return else r.call(for_c, "_nested", r.value(x.function))
     ),
     Stepping: lambda r, x: r.value(x.iterator),
+    Indexed: lambda r, x: r.value(x.sequence),
     bytearray: lambda r, x: r.call(bytearray, repr(bytes(x))),
     itertools.chain: _chain,
     operator.itemgetter: _reduced,

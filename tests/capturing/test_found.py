@@ -271,3 +271,51 @@ def test_a_draw_that_nobody_uses() -> None:
     want = fn(x)
     torch.manual_seed(0)
     assert torch.equal(traced(x), want)
+
+
+class _Scaled:
+    """A sequence in Python, which reversed() asks by number."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __len__(self) -> int:
+        return 2 + self.scale // 4
+
+    def __getitem__(self, k: int) -> int:
+        return k * self.scale
+
+
+def test_what_a_reversed_sequence_reads_is_checked() -> None:
+    steps = _Scaled(3)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for k in reversed(steps):
+            x = 2 * x + k
+        return x
+
+    traced = Traced(fn)
+    for scale in (3, 5, 5):
+        steps.scale = scale
+        assert traced(torch.ones(2)).tolist() == fn(torch.ones(2)).tolist()
+    assert len(traced.graphs) == 2
+
+
+def test_a_reversed_sequence_across_a_break_and_out_of_a_function() -> None:
+    steps = _Scaled(9)
+
+    def fn(x: torch.Tensor) -> Any:
+        running = reversed(steps)
+        first = next(running)
+        y = x + first
+        y = y + opaque(1)
+        return y, next(running), list(running)
+
+    def away(x: torch.Tensor) -> Any:
+        running = reversed(steps)
+        return x + next(running), running
+
+    alike(fn, torch.ones(2))
+    for run in (away, Traced(away)):
+        y, running = run(torch.ones(2))
+        assert type(running) is reversed and y[0] == 28.0 and list(running) == [18, 9, 0]
