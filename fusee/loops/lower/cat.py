@@ -11,7 +11,7 @@ from fusee.loops.lower.shape import converted, expand, flip, narrow, slice_start
 from fusee.loops.lower.strides import Shape
 from fusee.loops.lower.table import Call, lowers, named
 from fusee.loops.lower.tensor import Index, Pieces, Tensor
-from fusee.sym.expr import Size, known_ge, mod
+from fusee.sym.expr import Expr, Size, known_ge, mod
 
 
 def beside(tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -98,7 +98,32 @@ def _roll(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 # ------------------------------------------------------------------------------ parts replaced
 
 
-@lowers(*named("slice_scatter"))
+def _no_such_slice(
+    call: Call,
+    x: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> str | None:
+    size = x.shape[dim]
+    if isinstance(size, Expr) or isinstance(start, Expr) or isinstance(end, Expr):
+        return None
+    if isinstance(step, Expr):
+        return None
+    there = len(range(size)[start:end:step])
+    return None if there == src.shape[dim] else "ATen refuses a source of another size"
+
+
+def _no_such_place(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
+    size = x.shape[dim]
+    if isinstance(index, Expr) or isinstance(size, Expr) or -size <= index < size:
+        return None
+    return "ATen refuses an index out of range"
+
+
+@lowers(*named("slice_scatter"), unless=_no_such_slice)
 def _slice_scatter(
     call: Call,
     x: Tensor,
@@ -114,7 +139,7 @@ def _slice_scatter(
     return replaced(call, x, converted(src, x.dtype), dim, slice_start(start, x.shape[dim]))
 
 
-@lowers(*named("select_scatter"))
+@lowers(*named("select_scatter"), unless=_no_such_place)
 def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     if isinstance(index, int) and index < 0:
