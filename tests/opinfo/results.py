@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.opinfo.errors import ERROR_DTYPES
+from tests.opinfo.errors import ERROR_DTYPES, KNOWN, UNSTEADY
 from tests.opinfo.exclusions import EXCLUDED
 from tests.opinfo.gradients import GRADIENT_DTYPES
 from tests.opinfo.sweep import DTYPES
@@ -93,6 +93,9 @@ def errors_markdown(rows: Iterable[Row], backend: str) -> str:
         f"- {r['op']} {r['dtype']}, {len(r['failures'])} inputs: {_short(r['failures'][0])}"
         for r in failed
     ] or ["None."]
+    lines += ["", *(f"Why {name} differs: {why}." for name, why in KNOWN.items())]
+    lines += ["", "## Left out", "", "| op | reason |", "|---|---|"]
+    lines += [f"| {name} | {why} |" for name, why in UNSTEADY.items()]
     lines += ["", "## Exceptions, by class", "", "| inputs | class |", "|---|---|"]
     classes: Counter[str] = Counter()
     for row in found:
