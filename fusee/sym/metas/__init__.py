@@ -6,6 +6,7 @@ of (symbolic sizes, unusual strides) it leaves to torch.
 """
 
 from fusee.sym.metas import contractions as contractions
+from fusee.sym.metas import fourier as fourier
 from fusee.sym.metas import gradients as gradients
 from fusee.sym.metas import normalisation as normalisation
 from fusee.sym.metas import pointwise as pointwise
