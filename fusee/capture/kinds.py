@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusee.capture.frame import Marker
+from fusee.capture.torch_api import IN_CPP
 
 __all__ = [
     "BOUND_IN_C", "CONTAINERS", "EXACT", "FIXED", "HELD_OWNERS", "IMMUTABLE", "is_scalar",
@@ -33,7 +34,7 @@ FIXED = (
 
 # Those of modules and classes are fixed themselves.
 BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
-HELD_OWNERS = (types.ModuleType, type, type(None))
+HELD_OWNERS = (types.ModuleType, type, type(None), IN_CPP)
 
 CONTAINERS = (list, dict, set, collections.deque)
 IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE

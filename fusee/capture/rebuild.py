@@ -33,6 +33,7 @@ from fusee.capture.iterators import (
     gone_through,
     links,
 )
+from fusee.capture.kinds import HELD_OWNERS
 from fusee.capture.mirror import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
 from fusee.capture.opcodes import refused
@@ -203,7 +204,7 @@ class Rebuild:
 
     def _builtin_method(self, x: Any) -> str:
         owner = x.__self__
-        if owner is None or isinstance(owner, (types.ModuleType, type)):
+        if isinstance(owner, HELD_OWNERS):
             return self.source.constant(x)
         return self._named(f"{self.value(owner)}.{x.__name__}")
 
@@ -247,7 +248,9 @@ class Rebuild:
     def _instance(self, x: Any) -> str:
         cls = type(x)
         in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != _ON_HEAP]
-        if not {*in_c} <= _BASES and not isinstance(x, BaseException):
+        maker = getattr(cls.__new__, "__self__", None)  # a class, if it is in C
+        is_known = {*in_c} <= _BASES and (maker is None or maker in _BASES)
+        if not is_known and not isinstance(x, BaseException):
             raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")

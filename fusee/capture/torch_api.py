@@ -39,7 +39,7 @@ from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "STATE_QUERIES",
-    "STATE_SWITCHES", "DeviceContext", "FakeTensor", "HigherOrderOperator", "OpOverload",
+    "STATE_SWITCHES", "DeviceContext", "IN_CPP", "FakeTensor", "HigherOrderOperator", "OpOverload",
     "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
     "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "function_modes",
     "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
@@ -166,6 +166,9 @@ def allowed_by_torch() -> int:
 
 
 DYNAMO = "torch._dynamo.eval_frame"
+
+# What pybind11 keeps of a function: to make another one ends the process.
+IN_CPP = type(torch._C._is_tracing.__self__)
 
 _dynamo: Any = torch._C._dynamo.eval_frame
 _SKIPPED = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)

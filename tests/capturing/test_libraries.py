@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusee
 from tests.capturing.same import same
 from tests.capturing.test_language import signature
 
@@ -333,3 +334,17 @@ def test_whole(fn: Callable[..., Any], grad: bool) -> None:
     if grad and fn is argument_in_place:
         return  # a leaf must not be written to
     same(fn, X.clone().requires_grad_(grad))
+
+
+def test_methods_in_cpp_are_called_between_graphs() -> None:
+    """What pybind11 keeps of a function cannot be made again: trying ended the process."""
+    store = torch.distributed.HashStore()
+
+    def counted(x: Any) -> Any:
+        store.set("calls", str(int(store.get("calls")) + 1) if store.check(["calls"]) else "1")
+        return x + 1
+
+    call = fusee.compile(counted, backend="eager")
+    for count in (b"1", b"2", b"3"):
+        torch.testing.assert_close(call(torch.ones(2)), torch.ones(2) + 1)
+        assert store.get("calls") == count
