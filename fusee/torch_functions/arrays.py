@@ -213,8 +213,8 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
     if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
         return given[1].shadow.dtype in whole  # NumPy raises for negative ones
     rest = [x.shadow for x in operands[1:] if isinstance(x.shadow, np.ndarray)]
-    if name in ("take", "getitem") and not all(x.flags.c_contiguous for x in rest):
-        return True  # torch lays results out as the indices are
+    if name == "fill" and rest:
+        return True  # whose only element NumPy takes
     is_float = bool(operands) and operands[0].shadow.dtype.kind == "f"
     return name in _DIFFERS or (name in _OF_FLOATS and not is_float)
 
@@ -316,8 +316,8 @@ def _torch_dtype(dtype: Any) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
-def _has_strides(x: torch.Tensor, shadow: Any) -> bool:
-    rows = zip(x.shape, x.stride(), shadow.strides)
+def _has_strides(x: torch.Tensor, shadow: Any, strides: tuple[int, ...] | None = None) -> bool:
+    rows = zip(x.shape, x.stride(), strides or shadow.strides)
     return not shadow.size or all(n == 1 or a * shadow.itemsize == b for n, a, b in rows)
 
 
@@ -371,11 +371,17 @@ def layout_of(x: Any) -> tuple[Any, ...]:
     return x.dtype.str, x.shape, x.strides, x.flags.writeable
 
 
-def as_numpy(x: torch.Tensor, is_scalar: bool, is_writeable: bool) -> Any:
-    """What the program gets for a graph's result."""
+def as_numpy(
+    x: torch.Tensor, is_scalar: bool, is_writeable: bool, strides: tuple[int, ...] | None
+) -> Any:
+    """What the program gets for a graph's result; laid out anew where torch's kernel differs."""
     made = x.resolve_conj().resolve_neg().numpy()
     if is_scalar:
         return made[()]
+    if strides is not None and not _has_strides(x, made, strides):
+        order = sorted(range(made.ndim), key=lambda k: -strides[k])
+        back = [order.index(k) for k in range(made.ndim)]
+        made = np.ascontiguousarray(made.transpose(order)).transpose(back)
     if not is_writeable:
         made.flags.writeable = False
     return made
@@ -383,7 +389,10 @@ def as_numpy(x: torch.Tensor, is_scalar: bool, is_writeable: bool) -> Any:
 
 def _rebuilt(r: Rebuild, x: Array) -> str:
     is_scalar = not isinstance(x.shadow, np.ndarray)
-    return r.call(as_numpy, r.value(x.tensor), f"{is_scalar}, {x.shadow.flags.writeable}")
+    # a view must lie where it does
+    strides = x.shadow.strides if not is_scalar and _root(x.shadow) is x.shadow else None
+    about = f"{is_scalar}, {x.shadow.flags.writeable}, {strides}"
+    return r.call(as_numpy, r.value(x.tensor), about)
 
 
 def _load(world: World, x: Any, origin: Origin) -> Any:

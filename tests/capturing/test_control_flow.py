@@ -60,7 +60,7 @@ def scanned(x: T) -> Any:
 
 
 def scanned_back(x: T) -> Any:
-    return scan(lambda c, r: (c + r, c * r), torch.zeros(3), x, dim=1, reverse=True)
+    return scan(lambda c, r: (c + r, c * r), torch.zeros(4), x, reverse=True)
 
 
 def scanned_in_pairs(x: T) -> Any:
