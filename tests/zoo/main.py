@@ -201,7 +201,7 @@ def main() -> int:
         run_all(todo, given, path)
     rows = {key: row for key, row in load(path).items() if key in set(keys)}
     if given.write is not None:
-        given.write.write_text(markdown(rows))
+        given.write.write_text(markdown(rows, given.backend))
     if given.reasons is not None:
         given.reasons.write_text(reasons(rows))
     return 0

@@ -18,12 +18,12 @@ Row = dict[str, Any]
 Rows = Mapping[tuple[str, str], Row]
 
 
-def markdown(rows: Rows) -> str:
+def markdown(rows: Rows, backend: str) -> str:
     lines = [
         "# Models of other libraries, compiled beside eager and torch.compile",
         "",
         f"torch {torch.__version__.partition('+')[0]}{_versions()}, CPU, one thread. Written by",
-        "`scripts/zoo --write tests/zoo/RESULTS.md`.",
+        f"`scripts/zoo --backend {backend} --write tests/zoo/RESULTS.md`, which runs what is missing.",
         "",
         "Each model type from a small configuration of random weights, called as its documentation"
         " calls it.",
@@ -91,6 +91,8 @@ def _line(family: str, name: str, row: Row) -> str:
     for stage in ("inference", "training"):
         found, stock = row.get(stage, {}), row.get(f"stock {stage}", {})
         right = {True: "yes", False: "**no**", None: "-"}[found.get("right")]
+        if found.get("right") is False and stock.get("right") is False:
+            right = "no, nor is torch.compile"  # a library that asks whether it is compiled, say
         both = f"{found.get('graphs', '-')} / {stock.get('graphs', '-')}"
         cells += [right, both, str(found.get("first_s", "-"))]
     return f"| {family} | {name} | {text} | {' | '.join(cells)} |"

@@ -54,4 +54,4 @@ def test_a_wrong_result_and_a_break_are_seen() -> None:
     row = rows["none", "asking"]
     assert row["inference"]["right"] is False and row["stock inference"]["right"] is False
     assert row["inference"]["graphs"] == row["stock inference"]["graphs"] == 2
-    assert "asking" in markdown(rows) and "value" in reasons(rows)
+    assert "asking" in markdown(rows, "fusee") and "value" in reasons(rows)
