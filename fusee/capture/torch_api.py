@@ -168,7 +168,7 @@ def allowed_by_torch() -> int:
 DYNAMO = "torch._dynamo.eval_frame"
 
 # What pybind11 keeps of a function: to make another one ends the process.
-IN_CPP = type(torch._C._is_tracing.__self__)
+IN_CPP: Any = type(torch._C._is_tracing.__self__)  # type: ignore[attr-defined]
 
 _dynamo: Any = torch._C._dynamo.eval_frame
 _SKIPPED = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
