@@ -23,7 +23,7 @@ def markdown(rows: Rows, backend: str) -> str:
         "# Models of other libraries, compiled beside eager and torch.compile",
         "",
         f"torch {torch.__version__.partition('+')[0]}{_versions()}, CPU, one thread. Written by",
-        f"`scripts/zoo --backend {backend} --write tests/zoo/RESULTS.md`, which runs what is missing.",
+        f"`scripts/zoo --backend {backend} --write tests/zoo/RESULTS.md`.",
         "",
         "Each model type from a small configuration of random weights, called as its documentation"
         " calls it.",
