@@ -459,6 +459,9 @@ class CompiledFunction:
         if site.steps < 2:
             return False
         site.growing = fact
+        if fact.kind == "equals":  # a count that decides something: nobody can give it one size
+            log.publish("recompiles", self.function.__qualname__, f"{words} grows at each call")
+            return True
         self.notice(
             f"{self.function.__qualname__} runs eagerly while {words} grows at each call:"
             f" {describe(fact, found)}. Give it one size for all calls (transformers' generate()"

@@ -107,6 +107,7 @@ class Recorder(TorchFunctionMode):
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
+        self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
         self.raised_by = ""
@@ -171,8 +172,8 @@ class Recorder(TorchFunctionMode):
                 need_values(*args, *kwargs.values())
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
-        if name == "storage_offset" and self._lies_in_input(args[0]):
-            raise GraphBreak("where an input begins in its memory shows only as the program runs")
+        if name == "storage_offset":
+            return self._offset(args[0])
         if name == "backward":
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_" and args[0].requires_grad == (*args[1:], True)[0]:
@@ -212,11 +213,14 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
-    def _lies_in_input(self, fake: torch.Tensor) -> bool:
+    def _offset(self, fake: torch.Tensor) -> int:
+        """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with torch._C.DisableTorchFunction():
             storage = fake.untyped_storage()._cdata
             inputs = (x for x in self._keep if id(x) in self._inputs)
-            return any(x.untyped_storage()._cdata == storage for x in inputs)
+            below = next((x for x in inputs if x.untyped_storage()._cdata == storage), None)
+            more = 0 if below is None or self.begins is None else self.begins(below)
+            return fake.storage_offset() + more
 
     def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
         name = func.__self__.__name__

@@ -5,6 +5,7 @@ Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with 
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -47,7 +48,7 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
     FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
     """
     written = kwargs.get("out")
-    may_be_operand = written is None
+    may_be_operand = written is None or _is_pointwise(name)
     if written is None and name.endswith("_") and not name.endswith("__") and args:
         written = args[0]
     for x in written if isinstance(written, (tuple, list)) else (written,):
@@ -72,6 +73,14 @@ def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
     if first == second and x.stride() == y.stride():
         return not may_be_same
     return first[0] < second[1] and second[0] < first[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_pointwise(name: str) -> bool:
+    """Whether each element depends on those at its place alone: `out` may be an operand."""
+    packet: Any = getattr(torch.ops.aten, name, None)
+    overloads = () if packet is None else packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
 
 
 def _needs_values(error: Exception) -> bool:

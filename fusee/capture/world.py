@@ -74,6 +74,7 @@ class World:
         self.mode = fake_mode()
         self.recorder = Recorder(self.mode, self._stray)
         self.recorder.where = where
+        self.recorder.begins = self._begins
         self.mirrors: dict[int, Mirror] = {}
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         self.later: list[Later] = []
@@ -266,6 +267,13 @@ class World:
         if all(a is b for a, b in zip(items, obj)):
             return obj
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+
+    def _begins(self, fake: torch.Tensor) -> int:
+        """Where an input begins in its memory, as a fact."""
+        real, origin = self.inputs[id(fake)]
+        begin = real.storage_offset()
+        self.fact("equals", Call(origin, torch.Tensor.storage_offset, "the offset of "), begin)
+        return begin
 
     def _stray(self, x: torch.Tensor) -> torch.Tensor:
         """A real tensor among the arguments of a torch function."""
