@@ -48,8 +48,6 @@ def doubled(x: Tensor) -> Tensor:
 
 EAGER = {
     "meta": (lambda: torch.randn(3, 4, device="meta"), "is on meta"),
-    "complex": (lambda: torch.randn(3, dtype=torch.complex64), "complex64"),
-    "lazily negated": (lambda: torch.randn(3, dtype=torch.cfloat).conj().imag, "negated"),
     "sparse": (lambda: torch.eye(4).to_sparse(), "sparse"),
     "mkldnn": (lambda: torch.randn(3, 4).to_mkldnn(), "mkldnn"),
     "subclass": (lambda: TwoTensor(torch.ones(3), torch.ones(3)), "a subclass of torch.Tensor"),

@@ -452,10 +452,11 @@ class CompiledFunction:
             return False
         fact, found = missed
         words = str(fact.origin)
-        before = site.missed[1] if site.missed is not None and site.missed[0] == words else None
+        last, before = site.missed or ("", None)
+        before = before if last == f"{fact.kind} {words}" else None
         is_step = is_one_more(fact.kind, fact.value if before is None else before, found)
         site.steps = site.steps + 1 if is_step else 0
-        site.missed = words, found
+        site.missed = f"{fact.kind} {words}", found
         if site.steps < 2:
             return False
         site.growing = fact
@@ -556,7 +557,7 @@ def capture(*given: Any) -> Captured:
 # Modules of torch and of Python whose functions run what the program gave them, or its modules.
 _PASS_ON = (
     "torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.", "torch.utils._contextlib",
-    "torch.utils.checkpoint", "torch.amp.", "torch.optim.", "contextlib", "functools",
+    "torch.utils.checkpoint", "torch.amp.", "contextlib", "functools",
 )  # fmt: skip
 
 

@@ -428,7 +428,9 @@ def is_one_more(kind: str, before: Any, now: Any) -> bool:
     """Whether an int, or one size of a tensor, is larger by one."""
     if kind == "equals":
         return type(before) is type(now) is int and now == before + 1
-    if kind != "tensor" or type(now) is not TensorFact or len(now.size) != len(before.size):
+    if kind != "tensor" or not type(before) is type(now) is TensorFact:
+        return False
+    if len(now.size) != len(before.size):
         return False
     steps = [b - a for a, b in zip(before.size, now.size) if a != b]
     return steps == [1] and now.dtype == before.dtype

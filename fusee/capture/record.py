@@ -213,7 +213,7 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
-    def _offset(self, fake: torch.Tensor) -> int:
+    def _offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with torch._C.DisableTorchFunction():
             storage = fake.untyped_storage()._cdata

@@ -271,7 +271,7 @@ class World:
     def _begins(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
-        begin = real.storage_offset()
+        begin = int(real.storage_offset())
         self.fact("equals", Call(origin, torch.Tensor.storage_offset, "the offset of "), begin)
         return begin
 

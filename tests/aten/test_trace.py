@@ -242,13 +242,14 @@ def test_autograd_function_is_inlined() -> None:
     torch.testing.assert_close(run(graph, [x])[0], x * 2 + 1)
 
 
-def test_cond_is_refused() -> None:
+def test_cond_is_one_operator() -> None:
     def fn(x: torch.Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    ((gm, inputs),) = captured(fn, torch.randn(3))
-    with pytest.raises(TraceError, match="cond"):
-        trace(gm, inputs)
+    ((gm, inputs),) = captured(fn, torch.ones(3))
+    graph = trace(gm, inputs)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(run(graph, [x])[0], fn(x))
 
 
 def test_refusal_names_the_users_line() -> None:

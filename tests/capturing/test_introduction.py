@@ -96,7 +96,8 @@ def test_number_as_argument() -> None:
 
 def test_function_that_is_not_torchs() -> None:
     traced = same(f3, torch.randn(5, 5), breaks=True)
-    assert [targets(g) for g in traced.graphs] == [[operator.mul], [operator.mul]]
+    # what scipy gets and gives are tensors of the graphs too
+    assert [operator.mul in targets(g) for g in traced.graphs] == [True, True]
 
 
 def test_backend_that_prints(capsys: pytest.CaptureFixture[str]) -> None:

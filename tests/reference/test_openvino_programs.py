@@ -280,6 +280,7 @@ def test_packed_weights_below_a_compiled_forward(compiled: Way) -> None:
     assert "u4" in executed([one for reports in compiled.reports() for one in reports])
 
 
+@pytest.mark.filterwarnings("ignore:.*grows at each call")  # the cache does
 def test_text_generation_with_a_compiled_forward(compiled: Way) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
