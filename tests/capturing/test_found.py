@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import fusee
 from tests.capturing.same import Traced, same, shape_of
 
 LOG: list[Any] = []
@@ -319,3 +320,17 @@ def test_a_reversed_sequence_across_a_break_and_out_of_a_function() -> None:
     for run in (away, Traced(away)):
         y, running = run(torch.ones(2))
         assert type(running) is reversed and y[0] == 28.0 and list(running) == [18, 9, 0]
+
+
+def test_a_convolution_of_signals_makes_rows() -> None:
+    """at::_convolution makes a transposed signal contiguous: its result lies in rows."""
+    for size in (1, 3):
+        layer = torch.nn.Conv1d(16, 32, size)
+
+        def fn(x: torch.Tensor, layer: torch.nn.Module = layer) -> torch.Tensor:
+            return layer(x.transpose(1, 2)).transpose(1, 2)
+
+        x = torch.randn(2, 13, 16)
+        with torch.no_grad():
+            assert fusee.compile(fn)(x).stride() == fn(x).stride()
+        assert fusee.compile(fn)(x).stride() == fn(x).stride()

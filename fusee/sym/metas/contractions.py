@@ -92,8 +92,8 @@ def _convolution(
             shape.append((n + 2 * padding[i] - reach - 1) // stride[i] + 1)
     if min(shape[2:]) < 0:
         raise RuntimeError(f"convolution: the result would have the size {shape}")
-    if x.dim() == 3:  # runs as a two-dimensional one
-        layout = _convolution_layout(x.unsqueeze(2), weight.unsqueeze(2))
+    if x.dim() == 3:  # runs as a two-dimensional one, on rows: at::_convolution makes x contiguous
+        layout = suggested_layout(weight.unsqueeze(2))
         return laid_out((*shape[:2], 1, shape[2]), x.dtype, layout).squeeze(2)
     return laid_out(shape, x.dtype, _convolution_layout(x, weight))
 
