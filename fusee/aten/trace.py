@@ -140,17 +140,22 @@ def _examples(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return [*inputs, *(node.meta.get("example_value") for node in placeholders)]
 
 
+def _whatever_it_holds(op: OpOverload) -> Rule | None:
+    """The rule of an operator that is the same for all dtypes; None if it has no such rule."""
+    if op in ALWAYS or op in FOREACH:
+        return ALWAYS.get(op) or FOREACH[op]
+    writes = write_rule(op)
+    if writes is not None:
+        return writes
+    return None if _NEEDS_VALUES.isdisjoint(op.tags) else _refuse_values
+
+
 def _policy(
     keep: Callable[[OpOverload], bool], table: Table | None
 ) -> Callable[[OpOverload], Rule]:
     def policy(op: OpOverload) -> Rule:
-        if op in ALWAYS or op in FOREACH:
-            return ALWAYS.get(op) or FOREACH[op]
-        writes = write_rule(op)
-        if writes is not None:
-            return writes
-        if not _NEEDS_VALUES.isdisjoint(op.tags):
-            return _refuse_values
+        if (rule := _whatever_it_holds(op)) is not None:
+            return rule
         shares = any(r.alias_info is not None for r in op._schema.returns)
         if (keep(op) or (may_raise(op) and not is_composite(op))) and not shares:
             return Tracer.record
@@ -176,13 +181,8 @@ def opaque_rule(op: OpOverload) -> Rule:
 
     It stays whole, for ATen: what is above the tracer resolves such tensors where eager does.
     """
-    if op in ALWAYS or op in FOREACH:
-        return ALWAYS.get(op) or FOREACH[op]
-    writes = write_rule(op)
-    if writes is not None:
-        return writes
-    if not _NEEDS_VALUES.isdisjoint(op.tags):
-        return _refuse_values
+    if (rule := _whatever_it_holds(op)) is not None:
+        return rule
     if op in CANONICAL or is_composite(op):
         return CANONICAL.get(op) or Tracer.composite
     if any(r.alias_info is not None for r in op._schema.returns):
