@@ -191,11 +191,11 @@ def _in_two_stages(
         whole = floordiv(size, length)
         left = size - whole * length
         partial = _partial(lowering, kept, whole if left == 0 else whole + 1, acc_dtype)
-        chunk, step = lowering.axis("c0", whole), lowering.axis("r0", length)
+        chunk, step = lowering.axis("c0", whole), lowering.axis("s0", length)
         moved = rewrite([value], {first: chunk.expr * length + step.expr})[0]
         _store_partial(lowering, partial, kept, chunk, moved, [step, *rest], kind)
         if left != 0:
-            step = lowering.axis("r0", left)
+            step = lowering.axis("s0", left)
             moved = rewrite([value], {first: whole * length + (0 if left == 1 else step.expr)})[0]
             _store_partial(lowering, partial, kept, whole, moved, [step, *rest], kind)
     last = len(kept)

@@ -319,6 +319,8 @@ class Lowering:
 
     def emit(self, loop: Loop, origin: str = "") -> None:
         """Append a loop, unless a static size says that it has no points."""
+        every = (*loop.axes, *loop.reduce_axes)
+        assert len({*every}) == len(every), f"an axis twice in {loop}"
         if all(axis.hi != 0 for axis in loop.axes):
             loop.origin = origin or self.origin
             self.graph.steps.append(loop)

@@ -143,3 +143,10 @@ def test_results_follow_the_layout_of_what_is_read() -> None:
 def test_few_points_of_much_are_chunks_as_they_are() -> None:
     # eight rows of 32,768: a chunk is one of them, and needs no axis of its own
     check(lambda x, w: (x * w).sum(), torch.randn(8, 128, 256).double(), torch.randn(256).double())
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32, 64), (2, 40, 32, 48), (4, 64, 16, 64)])
+def test_a_chunks_axis_is_none_of_the_reduced_ones(shape: tuple[int, ...]) -> None:
+    # images in channels-last order: chunks of the rows are as long as the batch
+    graph = check(lambda x: (x.sum((0, 1, 2)), x.amax((0, 1, 2))), torch.randn(shape).double())
+    assert len(graph.steps) == 4
