@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from fusee.capture.bytecode import first_line
 from fusee.capture.dispatch import CompiledFunction, live, machinery
 from fusee.capture.policy import ORIGINAL, POLICY, WRAPPER, innermost
 from fusee.capture.targets import is_suspending, target_of, whole_call
-from fusee.capture.torch_api import call_impl, has_global_hooks, set_compiled_call
+from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
 
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
@@ -204,6 +205,11 @@ class Compiler:
         self.__dict__.update(state)
         self.__post_init__()
 
+    def arguments(self) -> dict[str, Any]:
+        """What compile() is to be given for the same again."""
+        names = ("backend", "fullgraph", "mode", "name", "recompile_limit")
+        return {name: getattr(self, name) for name in names} | {"options": self.options or None}
+
     def notice(self, text: str, where: str) -> None:
         """Tell the user once."""
         if text not in self.said:
@@ -292,6 +298,29 @@ def _wrong_option(name: str, value: object, wanted: str) -> OptionError:
 # ------------------------------------------------------------------------------ modules
 
 
+class _SeenClass:
+    """`__class__` of a compiled module: isinstance finds torch's OptimizedModule in it too.
+
+    isinstance asks for it if the type itself does not say yes. No property: see _FOR_TORCH.
+    """
+
+    def __get__(self, module: Any, cls: type) -> type:
+        if module is None:
+            return type(cls)
+        torchs = getattr(sys.modules.get(DYNAMO), "OptimizedModule", None)
+        return cls if torchs is None else _as_torchs(cls, torchs)
+
+    def __set__(self, module: Any, cls: type) -> None:
+        object.__dict__["__class__"].__set__(module, cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _as_torchs(cls: type, torchs: type) -> type:
+    """A class of which nothing is made, below that of a compiled module and torch's."""
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
+    return types.new_class(cls.__name__, (cls, torchs), exec_body=lambda space: space.update(named))
+
+
 class CompiledModule:
     """What compiling a module gives: one of a class below the module's own, with the same state.
 
@@ -300,6 +329,7 @@ class CompiledModule:
     """
 
     __slots__ = ()
+    __class__ = _SeenClass()
     _orig_mod: nn.Module
     _run: Callable[..., Any]
     _compiler: Compiler
@@ -312,6 +342,13 @@ class CompiledModule:
         original = cls.__mro__[cls.__mro__.index(CompiledModule) + 1]
         return original(*args, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # what the slots hold is no submodule: the original shares the dict of those
+        if name in _SLOTS:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = _wrapped(copy.deepcopy(self._orig_mod, memo), self._compiler)
         return made
@@ -321,8 +358,9 @@ class CompiledModule:
 
 
 # By these torch.compile finds what to compile in place of what is compiled already, and Lightning
-# what compiles more of a module. No properties: torch.jit.script would compile those.
-_FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx")
+# what compiles more of a module, or it again. No properties: torch.jit.script would compile those.
+_FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx", "_compile_kwargs")
+_SLOTS = ("_compiler", "_orig_mod", "_run", *_FOR_TORCH)
 
 
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
@@ -340,7 +378,7 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     cls = type(module)
     namespace = {
         "__call__": _call_of(cls),
-        "__slots__": ("_compiler", "_orig_mod", "_run", *_FOR_TORCH),
+        "__slots__": _SLOTS,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
@@ -356,9 +394,10 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
         return cls.__call__(itself(), *args, **kwargs)
 
     call = _calling(module, compiler, eagerly, whole_call(cls))
+    for_torch = (module, id(made), compiler, compiler.arguments())
     own = {"_compiler": compiler, "_orig_mod": module, "_run": call}
-    for name, value in (*own.items(), *zip(_FOR_TORCH, (module, id(made), compiler))):
-        object.__setattr__(made, name, value)  # nn.Module's would register a submodule
+    for name, value in (*own.items(), *zip(_FOR_TORCH, for_torch)):
+        setattr(made, name, value)
     return made
 
 

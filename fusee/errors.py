@@ -93,7 +93,7 @@ class FuseeError(Exception):
         did: str | None = None,
         remedy: str | None = None,
     ) -> None:
-        Exception.__init__(self, what)  # GraphBreakError gets another base: backends/dynamo.py
+        Exception.__init__(self, what)  # some get another base: backends/dynamo.py
         self.what = what
         self.where = where
         self.did = did
@@ -111,8 +111,16 @@ class SettingError(FuseeError, ValueError):
     """A FUSEE_* environment variable is unknown or has a wrong value."""
 
 
-class BackendError(FuseeError):
-    """A backend cannot be had, or failed with the text it carries."""
+class BackendError(FuseeError, RuntimeError):
+    """A backend cannot be had, or failed with the text it carries.
+
+    Once torch._dynamo is imported it is a torch._dynamo.exc.BackendCompilerFailed too.
+    """
+
+    @property
+    def inner_exception(self) -> BaseException | None:
+        """BackendCompilerFailed's name for what the backend raised."""
+        return self.__cause__
 
 
 class UnknownBackend(BackendError, LookupError):
@@ -141,7 +149,10 @@ class GraphBreakError(FuseeError, RuntimeError):
 
 
 class RecompileError(FuseeError, RuntimeError):
-    """A call needs something compiled, and the stance is "fail_on_recompile"."""
+    """A call needs something compiled, and the stance is "fail_on_recompile".
+
+    Once torch._dynamo is imported it is a torch._dynamo.exc.RecompileError too.
+    """
 
 
 class RegionError(FuseeError, RuntimeError):

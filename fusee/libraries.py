@@ -1,10 +1,9 @@
-"""Libraries that keep closed lists of backends, or know compiled modules by torch's class alone.
+"""Libraries that keep closed lists of backends.
 
 Each is adapted when it is imported, by whoever imports it; what is done can be undone.
 
     accelerate          DynamoBackend, an enum: TorchDynamoPlugin, transformers' TrainingArguments
     TorchServe          PT2Backend, an enum: `pt2: {compile: {backend: fusee}}` of its model-config
-    Lightning           a LightningModule's steps are compiled if it is torch's OptimizedModule
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from enum import EnumMeta
 from types import ModuleType
 from typing import Any
 
-from fusee.api import CompiledModule
 from fusee.backends.registry import list_backends
 from fusee.runtime.imports import cancel, when_imported
 
@@ -72,24 +70,7 @@ def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
     return undo
 
 
-def _lightning(module: Any) -> Undo:
-    stock = module.OptimizedModule
-
-    class Either(type):
-        def __instancecheck__(cls, x: object) -> bool:
-            return isinstance(x, (stock, CompiledModule))
-
-    module.OptimizedModule = Either("OptimizedModule", (), {})
-
-    def undo() -> None:
-        module.OptimizedModule = stock
-
-    return undo
-
-
 _LIBRARIES: dict[str, Callable[[ModuleType], Undo]] = {
     "accelerate.utils.dataclasses": _accelerate,
-    "lightning.pytorch.utilities.compile": _lightning,
-    "pytorch_lightning.utilities.compile": _lightning,
     "ts.utils.util": _torchserve,
 }

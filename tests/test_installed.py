@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
+import pickle
 import subprocess
 import sys
 import warnings
@@ -435,3 +437,36 @@ def test_artifacts_of_other_versions_are_of_no_use(monkeypatch: pytest.MonkeyPat
     assert "torch 2.10.0" in artifacts._versions()
     with pytest.warns(CacheWarning, match=r"torch 2\.1\d.*, here torch 2\.10\.0"):
         assert compiler.load_cache_artifacts(saved[0]) is None
+
+
+def test_a_compiled_module_is_torchs_too() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    made: Any = torch.compile(model)
+    stock = torch._dynamo.OptimizedModule
+    for one in (
+        made,
+        copy.deepcopy(made),
+        made.to(torch.float64),
+        pickle.loads(pickle.dumps(made)),
+    ):
+        assert isinstance(one, stock) and isinstance(one, nn.Sequential)
+        assert not isinstance(one, nn.Linear) and one.__class__.__name__ == "Sequential"
+    assert not isinstance(model, stock) and isinstance(type(made), type)
+    made._orig_mod = model  # as accelerate does, which unwraps models
+    assert [*model._modules] == ["0", "1"] and made(x.double()).dtype == torch.float64
+    assert type(made.__class__(nn.ReLU())) is nn.Sequential
+
+
+def test_errors_are_torchs_too() -> None:
+    def refuses(gm: Any, examples: Any) -> Any:
+        raise ValueError("no such luck")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such luck") as caught:
+        torch.compile(grown, backend=refuses)(x)
+    assert type(caught.value.inner_exception) is ValueError
+    fast = torch.compile(grown, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        fast(x)
+        with pytest.raises(torch._dynamo.exc.RecompileError, match="error_on_recompile is on"):
+            fast(x[:2])
+    torch.testing.assert_close(fast(x[:2]), x[:2] + 1)

@@ -3,7 +3,8 @@
     torch._dynamo.backends.registry.lookup_backend   name -> function
     torch._TorchCompileInductorWrapper               TorchInductor with options, which it validates
     torch._dynamo.trace_rules                        folders and files of which no frame is traced
-    torch._dynamo.exc.Unsupported                    what fullgraph=True raises
+    torch._dynamo.exc                                what fullgraph=True, a backend that fails and
+                                                     error_on_recompile raise
     ExplainOutput, GraphCompileReason                what torch._dynamo.explain gives
 
 torch._dynamo takes a second to import and is imported here only when a stock backend is asked for.
@@ -20,7 +21,14 @@ from typing import Any
 
 import torch
 
-from fusee.errors import FuseeError, GraphBreakError, OptionError, nearest
+from fusee.errors import (
+    BackendError,
+    FuseeError,
+    GraphBreakError,
+    OptionError,
+    RecompileError,
+    nearest,
+)
 from fusee.runtime.imports import when_imported
 
 
@@ -30,13 +38,15 @@ def _skip_ours(trace_rules: Any) -> None:
     trace_rules.add("fusee")
 
 
-def _derive_error(exc: Any) -> None:
-    """Let `except Unsupported` catch a GraphBreakError as well."""
+def _derive_errors(exc: Any) -> None:
+    """Let `except Unsupported` catch a GraphBreakError as well, and so on."""
     GraphBreakError.__bases__ = (FuseeError, exc.Unsupported)
+    RecompileError.__bases__ = (FuseeError, exc.RecompileError)
+    BackendError.__bases__ = (FuseeError, exc.BackendCompilerFailed)
 
 
 when_imported("torch._dynamo.trace_rules", _skip_ours)
-when_imported("torch._dynamo.exc", _derive_error)
+when_imported("torch._dynamo.exc", _derive_errors)
 
 
 def registered(excluded: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.origin import is_trusted
 from fusee.capture.policy import Policy, original
 from fusee.capture.targets import is_suspending
-from fusee.capture.torch_api import AROUND_FORWARD
+from fusee.capture.torch_api import AROUND_FORWARD, dynamo_switch
 from fusee.capture.tracebacks import raise_at
 from fusee.capture.versions import FEW, Index
 from fusee.errors import GraphBreakError, RecompileError, source_line
@@ -422,7 +422,9 @@ class CompiledFunction:
         if stance == "eager_on_recompile" or self.policy.is_eager():
             return True
         if stance == "fail_on_recompile":
-            raise self._recompile_error(site, values)
+            raise self._recompile_error(site, values, f'the stance is "{stance}"')
+        if site.entries and dynamo_switch("error_on_recompile"):
+            raise self._recompile_error(site, values, "torch's error_on_recompile is on")
         if stance == "eager_then_compile" and not site.is_met:
             site.is_met = True
             return True
@@ -471,14 +473,14 @@ class CompiledFunction:
         )
         return True
 
-    def _recompile_error(self, site: Site, values: dict[str, Any]) -> RecompileError:
+    def _recompile_error(self, site: Site, values: dict[str, Any], since: str) -> RecompileError:
         missed = site.entries[-1].captured.facts.first_miss(values) if site.entries else None
         why = describe(*missed) if missed else "nothing is compiled for it yet"
         return RecompileError(
             f"a call of {self.function.__qualname__} needs a new version: {why}",
             where=source_line(missed[0].where if missed else first_line(self.function)),
-            did='nothing was compiled, since the stance is "fail_on_recompile"',
-            remedy='set_stance("default"), or call with what was compiled',
+            did=f"nothing was compiled, since {since}",
+            remedy="undo that, or call with what was compiled",
         )
 
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:

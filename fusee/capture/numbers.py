@@ -22,9 +22,8 @@ from fusee.capture.origin import Call, Item, Origin
 
 __all__ = [
     "LOADERS", "NUMPY", "TAKE_NUMBERS", "VALUES", "Computed", "Number", "Specialise", "argument",
-    "as_tensor", "compute",
-    "exactly", "holds_number", "is_held", "is_learning_rate", "load", "loaded", "meets_integers",
-    "need_values", "shown",
+    "as_tensor", "compute", "converted", "exactly", "holds_number", "is_held", "is_learning_rate",
+    "load", "loaded", "meets_integers", "need_values", "shown",
 ]  # fmt: skip
 
 NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
@@ -67,32 +66,44 @@ class Computed:
 
 
 class Number(Computed):
-    """A number that a node of the graph gives.
+    """A number that a tensor holds, or that is computed from such numbers.
 
+    write     makes its node in the graph, once a torch call takes it; None: none can
     origins   the numbers from outside that it was computed from, in words
     kind      float or int: what it is to the program
-    made      the operator and operands that give it; empty for one that a tensor holds
+    made      the function and operands that give it after the graph; empty if it comes from outside
+    is_late   whether it is read from what the graph gives
     """
 
-    __slots__ = ("kind", "made", "node", "origins")
+    __slots__ = ("_node", "is_late", "kind", "made", "origins", "write")
 
     def __init__(
         self,
-        node: fx.Node,
+        write: Callable[[], fx.Node] | None,
         origins: frozenset[str],
         kind: type = float,
         made: tuple[Any, ...] = (),
+        *,
+        is_late: bool = False,
     ) -> None:
-        self.node = node
+        self.write = write
         self.origins = origins
         self.kind = kind
         self.made = made
+        self.is_late = is_late
+        self._node: fx.Node | None = None
+
+    @property
+    def node(self) -> fx.Node:
+        if self._node is None:
+            self._node = self.need() if self.write is None else self.write()
+        return self._node
 
     def need(self, *_: Any) -> NoReturn:
         """Something needs the value itself."""
         if self.origins:
             raise Specialise(self.origins)
-        raise GraphBreak("a branch or a call needs a float that the graph computes")
+        raise GraphBreak("a branch or a call needs a number that the graph computes")
 
     def attribute(self, m: Any, name: str) -> Any:
         self.need()
@@ -116,7 +127,8 @@ class Number(Computed):
 _NAMES = "add sub mul truediv pow".split()
 _PLAIN = {getattr(operator, f"i{name}"): getattr(operator, name) for name in _NAMES}
 _ARITHMETIC = {*_PLAIN, *_PLAIN.values(), operator.neg}
-_EXACT = {getattr(operator, name) for name in ("add", "iadd", "sub", "isub", "neg")}  # of integers
+_EXACT = {operator.add, operator.sub, operator.neg}  # of integers
+_RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the graph is too late
 # Torch calls that a graph may give one to, as backends know to compile them.
 TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
@@ -125,19 +137,39 @@ TAKE_NUMBERS = {
 
 
 def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, ...]) -> Number:
-    """The operator as a node of the graph."""
+    """What an operator makes of numbers: a node of the graph, if a torch call takes it."""
     numbers = [x for x in operands if type(x) is Number]
     if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
         numbers[0].need()
+    function = _PLAIN.get(function, function)
+    origins = frozenset().union(*(x.origins for x in numbers))
+    is_late = any(x.is_late for x in numbers)
+    if is_late and function in _RAISE and not _is_safe_divisor(function, operands[1]):
+        numbers[0].need()
     kinds = {x.kind if type(x) is Number else type(x) for x in operands}
-    is_int = kinds == {int} and _PLAIN.get(function) is not operator.truediv
-    if is_int and function not in (*_EXACT, operator.truediv):
-        numbers[0].need()  # a product may be more than a double holds
-    nodes = tuple(argument(x, "", graph) for x in operands)
-    node = graph.call_function(_PLAIN.get(function, function), nodes)
-    kind = int if is_int and function in _EXACT else float
-    made = (_PLAIN.get(function, function), *operands)
-    return Number(node, frozenset().union(*(x.origins for x in numbers)), kind, made)
+    is_int = kinds == {int} and function is not operator.truediv
+    is_held = not is_int or function in _EXACT  # else it may be more than a double holds
+    if not is_held and not is_late:
+        numbers[0].need()
+
+    def write() -> fx.Node:
+        return graph.call_function(function, tuple(argument(x, "", graph) for x in operands))
+
+    kind, made = int if is_int else float, (function, *operands)
+    return Number(write if is_held else None, origins, kind, made, is_late=is_late)
+
+
+def _is_safe_divisor(function: Callable[..., Any], x: Any) -> bool:
+    return function is operator.truediv and type(x) in (int, float) and x != 0
+
+
+def converted(x: Number, kind: type) -> Number:
+    """What int() or float() makes of a number."""
+    if x.kind is kind:
+        return x
+    if not x.is_late or kind is int or x.made[0] in _ARITHMETIC:
+        x.need()  # it may raise: of nan, or of what has been multiplied often
+    return Number(None, x.origins, float, (float, x), is_late=True)
 
 
 def _among(x: Any, kind: Any) -> Iterator[Any]:

@@ -32,6 +32,7 @@ from fusee.capture.numbers import (
     need_values,
     shown,
 )
+from fusee.capture.readings import read
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -146,7 +147,13 @@ class Recorder(TorchFunctionMode):
     ) -> Number:
         """The number in a tensor, which the graph reads."""
         self.has_numbers = True
-        return Number(self.graph.call_method("item", (self.node(fake),)), origins, kind)
+        node = self.graph.call_method("item", (self.node(fake),))
+        return Number(lambda: node, origins, kind)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether calls go into the graph itself, not into the body of one of its nodes."""
+        return self.graph is self._main
 
     # ---------------------------------------------------------------------- calls
 
@@ -165,6 +172,8 @@ class Recorder(TorchFunctionMode):
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
+            if (found := read(self, name, args)) is not None:
+                return found
             raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         if self.has_numbers and holds_number((*args, *kwargs.values())):
             is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS

@@ -24,7 +24,7 @@ from fusee.capture import attributes
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
-from fusee.capture.numbers import Computed
+from fusee.capture.numbers import Computed, Number, converted
 from fusee.capture.origin import Call, Held
 from fusee.capture.semantics import variables
 from fusee.capture.torch_api import (
@@ -304,12 +304,18 @@ def _to_number(kind: Any, method: str) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if args and attributes.python_method(m, args[0], method) is not None:
             return m.call(m.special(args[0], method), (), {})
+        if args and isinstance(args[0], FakeTensor):
+            return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
+        if args and type(args[0]) is Number:
+            return converted(args[0], kind)
         m.look(args, AS_NUMBERS)
         return kind(*args, **kwargs)
 
     return stand
 
 
+# a FakeTensor's own asks for each element
+SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
 SPECIAL[int], SPECIAL[float] = _to_number(int, "__int__"), _to_number(float, "__float__")
 
 

@@ -41,7 +41,8 @@ __all__ = [
     "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "STATE_QUERIES",
     "STATE_SWITCHES", "DeviceContext", "IN_CPP", "FakeTensor", "HigherOrderOperator", "OpOverload",
     "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
-    "dynamo_stance", "enter_inference_mode", "fake_mode", "fake_of", "function_modes",
+    "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode", "fake_of",
+    "function_modes",
     "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
     "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
     "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
@@ -200,6 +201,11 @@ def dynamo_stance() -> tuple[str, bool, Any] | None:
         return None
     found = (stance.stance, stance.skip_guard_eval_unsafe, stance.backend)
     return None if found == ("default", False, None) else found
+
+
+def dynamo_switch(name: str) -> bool:
+    """Whether torch._dynamo.config has a switch on, if it is imported."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), name, False))
 
 
 def batch_axes(in_dims: Any, args: tuple[Any, ...], function: Any) -> list[int | None]:

@@ -151,6 +151,8 @@ _ERRORS = Call(Held(np, "numpy"), _raises, "what raises in ")
 def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
+    if name in ("item", "tolist") and len(args) == 1:
+        return m.call(getattr(args[0].tensor, name), (), {})
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if function in (np.array, np.asarray):
         given = [_numpy(m, (x,), {}) if isinstance(x, FakeTensor) else x for x in given]

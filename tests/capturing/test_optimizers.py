@@ -136,7 +136,7 @@ def test_a_scheduler_does_not_compile_again(name: str, schedule: str) -> None:
 
 def test_an_optimizer_that_branches_on_its_steps_runs_in_python() -> None:
     ours = both(lambda model: torch.optim.RAdam(model.parameters(), lr=0.05))
-    assert any("needs a float that the graph computes" in stop for stop in ours.run.stops)
+    assert any("needs a number that the graph computes" in stop for stop in ours.run.stops)
 
 
 # ------------------------------------------------------------------------------ what is trained

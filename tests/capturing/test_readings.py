@@ -1,0 +1,110 @@
+"""Numbers taken out of tensors: they come after the graph, as what they were when read."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch._dynamo
+
+import fusee
+from fusee.errors import GraphBreakError
+from tests.capturing.same import same
+from tests.counting import Counting
+
+T = Any
+INTS = torch.tensor([[3, -1], [2**62, 5]])
+FLOATS = torch.tensor([0.1, -2.5, 3e38])
+
+
+def moved(x: T) -> T:
+    taken = []
+    for row in x.tolist():
+        taken += [row, (row, "again")]
+    return taken, {"last": taken[-1]}
+
+
+def before_a_write(x: T) -> T:
+    was = x.tolist()
+    x.add_(1)
+    return was, x
+
+
+def computed(x: T) -> T:
+    a, b, *_ = x.flatten().tolist()
+    return a * 4 - b * b, -a + 0.5, b / 3
+
+
+def given_back(x: T) -> T:
+    a, b, _ = x.tolist()
+    return x * a + b
+
+
+def compared(x: T) -> T:
+    y = x + 1
+    return [n for n in x.flatten().tolist() if n > 0], y
+
+
+def divided(x: T) -> T:
+    return 1 / x.sum().tolist()
+
+
+@pytest.mark.parametrize("program", [moved, before_a_write, computed])
+@pytest.mark.parametrize("x", [INTS, INTS.int(), FLOATS, FLOATS.half(), FLOATS.double()])
+def test_a_list_of_numbers_is_in_one_graph(program: T, x: T) -> None:
+    assert not same(program, x).stops
+
+
+def test_lists_of_other_forms() -> None:
+    for x in (torch.tensor(3), torch.zeros(0, 3), torch.ones(2, 2, requires_grad=True)):
+        assert not same(lambda x: x.tolist(), x).stops
+    assert not same(lambda x: (x + 1).tolist(), numpy.arange(5)).stops
+
+
+def test_floats_go_back_into_the_graph() -> None:
+    assert not same(given_back, FLOATS).stops
+    # an integer may be more than the double that a graph has for it
+    assert same(given_back, torch.tensor([3, 4, 2**60]), breaks=True).stops
+
+
+@pytest.mark.parametrize("program", [compared, divided])
+def test_a_value_that_is_needed_ends_the_graph(program: T) -> None:
+    for x in (INTS, FLOATS, torch.zeros(3)):
+        same(program, x, breaks=True)
+
+
+def test_new_values_are_no_new_version() -> None:
+    backend = Counting()
+    fast = fusee.compile(computed, backend=backend, fullgraph=True)
+    for x in (FLOATS, FLOATS + 1, -FLOATS):
+        assert fast(x) == computed(x)
+    assert len(backend.graphs) == 1
+
+
+def test_scalars_are_captured_if_torch_is_told_so() -> None:
+    def program(x: T) -> T:
+        n = x.max().item()
+        x.zero_()
+        return n, float(x.sum()), n * 2, float(n)
+
+    fast = fusee.compile(program, fullgraph=True, backend="eager")
+    with pytest.raises(GraphBreakError, match="needs the value"):
+        fast(FLOATS.clone())
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for x in (FLOATS, INTS, torch.ones(1, dtype=torch.uint8)):
+            again = fusee.compile(program, fullgraph=True, backend="eager")
+            assert again(x.clone()) == program(x.clone())
+        for wrong in (lambda x: (x + 1).item(), lambda x: float(x + 1)):
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                wrong(FLOATS)
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                fusee.compile(wrong)(FLOATS)
+        whole = fusee.compile(lambda x: int(x + 1))
+        assert whole(torch.tensor(2.5)) == 3
+        with pytest.raises(OverflowError):
+            whole(torch.tensor(torch.inf))
