@@ -101,10 +101,9 @@ def SEND(f: Frame, i: Instruction) -> None:
 
 @op()
 def CLEANUP_THROW(f: Frame, i: Instruction) -> None:
-    _, _, error = f.take(3)
-    if not isinstance(error, StopIteration):
-        raise error
-    f.stack += (None, error.value)
+    if not isinstance(f.stack[-1], StopIteration):
+        raise f.pop()
+    f.stack[-3:] = None, f.stack[-1].value
 
 
 # ------------------------------------------------------------------------------ calls
@@ -160,7 +159,9 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
         raise TypeError("exceptions must derive from BaseException")
     if cause:
         (error.__cause__,) = cause
-    raise error
+    f.push(error)
+    del error, cause  # they would know this frame, and it them
+    raise f.pop()
 
 
 @op()

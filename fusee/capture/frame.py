@@ -62,6 +62,16 @@ def op(*more: str) -> Callable[[Opcode], Opcode]:
     return register
 
 
+_IN_YIELD_FROM = 2  # in RESUME's argument, where it follows the yield of a `yield from`
+
+
+def _method(machine: Any, x: Any, name: str) -> Any:
+    try:
+        return machine.attribute(x, name)
+    except AttributeError:
+        return None
+
+
 class Frame:
     """The state of one activation.
 
@@ -113,10 +123,8 @@ class Frame:
     def closes_in_silence(self) -> bool:
         """Whether no handler takes the GeneratorExit that ends the suspended generator of this."""
         twin, handled = copy.copy(self), self.machine.handled
-        twin.stack, twin.at = (
-            [*self.stack],
-            self.at - 1,
-        )  # as if the instruction that yielded raised
+        # as if the instruction that yielded raised
+        twin.stack, twin.at = [*self.stack, None], self.at - 1
         error: BaseException = GeneratorExit()
         try:
             while True:
@@ -133,6 +141,7 @@ class Frame:
             return True
         finally:
             self.machine.handled = handled
+            del error  # which knows this frame
 
     @property
     def where(self) -> str:
@@ -182,6 +191,7 @@ class Frame:
                 except GeneratorExit as error:
                     self._unwind(error)
         finally:
+            self.unwound = None  # it knows this frame, by its traceback
             machine.frames.pop()
 
     def step(self) -> bool:
@@ -205,6 +215,43 @@ class Frame:
             self.at = self.next
             if stopped:
                 return
+
+    def throw(self, error: BaseException) -> bool:
+        """Raise in the suspended generator of this. True if it yields: what it delegates to did.
+
+        source   CPython's Objects/genobject.c, _gen_throw
+        """
+        machine, listed = self.machine, self.program.instructions
+        if self.instruction.name == "RESUME" and self.instruction.arg & 3 == _IN_YIELD_FROM:
+            ends = isinstance(error, GeneratorExit)
+            try:
+                method = _method(machine, self.stack[-1], "close" if ends else "throw")
+                if method is not None:
+                    self.result = machine.call(method, () if ends else (error,), {})
+                    if not ends:
+                        return True
+            except StopIteration as returned:
+                if ends:
+                    error = returned
+                else:
+                    self._send_ended(listed[self.at - 2], returned.value)
+                    return False
+            except (Exception, GeneratorExit) as other:  # noqa: BLE001  # whatever it raises
+                error = other
+        self.push(None)  # in place of what would have been sent
+        self.at -= 1  # the exception comes from the instruction that yielded
+        try:
+            self._unwind(error)
+        finally:
+            del error  # which knows this frame
+        return False
+
+    def _send_ended(self, send: Instruction, value: Any) -> None:
+        """What a `yield from` gave goes on the stack: the generator below it has returned."""
+        if sys.version_info < (3, 12):
+            self.pop()
+        self.push(value)
+        self.at = send.target
 
     def _unwind(self, error: BaseException) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
@@ -239,7 +286,7 @@ def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
 
 def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
     machine = f.machine
-    value = result = error = None
+    value = result = error = own = None  # what it handles itself stays with it
     while True:
         if is_on:
             try:
@@ -249,13 +296,14 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                     return None
                 error = thrown
         is_on = True
-        handled, machine.handled = machine.handled, None
+        handled = machine.handled
+        machine.handled = own or handled
         try:
             if error is None:
                 f.push(value)
-            else:
-                f.at -= 1  # the exception comes from the instruction that yielded
-                f._unwind(error)
+            elif f.throw(error):
+                result = f.result
+                continue
             result = f.run()
         except Exception:
             raise
@@ -265,7 +313,8 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
             machine.pending = ended  # a generator that is dropped can raise nothing
             return None
         finally:
+            own = None if machine.handled is handled else machine.handled
             machine.handled = handled
-            error = None  # which knows this frame, and all that the generator has
+            f.unwound = error = None  # which know this frame, and all that the generator has
         if not f.yielded:
             return result

@@ -59,6 +59,12 @@ def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> Non
     how(f.machine.writable(f.stack[-i.arg]), *more)
 
 
+def _super(f: Frame, operands: list[Any], has_arguments: int) -> Any:
+    """`super(cls, obj)`; without arguments the compiler has found them, and super() does too."""
+    function, *given = operands
+    return f.machine.call(function, tuple(given) if has_arguments else (), {})
+
+
 _METHODS = sys.version_info >= (3, 12)  # in LOAD_ATTR's argument; before, in LOAD_METHOD
 _CONVERSIONS = ("", "s", "r", "a")
 
@@ -89,11 +95,8 @@ _SIMPLE: dict[str, Opcode] = {
     # attributes
     "LOAD_ATTR": lambda f, i: _push(f, f.machine.attribute(f.pop(), i.value), _METHODS & i.arg),
     "LOAD_METHOD": lambda f, i: f.stack.extend((NULL, f.machine.attribute(f.pop(), i.value))),
-    # with two arguments or with the class and the object that the compiler found for super()
     "LOAD_SUPER_ATTR": lambda f, i: _push(
-        f,
-        f.machine.attribute(f.machine.call(f.stack.pop(-3), tuple(f.take(2)), {}), i.value),
-        i.arg & 1,
+        f, f.machine.attribute(_super(f, f.take(3), i.arg & 2), i.value), i.arg & 1
     ),
     "STORE_ATTR": lambda f, i: f.machine.store_attribute(f.pop(), i.value, f.pop()),
     "DELETE_ATTR": lambda f, i: f.machine.delete_attribute(f.pop(), i.value),

@@ -286,6 +286,75 @@ def loops(x, log):
     return x, out
 
 
+def throws_into_what_it_delegates_to(x, log):
+    def inner():
+        try:
+            yield 1
+        except ValueError:
+            yield 2
+        except KeyError:
+            return 3
+
+    def outer():
+        for _ in range(2):
+            log.append((yield from inner()))
+        yield from [4, 5]
+
+    first, second = outer(), outer()
+    log += [next(first), first.throw(ValueError("a")), list(first)]
+    log += [next(second), second.throw(KeyError), next(second), next(second)]
+    with contextlib.suppress(ValueError):
+        second.throw(ValueError("b"))
+    return x
+
+
+def closes_what_it_delegates_to(x, log):
+    class Once:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return 1
+
+        def close(self):
+            log.append("closed")
+            raise KeyError("while closing")
+
+    def outer(inner):
+        try:
+            yield from inner
+        except KeyError as error:
+            log.append(repr(error))
+        finally:
+            log.append("outer")
+
+    for inner in (g(log), Once()):
+        it = outer(inner)
+        next(it)
+        it.close()
+    return x
+
+
+def handles_while_suspended(x, log):
+    def h():
+        try:
+            raise KeyError("own")
+        except KeyError:
+            yield 1
+            try:
+                raise
+            except KeyError as error:
+                log.append(repr(error))
+            yield 2
+        try:
+            raise
+        except RuntimeError as error:
+            log.append(str(error))
+
+    log.append(list(h()))
+    return x
+
+
 def drained(x: Any) -> Any:
     """With lists in place of iterators."""
     if isinstance(x, (tuple, list)) or hasattr(x, "__next__"):
