@@ -12,7 +12,7 @@ from torch import fx
 from fusee.capture.torch_api import STATE_SWITCHES, OpOverload, OpOverloadPacket
 from fusee.sym.raising import name_may_raise, raises
 
-__all__ = ["BODY", "effects", "has_effect", "is_mutable", "storages"]
+__all__ = ["BODY", "effects", "has_effect", "is_in_place", "is_mutable", "storages"]
 
 # The attribute of a target that has the calls of a function under a transform: transforms.py.
 BODY = "_fusee_body"
@@ -41,7 +41,7 @@ def effects(node: fx.Node) -> set[str]:
     written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
     found = set()
     is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
-    if is_asked or target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+    if is_asked or target in _IN_PLACE or is_in_place(name):
         found.add("writes")
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
     is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
@@ -59,6 +59,15 @@ def effects(node: fx.Node) -> set[str]:
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
+
+
+def is_in_place(name: str) -> bool:
+    """Whether an operator with this name writes to its first operand."""
+    return name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS
+
+
+# Functions of the module `operator` that would otherwise be words of Python.
+_KEYWORDS = ("and_", "or_", "not_")
 
 
 def has_effect(node: fx.Node) -> bool:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from fusee.capture.breaks import GraphBreak
+from fusee.capture.effects import is_in_place
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket
 from fusee.sym.metas.table import is_dense
 
@@ -49,7 +50,7 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
     """
     written = kwargs.get("out")
     may_be_operand = written is None or _is_pointwise(name)
-    if written is None and name.endswith("_") and not name.endswith("__") and args:
+    if written is None and is_in_place(name) and args:
         written = args[0]
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:

@@ -47,7 +47,7 @@ for _method in (_Context.save_for_backward, _Context.note):
 @stands_for(apply_function)
 def _apply(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     cls, *given = args
-    if m.world.origin(cls) is None or kwargs:
+    if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
     needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
     before = m.world.changes()[1:]
