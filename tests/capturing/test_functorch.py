@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch.func import (
     functional_call,
     grad,
@@ -116,7 +117,13 @@ def of_sums(a: Tensor) -> Any:
     return torch.vmap(lambda s: Sums(s.total + s.parts[0], [s.parts[1]]))(Sums(a, [a, a * 2]))
 
 
+def masked(a: Tensor) -> Any:
+    with TransformGetItemToIndex():  # of its own: torch's code calls an autograd function
+        return torch.vmap(lambda k: a[k])(torch.arange(3))
+
+
 ROWS = [
+    (masked, x(4)),
     (lambda a: torch.vmap(lambda row: row.sin() @ WEIGHT)(a), x(3, 4)),
     (lambda a, b: DOT(a, b), x(3, 4), x(5, 4)),
     (lambda a, b: torch.vmap(torch.vmap(torch.dot, (None, 0)), (0, None))(a, b), x(3, 4), x(5, 4)),

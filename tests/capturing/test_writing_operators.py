@@ -64,3 +64,16 @@ def test_a_fused_optimizer_kernel() -> None:
         made.append([x for one in lists for x in one])
     assert all(torch.equal(x, y) for x, y in zip(*made, strict=True))
     assert not torch.equal(made[0][0], torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+def test_names_like_those_that_write(backend: str) -> None:
+    """operator.and_ and operator.or_ end in an underscore as words of Python do."""
+
+    def call(x: Tensor) -> Tensor:
+        rows = x > 0
+        return (rows.view(3, 1) & rows.view(1, 3)) | (rows & rows)
+
+    compiled = fusee.compile(call, backend=backend, fullgraph=True)
+    for x in (torch.tensor([1.0, -1.0, 2.0]), torch.zeros(3)):
+        assert torch.equal(compiled(x), call(x))
