@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from fusee.aten.nodes import WithData, inline, run_inner
 from fusee.aten.tracer import Tracer
 from fusee.autodiff.sparse import sparse_embedding
 from fusee.autodiff.torch_api import uses_flash_attention
+from fusee.sym.metas.table import suggested_layout
 
 __all__ = ["HIGHER_ORDER", "AboveAutograd", "needs_devices"]
 
@@ -98,8 +100,22 @@ def _attention(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if uses_flash_attention(q, k, v, mask, dropout, is_causal, scale, enable_gqa):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
         return op(q, k, v, dropout, is_causal, attn_mask=mask, scale=scale)[0]
-    math = aten._scaled_dot_product_attention_math.default
-    return math(q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+    op = aten._scaled_dot_product_attention_math.default
+    return op(q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+@_function(torch.group_norm)
+def _group_norm(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    given = {**dict(zip(names, args)), **kwargs}
+    x, groups = given["input"], given["num_groups"]
+    layout = suggested_layout(x)
+    if not _is_plain(x) or layout == torch.contiguous_format:
+        return func(*args, **kwargs)
+    n, channels, *pixels = x.shape
+    rest = (n, channels, math.prod(pixels), groups, given.get("eps", 1e-5))
+    x = x.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
+    return torch.native_group_norm(x, given.get("weight"), given.get("bias"), *rest)[0]
 
 
 _function(torch.embedding)(sparse_embedding)

@@ -206,6 +206,25 @@ def test_a_tangent_that_is_lazily_negated() -> None:
     torch.testing.assert_close(ours, eager)
 
 
+class _Rotated(torch.nn.Module):
+    """The factors depend on buffers alone: made once, and kept by the forward for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", real(4, 6))
+
+    def forward(self, x: Tensor) -> Any:
+        factors = torch.polar(torch.ones(6, 4), self.angles.t()) * 1.0
+        return torch.view_as_real(torch.view_as_complex(x * 2) * factors) + 1, factors
+
+
+def test_what_depends_on_buffers_alone() -> None:
+    module, x = _Rotated(), real(3, 6, 4, 2)
+    for with_grad in (False, True):
+        ours = outcome(fusee.compile(module), (x,), with_grad)
+        same(ours, outcome(module, (x,), with_grad))
+
+
 def test_what_is_around_them_is_compiled() -> None:
     compiled = fusee.compile(rotary, fullgraph=True)
     with torch.no_grad():

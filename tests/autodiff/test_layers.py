@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusee
@@ -54,3 +55,19 @@ def test_layer_trains(name: str) -> None:
         outcomes.append([first, given.grad, *(p.grad for p in layer.parameters())])
     for k, (theirs, ours) in enumerate(zip(*outcomes, strict=True)):
         same(f"{name}, item {k}", ours, theirs)
+
+
+@pytest.mark.parametrize("size", [(2, 8, 6, 6), (2, 8, 3, 4, 4)])
+def test_group_norm_keeps_channels_last_and_what_is_random_after_it(size: tuple[int, ...]) -> None:
+    layout = torch.channels_last if len(size) == 4 else torch.channels_last_3d
+    x = torch.randn(size).to(memory_format=layout)
+
+    def f(x: Tensor) -> Tensor:
+        return F.dropout(F.group_norm(x * 2, 2, torch.ones(8), eps=1e-3))
+
+    results = []
+    for call in (f, fusee.compile(f)):
+        torch.manual_seed(0)
+        results.append(call(x.requires_grad_()))
+    torch.testing.assert_close(*results)
+    assert results[0].stride() == results[1].stride() == x.stride()

@@ -24,6 +24,11 @@ def images(*size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [x, x.to(memory_format=torch.channels_last), wide[..., : size[-1]]]
 
 
+def _channels_last(size: tuple[int, ...]) -> Tensor:
+    layout = torch.channels_last if len(size) == 4 else torch.channels_last_3d
+    return torch.randn(size).to(memory_format=layout)
+
+
 def rows(x: Tensor) -> list[Tensor]:
     return [x, x.mT.contiguous().mT, x[:, :1].expand_as(x)]
 
@@ -49,6 +54,18 @@ CASES: list[tuple[str, Callable[[], list[Args]]]] = [
     ("zeros_like", lambda: [(x,) for x in images(2, 4, 6, 6)]),
     ("full_like", lambda: [(x, 3) for x in images(2, 4, 6, 6)]),
     ("new_full", lambda: [(x, [2, 3], 1) for x in images(2, 4, 6, 6)]),
+    *[
+        (f"{kind}_pad{len(size) - 2}d", lambda size=size: [
+            (x, [1, 2] * (len(size) - 2)) for x in (torch.randn(size), _channels_last(size))
+        ])
+        for kind in ("reflection", "replication")
+        for size in ((2, 4, 6, 6), (2, 4, 5, 6, 6))
+    ],
+    ("roll", lambda: [
+        (x, shifts, axes)
+        for x in images(2, 4, 6, 6)
+        for shifts, axes in (([2], [1]), ([1, -1], [2, 3]), ([0, 1], [2, 3]), ([6], [2]), ([5], []))
+    ]),
     ("cumsum", lambda: [(x, 1) for x in [*rows(torch.randn(4, 5)), torch.ones(3, 4).int()]]),
     ("sum", lambda: [(x,) for x in [*rows(torch.randn(4, 5)), torch.ones(3).bool()]]),
     ("mean", lambda: [(x,) for x in rows(torch.randn(4, 5))]),

@@ -9,6 +9,7 @@ import torch
 
 from fusee.loops.ir import Buffer, Extern, Value, View
 from fusee.loops.lower.strides import same_strides
+from fusee.loops.lower.table import DTYPES
 from fusee.loops.lower.tensor import Lowering, Strided, Tensor
 from fusee.sym.expr import Size
 
@@ -31,12 +32,22 @@ class Outputs:
         buffer = storage.buffer
         is_ours = buffer.role in ("scratch", "extern", "result")
         if not is_ours or self.owners.setdefault(buffer, owner) is not owner:
-            storage = self.lowering.copy(tensor, strides)
+            copy = self.lowering.copy if tensor.dtype in DTYPES else self._copied
+            storage = copy(tensor, strides)
             buffer = storage.buffer
             self.owners[buffer] = owner
         if buffer.role == "scratch":
             buffer.role = "result"
         self.plain(View(buffer, tensor.shape, strides, storage.offset))
+
+    def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
+        """A new tensor, of ATen's, with the elements of one that only ATen reads."""
+        buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
+        given = self.lowering.window(tensor), tensor.shape, strides
+        step = Extern("aten.copy_", _laid_out, given, {}, (buffer,))
+        step.reason, step.origin = "tensors that only ATen reads", self.lowering.origin
+        self.lowering.graph.steps.append(step)
+        return Strided(buffer, strides, 0)
 
     def _place(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
         storage = tensor.storage
@@ -124,6 +135,10 @@ class Outputs:
             and storage.offset == target.offset
             and same_strides(tensor.shape, storage.strides, target.strides)
         )
+
+
+def _laid_out(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _storage(target: Tensor) -> Strided:

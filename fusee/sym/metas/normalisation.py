@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
-from fusee.sym.metas.table import aten, empty, laid_out, like, meta, suggested_layout
+from fusee.sym.metas.table import (
+    METAS,
+    Meta,
+    Op,
+    aten,
+    empty,
+    laid_out,
+    like,
+    meta,
+    suggested_layout,
+)
+
+_ROWS = torch.contiguous_format
 
 
 @meta(aten._softmax.default, aten._log_softmax.default)
@@ -90,6 +102,33 @@ def _batch_normalised(
     dtype = _statistics_dtype(x, *parameters)
     out = laid_out(x.shape, x.dtype, suggested_layout(x))
     return out, empty(rows, dtype), empty(rows, dtype)
+
+
+def _in_the_layout_of_x(op: Op) -> Meta:
+    """Of a kernel that fills the memory format which its operand suggests."""
+
+    def result(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        found: torch.Tensor = op(x, *args)
+        layout = suggested_layout(x)
+        return found if layout == _ROWS else laid_out(found.shape, x.dtype, layout)
+
+    return result
+
+
+for _op in (
+    *(aten.reflection_pad2d.default, aten.reflection_pad3d.default),
+    *(aten.replication_pad2d.default, aten.replication_pad3d.default),
+):
+    METAS[_op] = _in_the_layout_of_x(_op)
+
+
+@meta(aten.roll.default)
+def _roll(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    found, layout = aten.roll.default(x, shifts, dims), suggested_layout(x)
+    # a cat of two parts for each axis: an empty part suggests rows
+    if layout == _ROWS or not dims or any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
+        return found
+    return laid_out(x.shape, x.dtype, layout)
 
 
 @meta(aten._linalg_svd.default)
