@@ -214,7 +214,7 @@ class _Rotated(torch.nn.Module):
         self.register_buffer("angles", real(4, 6))
 
     def forward(self, x: Tensor) -> Any:
-        factors = torch.polar(torch.ones(6, 4), self.angles.t()) * 1.0
+        factors = torch.polar(torch.ones(6, 4), self.get_buffer("angles").t()) * 1.0
         return torch.view_as_real(torch.view_as_complex(x * 2) * factors) + 1, factors
 
 
