@@ -302,6 +302,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             _store_in_tensor(m, obj, name, value)
             return
+        if grads.store(m, obj, name, value):
+            return
         if name != "grad" or value is DELETED:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         grads.write(m, obj, value)

@@ -1,4 +1,4 @@
-"""What belongs to tensors from outside: their gradients, and entries of dicts by tensor.
+"""What belongs to tensors: gradients, entries of dicts by tensor, attributes that are written.
 
 The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
 to it is replayed after the graph. Between two such reads only a backward pass could change it, and
@@ -16,7 +16,7 @@ from fusee.capture.capturing import Capturing
 from fusee.capture.mirror import Mirror
 from fusee.capture.torch_api import FakeTensor, asks
 
-__all__ = ["item_by_tensor", "read", "write"]
+__all__ = ["item_by_tensor", "read", "store", "write"]
 
 
 def read(m: Capturing, fake: torch.Tensor) -> Any:
@@ -57,3 +57,24 @@ def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     elif value is not None:
         raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
     m.world.set_slot(fake, "grad", value)
+
+
+def store(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
+    """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
+    if id(fake) in m.world.seen or m.modes:
+        return False
+    if name == "requires_grad" and isinstance(value, bool):
+        m.world.recorder.call(torch.Tensor.requires_grad_, (fake, value), {})
+        return True
+    return name == "data" and isinstance(value, FakeTensor) and _is_data(fake, value)
+
+
+def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor is the memory of another one, seen as it is."""
+
+    def seen(x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()._cdata
+        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
+    with torch._C.DisableTorchFunction():
+        return value is fake or seen(value) == seen(fake)

@@ -18,6 +18,7 @@ from typing import Any
 
 from fusee.capture import attributes, grads, subclasses
 from fusee.capture import copying as _copying  # noqa: F401  # its stand-ins
+from fusee.capture import leaves as _leaves  # noqa: F401  # its stand-ins
 from fusee.capture import library as _library  # noqa: F401  # its stand-ins
 from fusee.capture.attributes import ask
 from fusee.capture.breaks import GraphBreak, Opaque

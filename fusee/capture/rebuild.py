@@ -150,6 +150,8 @@ class Rebuild:
     def _tensor(self, x: torch.Tensor) -> str:
         self.outputs.append(x)
         text = f"_out[{len(self.outputs) - 1}]"
+        if id(x) in self.world.recorder.leaves:
+            return self._leaf(x, text)
         if id(x) not in self.world.seen:
             return text
         kind, mirror = self.world.seen[id(x)]
@@ -162,6 +164,15 @@ class Rebuild:
         for key, item in mirror.copy.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
         return name
+
+    def _leaf(self, x: torch.Tensor, text: str) -> str:
+        if not self.world.recorder.leaves[id(x)]:
+            raise Lost("a view, made without gradients, of a tensor that requires grad")
+        with torch._C.DisableTorchFunction():
+            grad = str(x.requires_grad)
+        if getattr(x, "_is_param", False):
+            return self._named(self.call(torch.nn.Parameter, text, grad))
+        return self._named(f"{text}.detach().requires_grad_({grad})")
 
     def call(self, function: Any, *args: str) -> str:
         """An expression that calls an object."""

@@ -56,7 +56,7 @@ _VALUES = {
 
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = {
-    "requires_grad_", "register_hook", "register_post_accumulate_grad_hook",
+    "register_hook", "register_post_accumulate_grad_hook",
     "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
     "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
 }  # fmt: skip
@@ -116,6 +116,8 @@ class Recorder(TorchFunctionMode):
         self.off = 0  # how often subclasses are told to let calls pass
         self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
+        # by id, tensors of the program's where autograd begins; False: views without gradients
+        self.leaves: dict[int, bool] = {}
         self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
@@ -185,8 +187,8 @@ class Recorder(TorchFunctionMode):
             return self._offset(args[0])
         if name == "backward":
             raise GraphBreak("backward() runs autograd, between two graphs", "")
-        if name == "requires_grad_" and args[0].requires_grad == (*args[1:], True)[0]:
-            return args[0]
+        if name == "requires_grad_":
+            return self.begin_at(*args, **kwargs)
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
@@ -249,6 +251,16 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
         return out
 
+    def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        """`requires_grad_()`: of a tensor that the program made, or as it is already."""
+        with torch._C.DisableTorchFunction():
+            if fake.requires_grad != requires_grad:
+                if not self.is_main or id(fake) in self._inputs:
+                    raise GraphBreak("requires_grad_() changes a tensor from outside")
+                fake.requires_grad_(requires_grad)
+                self.leaves[id(fake)] = True
+        return fake
+
     def write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         inference = torch.is_inference_mode_enabled()
         if self.inference is None:
@@ -275,10 +287,23 @@ class Recorder(TorchFunctionMode):
 
     def _finish(self, node: fx.Node, out: Any) -> None:
         node.meta["example_value"] = out
+        if self.leaves:
+            self._refuse_gradients(node, out)
         where = self.where()
         if where:
             node.meta["stack_trace"] = _stack_trace(where)
         self._adopt_all(node, out)
+
+    def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
+        """End the graph before what a leaf of its own would get a gradient of."""
+        if not any(id(x.meta.get("example_value")) in self.leaves for x in node.all_input_nodes):
+            return
+        with torch._C.DisableTorchFunction():
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
+                    if torch.is_grad_enabled():
+                        raise GraphBreak("a tensor that the program made requires grad, and is used")
+                    self.leaves[id(x)] = False
 
     def _adopt_all(self, node: fx.Node, out: Any) -> None:
         """Results inside tuples and lists become getitem nodes."""

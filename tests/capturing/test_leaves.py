@@ -1,0 +1,145 @@
+"""Parameters, and other tensors at which autograd begins, that the program itself makes."""
+
+# Programs under test: mistakes are meant.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusee
+from tests.capturing.same import Traced
+
+LINEAR = nn.Linear(3, 3)
+
+
+def a_module(x):
+    made = nn.Linear(3, 2)
+    nn.init.ones_(made.weight)
+    nn.init.zeros_(made.bias)
+    return made(x * 2).sum(), made
+
+
+def trained(x):
+    p = nn.Parameter(x * 2)
+    (p * x).sum().backward()
+    return p.grad, p
+
+
+def frozen(x):
+    return nn.Parameter(x * 2, requires_grad=False), nn.Parameter(x), nn.Parameter()
+
+
+def shares_memory(x):
+    data = x * 2
+    p = nn.Parameter(data)
+    with torch.no_grad():
+        p.add_(1)
+    return data, p, p.requires_grad, p.is_leaf, isinstance(p, nn.Parameter), type(p)
+
+
+def a_view(x):
+    leaf = torch.zeros_like(x).requires_grad_()
+    with torch.no_grad():
+        view = leaf[:, :1]
+    return view, view + 1
+
+
+def a_view_that_is_used(x):
+    leaf = torch.zeros_like(x).requires_grad_()
+    with torch.no_grad():
+        return leaf[:, :1].reshape(2) + 1
+
+
+def of_integers(x):
+    try:
+        return nn.Parameter(torch.zeros(3, dtype=torch.int64))
+    except RuntimeError as error:
+        return str(error), x * 2
+
+
+def asked_of_integers(x):
+    y = x * 2
+    try:
+        return y.int().requires_grad_()
+    except RuntimeError as error:
+        return str(error), y
+
+
+def on_and_off(x):
+    y = (x * 2).detach().requires_grad_()
+    y.requires_grad = False
+    return y * 3
+
+
+def an_input(x):
+    x.requires_grad_()
+    return x * 2
+
+
+def several_times(x):
+    p = nn.Parameter(x.clone())
+    listed = [p, p]
+    return listed, listed[0] is listed[1]
+
+
+def registered(x):
+    LINEAR.more = nn.Parameter(x.sum(0))
+    return LINEAR.more * 1
+
+
+def its_own_data(x):
+    p = nn.Parameter(x * 2)
+    p.data = p.data
+    LINEAR.weight.data = LINEAR.weight.data
+    return LINEAR.to(torch.float32)(x), p
+
+
+def other_data(x):
+    y = x * 2
+    y.data = torch.zeros(2, 3)
+    return y + 1
+
+
+PROGRAMS = [
+    a_module, trained, frozen, shares_memory, a_view, a_view_that_is_used, of_integers,
+    asked_of_integers, on_and_off, an_input, several_times, registered, its_own_data, other_data,
+]  # fmt: skip
+# Without gradients; with them the use of a leaf ends a graph, and the next one has it as an input.
+BROKEN = {trained, a_view, of_integers, an_input, other_data}
+
+
+def shown(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        leads = x.requires_grad, x.is_leaf, x.grad_fn is None
+        return type(x), x.detach().tolist(), leads
+    if isinstance(x, nn.Module):
+        return {name: shown(p) for name, p in x.named_parameters()}
+    return [shown(item) for item in x] if isinstance(x, (tuple, list)) else x
+
+
+def outcome(program: Callable[..., Any], is_grad: bool) -> Any:
+    x = torch.arange(6.0).reshape(2, 3)
+    try:
+        with torch.set_grad_enabled(is_grad):
+            return shown((program(x), x))
+    except RuntimeError as error:
+        return type(error), str(error)
+    finally:
+        LINEAR._parameters.pop("more", None)
+
+
+@pytest.mark.parametrize("is_grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_in_eager(program: Callable[..., Any], is_grad: bool) -> None:
+    want, traced = outcome(program, is_grad), Traced(program)
+    for compiled in (traced, fusee.compile(program)):
+        for _ in range(2):
+            assert outcome(compiled, is_grad) == want
+    if not is_grad and program not in BROKEN:
+        assert len(traced.graphs) == 1 and not traced.stops
