@@ -302,7 +302,7 @@ class Recorder(TorchFunctionMode):
             for x in out if isinstance(out, (tuple, list)) else (out,):
                 if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
                     if torch.is_grad_enabled():
-                        raise GraphBreak("a tensor that the program made requires grad, and is used")
+                        raise GraphBreak("a tensor that requires grad is made and used")
                     self.leaves[id(x)] = False
 
     def _adopt_all(self, node: fx.Node, out: Any) -> None:
