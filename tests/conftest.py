@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 
 from fusee import config  # noqa: E402
+from fusee.errors import MissingPackage  # noqa: E402
 from tests.counting import Counting  # noqa: E402
 
 # The same examples each time: a change is judged by what it changes. `--hypothesis-profile=search`
@@ -22,6 +24,20 @@ from tests.counting import Counting  # noqa: E402
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("fixed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A test that needs a package of an extra that is not installed is skipped, and says so."""
+    try:
+        yield
+    except MissingPackage as error:
+        pytest.skip(str(error).splitlines()[0])
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        if root in ("", "fusee", "tests", "bench") or importlib.util.find_spec(root) is not None:
+            raise
+        pytest.skip(f"{root} is not installed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -101,7 +101,9 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         elif not self._lines or self._lines[-1] is not self.b.stack_trace:
             self._first.append(next_node_number())
             self._lines.append(self.b.stack_trace)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        # what we ask twins for is no call of the program's: `functions` need not see it
+        with torch._C.DisableTorchFunction():
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _line(self, number: int | None) -> str | None:
         if number is None:

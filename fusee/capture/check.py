@@ -120,6 +120,7 @@ class _Watched:
         self._tensors: list[torch.Tensor] = []
         self._through: dict[int, dict[Any, Any]] = {}
         self._wholly: dict[int, tuple[Any, ...]] = {}
+        self._objects: dict[Origin, Any] = {}
 
     def takes(self, fact: Fact) -> bool:
         """Whether the fact follows from what is watched; notes what that is."""
@@ -162,6 +163,7 @@ class _Watched:
 
     def start(self) -> None:
         """Begin to watch. The facts hold now."""
+        self._objects = {}
         dicts, lists, owners = (
             [*some.values()] for some in (self._dicts, self._lists, self._owners)
         )
@@ -219,6 +221,11 @@ class _Watched:
 
     def _object(self, origin: Origin) -> Any:
         """What is there; ABSENT if nothing is, or nothing that is watched leads there."""
+        for part in origin.beyond(self._objects):  # what is a part of the next comes first
+            self._objects[part] = self._part(part)
+        return self._objects[origin]
+
+    def _part(self, origin: Origin) -> Any:
         if isinstance(origin, Held):
             return origin.value
         if isinstance(origin, Dict):

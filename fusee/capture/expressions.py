@@ -33,6 +33,7 @@ class Source:
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
         self._variables = known or {}
+        self._values: dict[Origin | None, Any] = {}
 
     def bind(self, values: Mapping[str, Any]) -> None:
         """Let `now` find the program's variables."""
@@ -87,14 +88,10 @@ class Source:
 
     def variable(self, origin: Origin) -> str:
         """A name that holds the object at `origin` from here on."""
-        name = ""
-        for part in origin.path():
-            known = self._variables.get(part)
-            if known is None:
-                text = self.code(part, name)
-                known = self._variables[part] = text if text.isidentifier() else self.once(text)
-            name = known
-        return name
+        for part in origin.beyond(self._variables):
+            text = self.code(part, "" if part.parent is None else self._variables[part.parent])
+            self._variables[part] = text if text.isidentifier() else self.once(text)
+        return self._variables[origin]
 
     def once(self, text: str) -> str:
         """A name for the value of an expression."""
@@ -105,9 +102,8 @@ class Source:
         return name
 
     def value(self, origin: Origin) -> Any:
-        """The object itself. Only where `names` has the locals too."""
-        found: Any = None
-        for part in origin.path():
-            names = collections.ChainMap({"_found": found}, self.names)
-            found = eval(self.code(part, "_found"), {}, names)
-        return found
+        """The object itself, as it was when first asked for. Only where `names` has the locals."""
+        for part in origin.beyond(self._values):
+            names = collections.ChainMap({"_found": self._values.get(part.parent)}, self.names)
+            self._values[part] = eval(self.code(part, "_found"), {}, names)
+        return self._values[origin]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,8 @@ _TRUSTED = frozenset(
     " importlib string numbers time traceback _operator _functools _collections _collections_abc"
     " typing_extensions".split()
 )
+
+_MOST_NAMED = 24  # parts of an origin in the name of an input
 
 
 @functools.lru_cache(maxsize=4096)
@@ -51,8 +54,12 @@ class Origin:
     def code(self, parent: str, constant: str) -> str:
         return self.SOURCE.format(self, parent=parent, constant=constant)
 
+    def words_after(self, parent: str) -> str:
+        """How reports name it, given how they name what it is a part of."""
+        return self.WORDS.format(self, parent=parent)
+
     def __str__(self) -> str:
-        return self.WORDS.format(self)
+        return _words(self.path())
 
     @property
     def parent(self) -> Origin | None:
@@ -65,9 +72,13 @@ class Origin:
 
     def path(self) -> list[Origin]:
         """What all of this is a part of, what is a part of that, and so on to this."""
+        return self.beyond(())
+
+    def beyond(self, known: Container[Origin]) -> list[Origin]:
+        """The end of the path: this, and what it is a part of up to what is known."""
         found: list[Origin] = []
         at: Origin | None = self
-        while at is not None:
+        while at is not None and at not in known:
             found.append(at)
             at = at.parent
         return found[::-1]
@@ -132,7 +143,7 @@ class Attr(_Part):
     """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
 
     name: str
-    SOURCE, WORDS = "{parent}.{0.name}", "{0.of}.{0.name}"
+    SOURCE, WORDS = "{parent}.{0.name}", "{parent}.{0.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +168,10 @@ class Item(_Part):
     key: Any
     SOURCE, HOLDS = "{parent}[{constant}]", "key"
 
-    def __str__(self) -> str:
+    def words_after(self, parent: str) -> str:
         if isinstance(self.of, Dict) and isinstance(self.key, str):
-            return f"{self.of.of}.{self.key}"
-        return f"{self.of}[{self.key!r}]"
+            return f"{parent.removesuffix(f'.{self.of.name}')}.{self.key}"
+        return f"{parent}[{self.key!r}]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +180,8 @@ class Entry(Item):
 
     words: str
 
-    def __str__(self) -> str:
-        return f"{self.of}[{self.words}]"
+    def words_after(self, parent: str) -> str:
+        return f"{parent}[{self.words}]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +190,7 @@ class Call(_Part):
 
     function: Any
     words: str
-    SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({0.of})", "function"
+    SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({parent})", "function"
 
 
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
@@ -196,5 +207,18 @@ def is_buffer(origin: Origin) -> bool:
 
 
 def input_name(origin: Origin) -> str:
-    """Words for a tensor that is an input of a graph."""
-    return str(origin).replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
+    """Words for a tensor that is an input of a graph: the end of its path, if that is long."""
+    parts: list[Origin] = []
+    at: Origin | None = origin
+    while at is not None and len(parts) < _MOST_NAMED:
+        parts.append(at)
+        at = at.parent
+    text = _words(parts[::-1])
+    return text.replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
+
+
+def _words(path: Iterable[Origin]) -> str:
+    text = ""
+    for part in path:
+        text = part.words_after(text)
+    return text

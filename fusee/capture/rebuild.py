@@ -15,7 +15,7 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,7 @@ from fusee.capture.torch_api import FakeTensor, of_subclass
 from fusee.capture.tracebacks import calling_from
 from fusee.capture.world import DELETED, is_scalar
 
-__all__ = ["MAKERS", "Lost", "Rebuild"]
+__all__ = ["MAKERS", "Lost", "Maker", "Rebuild"]
 
 
 def _resumed(
@@ -89,6 +89,17 @@ _FOUND = (
 _BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
 
 
+# A maker at work: it gives away a part, is given the part's expression, and returns its own.
+Making = Generator[Any, str, str]
+
+
+def _each(parts: Iterable[Any]) -> Generator[Any, str, list[str]]:
+    found = []
+    for part in parts:
+        found.append((yield part))  # noqa: PERF401  # no comprehension can give away
+    return found
+
+
 class Rebuild:
     """Writes one function's body.
 
@@ -120,6 +131,35 @@ class Rebuild:
 
     def value(self, x: Any) -> str:
         """An expression for `x`."""
+        text = self._value(x)
+        while self._empty_cells and not self._open:
+            name, contents = self._empty_cells.pop()
+            self.lines.append(f"{name}.cell_contents = {self._value(contents)}")
+        return text
+
+    def _value(self, x: Any) -> str:
+        """The same, but for the contents of cells. What is half made stands on a stack of its own:
+        the program's objects may be nested deeper than Python's calls."""
+        half_made: list[tuple[int, Making]] = []
+        text = self._found(x)
+        while True:
+            if text is None:
+                if id(x) in self._open:
+                    raise Lost("a container that contains itself cannot be made again")
+                self._open.add(id(x))
+                half_made.append((id(x), self._made(x)))
+            elif not half_made:
+                return text
+            try:
+                x = half_made[-1][1].send(text)  # type: ignore[arg-type]  # None starts it
+                text = self._found(x)
+            except StopIteration as made:
+                at, _ = half_made.pop()
+                text = self._memo[at] = made.value
+                self._open.discard(at)
+
+    def _found(self, x: Any) -> str | None:
+        """The expression for `x`; None if it must be made."""
         if is_scalar(x) or isinstance(x, Marker):
             return self.source.constant(x)
         found = self._memo.get(id(x))
@@ -127,27 +167,15 @@ class Rebuild:
             return found
         self._keep.append(x)
         origin = self.world.origin(x) or self._copies.get(id(x))
-        if isinstance(x, FakeTensor):
-            text = self._tensor(x) if origin is None else self.source.variable(origin)
-        elif origin is not None:
-            text = self.source.variable(origin)
-        else:
-            if id(x) in self._open:
-                raise Lost("a container that contains itself cannot be made again")
-            self._open.add(id(x))
-            text = self._made(x)
-            self._open.discard(id(x))
-        self._memo[id(x)] = text
-        while self._empty_cells and not self._open:
-            name, contents = self._empty_cells.pop()
-            self.lines.append(f"{name}.cell_contents = {self.value(contents)}")
-        return text
+        if origin is not None:
+            found = self._memo[id(x)] = self.source.variable(origin)
+        return found
 
     def has(self, x: Any) -> bool:
         """Whether `x` is among what is made again."""
         return id(x) in self._memo
 
-    def _tensor(self, x: torch.Tensor) -> str:
+    def _tensor(self, x: torch.Tensor) -> Making:
         self.outputs.append(x)
         text = f"_out[{len(self.outputs) - 1}]"
         if id(x) in self.world.recorder.leaves:
@@ -162,7 +190,7 @@ class Rebuild:
         made = self.call(of_subclass, text, self.source.constant(kind), grad)
         name = self._memo[id(x)] = self._named(made)
         for key, item in mirror.copy.items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         return name
 
     def _leaf(self, x: torch.Tensor, text: str) -> str:
@@ -184,42 +212,39 @@ class Rebuild:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def _made(self, x: Any) -> str:
+    def _made(self, x: Any) -> Making:
+        """Makes `x`: gives away each of its parts, for the part's expression."""
         kind = type(x)
+        if isinstance(x, FakeTensor):
+            return (yield from self._tensor(x))
         if kind is Number:
             if x.made:  # Python computes it from the same numbers
                 function, *operands = x.made
-                return self._named(self.call(function, *map(self.value, operands)))
+                return self._named(self.call(function, *(yield from _each(operands))))
             raise Lost("a float that the graph computes is alive where it ends")
         maker = MAKERS.get(kind)
         if maker is not None:
-            return self._named(maker(self, x))
+            return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            return self._builtin_method(x)
+            if isinstance(x.__self__, HELD_OWNERS):
+                return self.source.constant(x)
+            return self._named(f"{yield x.__self__}.{x.__name__}")
         if isinstance(x, ITERATORS):
-            return self._iterator(x)
+            return (yield from self._iterator(x))
         if isinstance(x, _FOUND) or kind.__module__ == "typing":
             if isinstance(x, type) and x in self.made_classes:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)
         if isinstance(x, tuple):
-            return self._tuple(x)
-        if type(x) is types.GeneratorType and x in self.generators:
-            return self._generator(x)
-        return self._instance(x)
+            made, items = self.source.constant(kind), ", ".join((yield from _each(x)))
+            return self._named(
+                f"{made}({items})" if hasattr(x, "_fields") else f"{made}(({items},))"
+            )
+        if kind is types.GeneratorType and x in self.generators:
+            return (yield from self._generator(x))
+        return (yield from self._instance(x))
 
-    def _tuple(self, x: tuple[Any, ...]) -> str:
-        kind = self.source.constant(type(x))
-        items = _items(self, x)
-        return self._named(f"{kind}({items})" if hasattr(x, "_fields") else f"{kind}(({items},))")
-
-    def _builtin_method(self, x: Any) -> str:
-        owner = x.__self__
-        if isinstance(owner, HELD_OWNERS):
-            return self.source.constant(x)
-        return self._named(f"{self.value(owner)}.{x.__name__}")
-
-    def _iterator(self, x: Any) -> str:
+    def _iterator(self, x: Any) -> Making:
         try:
             made, args, *state = x.__reduce__()
         except RuntimeError as error:  # its dict or set has another size now
@@ -229,34 +254,34 @@ class Rebuild:
             # a dict that has grown comes first: its iterators would not go on
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
             name = self._named(
-                f"{self.source.python('iter')}({self.value(owner)}.{_OF_DICTS[type(x)]}())"
+                f"{self.source.python('iter')}({yield owner}.{_OF_DICTS[type(x)]}())"
             )
             place = len(owner) - operator.length_hint(x)
             self.lines.append(self.call(advance, name, str(place)))
             return name
-        name = self._named(self.call(made, *map(self.value, args)))
+        name = self._named(self.call(made, *(yield from _each(args))))
         if state and state[0]:
             # once its list is what it should be: a place beyond the end is cut to the end
-            self._places.append(f"{name}.__setstate__({self.value(state[0])})")
+            self._places.append(f"{name}.__setstate__({yield state[0]})")
         return name
 
-    def _generator(self, x: Any) -> str:
+    def _generator(self, x: Any) -> Making:
         f, state = self.generators[x], inspect.getgeneratorstate(x)
         code, names = f.code, f.code.co_varnames[: f.code.co_argcount]
         is_plain = not (code.co_kwonlyargcount or code.co_flags & 12)
         if is_plain and state == inspect.GEN_CREATED:
             args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names]
-            function, given = self.value(f.function), [*map(self.value, args)]
+            function, *given = yield from _each([f.function, *args])
             if self.is_return:
                 return self._named(f"{function}({', '.join(given)})")
             return self._named(self.call(around, "_nested", function, *given))
         if refused(code):
             raise Lost(f"a generator is half way: {refused(code)}")
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
-        parts += map(self.value, (dict(f.locals), list(f.stack), dict(f.cells), state))
+        parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), state])
         return self._named(self.call(_resumed, "_nested", *parts))
 
-    def _instance(self, x: Any) -> str:
+    def _instance(self, x: Any) -> Making:
         cls = type(x)
         in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != _ON_HEAP]
         maker = getattr(cls.__new__, "__self__", None)  # a class, if it is in C
@@ -266,35 +291,36 @@ class Rebuild:
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
         kind = self.source.constant(cls)
-        args = [kind, *(map(self.value, x.args) if isinstance(x, BaseException) else ())]
-        name = self._named(f"{kind}.__new__({', '.join(args)})")
+        args = yield from _each(x.args if isinstance(x, BaseException) else ())
+        name = self._named(f"{kind}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if isinstance(x, dict):
-            pairs = ", ".join(f"({self.value(k)}, {self.value(v)})" for k, v in dict.items(x))
+            own = [part for pair in dict.items(x) for part in pair]  # not what its class makes of it
+            pairs = _braces(*(yield from _each(own)))
             update = self.source.constant(dict_class(x).update)
-            self.lines.append(f"{update}({name}, [{pairs}])")
+            self.lines.append(f"{update}({name}, {pairs})")
         elif isinstance(x, (list, set)):
             fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
-            self.lines.append(f"{fill}({name}, [{_items(self, x)}])")
+            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
         elif isinstance(x, BaseException):
-            self._exception(x, name)
+            yield from self._exception(x, name)
         for key, item in getattr(x, "__dict__", {}).items():
-            self.lines.append(f"{name}.__dict__[{key!r}] = {self.value(item)}")
+            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         for key in _slots(cls):
             if hasattr(x, key):
-                item = self.value(getattr(x, key))
+                item = yield getattr(x, key)
                 setattr_ = f"{self.source.python('object')}.__setattr__"
                 self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
         return name
 
-    def _exception(self, x: BaseException, name: str) -> None:
+    def _exception(self, x: BaseException, name: str) -> Generator[Any, str, None]:
         """What the classes in C keep, and how the exception came about."""
         in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
         init = f"{self.source.constant(in_c)}.__init__"
-        self.lines.append(f"{init}({name}, {_items(self, x.args)})")
+        self.lines.append(f"{init}({', '.join([name, *(yield from _each(x.args))])})")
         for key in ("__cause__", "__context__", "__suppress_context__"):
             if getattr(x, key):  # the last one last: setting the cause sets it too
-                self.lines.append(f"{name}.{key} = {self.value(getattr(x, key))}")
+                self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")
 
     # ---------------------------------------------------------------------- effects
 
@@ -390,29 +416,46 @@ def _items(r: Rebuild, x: Any) -> str:
     return ", ".join(map(r.value, x))
 
 
-def _dict(r: Rebuild, x: dict[Any, Any]) -> str:
-    return "{" + ", ".join(f"{r.value(k)}: {r.value(v)}" for k, v in x.items()) + "}"
+def _listed(*texts: str) -> str:
+    return f"[{', '.join(texts)}]"
 
 
-def _function(r: Rebuild, x: types.FunctionType) -> str:
-    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
-    parts.append(r.value(x.__defaults__) if x.__defaults__ else "None")
-    closure = x.__closure__ or ()
-    parts.append(f"({_items(r, closure)},)" if closure else "None")
-    text = r.call(types.FunctionType, *parts)
-    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
-    names = [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
-    if not names and not x.__dict__:
-        return text
-    name = r._named(text)
-    for key in names:
-        r.lines.append(f"{name}.{key} = {r.value(getattr(x, key))}")
-    if x.__dict__:
-        r.lines.append(f"{name}.__dict__.update({_dict(r, x.__dict__)})")
-    return name
+def _pairs(x: Any) -> list[Any]:
+    """The keys and values of a dict in turn."""
+    return [part for pair in x.items() for part in pair]
+
+
+def _braces(*texts: str) -> str:
+    return "{" + ", ".join(f"{k}: {v}" for k, v in zip(texts[::2], texts[1::2])) + "}"
 
 
 _OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
+
+
+def _own(x: types.FunctionType) -> list[str]:
+    """The attributes of a function that `def` alone would not give it."""
+    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
+    return [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
+
+
+def _of_function(x: types.FunctionType) -> list[Any]:
+    own = [getattr(x, key) for key in _own(x)]
+    return [x.__defaults__ or None, *(x.__closure__ or ()), *own, *_pairs(x.__dict__)]
+
+
+def _function(r: Rebuild, x: types.FunctionType, defaults: str, *rest: str) -> str:
+    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
+    count, own = len(x.__closure__ or ()), _own(x)
+    cells, values, attributes = rest[:count], rest[count:][: len(own)], rest[count + len(own) :]
+    parts += [defaults, f"({', '.join(cells)},)" if cells else "None"]
+    text = r.call(types.FunctionType, *parts)
+    if not own and not x.__dict__:
+        return text
+    name = r._named(text)
+    r.lines += [f"{name}.{key} = {value}" for key, value in zip(own, values)]
+    if x.__dict__:
+        r.lines.append(f"{name}.__dict__.update({_braces(*attributes)})")
+    return name
 
 
 def _cell(r: Rebuild, x: types.CellType) -> str:
@@ -427,56 +470,74 @@ def _cell(r: Rebuild, x: types.CellType) -> str:
     return name
 
 
-def _reduced(r: Rebuild, x: Any) -> str:
-    made, args = x.__reduce__()
-    return r.call(made, *map(r.value, args))
-
-
-def _chain(r: Rebuild, x: itertools.chain[Any]) -> str:
+def _chain_links(x: itertools.chain[Any]) -> list[Any]:
     rest, *current = links(x)
-    parts = r.call(itertools.chain, r.value([*current]), r.value(rest))
-    return r.call(itertools.chain.from_iterable, parts)
+    return [[*current], rest]
 
 
-def _view(r: Rebuild, x: Any) -> str:
-    """`d.items()` and the like."""
-    (owner,) = gc.get_referents(x)
-    return f"{r.value(owner)}.{type(x).__name__.rpartition('_')[2]}()"
+def _chain(r: Rebuild, x: Any, current: str, rest: str) -> str:
+    return r.call(itertools.chain.from_iterable, r.call(itertools.chain, current, rest))
 
 
 _EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 
-MAKERS: dict[type, Callable[[Rebuild, Any], str]] = {
-    tuple: lambda r, x: f"({_items(r, x)},)" if x else "()",
-    list: lambda r, x: f"[{_items(r, x)}]",
-    dict: _dict,
-    set: lambda r, x: f"{{{_items(r, x)}}}" if x else r.call(set),
-    frozenset: lambda r, x: r.call(frozenset, f"[{_items(r, x)}]"),
-    slice: lambda r, x: r.call(slice, *map(r.value, (x.start, x.stop, x.step))),
-    collections.deque: lambda r, x: r.call(collections.deque, f"[{_items(r, x)}]", str(x.maxlen)),
-    collections.OrderedDict: lambda r, x: r.call(collections.OrderedDict, _dict(r, x)),
-    collections.defaultdict: lambda r, x: r.call(
-        collections.defaultdict, r.value(x.default_factory), _dict(r, x)
+
+class Maker(NamedTuple):
+    """How objects of a class are made again.
+
+    source   their expression, given those of their parts
+    parts    the objects that they are made of
+    """
+
+    source: Callable[..., str]
+    parts: Callable[[Any], Iterable[Any]] = lambda x: ()
+
+
+_REDUCED = Maker(lambda r, x, *t: r.call(x.__reduce__()[0], *t), lambda x: x.__reduce__()[1])
+# `d.items()` and the like
+_VIEW = Maker(lambda r, x, t: f"{t}.{type(x).__name__.rpartition('_')[2]}()", gc.get_referents)
+
+MAKERS: dict[type, Maker] = {
+    tuple: Maker(lambda r, x, *t: f"({', '.join(t)},)" if t else "()", tuple),
+    list: Maker(lambda r, x, *t: _listed(*t), list),
+    dict: Maker(lambda r, x, *t: _braces(*t), _pairs),
+    set: Maker(lambda r, x, *t: f"{{{', '.join(t)}}}" if t else r.call(set), list),
+    frozenset: Maker(lambda r, x, *t: r.call(frozenset, _listed(*t)), list),
+    slice: Maker(lambda r, x, *t: r.call(slice, *t), lambda x: (x.start, x.stop, x.step)),
+    collections.deque: Maker(
+        lambda r, x, *t: r.call(collections.deque, _listed(*t), str(x.maxlen)), list
     ),
-    types.MappingProxyType: lambda r, x: r.call(types.MappingProxyType, _dict(r, dict(x))),
-    Called: lambda r, x: (
-        r.value(x.function) if r.is_return else r.call(for_c, "_nested", r.value(x.function))
+    collections.OrderedDict: Maker(
+        lambda r, x, *t: r.call(collections.OrderedDict, _braces(*t)), _pairs
     ),
-    Stepping: lambda r, x: r.value(x.iterator),
-    Indexed: lambda r, x: r.value(x.sequence),
-    bytearray: lambda r, x: r.call(bytearray, repr(bytes(x))),
-    itertools.chain: _chain,
-    operator.itemgetter: _reduced,
-    operator.attrgetter: _reduced,
-    **{type(view): _view for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
-    types.FunctionType: _function,
-    types.MethodDescriptorType: lambda r, x: r.source.constant(x),
-    types.CellType: _cell,
-    functools.partial: lambda r, x: r.call(
-        functools.partial, r.value(x.func), f"*{r.value(x.args)}", f"**{r.value(x.keywords)}"
+    collections.defaultdict: Maker(
+        lambda r, x, made, *t: r.call(collections.defaultdict, made, _braces(*t)),
+        lambda x: (x.default_factory, *_pairs(x)),
     ),
-    types.MethodType: lambda r, x: r.call(
-        types.MethodType, r.value(x.__func__), r.value(x.__self__)
+    types.MappingProxyType: Maker(
+        lambda r, x, *t: r.call(types.MappingProxyType, _braces(*t)), _pairs
     ),
-    types.SimpleNamespace: lambda r, x: r.call(types.SimpleNamespace, f"**{_dict(r, vars(x))}"),
+    Called: Maker(
+        lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t), lambda x: (x.function,)
+    ),
+    Stepping: Maker(lambda r, x, t: t, lambda x: (x.iterator,)),
+    Indexed: Maker(lambda r, x, t: t, lambda x: (x.sequence,)),
+    bytearray: Maker(lambda r, x: r.call(bytearray, repr(bytes(x)))),
+    itertools.chain: Maker(_chain, _chain_links),
+    operator.itemgetter: _REDUCED,
+    operator.attrgetter: _REDUCED,
+    **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
+    types.FunctionType: Maker(_function, _of_function),
+    types.MethodDescriptorType: Maker(lambda r, x: r.source.constant(x)),
+    types.CellType: Maker(_cell),
+    functools.partial: Maker(
+        lambda r, x, f, a, k: r.call(functools.partial, f, f"*{a}", f"**{k}"),
+        lambda x: (x.func, x.args, x.keywords),
+    ),
+    types.MethodType: Maker(
+        lambda r, x, *t: r.call(types.MethodType, *t), lambda x: (x.__func__, x.__self__)
+    ),
+    types.SimpleNamespace: Maker(
+        lambda r, x, *t: r.call(types.SimpleNamespace, f"**{_braces(*t)}"), lambda x: _pairs(vars(x))
+    ),
 }

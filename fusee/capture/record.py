@@ -103,7 +103,7 @@ class Recorder(TorchFunctionMode):
         self._keep: list[Any] = []
         self._parts = 0
         self._inputs: dict[int, fx.Node] = {}
-        self._input_names: set[str] = set()
+        self._input_names: dict[str, int] = {}  # and the last number behind each
         self._main, self._last_inputs = self.graph, dict[fx.Graph, fx.Node]()
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
@@ -125,11 +125,12 @@ class Recorder(TorchFunctionMode):
     def add_input(self, fake: torch.Tensor, words: str) -> None:
         """A placeholder for a tensor from outside, named after where it came from."""
         stem = name = re.sub(r"\W+", "_", words).strip("_") or "x"
-        count = 0
+        count = self._input_names.get(stem, 0)
         while name in self._input_names or name[0].isdigit():
             count += 1
             name = f"{'x' if stem[0].isdigit() else ''}{stem}_{count}"
-        self._input_names.add(name)
+        self._input_names[stem] = count
+        self._input_names.setdefault(name, 0)
         self._placeholder(self._main, name, fake)
         self._inputs[id(fake)] = self.nodes[id(fake)]
 

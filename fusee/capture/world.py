@@ -58,6 +58,11 @@ __all__ = ["CONTAINERS", "DELETED", "FIXED", "World", "is_scalar", "is_trusted"]
 DELETED = ABSENT
 
 
+def _is_exact(x: Any) -> bool:
+    """Whether `x` is a tuple of which one comparison says all."""
+    return type(x) is tuple and all(type(item) in EXACT for item in x)
+
+
 class World:
     """All that one capture knows of the outside.
 
@@ -195,8 +200,7 @@ class World:
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
         self.taken[module, name] = obj
-        is_plain = type(obj) is tuple and all(type(item) in EXACT for item in obj)
-        is_value = is_plain or type(obj) is frozenset or is_scalar(obj)
+        is_value = _is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
         return obj if is_value else self.hold(obj, f"{module}.{name}")
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
@@ -258,15 +262,31 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
-        if type(obj) is tuple and all(type(item) in EXACT for item in obj):
+        if _is_exact(obj):
             self.fact("equals", origin, obj)
             return obj
-        self.fact("type", origin, type(obj))
-        self.fact("length", origin, len(obj))
-        items = [self.load(item, self.item(origin, k)) for k, item in enumerate(obj)]
-        if all(a is b for a, b in zip(items, obj)):
-            return obj
-        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+        # tuples may be nested deeper than Python's calls
+        half_loaded: list[tuple[tuple[Any, ...], Origin, list[Any]]] = [(obj, origin, [])]
+        while True:
+            whole, place, items = half_loaded[-1]
+            if not items:
+                self.fact("type", place, type(whole))
+                self.fact("length", place, len(whole))
+            if len(items) == len(whole):
+                half_loaded.pop()
+                loaded: Any = whole
+                if not all(a is b for a, b in zip(items, whole)):
+                    is_named = hasattr(whole, "_fields")
+                    loaded = type(whole)(*items) if is_named else type(whole)(items)
+                if not half_loaded:
+                    return loaded
+                half_loaded[-1][2].append(loaded)
+                continue
+            item, part = whole[len(items)], self.item(place, len(items))
+            if type(item) is tuple and not _is_exact(item):
+                half_loaded.append((item, part, []))
+            else:
+                items.append(self.load(item, part))
 
     def _begins(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""

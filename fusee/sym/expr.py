@@ -24,9 +24,12 @@ Size = Union[int, "Expr"]
 class Atom:
     """What a monomial is a product of. Ordered by `key`, which also prints it as Python."""
 
-    __slots__ = ("key", "_hash")
-    key: str
+    __slots__ = ("_hash",)
     _hash: int
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
 
     def __hash__(self) -> int:
         return self._hash
@@ -52,7 +55,7 @@ class Symbol(Atom):
         hint: int | None = None,
         payload: object = None,
     ) -> None:
-        self.name = self.key = name
+        self.name = name
         self.lo, self.hi, self.hint, self.payload = lo, hi, hint, payload
         self._hash = hash((name, lo, hi))
 
@@ -68,6 +71,10 @@ class Symbol(Atom):
     __hash__ = Atom.__hash__
 
     @property
+    def key(self) -> str:
+        return self.name
+
+    @property
     def expr(self) -> Expr:
         return Expr({(self,): 1})
 
@@ -75,7 +82,7 @@ class Symbol(Atom):
 class Call(Atom):
     """FloorDiv, Mod, Min or Max of two sizes that no rule could resolve."""
 
-    __slots__ = ("op", "a", "b")
+    __slots__ = ("op", "a", "b", "_key", "_range")
     FORMS: ClassVar[dict[str, str]] = {
         "//": "({a})//({b})",
         "%": "({a})%({b})",
@@ -85,8 +92,16 @@ class Call(Atom):
 
     def __init__(self, op: str, a: Size, b: Size) -> None:
         self.op, self.a, self.b = op, a, b
-        self.key = "(" + self.FORMS[op].format(a=a, b=b) + ")"
+        self._key = ""
         self._hash = hash((op, a, b))
+        # now, so that no question about the size it is part of goes deeper than one division
+        self._range = _call_range(self)
+
+    @property
+    def key(self) -> str:
+        if not self._key:  # only when asked for: what is divided twice is in it twice
+            self._key = "(" + self.FORMS[self.op].format(a=self.a, b=self.b) + ")"
+        return self._key
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -398,6 +413,10 @@ def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         return atom.lo, (atom.hi - 1 if isinstance(atom.hi, int) else None)
     assert isinstance(atom, Call)
+    return atom._range
+
+
+def _call_range(atom: Call) -> tuple[int | None, int | None]:
     a, b = atom.a, atom.b
     if atom.op == "%":
         return 0, (b - 1 if isinstance(b, int) else None)

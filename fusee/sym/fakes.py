@@ -167,11 +167,11 @@ def _extent(x: torch.Tensor) -> int:
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Mode = Any
 
-# Views, whose C++ kernels take meta tensors.
+# Views (and what changes a view in place), whose C++ kernels take meta tensors.
 _VIEWS = """
     t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
     slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
-    diagonal
+    diagonal unsafe_split.Tensor transpose_
 """.split()
 _MAKERS = """
     empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
@@ -204,6 +204,7 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {op: op for op in map(overload, _VIEWS)}
     table.update(METAS)
     table.update(dict.fromkeys(map(overload, _IN_PLACE), _written))
+    table.update({op: op for op in map(overload, ("result_type.Tensor", "stack"))})
     view = overload("view")
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]

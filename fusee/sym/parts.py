@@ -8,15 +8,20 @@ from fusee.sym.expr import Atom, Call, Size, Symbol, floordiv, linear_in, maximu
 
 
 def atoms(a: Size) -> Iterator[Atom]:
-    """Every atom of `a`, those inside divisions too."""
-    if isinstance(a, int):
-        return
-    for mono in a.terms:
-        for atom in mono:
+    """Every atom of `a` once, those inside divisions too, however deep they are."""
+    left, seen = _own_atoms(a), set[Atom]()
+    while left:
+        atom = left.pop()
+        if atom not in seen:
+            seen.add(atom)
             yield atom
             if isinstance(atom, Call):
-                yield from atoms(atom.a)
-                yield from atoms(atom.b)
+                left += _own_atoms(atom.b) + _own_atoms(atom.a)
+
+
+def _own_atoms(a: Size) -> list[Atom]:
+    """The last one first."""
+    return [] if isinstance(a, int) else [atom for mono in a.terms for atom in mono][::-1]
 
 
 def symbols(a: Size) -> dict[Symbol, None]:
@@ -40,23 +45,33 @@ def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:
 
 def substitute(a: Size, values: Mapping[Symbol, Size]) -> Size:
     """`a` with symbols replaced, simplified anew."""
+    known: dict[Atom, Size] = {}
+    left = _own_atoms(a)
+    while left:  # what a call is made of comes before it
+        atom = left[-1]
+        inner = _own_atoms(atom.a) + _own_atoms(atom.b) if isinstance(atom, Call) else []
+        missing = [x for x in inner if x not in known]
+        if missing and atom not in known:
+            left += missing
+            continue
+        left.pop()
+        if isinstance(atom, Symbol):
+            known[atom] = values.get(atom, atom.expr)
+        elif isinstance(atom, Call) and atom not in known:
+            known[atom] = CALLS[atom.op](_with_atoms(atom.a, known), _with_atoms(atom.b, known))
+    return _with_atoms(a, known)
+
+
+def _with_atoms(a: Size, known: Mapping[Atom, Size]) -> Size:
     if isinstance(a, int):
         return a
     total: Size = 0
     for mono, coef in a.terms.items():
         term: Size = coef
         for atom in mono:
-            term = term * _substitute_atom(atom, values)
+            term = term * known[atom]
         total = total + term
     return total
-
-
-def _substitute_atom(atom: Atom, values: Mapping[Symbol, Size]) -> Size:
-    if isinstance(atom, Symbol):
-        found = values.get(atom)
-        return atom.expr if found is None else found
-    assert isinstance(atom, Call)
-    return CALLS[atom.op](substitute(atom.a, values), substitute(atom.b, values))
 
 
 CALLS: dict[str, Callable[[Size, Size], Size]] = {

@@ -26,7 +26,7 @@ from fusee.capture.capturing import Capturing
 from fusee.capture.facts import At
 from fusee.capture.numbers import LOADERS, Computed, Number
 from fusee.capture.origin import Call, Held, Origin
-from fusee.capture.rebuild import MAKERS, Rebuild
+from fusee.capture.rebuild import MAKERS, Maker, Rebuild
 from fusee.capture.stand_ins import BY_TYPE, SPECIAL, Args, Kwargs, Stand
 from fusee.capture.torch_api import FakeTensor, pytree
 from fusee.capture.world import World, is_scalar
@@ -158,7 +158,10 @@ def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         given = [_numpy(m, (x,), {}) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
-    if by_name is None or _differs(function, name, given, operands):
+    # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
+    values = [getattr(x, "shadow", x) for x in args[1:]] if name == "fill" else ()
+    is_row = any(isinstance(x, (list, tuple, np.ndarray)) for x in values)
+    if by_name is None or is_row or _differs(function, name, given, operands):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     shadows = pytree.tree_unflatten([_shadow(name, x) for x in given], spec)
     shadow = _by_numpy(m, name, function, bool(operands), *shadows)
@@ -214,9 +217,6 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
         return True
     if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
         return given[1].shadow.dtype in whole  # NumPy raises for negative ones
-    rest = [x.shadow for x in operands[1:] if isinstance(x.shadow, np.ndarray)]
-    if name == "fill" and rest:
-        return True  # whose only element NumPy takes
     is_float = bool(operands) and operands[0].shadow.dtype.kind == "f"
     return name in _DIFFERS or (name in _OF_FLOATS and not is_float)
 
@@ -389,12 +389,12 @@ def as_numpy(
     return made
 
 
-def _rebuilt(r: Rebuild, x: Array) -> str:
+def _rebuilt(r: Rebuild, x: Array, tensor: str) -> str:
     is_scalar = not isinstance(x.shadow, np.ndarray)
     # a view must lie where it does
     strides = x.shadow.strides if not is_scalar and _root(x.shadow) is x.shadow else None
     about = f"{is_scalar}, {x.shadow.flags.writeable}, {strides}"
-    return r.call(as_numpy, r.value(x.tensor), about)
+    return r.call(as_numpy, tensor, about)
 
 
 def _load(world: World, x: Any, origin: Origin) -> Any:
@@ -482,9 +482,9 @@ def _register() -> None:
     for kind in (np.ufunc, type(np.sum)):
         BY_TYPE[kind] = _stand
     for kind in scalars:
-        LOADERS[kind], MAKERS[kind] = _load, _constant
-        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, _constant
-    LOADERS[np.ndarray], MAKERS[Array] = _load, _rebuilt
+        LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
+        LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
+    LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
     SPECIAL[torch.Tensor.numpy] = _numpy
     ways = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
     SPECIAL.update((way, _from_data(way, copies)) for way, copies in ways.items())

@@ -78,7 +78,7 @@ def test_models_save_at_most_three_quarters_of_what_eager_saves(name: str) -> No
 def peak(step: Callable[[], Any]) -> int:
     """The most bytes of tensors that are alive at once in two calls, what was there apart."""
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
         step()
         step()

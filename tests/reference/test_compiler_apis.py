@@ -146,7 +146,9 @@ def test_what_a_program_may_ask(route: Route) -> None:
 
     x = torch.ones(2)
     assert asked(x)[1] == (False, False, False)
-    assert route.compile(asked)(x)[1] == (True, True, False)
+    # TorchDynamo of torch 2.11 answers the last with True
+    is_exporting = route.name == "stock" and torch.__version__ < "2.12"
+    assert route.compile(asked)(x)[1] == (True, True, is_exporting)
 
 
 def test_stances(route: Route) -> None:

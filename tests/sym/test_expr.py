@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from fusee.sym.expr import (
     mod,
     upper_bound,
 )
-from fusee.sym.parts import coefficient, hint, product, substitute
+from fusee.sym.parts import coefficient, hint, product, substitute, symbols
 
 ROW = Symbol("i", 0, 12)
 J = Symbol("j", 0, 8)
@@ -138,3 +140,25 @@ def test_truth_is_refused() -> None:
 def test_hint_is_the_first_calls_value() -> None:
     assert hint(s * 2 + 1) == 35
     assert hint(5) == 5
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda k, i: floordiv(k + i, 2) + 1,
+        lambda k, i: floordiv(k + i, 3) + mod(k, 7),  # in it twice: as text, 2 ** 5000 letters
+        lambda k, i: minimum(k, floordiv(k * 3 + 1, 2)) + i,
+    ],
+)
+def test_divisions_within_divisions(step: Callable[[Size, int], Size]) -> None:
+    """Sizes nested deeper than Python's calls are simplified, bounded and computed."""
+    symbol, number = Symbol("s", 2), 10
+    nested: Size = symbol.expr
+    for i in range(5000):
+        nested, now = step(nested, i), step(number, i)
+        assert isinstance(now, int)
+        number = now
+    assert substitute(nested, {symbol: 10}) == number
+    assert list(symbols(nested)) == [symbol]
+    least = lower_bound(nested)
+    assert least is not None and 0 <= least <= number
