@@ -33,7 +33,7 @@ class Source:
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
         self._variables = known or {}
-        self._values: dict[Origin | None, Any] = {}
+        self._values: dict[Origin, Any] = {}
 
     def bind(self, values: Mapping[str, Any]) -> None:
         """Let `now` find the program's variables."""
@@ -104,6 +104,7 @@ class Source:
     def value(self, origin: Origin) -> Any:
         """The object itself, as it was when first asked for. Only where `names` has the locals."""
         for part in origin.beyond(self._values):
-            names = collections.ChainMap({"_found": self._values.get(part.parent)}, self.names)
+            found = None if part.parent is None else self._values[part.parent]
+            names = collections.ChainMap({"_found": found}, self.names)
             self._values[part] = eval(self.code(part, "_found"), {}, names)
         return self._values[origin]

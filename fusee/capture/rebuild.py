@@ -96,7 +96,7 @@ Making = Generator[Any, str, str]
 def _each(parts: Iterable[Any]) -> Generator[Any, str, list[str]]:
     found = []
     for part in parts:
-        found.append((yield part))  # noqa: PERF401  # no comprehension can give away
+        found.append((yield part))  # no comprehension can give away
     return found
 
 
@@ -295,7 +295,9 @@ class Rebuild:
         name = self._named(f"{kind}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if isinstance(x, dict):
-            own = [part for pair in dict.items(x) for part in pair]  # not what its class makes of it
+            own = [
+                part for pair in dict.items(x) for part in pair
+            ]  # not what its class makes of it
             pairs = _braces(*(yield from _each(own)))
             update = self.source.constant(dict_class(x).update)
             self.lines.append(f"{update}({name}, {pairs})")
@@ -538,6 +540,7 @@ MAKERS: dict[type, Maker] = {
         lambda r, x, *t: r.call(types.MethodType, *t), lambda x: (x.__func__, x.__self__)
     ),
     types.SimpleNamespace: Maker(
-        lambda r, x, *t: r.call(types.SimpleNamespace, f"**{_braces(*t)}"), lambda x: _pairs(vars(x))
+        lambda r, x, *t: r.call(types.SimpleNamespace, f"**{_braces(*t)}"),
+        lambda x: _pairs(vars(x)),
     ),
 }
