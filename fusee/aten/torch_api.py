@@ -206,6 +206,7 @@ _SKIPPED = frozenset(
         torch._C._functorch.set_single_level_autograd_function_allowed,
         torch._C._autograd._saved_tensors_hooks_disable,
         torch._C._autograd._saved_tensors_hooks_enable,
+        torch._C._set_deterministic_algorithms,
     }
 )
 _GRAD_SWITCHES = frozenset(
@@ -218,7 +219,8 @@ _GRAD_SWITCHES = frozenset(
 
 
 def is_skipped(target: Any, with_grad: bool = False) -> bool:
-    """Whether a call has no effect on values: switches of autograd and records of profilers.
+    """Whether a call has no effect on values: switches of autograd, records of profilers, and
+    switches of ATen's algorithms (ours are deterministic).
 
     with_grad   autograd is traced too, so grad mode matters
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Forbidden", "GraphBreak", "Opaque"]
+__all__ = ["Forbidden", "GraphBreak", "Opaque", "Unready"]
 
 
 class GraphBreak(BaseException):
@@ -28,6 +28,10 @@ class GraphBreak(BaseException):
 
 class Forbidden(GraphBreak):
     """What a compiled function must not do at all: an error, not the end of a graph."""
+
+
+class Unready(BaseException):
+    """Python runs this call as a whole: what it does, the next one will not do again."""
 
 
 class Opaque:

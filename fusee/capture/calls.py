@@ -18,16 +18,17 @@ import weakref
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from fusee.capture import attributes, natives
-from fusee.capture.breaks import GraphBreak
+from fusee.capture.breaks import GraphBreak, Unready
 from fusee.capture.capturing import Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.frame import OPCODES, Frame, suspended
 from fusee.capture.library import say_later
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
-from fusee.capture.stand_ins import Args, Kwargs
+from fusee.capture.stand_ins import Args, Kwargs, stands_for
 from fusee.capture.targets import HOOKS
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -219,6 +220,15 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
             if name in names:
                 m.world.fact("empty", m.world.part(mirror, name), names[name])
     return call(m, m.attribute(module, "forward"), args, kwargs)
+
+
+@stands_for(LazyModuleMixin._infer_parameters)
+def _infer_parameters(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """The hook by which the first call of a lazy module makes its parameters."""
+    if m.is_outside(args[0]):
+        raise Unready
+    hook: Any = LazyModuleMixin._infer_parameters
+    return _call_function(m, hook, args, kwargs)
 
 
 # ------------------------------------------------------------------------------ classes

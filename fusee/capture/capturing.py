@@ -31,7 +31,7 @@ AS_VALUES = (
 )  # fmt: skip
 
 _OURS = (FakeTensor, Computed)  # they raise by themselves
-_KNOWN = (types.MethodType, types.CellType, *FIXED, *VALUES)
+_KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
 _IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE

@@ -25,6 +25,7 @@ import torch
 
 from fusee import log
 from fusee.capture.between import Between, around
+from fusee.capture.breaks import Unready
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Keeper, Place
 from fusee.capture.entrances import entrances
@@ -335,7 +336,10 @@ class CompiledFunction:
                 return None
             if site.entries:
                 self._explain_miss(site.entries[-1], values)
-            entry = self._made(site.place, values)
+            try:
+                entry = self._made(site.place, values)
+            except Unready:
+                return None
             # what raised may not raise the next time: under fullgraph it is tried again
             if not (self.fullgraph and entry.captured.raises):
                 site.add(entry)

@@ -80,7 +80,7 @@ class Failing:
         raise error
 
     def _restore(self, generators: States) -> None:
-        for function, args in State.now().switches(self.state):
-            function(*args)
+        for function, args, kwargs in State.now().switches(self.state):
+            function(*args, **kwargs)
         for generator, before in generators:
             generator.set_state(before)

@@ -14,14 +14,23 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "ITERATORS", "Called", "Indexed", "Stepping", "advance", "consumed", "gone_through",
-    "is_finite_iterator", "links", "remaining",
+    "ITERATORS", "LAZY", "Called", "Indexed", "Stepping", "advance", "consumed", "gone_through",
+    "is_finite_iterator", "links", "reduced", "remaining",
 ]  # fmt: skip
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 
 ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)
+
+
+# What says by `__reduce__` where it stands, up to Python 3.13.
+LAZY: tuple[Any, ...] = (
+    *ITERATORS, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
+    itertools.filterfalse, itertools.compress, itertools.islice, itertools.count, itertools.repeat,
+    itertools.cycle, itertools.product, itertools.permutations, itertools.combinations,
+    itertools.combinations_with_replacement, itertools.zip_longest,
+)  # fmt: skip
 
 
 class Called:
@@ -76,11 +85,15 @@ class Indexed:
 
 def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
     """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
-    with warnings.catch_warnings():  # from 3.12 on it is deprecated to ask
-        warnings.simplefilter("ignore", DeprecationWarning)
-        made: Any = chain.__reduce__()
-    _, iterables, *state = made
+    _, iterables, *state = reduced(chain)
     return state[0] if state else (iter(iterables),)
+
+
+def reduced(x: Any) -> tuple[Any, ...]:
+    """What `__reduce__` gives; from 3.12 on it is deprecated to ask itertools."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return tuple(x.__reduce__())
 
 
 def is_finite_iterator(x: Any) -> bool:

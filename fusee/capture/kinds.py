@@ -15,7 +15,8 @@ from fusee.capture.frame import Marker
 from fusee.capture.torch_api import IN_CPP
 
 __all__ = [
-    "BOUND_IN_C", "CONTAINERS", "EXACT", "FIXED", "HELD_OWNERS", "IMMUTABLE", "is_scalar",
+    "BOUND_IN_C", "CONTAINERS", "EXACT", "FIXED", "HELD_OWNERS", "IMMUTABLE", "is_named",
+    "is_scalar",
 ]  # fmt: skip
 
 # Guarded by value. Their instances hold nothing else.
@@ -38,6 +39,19 @@ HELD_OWNERS = (types.ModuleType, type, type(None), IN_CPP)
 
 CONTAINERS = (list, dict, set, collections.deque)
 IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+_NAMED = (
+    types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType,
+    type,
+)  # fmt: skip
+
+
+def is_named(x: Any) -> bool:
+    """Whether `x` is a function, class or module, which == tells from all else."""
+    if isinstance(x, types.BuiltinFunctionType):
+        return isinstance(x.__self__, HELD_OWNERS)
+    return isinstance(x, _NAMED) and type(x).__eq__ is object.__eq__
 
 
 def is_scalar(x: Any) -> bool:

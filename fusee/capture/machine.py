@@ -141,6 +141,8 @@ class Machine(Capturing):
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
         for owner, name, other in tries:
+            if isinstance(owner, FakeTensor):
+                continue  # torch does it, which knows when to leave it to the other one
             result = ask(self, owner, f"__{name}__", other)
             if result is not ABSENT and result is not NotImplemented:
                 return result
@@ -211,7 +213,7 @@ class Machine(Capturing):
             return bool(x)
         for name in ("__bool__", "__len__"):
             if (found := ask(self, x, name)) is not ABSENT:
-                return bool(found)
+                return found if type(found) is bool else _as_truth(name, found)
         if self.is_outside(x) and isinstance(x, CONTAINERS):
             return self.length(x) > 0
         self.look((x,))
@@ -345,6 +347,11 @@ class Machine(Capturing):
         return {key: self.subscript(x, key) for key in keys}
 
     call = call
+
+
+def _as_truth(name: str, found: Any) -> bool:
+    """What Python makes of what `__bool__` or `__len__` gave."""
+    return bool(type("", (), {name: lambda self: found})())
 
 
 def _is_of_tensors(left: Any, right: Any) -> bool:

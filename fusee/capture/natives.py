@@ -23,6 +23,7 @@ from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.iteration import sort_key
 from fusee.capture.numbers import Computed, holds_number, need_values
+from fusee.capture.origin import Call, Held
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, special
 from fusee.capture.torch_api import FakeTensor
 from fusee.capture.world import CONTAINERS, is_scalar
@@ -53,6 +54,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return on_tensors(m, function, args, kwargs)
     if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return _unbound(m, function, args, kwargs)
+    if isinstance(owner, type) and function.__name__ == "__subclasses__":
+        return _subclasses(m, owner)
     if isinstance(owner, type) and owner in _METHOD_OWNERS and owner not in CONTAINERS:
         return _run(m, function, args, kwargs)  # int.from_bytes
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
@@ -63,6 +66,13 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
         return _run(m, function, args, kwargs)
     raise _unknown(function)
+
+
+def _subclasses(m: Capturing, cls: type) -> list[type]:
+    found: list[type] = type.__subclasses__(cls)
+    place = Call(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
+    m.world.fact("length", place, len(found))
+    return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(found)]
 
 
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -24,7 +24,7 @@ from fusee.capture.capturing import Capturing
 from fusee.capture.expressions import Source
 from fusee.capture.frame import Frame, Marker, suspended
 from fusee.capture.iterators import (
-    ITERATORS,
+    LAZY,
     Called,
     Indexed,
     Stepping,
@@ -32,6 +32,7 @@ from fusee.capture.iterators import (
     consumed,
     gone_through,
     links,
+    reduced,
 )
 from fusee.capture.kinds import HELD_OWNERS
 from fusee.capture.mirror import Mirror, Opened, dict_class
@@ -229,7 +230,7 @@ class Rebuild:
             if isinstance(x.__self__, HELD_OWNERS):
                 return self.source.constant(x)
             return self._named(f"{yield x.__self__}.{x.__name__}")
-        if isinstance(x, ITERATORS):
+        if isinstance(x, LAZY):
             return (yield from self._iterator(x))
         if isinstance(x, _FOUND) or kind.__module__ == "typing":
             if isinstance(x, type) and x in self.made_classes:
@@ -246,7 +247,7 @@ class Rebuild:
 
     def _iterator(self, x: Any) -> Making:
         try:
-            made, args, *state = x.__reduce__()
+            made, args, *state = reduced(x)
         except RuntimeError as error:  # its dict or set has another size now
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
         owner = next((d for d in gc.get_referents(x) if type(d) is dict), None)
@@ -260,7 +261,10 @@ class Rebuild:
             self.lines.append(self.call(advance, name, str(place)))
             return name
         name = self._named(self.call(made, *(yield from _each(args))))
-        if state and state[0]:
+        if made is itertools.islice is not type(x):
+            raise Lost("an itertools.accumulate that has given None is alive")
+        is_new = made is iter and state == [0]
+        if state and state[0] is not None and not is_new:
             # once its list is what it should be: a place beyond the end is cut to the end
             self._places.append(f"{name}.__setstate__({yield state[0]})")
         return name

@@ -386,8 +386,8 @@ class Recorder(TorchFunctionMode):
 
     def leave(self, state: State) -> None:
         """Let the graph end in this state of torch."""
-        for function, args in State.now().switches(state):
-            self.graph.call_function(function, args)
+        for function, args, kwargs in State.now().switches(state):
+            self.graph.call_function(function, args, kwargs)
 
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
         """With gradients or without, if all calls run so: the graph then switches nothing itself.

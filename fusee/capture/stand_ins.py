@@ -34,6 +34,7 @@ from fusee.capture.torch_api import (
     FakeTensor,
     enter_inference_mode,
     is_deterministic,
+    set_deterministic,
 )
 
 __all__ = [
@@ -227,10 +228,20 @@ for _function in (
     SPECIAL[_function] = _natively(_function)
 
 
-@stands_for(is_deterministic)
-def _is_deterministic(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    place = Call(Held(is_deterministic, "whether algorithms are deterministic"), operator.call, "")
-    return bool(m.world.load(is_deterministic(), place))
+def _is_deterministic(function: Any) -> Stand:
+    place = Call(Held(function, f"{function.__name__}()"), operator.call, "")
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+        found = bool(function())
+        if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
+            return found  # the program itself has set it
+        return bool(m.world.load(found, place))
+
+    return stand
+
+
+for _function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
+    SPECIAL[_function] = _is_deterministic(_function)
 
 
 @stands_for(torch.cuda.is_available)
@@ -336,6 +347,17 @@ def _always(value: Any) -> Stand:
 
 SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.items())
 SPECIAL.update((function, _switching(function)) for function in STATE_SWITCHES)
+
+
+@stands_for(set_deterministic)
+def _set_deterministic(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if not m.world.recorder.is_main:
+        raise GraphBreak("whether algorithms are deterministic is switched in a function of a call")
+    # as it was is what the graph ends with
+    for function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
+        m.call(function, (), {})
+    m.world.recorder.graph.call_function(set_deterministic, args, kwargs)
+    set_deterministic(*args, **kwargs)
 
 
 # Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not

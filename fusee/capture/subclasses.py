@@ -84,11 +84,17 @@ def _by_default(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     given, named = m.items(given), {} if named is None else m.mapping(named)
     m.world.recorder.off += 1
     try:
-        named = {key: m.deep(x) for key, x in named.items()}
-        result = m.world.recorder.call(func, tuple(map(m.deep, given)), named)
+        given, named = tuple(map(m.deep, given)), {key: m.deep(x) for key, x in named.items()}
+        result = m.world.recorder.call(func, given, named)
     finally:
         m.world.recorder.off -= 1
-    return result if func in get_default_nowrap_functions() else _converted(m, result, cls)
+    if func in get_default_nowrap_functions():
+        return result
+    is_new = all(x is not result for x in (*given, *named.values()))
+    is_new &= id(result) not in m.world.seen
+    if isinstance(result, FakeTensor) and is_new and not isinstance(func, types.MethodWrapperType):
+        return _seen(m, result, cls)  # nobody could tell it from another one on its memory
+    return _converted(m, result, cls)
 
 
 def _bound(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,14 +116,17 @@ def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.defaul
     """Another tensor of this class on the same memory."""
     if not isinstance(x, FakeTensor) or not isinstance(kind, type):
         raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
+    return _seen(m, m.world.recorder.call(by, (x,), {}), kind)
+
+
+def _seen(m: Capturing, x: Any, kind: type) -> Any:
+    """A tensor that the program sees as one of this class."""
     if kind is not torch.Tensor:
         m.world.allow(kind)
-    made = m.world.recorder.call(by, (x,), {})
-    if kind is not torch.Tensor:
         mirror = Mirror({}, Held(None, kind.__qualname__))
         mirror.copy = {}
-        m.world.seen[id(made)] = kind, mirror
-    return made
+        m.world.seen[id(x)] = kind, mirror
+    return x
 
 
 @stands_for(torch.Tensor.__new__)

@@ -42,12 +42,11 @@ __all__ = [
     "STATE_SWITCHES", "DeviceContext", "IN_CPP", "FakeTensor", "HigherOrderOperator", "OpOverload",
     "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
     "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode", "fake_of",
-    "function_modes",
-    "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
+    "function_modes", "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
     "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
     "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
-    "set_grad_enabled", "skip_frame", "state_conditions", "state_restored", "was_leaf",
-    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
+    "set_deterministic", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
+    "was_leaf", "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
 
 # Modules of C functions that compute tensors from tensors.
@@ -95,11 +94,14 @@ def enter_inference_mode(mode: bool) -> Any:
     return context
 
 
+set_deterministic: Any = torch._C._set_deterministic_algorithms
+
 # Each becomes a node of the graph, and runs while the graph is made: `State`.
 STATE_SWITCHES: tuple[Any, ...] = (
     set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled, torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting, torch.clear_autocast_cache,
+    set_deterministic,
 )  # fmt: skip
 
 # Says whether hooks for all modules are registered.
@@ -435,12 +437,14 @@ def without_function_modes() -> Iterator[list[Any]]:
 
 
 class State(NamedTuple):
-    """Global state that programs switch: gradients; autocast by device, its cache, its depth."""
+    """Global state that programs switch: gradients; autocast by device, its cache, its depth;
+    whether algorithms are deterministic, and whether that only warns."""
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
     depth: int
+    deterministic: tuple[bool, bool]
 
     @classmethod
     def now(cls) -> State:
@@ -450,10 +454,18 @@ class State(NamedTuple):
             for device in ("cpu", "cuda")
         ]
         cache, depth = torch.is_autocast_cache_enabled(), torch.autocast_decrement_nesting()
-        return cls(torch.is_grad_enabled(), tuple(autocast), cache, depth)
+        deterministic = is_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return cls(torch.is_grad_enabled(), tuple(autocast), cache, depth, deterministic)
 
-    def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-        """The calls that lead from this state to another."""
+    def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
+        """The calls that lead from this state to another, with their arguments."""
+        for function, args in self._switches(then):
+            yield function, args, {}
+        if self.deterministic != then.deterministic:
+            is_on, warn_only = then.deterministic
+            yield set_deterministic, (is_on,), {"warn_only": warn_only}
+
+    def _switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
         if self.grad != then.grad:
             yield set_grad_enabled, (then.grad,)
         for (device, on, dtype), (_, on_then, dtype_then) in zip(self.autocast, then.autocast):
@@ -475,5 +487,5 @@ def state_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        for function, args in State.now().switches(before):
-            function(*args)
+        for function, args, kwargs in State.now().switches(before):
+            function(*args, **kwargs)

@@ -269,8 +269,9 @@ class _Attempt:
         takes_named = self.place.at < 0 and code.co_flags & inspect.CO_VARKEYWORDS
         self.world.separate(self.values[parameters(code)[-1]] if takes_named else None)
         # whether or not a compiled graph switches global state, a piece does so after it
-        for function, args in self.state.switches(State.now()):
-            listed = ", ".join(map(source.constant, args))
+        for function, args, kwargs in self.state.switches(State.now()):
+            named = [f"{key}={source.constant(x)}" for key, x in kwargs.items()]
+            listed = ", ".join([*map(source.constant, args), *named])
             rebuild.lines.append(f"{source.constant(function)}({listed})")
         has_modes = self.modes or self.machine.modes
         if has_modes:

@@ -33,6 +33,7 @@ from fusee.capture.kinds import (
     FIXED,
     HELD_OWNERS,
     IMMUTABLE,
+    is_named,
     is_scalar,
 )  # fmt: skip
 from fusee.capture.mirror import Later, Mirror, Opened, dict_class, empty_like, snapshot
@@ -144,9 +145,14 @@ class World:
             return self.know(obj, known)
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
+        if type(obj) is slice:
+            return self._load_slice(obj, origin)
         if type(obj) is frozenset and all(type(item) in EXACT for item in obj):
             self._exactly(obj, origin)
             return obj
+        if type(obj) is frozenset and all(map(is_named, obj)):
+            self.fact("equals", origin, obj)
+            return self._hold_items(obj, origin)
         if known is not None:
             self.fact("is", origin, At(known))
             return obj
@@ -288,6 +294,20 @@ class World:
             else:
                 items.append(self.load(item, part))
 
+    def _hold_items(self, obj: Any, origin: Origin) -> Any:
+        """Know the functions and classes in a set that is a fact."""
+        for item in obj:
+            if not is_scalar(item):
+                self.hold(item, f"an element of {origin}")
+        return obj
+
+    def _load_slice(self, obj: Any, origin: Origin) -> Any:
+        self.fact("type", origin, slice)
+        ends = [(getattr(obj, name), Attr(origin, name)) for name in ("start", "stop", "step")]
+        loaded = [self.load(end, place) for end, place in ends]
+        is_same = all(a is b for a, (b, _) in zip(loaded, ends))
+        return self.know(obj, origin) if is_same else slice(*loaded)
+
     def _begins(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
@@ -420,10 +440,10 @@ class World:
             mirror.copy = empty_like(obj)
             mirror.copy.extend(items)
         else:
-            for item in obj:
-                if not is_scalar(item):
-                    raise GraphBreak("a set from outside holds more than numbers and strings")
+            if not all(is_scalar(item) or is_named(item) for item in obj):
+                raise GraphBreak("a set from outside holds more than numbers, texts and functions")
             self.fact("equals", mirror.origin, set(obj))
+            self._hold_items(obj, mirror.origin)
             mirror.copy = empty_like(obj)
             mirror.copy.update(obj)
         mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else snapshot(mirror.copy)

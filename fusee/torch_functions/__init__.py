@@ -10,6 +10,7 @@ from fusee.torch_functions import (
     control_flow,
     flex_attention,
     higher_order,
+    making,
     optimizers,
     transforms,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "control_flow",
     "flex_attention",
     "higher_order",
+    "making",
     "optimizers",
     "transforms",
 ]

@@ -429,12 +429,15 @@ def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
 
 def _numpy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.numpy."""
-    (x,) = args
+    x, force = args[0], kwargs.get("force", False)
+    if m.truth(force):
+        for way in ("detach", "cpu", "resolve_conj", "resolve_neg"):
+            x = m.call(getattr(torch.Tensor, way), (x,), {})
     with torch._C.DisableTorchFunction():
         plain = not (x.requires_grad or x.is_conj() or x.is_neg()) and x.device.type == "cpu"
         strides = tuple(step * x.element_size() for step in x.stride())
     name = str(x.dtype).removeprefix("torch.")
-    if kwargs or not plain or id(x) in m.world.seen or name == "bfloat16":
+    if len(args) > 1 or not plain or id(x) in m.world.seen or name == "bfloat16":
         raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")
     shadow = _like(tuple(x.shape), strides, np.dtype(name))
     return Array(m, shadow, m.call(torch.Tensor.detach, (x,), {}))

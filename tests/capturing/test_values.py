@@ -226,3 +226,44 @@ def test_update_looks_at_the_keys_of_a_dict_alone() -> None:
         return x * made["held"].parts["scale"], made["first"] is made["more"], list(made)
 
     assert len(same(fn, torch.ones(2)).graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, s: x[s] + 1,
+        lambda x, s: [10, 20, 30, 40][s] + [x],
+        lambda x, s: (x[s.start : s.stop], s, s.step),
+        lambda x, s: x.view(2, 2)[s, 1],
+        lambda x, s: (x + 1)[{"s": s}["s"]],
+        lambda x, s: range(9)[s].start * x,
+    ],
+)
+def test_the_ends_of_a_slice_from_outside_are_looked_at(program: Callable[..., T]) -> None:
+    x, traced = torch.arange(4.0), Traced(program)
+    for s in (slice(0, 2), slice(1, 3), slice(1, 3, 2), slice(None, 1), slice(0, 2)):
+        want, got = program(x, s), traced(x, s)
+        assert str(got) == str(want) and not traced.stops
+        assert type(got) is not tuple or got[1] is s
+    assert len(traced.graphs) <= 4
+
+
+class Shown:
+    def __init__(self, of: T) -> None:
+        self.of = of
+
+
+class Truth(Shown):
+    def __bool__(self) -> T:
+        return self.of
+
+
+class Length(Shown):
+    def __len__(self) -> T:
+        return self.of
+
+
+@pytest.mark.parametrize("kind", [Truth, Length])
+@pytest.mark.parametrize("of", [True, False, 0, 1, -1, 1.5, "", None, 2**70])
+def test_what_python_refuses_as_a_truth(kind: type, of: T) -> None:
+    same(lambda x, kind: x + 1 if kind(of) else x - 1, torch.ones(2), kind)

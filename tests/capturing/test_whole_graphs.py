@@ -1,0 +1,206 @@
+"""What ended a graph and need not: each program is one graph, and eager's in all that it does."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusee
+from tests.capturing.same import Traced, same
+from tests.counting import Counting
+
+T = Any
+X = torch.arange(3.0)
+
+# ------------------------------------------------------------------------------ iterators
+
+
+def rows(x: T) -> T:
+    return [x, x + 1, x * 2]
+
+
+def begun(iterator: Iterator[T]) -> T:
+    next(iterator)
+    return iterator
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: itertools.accumulate(rows(x)),
+        lambda x: itertools.accumulate(rows(x), operator.mul),
+        lambda x: itertools.accumulate(rows(x), lambda a, b: -1),
+        lambda x: itertools.accumulate(map(torch.sin, rows(x)), initial=x),
+        lambda x: itertools.starmap(operator.add, [(x, 1), (x, 2)]),
+        lambda x: itertools.takewhile(lambda a: a[0] < 2, [(1, x), (1, x), (3, x)]),
+        lambda x: itertools.dropwhile(lambda a: a[0] < 2, [(1, x), (2, x), (1, x)]),
+        lambda x: itertools.filterfalse(lambda a: a[0] < 2, [(1, x), (2, x), (3, x)]),
+        lambda x: itertools.compress(rows(x), [1, 0, 1]),
+        lambda x: itertools.islice(rows(x), 1, None),
+        lambda x: itertools.repeat(x + 1, 3),
+        lambda x: itertools.cycle(rows(x)),
+        lambda x: itertools.product(rows(x), [1, 2]),
+        lambda x: itertools.permutations(rows(x)),
+        lambda x: itertools.combinations(rows(x), 2),
+        lambda x: itertools.zip_longest(rows(x), [1], fillvalue=0),
+        lambda x: itertools.zip_longest(rows(x), [1], fillvalue=x - 1),
+    ],
+)
+def test_an_iterator_is_given_away_where_it_stands(make: Callable[[T], T], is_begun: bool) -> None:
+    def program(x: T) -> T:
+        made = make(x)
+        return begun(made) if is_begun else made
+
+    traced = Traced(program)
+    for _ in range(2):
+        want, got = program(X), traced(X)
+        assert type(got) is type(want)
+        assert str([*itertools.islice(got, 7)]) == str([*itertools.islice(want, 7)])
+    assert not traced.stops
+
+
+def test_functions_of_an_iterator_run_when_they_are_asked() -> None:
+    log: list[int] = []
+
+    def logged(a: T, b: T) -> T:
+        log.append(len(log))
+        return a * len(log) + b
+
+    made = Traced(lambda x: itertools.accumulate(rows(x), logged))(X)
+    assert not log
+    got = [*made]
+    log.clear()
+    assert str(got) == str([*itertools.accumulate(rows(X), logged)]) and log == [0, 1]
+
+
+# ------------------------------------------------------------------------------ sets, classes
+
+
+class Base:
+    pass
+
+
+FUNCTIONS = frozenset([torch.add, torch.sub, Base])
+CHOSEN = {torch.add, "mul", len}
+
+
+def among(x: T, f: T) -> T:
+    y = x + 1 if f in FUNCTIONS else x - 1
+    return y * 2 if f in CHOSEN else y
+
+
+def test_sets_of_functions_are_looked_at() -> None:
+    for f in (torch.add, torch.sub, Base, len, "mul", torch.mul):
+        assert not same(among, X, f).stops
+    traced = Traced(among)
+    assert traced(X, len).equal(among(X, len))
+    CHOSEN.remove(len)
+    try:
+        assert traced(X, len).equal(among(X, len))
+    finally:
+        CHOSEN.add(len)
+
+
+def test_new_subclasses_are_seen() -> None:
+    traced = Traced(lambda x: (x + 1, [cls.__name__ for cls in Base.__subclasses__()]))
+    assert traced(X)[1] == []
+
+    class Derived(Base):
+        pass
+
+    assert traced(X)[1] == [Derived.__name__] and not traced.stops
+
+
+# ------------------------------------------------------------------------------ torch
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.LongTensor([3, 2]) + 1,
+        lambda x: x + torch.FloatTensor([[1, 2.5, 3]]),
+        lambda x: torch.Tensor([1, 2]).double(),
+        lambda x: torch.Tensor((x.shape[0], 2)) + 1,
+        lambda x: (torch.IntTensor(2, 3).shape, torch.Tensor(torch.Size([4])).shape),
+        lambda x: (torch.Tensor().shape, torch.HalfTensor(x.shape).dtype, torch.BoolTensor([True])),
+        lambda x: x.numpy(force=True) + 1,
+        lambda x: (x * 1j).conj().numpy(force=True),
+        lambda x: x.numpy(force=False),
+    ],
+)
+def test_tensors_and_arrays_made_in_other_words(program: Callable[[T], T]) -> None:
+    assert not same(program, X).stops
+
+
+def test_an_array_of_a_tensor_that_needs_a_gradient() -> None:
+    x = X.clone().requires_grad_()
+    assert not same(lambda x: (x * 2).numpy(force=True), x).stops
+
+
+def switched(x: T, is_on: bool) -> T:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    was = torch.are_deterministic_algorithms_enabled(), warns
+    torch.use_deterministic_algorithms(is_on, warn_only=not is_on)
+    return x + 1, was, torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+def test_deterministic_algorithms_are_switched(backend: str) -> None:
+    fast = fusee.compile(switched, backend=backend, fullgraph=True)
+    try:
+        for was, warn_only, is_on in itertools.product([False, True], repeat=3):
+            found = []
+            for run in (switched, fast):
+                torch.use_deterministic_algorithms(was, warn_only=warn_only)
+                made = run(X, is_on)
+                warns = torch.is_deterministic_algorithms_warn_only_enabled()
+                found.append(str((made, torch.are_deterministic_algorithms_enabled(), warns)))
+            assert found[0] == found[1]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ------------------------------------------------------------------------------ lazy modules
+
+
+class Own(nn.modules.lazy.LazyModuleMixin, nn.Module):
+    """Makes a parameter, and a lazy module, at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def initialize_parameters(self, x: T) -> None:
+        self.made += 1
+        self.weight = nn.Parameter(torch.full(x.shape[-1:], 2.0))
+        self.inner = nn.LazyLinear(2)
+
+    def forward(self, x: T) -> T:
+        return self.inner(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LazyLinear(2), lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), Own())]
+)
+def test_a_lazy_module_is_made_by_python(make: Callable[[], nn.Module]) -> None:
+    backend, found = Counting(), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = make()
+        run = fusee.compile(model, backend=backend, fullgraph=True) if compiled else model
+        x = torch.rand(3, 3)
+        outs = [run(x), run(x), run(x)]
+        made = [(type(m).__name__, getattr(m, "made", 0)) for m in model.modules()]
+        found.append(str((outs, made, model.state_dict(), torch.rand(1))))
+    assert found[0] == found[1]
+    assert len(backend.graphs) == 1
