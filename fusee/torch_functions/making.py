@@ -1,4 +1,4 @@
-"""Tensors that a program makes by a class: `torch.LongTensor([1, 2])`, `torch.Tensor(2, 3)`."""
+"""Tensors that a program makes by a class, `torch.LongTensor([1, 2])`, or of sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
-from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand
+from fusee.capture.numbers import NUMPY
+from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.torch_functions.arrays import Array
+from fusee.torch_functions.torch_api import shape_as_tensor
 
 __all__: list[str] = []
 
@@ -20,12 +23,30 @@ def _by_class(name: str, dtype: torch.dtype | None) -> Stand:
         first = type(args[0]) if len(args) == 1 else None
         given = {"dtype": dtype or torch.get_default_dtype(), "device": "cpu"}
         if not kwargs and first in (list, tuple):
-            return m.call(torch.tensor, args, given)
+            items = [x.item() if isinstance(x, NUMPY) else x for x in args[0]]
+            if items and all(isinstance(x, Array) for x in items):
+                return _stacked(m, [x.tensor for x in items], given)
+            return m.call(torch.tensor, (items,), given)
         if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
             return m.call(torch.empty, args or (0,), given)
         raise GraphBreak(f"torch.{name} makes a tensor of something else than numbers or sizes")
 
     return stand
+
+
+def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
+    """Of numbers of NumPy's that the graph computes."""
+    is_whole = not given["dtype"].is_floating_point
+    if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
+        raise GraphBreak("a tensor is made of arrays, or an integer of a float")
+    return m.call(torch.stack, ([m.call(torch.Tensor.to, (x,), given) for x in numbers],), {})
+
+
+@stands_for(shape_as_tensor)
+def _shape_as_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (x,) = args
+    given = {"dtype": torch.int64, "device": "cpu"}
+    return m.call(torch.tensor, ([*m.attribute(x, "shape")],), given)
 
 
 _CLASSES = {

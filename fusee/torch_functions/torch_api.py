@@ -2,6 +2,7 @@
 
 torch._numpy             NumPy's functions on tensors
 torch.ops.higher_order   operators that take functions
+torch._shape_as_tensor   sizes, as a tensor
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["as_array", "by_torch", "counterparts", "higher_order", "tensor_of"]
+__all__ = ["as_array", "by_torch", "counterparts", "higher_order", "shape_as_tensor", "tensor_of"]
 
 higher_order: Any = torch.ops.higher_order
+shape_as_tensor: Any = torch._shape_as_tensor
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -136,6 +137,10 @@ def test_new_subclasses_are_seen() -> None:
         lambda x: x.numpy(force=True) + 1,
         lambda x: (x * 1j).conj().numpy(force=True),
         lambda x: x.numpy(force=False),
+        lambda x: torch._shape_as_tensor(x)[0] + 1,
+        lambda x: torch._shape_as_tensor(x.sum()).dtype,
+        lambda x: torch.LongTensor([x.to(torch.int16).numpy()[2], x.long().numpy()[1]]),
+        lambda x: torch.DoubleTensor([numpy.float32(0.1), 2]),
     ],
 )
 def test_tensors_and_arrays_made_in_other_words(program: Callable[[T], T]) -> None:
