@@ -16,7 +16,7 @@ import sys
 import types
 from typing import Any
 
-from fusee.capture import attributes, grads, subclasses
+from fusee.capture import attributes, dicts, subclasses
 from fusee.capture import copying as _copying  # noqa: F401  # its stand-ins
 from fusee.capture import leaves as _leaves  # noqa: F401  # its stand-ins
 from fusee.capture import library as _library  # noqa: F401  # its stand-ins
@@ -229,6 +229,8 @@ class Machine(Capturing):
         if isinstance(container, type):
             generic: Any = container
             return generic[key]  # list[int]
+        if isinstance(container, dict):
+            return dicts.item(self, container, key)
         if self.is_outside(container):
             return self.outside_item(container, key)
         self.look((container,))
@@ -239,17 +241,6 @@ class Machine(Capturing):
     def outside_item(self, container: Any, key: Any) -> Any:
         """An element of a container from outside, guarded alone if possible."""
         world = self.world
-        if isinstance(container, dict):
-            mirror = world.mirror(container)
-            if isinstance(key, FakeTensor):
-                return grads.item_by_tensor(self, mirror, key)
-            if not is_scalar(key) and mirror.copy is None:
-                world.whole(container)
-            found = world.get(mirror, key)
-            if found is not ABSENT:
-                return found
-            found = ask(self, container, "__missing__", key)
-            return world.whole(container)[key] if found is ABSENT else found
         if isinstance(container, CONTAINERS):
             mirror = world.mirror(container)
             is_element = type(key) is int and 0 <= key < len(container)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fusee.capture import dicts
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, AS_VALUES, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
@@ -148,7 +149,8 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     name = function.__name__
     if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
         raise _unknown(function)
-    if m.is_outside(owner) and isinstance(owner, CONTAINERS):
+    is_item = isinstance(owner, dict) and name in dicts.METHODS
+    if is_item or (m.is_outside(owner) and isinstance(owner, CONTAINERS)):
         # by the class in C that has it: a subclass may have another one in Python
         home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
         return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
@@ -206,13 +208,12 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     owner, *rest = args
     name = function.__name__
     if isinstance(owner, CONTAINERS):
-        is_lookup = name in ("__getitem__", "get") and isinstance(owner, dict)
+        if isinstance(owner, dict) and name in dicts.METHODS:
+            return dicts.METHODS[name](m, owner, *rest)
+        is_lookup = name == "get" and isinstance(owner, dict)
         if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
             found = m.world.get(m.world.mirror(owner), rest[0])
-            if found is not ABSENT:
-                return found
-            if name == "get":
-                return (*rest[1:], None)[0]
+            return (*rest[1:], None)[0] if found is ABSENT else found
         shown = m.plain(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -209,3 +210,71 @@ def test_a_lazy_module_is_made_by_python(make: Callable[[], nn.Module]) -> None:
         found.append(str((outs, made, model.state_dict(), torch.rand(1))))
     assert found[0] == found[1]
     assert len(backend.graphs) == 1
+
+
+# ------------------------------------------------------------------------------ dicts
+
+FACTOR = [1]
+LOG: list[Any] = []
+
+
+def logged_factor() -> T:
+    LOG.append(FACTOR[0])
+    return FACTOR[0]
+
+
+class Counted(dict):
+    def __missing__(self, key: T) -> T:
+        self[key] = logged_factor()
+        return self[key] + 1
+
+
+class Passing(dict):
+    def __getitem__(self, key: T) -> T:
+        return super().__getitem__(key)
+
+    def __missing__(self, key: T) -> T:
+        return key, logged_factor()
+
+
+def in_a_new_one(x: T, d: T) -> T:
+    made = collections.defaultdict(logged_factor)
+    return x * made["a"], made, made.__missing__("b"), made.get("c")
+
+
+def in_a_closure(x: T, d: T) -> T:
+    made = collections.defaultdict(lambda: x + logged_factor())
+    return made["a"], collections.defaultdict.__getitem__(made, "b"), len(made)
+
+
+def in_classes_of_its_own(x: T, d: T) -> T:
+    one, other = Counted(a=x), Passing(a=x)
+    return one["b"], one.__getitem__("b"), dict(one), other["b"], len(other)
+
+
+def in_one_from_outside(x: T, d: T) -> T:
+    d["list"] = d["new"], d.__getitem__("b")
+    return x * d["more"]
+
+
+def not_at_all(x: T, d: T) -> T:
+    try:
+        return collections.defaultdict()[x.shape]
+    except KeyError as error:
+        return x + 1, error.args
+
+
+@pytest.mark.parametrize(
+    "program",
+    [in_a_new_one, in_a_closure, in_classes_of_its_own, in_one_from_outside, not_at_all],
+)
+def test_what_is_missing_is_made_on_the_machine(program: T) -> None:
+    traced = Traced(program)
+    for factor in (1, 1, 5):
+        FACTOR[0], found = factor, []
+        for run in (program, traced):
+            LOG.clear()
+            d = collections.defaultdict(logged_factor)
+            found.append(str((run(X, d), d, LOG)))
+        assert found[0] == found[1]
+    assert not traced.stops
