@@ -87,7 +87,11 @@ class Options:
         0, "width of vector registers; 0 is the host's widest", choices=(0, 128, 256, 512)
     )
     cache: bool = knob(True, "read and write object code in the cache on disk")
-    check: bool = knob(False, "check every intermediate form after every stage", env="FUSEE_CHECK")
+    check: bool = knob(
+        False,
+        "verify loops, kernels, memory plan and LLVM IR after the stage that made them",
+        env="FUSEE_CHECK",
+    )
     name: str = knob("", "what this function is called in logs, dumps and reports")
 
     @classmethod

@@ -12,6 +12,9 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("FUSEE_")]:
     del os.environ[_name]
 
+# Every stage is verified in every test; an explicit option still decides for its own test.
+os.environ["FUSEE_CHECK"] = "1"
+
 import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 

@@ -13,7 +13,8 @@ from fusee.config import Options
 from fusee.errors import OptionError, SettingError
 
 
-def test_defaults_and_given_options() -> None:
+def test_defaults_and_given_options(environment: pytest.MonkeyPatch) -> None:
+    environment.delenv("FUSEE_CHECK")  # on in all tests
     assert Options.parse(None) == Options()
     assert Options.parse({"threads": 2, "fuse": False}) == Options(threads=2, fuse=False)
     assert Options.parse(Options(cache=False)).cache is False

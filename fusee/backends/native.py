@@ -10,7 +10,8 @@ A graph goes down as a Compilation, each step adding its result:
     emit     kernels                   -> LLVM IR -> machine code             fusee.codegen.llvm
     host     all of it                 -> one Python function                 fusee.codegen.host
 
-Graphs for which this is not made (training, other devices, data-dependent shapes) run eagerly:
+A graph that is differentiated goes down as two (training.py). What this is not made for, such as
+other devices, runs eagerly:
 decided here, before anything runs, with the reason in the report and one warning.
 """
 
@@ -50,6 +51,7 @@ from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
 from fusee.errors import FuseeWarning, MissingFake, TraceError, warn
+from fusee.loops.check import check_graph, check_plan, check_schedule
 from fusee.loops.fuse import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower, supported
@@ -206,18 +208,19 @@ def _host(c: Compilation) -> None:
 
 
 class Step(NamedTuple):
-    """One step of the pipeline: its name in reports, and the function that takes it."""
+    """One step of the pipeline: its name in reports, what takes it, what verifies its result."""
 
     name: str
     take: Callable[[Compilation], None]
+    check: Callable[[Compilation], None] | None = None
 
 
 PIPELINE = (
     Step("trace", _trace),
     Step("weights", _weights),
-    Step("lower", _lower),
-    Step("fuse", _fuse),
-    Step("memory", _memory),
+    Step("lower", _lower, lambda c: check_graph(c.loops)),
+    Step("fuse", _fuse, lambda c: check_schedule(c.loops, c.schedule)),
+    Step("memory", _memory, lambda c: check_plan(c.loops, c.schedule, c.plan)),
     Step("emit", _emit),
     Step("host", _host),
 )
@@ -349,6 +352,10 @@ def _compile(c: Compilation, steps: Sequence[Step]) -> Callable[..., Any]:
             begin = time.perf_counter()
             step.take(c)
             stages[step.name] = stages.get(step.name, 0.0) + (time.perf_counter() - begin) * 1e3
+            if c.options.check and step.check is not None:
+                begin = time.perf_counter()
+                step.check(c)
+                stages["check"] = stages.get("check", 0.0) + (time.perf_counter() - begin) * 1e3
     _fill_report(c)
     functions = [c.functions[code.name] for code in c.host.functions]
     threads = c.options.threads

@@ -1,7 +1,7 @@
 """A graph that is differentiated: traced jointly with its backward, cut in two, compiled as two.
 
 What compiles the two halves is the caller's: our pipeline (native.py), eager kernels (eager.py), or
-functions of a user's own (aot.py).
+functions of a user's own (two_graphs.py).
 """
 
 from __future__ import annotations

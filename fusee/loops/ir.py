@@ -49,6 +49,7 @@ class Buffer:
     strides: tuple[Size, ...]
     role: Role
     offset: Size = 0  # of element (0, .., 0); nonzero only for inputs that are views
+    bounded: bool = True  # False: as_strided looks at the caller's memory around it
 
     def index(self, at: Sequence[Size]) -> Size:
         """The flat offset of the element at `at`."""
@@ -418,3 +419,20 @@ class Kernel:
     def statements(self) -> Iterator[Statement]:
         for phase in self.phases:
             yield from phase.body
+
+
+def kernel_of(loop: Loop) -> Kernel:
+    """The kernel that a loop is by itself."""
+    table = loop.value.table
+    if loop.acc is None:
+        stored: Statement = Store(
+            loop.buffer, loop.index, cast(loop.value, loop.buffer.dtype), loop.mode
+        )
+        return Kernel(loop.axes, [Phase((), [stored])], None, loop.ordered, loop.origin)
+    gathered = Accumulate(loop.acc, loop.value, loop.which)
+    result = cast(loop.result or table.acc(loop.acc), loop.buffer.dtype)
+    stored = Store(loop.buffer, loop.index, result, loop.mode)
+    phases = [Phase(loop.reduce_axes, [gathered, stored])]
+    if not loop.scan:
+        phases = [Phase(loop.reduce_axes, [gathered]), Phase((), [stored])]
+    return Kernel(loop.axes, phases, None, loop.ordered, loop.origin)

@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fusee.loops.ir import (
-    Accumulate,
     Extern,
     Kernel,
-    Phase,
     Statement,
     Step,
     Store,
     Value,
     View,
-    cast,
     index_of,
+    kernel_of,
     payloads,
     walk,
 )
@@ -40,16 +38,7 @@ def show_step(step: Step) -> str:
         arguments = [_argument(a) for a in step.args]
         arguments += [f"{k}={_argument(a)}" for k, a in step.kwargs.items()]
         return f"{results} = {step.name}({', '.join(arguments)})"
-    if step.acc is None:
-        body: list[Statement] = [Store(step.buffer, step.index, step.value, step.mode)]
-        return show_kernel(Kernel(step.axes, [Phase((), body)], origin=step.origin))
-    gathered = Accumulate(step.acc, step.value, step.which)
-    result = step.result or cast(step.value.table.acc(step.acc), step.buffer.dtype)
-    store = Store(step.buffer, step.index, result, step.mode)
-    phases = [Phase(step.reduce_axes, [gathered, store])]
-    if not step.scan:
-        phases = [Phase(step.reduce_axes, [gathered]), Phase((), [store])]
-    return show_kernel(Kernel(step.axes, phases, origin=step.origin))
+    return show_kernel(kernel_of(step))
 
 
 def show_kernel(kernel: Kernel) -> str:

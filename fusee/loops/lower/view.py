@@ -155,6 +155,7 @@ def _as_strided(
     strides, begin = call.layout_of(0)
     storage = lowering.realise(x, strides)
     offset = storage.offset
+    storage.buffer.bounded = storage.buffer.role not in ("input", "derived", "constant")
     if storage_offset is not None:
         # torch counts from the start of the storage, and x may begin later
         offset = offset + storage_offset - begin

@@ -119,12 +119,3 @@ def _convolution(
         laid_out(weight.shape, weight.dtype, layout) if mask[1] else None,
         empty((grad.shape[1],), weight.dtype) if mask[2] else None,
     )
-
-
-@meta(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    n, heads, length = q.shape[:3]
-    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-    return like(q, q.dtype), empty((n, length, heads), dtype).transpose(1, 2)
