@@ -1,0 +1,203 @@
+"""The texts of all stages of one case: the ATen graphs, the loops, the LLVM IR, the host functions.
+
+    zoo/bert            a model of tests/models/zoo.py, inference
+    train/bert          the same in training: forward and backward of its joint graph
+    op/softmax          an operator of torch's database on its plainest float32 sample
+
+Nothing is turned into machine code and nothing compiled runs: graphs are captured by fusee.compile,
+go down the pipeline, and run as they are. All that could differ between two machines is fixed:
+instruction set, vector width, threads. What processors multiply natively only matters to bfloat16
+and float16, which no case has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+import fusee
+from fusee import config, log
+from fusee.backends import native
+from fusee.backends.training import flat_backward, flat_forward
+from tests.models import zoo
+
+with warnings.catch_warnings():
+    # torch's test modules import deprecated corners of torch and numpy
+    warnings.simplefilter("ignore")
+    from tests.opinfo import sweep
+
+STAGES = ("aten", "loops", "llvm", "host")
+# Which artefacts of the log are texts of which stage; LLVM's is taken from the compiler.
+ARTEFACTS = {
+    "aten": "aten",
+    "passes": "aten",
+    "loops": "loops",
+    "fusion": "loops",
+    "memory": "host",
+    "host": "host",
+}
+OPTIONS = {"vector_bits": 256, "threads": 2, "cache": False, "check": True}
+# One operator in so many, by its name.
+EVERY = 4
+# Packages whose minor version shows in graphs, beside Python's.
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "diffusers")
+
+Texts = dict[str, str]
+
+
+def versions() -> str:
+    """On which versions hashes are valid: minor ones, as `python 3.11, torch 2.13, ...`."""
+    found = {"python": ".".join(map(str, sys.version_info[:2]))}
+    found |= {name: ".".join(metadata.version(name).split(".")[:2]) for name in PACKAGES}
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def cases() -> list[str]:
+    """The names of all cases."""
+    ops = [name for name, dtype in sweep.wanted([], ["float32"])]
+    chosen = [name for name in ops if zlib.crc32(name.encode()) % EVERY == 0]
+    models = zoo.names()
+    return [f"{kind}/{name}" for kind in ("zoo", "train") for name in models] + [
+        f"op/{name}" for name in chosen
+    ]
+
+
+def texts(case: str) -> Texts:
+    """Stage -> all that a case made there, with a title over each text."""
+    recorder = Recorder()
+    with fixed(), recorder.listening(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kind, _, name = case.partition("/")
+        _CASES[kind](name, recorder)
+    return recorder.texts()
+
+
+# ------------------------------------------------------------------------------ cases
+
+
+def _infer(name: str, recorder: Recorder) -> None:
+    module, args, kwargs = zoo.load(name, "test")
+    with torch.no_grad():
+        fusee.compile(module, backend=recorder)(*args, **kwargs)
+
+
+def _train(name: str, recorder: Recorder) -> None:
+    module, args, kwargs = zoo.load(name, "test")
+    fusee.compile(module.train(), backend=recorder)(*args, **kwargs)
+
+
+def _operator(name: str, recorder: Recorder) -> None:
+    outcome = sweep.run_op(name, "float32", recorder, "first", variants=False)
+    assert not outcome.failures, outcome.failures
+
+
+_CASES: dict[str, Callable[[str, Recorder], None]] = {
+    "zoo": _infer,
+    "train": _train,
+    "op": _operator,
+}
+
+
+# ------------------------------------------------------------------------------ recording
+
+
+class Recorder:
+    """A backend that sends graphs down the pipeline, keeps the texts, and runs graphs eagerly."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {stage: [] for stage in STAGES}
+
+    def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with (
+            mock.patch.object(native, "Build", self._build),
+            mock.patch.object(native, "prepare", lambda: None),
+            mock.patch.object(native, "bind_call", lambda *args, **kwargs: None),
+            mock.patch.object(native, "train", _both_halves),
+        ):
+            compiled = native.compile_native(gm, inputs, OPTIONS)
+        if compiled.report().eager:
+            self.found["aten"].append(f"# eager: {compiled.report().eager}\n")
+        return gm.forward
+
+    def texts(self) -> Texts:
+        return {stage: _without_paths("\n".join(self.found[stage])) for stage in STAGES}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        undo = log.subscribe(self._listen, *ARTEFACTS)
+        try:
+            yield
+        finally:
+            undo()
+
+    def _listen(self, record: log.Record) -> None:
+        title = " ".join(part for part in (record.artefact, record.name) if part)
+        self.found[ARTEFACTS[record.artefact]].append(f"# {title}\n{record.text.rstrip()}\n")
+
+    def _build(self, **_: Any) -> _Build:
+        return _Build(self.found["llvm"])
+
+
+class _Build:
+    """Takes the compiler's place (runtime.jit.Build): keeps what it is given."""
+
+    def __init__(self, found: list[str]) -> None:
+        self.found = found
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        self.found.append(text)
+        self.count += 1
+
+    def finish(self) -> list[None]:
+        return [None] * self.count
+
+
+def _both_halves(
+    gm: fx.GraphModule,
+    joint: Any,
+    partition: Callable[..., Any],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    **_: Any,
+) -> Callable[..., Any]:
+    """Takes the place of training.train: compiles the backward now, whatever needs gradients."""
+    if not joint.tangents:
+        forward(flat_forward(joint, None))
+        return gm.forward
+    split = partition(joint)
+    forward(flat_forward(joint, split))
+    backward(flat_backward(split))
+    return gm.forward
+
+
+@contextlib.contextmanager
+def fixed() -> Iterator[None]:
+    """The same machine everywhere: AVX2, two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with mock.patch.dict(os.environ, {"FUSEE_CPU": "avx2"}):
+            config.settings.cache_clear()
+            yield
+    finally:
+        config.settings.cache_clear()
+        torch.set_num_threads(threads)
+
+
+def _without_paths(text: str) -> str:
+    for folder in sorted(filter(None, {*sys.path, os.getcwd()}), key=len, reverse=True):
+        text = text.replace(f"{Path(folder)}{os.sep}", "")
+    return re.sub(r"\b0x[0-9a-f]{9,}\b(?=>)", "0x", text)
