@@ -83,12 +83,13 @@ class Between(Semantics):
                 return self._make(function, args, kwargs)
         elif (found := _python_method(function, "__call__")) is not None:
             args, function = (function, *args), found
-        if type(function) is types.FunctionType:
+        is_code = type(function) is types.FunctionType
+        if is_code:
             function = self.nested(function, args[0] if args else None)
         else:
             args, kwargs = self._called_back(function, args, kwargs)
         if self.frames:  # what C calls back later has no caller here
-            function = called_from(self.frames[-1], function)
+            function = called_from(self.frames[-1], function, is_code)
         return super().call(function, args, kwargs)
 
     def _make(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

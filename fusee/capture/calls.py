@@ -28,7 +28,7 @@ from fusee.capture.frame import OPCODES, Frame, suspended
 from fusee.capture.library import say_later
 from fusee.capture.origin import Held
 from fusee.capture.policy import original
-from fusee.capture.stand_ins import Args, Kwargs, stands_for
+from fusee.capture.stand_ins import Args, Kwargs, refuse_hooks, stands_for
 from fusee.capture.targets import HOOKS
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -284,14 +284,16 @@ def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
     """
     body, name, *bases = args
     resolved = types.resolve_bases(tuple(bases))
+    refuse_hooks(
+        name, resolved, {}, kwargs.get("metaclass", type(resolved[0]) if resolved else type)
+    )
     meta, namespace, keywords = types.prepare_class(name, resolved, kwargs)
-    if type(meta).__call__ is not type.__call__:
-        raise GraphBreak(f"the class {name} has a metaclass of its own")
     f = frame_of(m, body, (), {})
     f.names = namespace
     cell = f.run()
     if resolved != tuple(bases) and "__orig_bases__" not in namespace:
         namespace["__orig_bases__"] = tuple(bases)
+    refuse_hooks(name, resolved, namespace, meta)
     made: type = meta(name, resolved, namespace, **keywords)
     if isinstance(cell, types.CellType):
         assert cell.cell_contents is made

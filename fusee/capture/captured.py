@@ -120,9 +120,9 @@ class Captured:
         """The modes of torch in which the graph runs, for a backend that asks for them."""
         found = self.inference
         inference = torch.is_inference_mode_enabled() if found is None else found
-        with (
-            torch.inference_mode(inference), torch.set_grad_enabled(self.grad),
-            without_function_modes(),
+        with (  # without modes first: they are told of gradients that are switched
+            without_function_modes(), torch.inference_mode(inference),
+            torch.set_grad_enabled(self.grad),
         ):  # fmt: skip
             yield
 

@@ -146,7 +146,10 @@ def _shown(kind: str, value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     if kind in ("tensor", "absent"):
         return str(value)
-    text = repr(value).splitlines()
+    if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
+        return object.__repr__(value)
+    with torch._C.DisableTorchFunction():
+        text = repr(value).splitlines()
     return text[0][:120] + ("..." if len(text) > 1 or len(text[0]) > 120 else "")
 
 

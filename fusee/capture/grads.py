@@ -48,6 +48,8 @@ def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
 
 def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     """`tensor.grad = value`."""
+    if m.modes:
+        raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
     if id(fake) not in m.world.inputs or not fake.is_leaf or id(fake) in m.world.seen:
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):

@@ -156,7 +156,7 @@ def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
         raise GraphBreak("a warning that names the line of whoever called the compiled function")
-    if m.world.said_to(_sink(), _SINK):
+    if m.world.is_changed_inside(warnings) or m.world.said_to(_sink(), _SINK):
         raise GraphBreak(_SEEN)
     say_later(m, warnings.warn, args, kwargs)
 
@@ -168,6 +168,8 @@ def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
         origin = m.world.origin(logger)
         if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
             raise GraphBreak("logging with what is known only as the program runs")
+        if m.world.is_changed_inside(*_asked(logger)):
+            raise GraphBreak("logging, of which the program has changed something before")
         asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
         seen_by = m.world.load(_who_sees(at, logger), asked)
         if seen_by == "the program":
@@ -178,6 +180,16 @@ def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
     return stand
 
 
+def _asked(logger: logging.Logger) -> list[Any]:
+    """The loggers, their lists and the handlers that decide about a record."""
+    found: list[Any] = [logger.manager]
+    at: logging.Logger | None = logger
+    while at is not None:
+        found += [at, at.handlers, *at.handlers]
+        at = at.parent if at.propagate else None
+    return found
+
+
 _FILES = ("FileHandler", "RotatingFileHandler", "TimedRotatingFileHandler")
 
 
@@ -185,11 +197,7 @@ def _who_sees(level: int, logger: logging.Logger) -> str:
     """Who gets to know of a record: nobody (""), "others", or "the program"."""
     if not logger.isEnabledFor(level):
         return ""
-    at: logging.Logger | None = logger
-    handlers = list[Any]()
-    while at is not None:
-        handlers += at.handlers
-        at = at.parent if at.propagate else None
+    handlers = [x for x in _asked(logger) if isinstance(x, logging.Handler)]
     is_plain = type(logger) in (logging.Logger, logging.RootLogger) and not logger.filters
     is_plain &= logging.getLogRecordFactory() is logging.LogRecord
     return "others" if is_plain and all(map(_is_stock, handlers)) else "the program"

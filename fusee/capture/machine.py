@@ -61,13 +61,13 @@ class Machine(Capturing):
             return found
         value = getattr(builtins, name, ABSENT)
         if value is ABSENT:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         return self.world.hold_from_trusted(value, "builtins", name)
 
     def store_global(self, f: Frame, name: str, value: Any) -> None:
         names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
         if value is DELETED and self.world.get(names, name) is ABSENT:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         self.world.set(names, name, value)
 
     def delete_global(self, f: Frame, name: str) -> None:

@@ -73,7 +73,7 @@ class Semantics:
         space = f.globals.get("__builtins__", builtins)
         space = space.__dict__ if isinstance(space, types.ModuleType) else space
         if name not in space:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         return space[name]
 
     def store_global(self, f: Frame, name: str, value: Any) -> None:
@@ -81,7 +81,7 @@ class Semantics:
 
     def delete_global(self, f: Frame, name: str) -> None:
         if name not in f.globals:
-            raise NameError(f"name {name!r} is not defined")
+            raise NameError(f"name {name!r} is not defined", name=name)
         del f.globals[name]
 
     def load_cell(self, f: Frame, name: str) -> Any:
@@ -241,7 +241,8 @@ def unbound(f: Frame, name: str) -> NameError:
     if name in f.code.co_freevars:
         return NameError(
             f"cannot access free variable {name!r} where it is not associated with a value in"
-            " enclosing scope"
+            " enclosing scope",
+            name=name,
         )
     return UnboundLocalError(
         f"cannot access local variable {name!r} where it is not associated with a value"

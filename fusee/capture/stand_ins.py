@@ -25,7 +25,7 @@ from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.facts import ABSENT
 from fusee.capture.numbers import Computed, Number, converted
-from fusee.capture.origin import Call, Held
+from fusee.capture.origin import Call, Held, is_trusted
 from fusee.capture.semantics import variables
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
@@ -128,9 +128,25 @@ def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if isinstance(obj, FakeTensor):
             return m.attribute(obj, "__class__")
         return m.kind_of(obj)
+    refuse_hooks(*args)
     made = type(*args, **kwargs)
     m.made_classes.add(made)
     return made
+
+
+def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> None:
+    """End the graph before a class whose making runs code of the program's within `type`."""
+    metas = {meta, *map(type, bases)}
+    hooks = [
+        (x, hook) for x in metas for hook in ("__call__", "__new__", "__init__", "__prepare__")
+    ]
+    hooks += [(base, "__init_subclass__") for base in bases]
+    hooks += [(type(item), "__set_name__") for item in namespace.values()]
+    for owner, hook in hooks:
+        found = getattr(owner, hook, None)
+        found = getattr(found, "__func__", found)
+        if isinstance(found, types.FunctionType) and not is_trusted(found.__module__):
+            raise GraphBreak(f"making the class {name} calls {found.__qualname__}")
 
 
 @stands_for(id)

@@ -31,9 +31,14 @@ class Line(NamedTuple):
 
 def calling_from(line: Line) -> types.FunctionType:
     """A function `(call, *args, **kwargs)` that does this call, as if it stood at a line."""
-    tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
-    code = standing_at(tree, line.code.co_filename, line.number, line.code.co_qualname)
+    code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
     return types.FunctionType(code, line.globals)
+
+
+@functools.lru_cache(1000)
+def _calling(file: str, number: int, name: str) -> types.CodeType:
+    tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
+    return standing_at(tree, file, number, name)
 
 
 def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.CodeType:
@@ -42,9 +47,12 @@ def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.
     return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
 
 
-def called_from(f: Frame, function: Any) -> Any:
-    """What to call in place of a function that names the line of its caller: that of a frame."""
-    if getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
+def called_from(f: Frame, function: Any, is_code: bool) -> Any:
+    """What to call in place of a function that may name the line of its caller: that of a frame.
+
+    is_code   the function runs code of the program's
+    """
+    if not is_code and getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
         return function
     if function in _BY_DEPTH:
         function = _BY_DEPTH[function]

@@ -217,6 +217,11 @@ class World:
         place = Call(origin, operator.call, "the object of ")
         return self.load(ref(), self._parts.setdefault(("referent", id(ref)), place))
 
+    def is_changed_inside(self, *objects: Any) -> bool:
+        """Whether the program has written to one of some objects from outside since it began."""
+        known = (self.mirrors.get(id(y)) for x in objects for y in (x, getattr(x, "__dict__", x)))
+        return any(mirror is not None and mirror.is_changed() for mirror in known)
+
     def said_to(self, sink: Any, origin: Origin) -> bool:
         """Whether what is said, to a list or to others (True), can be seen by the program."""
         if self.load(sink, origin) is sink and type(sink) is list:

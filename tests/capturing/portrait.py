@@ -1,19 +1,43 @@
-"""All that can be told of some objects, as lines of text that two runs can be compared by."""
+"""All that can be told of some objects, as lines that two runs can be compared by."""
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-__all__ = ["Portrait"]
+__all__ = ["Line", "Portrait"]
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), range, slice, torch.dtype, torch.Size)
+_PLAIN = (
+    int,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    range,
+    slice,
+    torch.dtype,
+    torch.Size,
+    torch.device,
+)
 _LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 _EMPTY: tuple[Any, ...] = ([], (), {}, {}.items(), {}.values(), set(), range(0))
 _ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
+
+
+class Line(NamedTuple):
+    """One thing told: words that must be equal, and numbers that may be allowed to be near."""
+
+    words: str
+    numbers: list[Any]
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.numbers}" if self.numbers else self.words
 
 
 class Portrait:
@@ -23,14 +47,17 @@ class Portrait:
     """
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.lines: list[Line] = []
         self._seen: dict[Any, int] = {}
         self._keep: list[Any] = []
         self._storages: dict[int, int] = {}
 
     def add(self, path: str, x: Any) -> None:
         """Tell of `x` and of all that it reaches."""
-        if type(x) in _PLAIN:
+        if isinstance(x, (float, np.floating)):
+            self._say(path, type(x).__name__, [float(x)])
+            return
+        if type(x) in _PLAIN or isinstance(x, np.generic):
             self._say(path, f"{type(x).__name__} {x!r}")
             return
         if isinstance(x, (type, types.ModuleType, types.BuiltinFunctionType)):
@@ -51,8 +78,11 @@ class Portrait:
             return
         number = self._seen[id(x)] = len(self._seen)
         if isinstance(x, torch.Tensor):
-            self._say(path, f"#{number} {self._tensor(x)}")
+            self._say(path, f"#{number} {self._tensor(x)}", _numbers(x))
             self.add(f"{path}.grad", x.grad if x.is_leaf else None)
+            return
+        if isinstance(x, np.ndarray):
+            self._say(path, f"#{number} {self._array(x)}", x.astype(object).reshape(-1).tolist())
             return
         self._say(path, f"#{number} {_title(x)}")
         self._add_parts(path, x)
@@ -61,17 +91,33 @@ class Portrait:
         for name, part in self._parts(path, x):
             self.add(f"{path}{name}", part)
 
-    def _say(self, path: str, words: str) -> None:
-        self.lines.append(f"{path}: {words}")
+    def _say(self, path: str, words: str, numbers: list[Any] | None = None) -> None:
+        self.lines.append(Line(f"{path}: {words}", numbers or []))
 
     def _tensor(self, x: torch.Tensor) -> str:
         storage = x.untyped_storage()
         self._keep.append(storage)
-        which = self._storages.setdefault(storage.data_ptr(), len(self._storages))
+        where = "meta" if x.is_meta else self._place(storage.data_ptr(), storage.nbytes())
         return (
             f"{type(x).__name__} {x.dtype} {list(x.shape)} strides {list(x.stride())}"
-            f" in storage {which}+{x.storage_offset()} grad {x.requires_grad} leaf {x.is_leaf}"
-            f" = {x.detach().tolist()}"
+            f" in storage {where}+{x.storage_offset()} grad {x.requires_grad} leaf {x.is_leaf}"
+            f"{' for inference' * x.is_inference()}"
+        )
+
+    def _place(self, address: int, size: int) -> int:
+        """The number of a piece of memory; pieces without bytes are one."""
+        return self._storages.setdefault(address if size else 0, len(self._storages))
+
+    def _array(self, x: np.ndarray) -> str:
+        owner = x
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        start = owner.__array_interface__["data"][0]
+        offset = x.__array_interface__["data"][0] - start
+        where = self._place(start, owner.nbytes)
+        return (
+            f"array {x.dtype} {list(x.shape)} strides {list(x.strides)} in storage"
+            f" {where}+{offset} writeable {x.flags.writeable}"
         )
 
     def _parts(self, path: str, x: Any) -> Iterator[tuple[str, Any]]:
@@ -97,6 +143,10 @@ class Portrait:
                 yield f"[{k}]", item
         elif isinstance(x, (*_LAZY, *_ITERATORS)) or type(x).__name__ == "Suspended":
             yield from self._drained(x)
+        elif isinstance(x, logging.Logger):  # leads to all loggers of the process
+            yield ".level", x.level
+            yield ".disabled", x.disabled
+            return
         yield from _attributes(x)
 
     def _drained(self, x: Any) -> Iterator[tuple[str, Any]]:
@@ -112,6 +162,11 @@ class Portrait:
                 return
             yield f".next{k}", item
             k += 1
+
+
+def _numbers(x: torch.Tensor) -> list[Any]:
+    """The elements of a tensor."""
+    return [] if x.is_meta else x.detach().reshape(-1).tolist()
 
 
 def _title(x: Any) -> str:

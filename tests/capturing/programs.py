@@ -3,7 +3,8 @@
 A program is a module: globals, classes and functions that stay the same (`PREAMBLE`), a function
 `fn` of random statements that closes over two variables, and `inputs(k)`, the arguments of call k.
 Statements mix what Python does (containers, loops, closures, exceptions, managers, generators,
-classes) with tensor operations, operations in place, views, and branches on tensors' values.
+classes) with tensor operations, operations in place, views, and branches on tensors' values. Each
+program is about a few themes besides (themes.py), whose rows it prefers.
 
 The grammar is typed loosely: most programs run through, some raise, which is a result as well.
 """
@@ -11,8 +12,10 @@ The grammar is typed loosely: most programs run through, some raise, which is a 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
+from tests.capturing.themes import THEMES, Rows, Theme
 from tests.capturing.vocabulary import EXPRESSIONS, PREAMBLE, SIMPLE
 
 __all__ = ["program"]
@@ -42,6 +45,18 @@ STATE = {
     "LI": ["kept"],
 }
 
+# What may be done between two calls.
+CHANGES = [
+    "COUNT = 8", "SCALE = 2.0", "WEIGHT = torch.ones(4)", "TABLE['a'] = 4", "NAMES.append('z')",
+    "TABLE = {'q': 1, 'a': 2}", "Box.total = 8", "WEIGHT.mul_(2)", "WEIGHT = WEIGHT.double()",
+    "Box.bump = lambda self, by=1: by", "Record.size = 3", "log.clear()", "NAMES.clear()",
+]  # fmt: skip
+
+GLOBALS = ["COUNT", "SCALE", "WEIGHT", "TABLE", "NAMES", "global_box"]
+
+# The name of a value that a block makes: see themes.py.
+NEW_NAME = re.compile(r"\{(\d)(?::(\w+)(!)?)?\}")
+
 # Kinds of values that a variable is given: see vocabulary.py.
 ASSIGNED = "I I I F B S T T T T V LI LI LT LS D M SE O FN P R SL G".split()
 
@@ -51,6 +66,20 @@ class Writer:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        count = self.random.choice([0, 1, 1, 2, 2, 3])
+        self.themes: list[Theme] = [THEMES[k] for k in self.random.sample([*THEMES], count)]
+        self.rows: Rows = {}
+        for theme in self.themes:
+            for kind, rows in theme.expressions.items():
+                self.rows.setdefault(kind, []).extend(rows)
+        self.statements = [row for theme in self.themes for row in theme.statements]
+        self.managers = [row for theme in self.themes for row in theme.managers]
+        self.blocks = [row for theme in self.themes for row in theme.blocks]
+        self.kinds = [*ASSIGNED, *(kind for kind in self.rows if kind not in EXPRESSIONS)]
+        parameters = [row for theme in self.themes for row in theme.parameters]
+        self.parameters = [*PARAMETERS, *parameters]
+        written = re.findall(r"^([A-Z_]+)\b.* = ", "".join(t.preamble for t in self.themes), re.M)
+        self.globals = "global " + ", ".join([*GLOBALS, *written])
         self.known: dict[str, list[str]] = {}
         self.lines: list[str] = []
         self.depth = 0
@@ -79,6 +108,11 @@ class Writer:
         names = self.known.get(kind, [])
         return self.random.choice(names) if names else None
 
+    def name(self, kind: str) -> str | None:
+        """A variable that may be assigned to."""
+        names = [name for name in self.known.get(kind, []) if name.isidentifier()]
+        return self.random.choice(names) if names else None
+
     # ---------------------------------------------------------------------- expressions
 
     def value(self, kind: str, depth: int = 2) -> str:
@@ -86,17 +120,22 @@ class Writer:
         found = self.variable(kind)
         if found is not None and (depth <= 0 or self.chance(0.4)):
             return found
-        makers = EXPRESSIONS[kind]
+        makers = EXPRESSIONS.get(kind) or self.rows[kind]
+        if kind in self.rows and depth > 0 and self.chance(0.5):
+            makers = self.rows[kind]
         text = self.random.choice(makers if depth > 0 else makers[:2])
         return self.filled(text, depth)
 
     def filled(self, text: str, depth: int) -> str:
-        """A template, `<I>` and the like replaced by expressions of that kind."""
+        """A template, `<I>` and the like replaced by expressions of that kind, `<=I>` by names."""
         parts = text.split("<")
         out = [parts[0]]
         for part in parts[1:]:
             kind, closing, rest = part.partition(">")
-            if not closing or kind not in EXPRESSIONS:
+            if closing and kind.startswith("="):
+                out.append((self.name(kind[1:]) or "unused") + rest)
+                continue
+            if not closing or (kind not in EXPRESSIONS and kind not in self.rows):
                 out.append("<" + part)
                 continue
             # Python 3.11 has no quotes inside the braces of an f-string
@@ -124,9 +163,12 @@ class Writer:
 
     def statement(self) -> None:
         if self.depth < 3 and self.chance(0.3):
-            self.random.choice(COMPOUND)(self)
+            if self.blocks and self.chance(0.4):
+                self.several(self.random.choice(self.blocks))
+            else:
+                self.random.choice(COMPOUND)(self)
         elif self.chance(0.45):
-            kind = self.random.choice(ASSIGNED)
+            kind = self.random.choice(self.kinds)
             text = self.value(kind)
             name = self.variable(kind) if self.chance(0.25) else None
             if name is None or not name.startswith("v") or "(" in name:
@@ -134,10 +176,44 @@ class Writer:
             self.line(f"{name} = {text}")
             self.know(kind, name)
         else:
-            text = self.random.choice(SIMPLE)
+            rows = self.statements if self.statements and self.chance(0.6) else SIMPLE
+            text = self.random.choice(rows)
             while text.startswith(("raise", "return")) and (not self.depth or self.chance(0.3)):
-                text = self.random.choice(SIMPLE)  # else most programs would end early
+                text = self.random.choice(rows)  # else most programs would end early
             self.line(self.filled(self.with_target(text), 2))
+
+    def several(self, text: str) -> None:
+        """A theme's statement of several lines."""
+        before = {kind: list(names) for kind, names in self.known.items()}
+        names: dict[str, str] = {}
+        lasting: list[tuple[str, str]] = []
+
+        def named(found: re.Match[str]) -> str:
+            number, kind, stays = found.groups()
+            if number not in names:
+                names[number] = self.new()
+            if kind:
+                made.append((kind, names[number]))
+                if stays:
+                    lasting.append((kind, names[number]))
+            return names[number]
+
+        outer = self.depth
+        for line in text.split("\n"):
+            made: list[tuple[str, str]] = []
+            words = NEW_NAME.sub(named, line.lstrip()).replace("{{", "{").replace("}}", "}")
+            self.depth = outer + (len(line) - len(line.lstrip())) // 4
+            if words == "...":
+                self.depth -= 1
+                self.short()
+            else:
+                self.line(self.filled(words, 1))
+            for kind, name in made:
+                self.know(kind, name)
+        self.depth = outer
+        self.known = before
+        for kind, name in lasting:
+            self.know(kind, name)
 
     def with_target(self, text: str) -> str:
         """A statement with what it assigns to, or changes, as a variable."""
@@ -224,7 +300,9 @@ def _try(w: Writer) -> None:
 def _with(w: Writer) -> None:
     name = w.new()
     manager = w.random.choice(
-        [
+        w.managers
+        if w.managers and w.chance(0.6)
+        else [
             "Manager('m')", "Manager('s', swallow=True)", "torch.no_grad()", "managed('g')",
             "contextlib.suppress(ValueError)", "torch.enable_grad()", "Manager('p'), Manager('q')",
             "torch.set_grad_enabled(<B>)", "managed('f'), torch.no_grad()",
@@ -300,8 +378,8 @@ def _closure(w: Writer) -> None:
 def _declare(w: Writer) -> None:
     """What the enclosing scopes hold, which statements inside may assign to."""
     if w.chance(0.8):
-        w.line("global COUNT, SCALE, WEIGHT, TABLE, NAMES, global_box")
-        w.line("nonlocal total, kept, x, y, n, flag, box, items, many")
+        w.line(w.globals)
+        w.line("nonlocal total, kept, " + ", ".join(name for name, _, _ in w.parameters))
 
 
 def _generator(w: Writer) -> None:
@@ -340,21 +418,43 @@ def program(seed: int) -> str:
     """The source of one program."""
     w = Writer(seed)
     w.known = {kind: list(names) for kind, names in STATE.items()}
-    for name, kind, _ in PARAMETERS:
+    for theme in w.themes:
+        for kind, names in theme.state.items():
+            w.known.setdefault(kind, []).extend(names)
+    for name, kind, _ in w.parameters:
         w.know(kind, name)
     for _ in range(w.random.choice([3, 5, 8, 12])):
         w.statement()
-    w.line(f"return {w.value('T', 1)}, {w.value('LI', 1)}, {w.value(w.random.choice(ASSIGNED), 1)}")
-    names = ", ".join(name for name, _, _ in PARAMETERS)
-    text = [PREAMBLE, "", "def outer(total, kept):", f"    def fn({names}):"]
-    text.append("        global COUNT, SCALE, WEIGHT, TABLE, NAMES, global_box")
-    text.append("        nonlocal total, kept")
-    text += [*w.lines, "    return fn", "", "fn = outer(2, [7, 8])", "", "def inputs(k):"]
+    w.line(f"return {w.value('T', 1)}, {w.value('LI', 1)}, {w.value(w.random.choice(w.kinds), 1)}")
+    header = ", ".join(name for name, _, _ in w.parameters)
+    text = [PREAMBLE, *(theme.preamble for theme in w.themes)]
+    text += ["", "def outer(total, kept):", f"    def fn({header}):", f"        {w.globals}"]
+    text += ["        nonlocal total, kept", *w.lines, "    return fn", "", "fn = outer(2, [7, 8])"]
+    return "\n".join([*text, *_around(w), *_inputs(w, header)]) + "\n"
+
+
+def _inputs(w: Writer, names: str) -> list[str]:
+    """The arguments of each call, and what changes outside before it."""
+    text = ["", "def inputs(k):", f"    {w.globals}"]
+    changes = [row for theme in w.themes for row in theme.changes] + CHANGES
+    same = {name: w.random.choice(options) for name, _, options in w.parameters}
+    is_same = w.chance(0.3)  # the same arguments each time: what changes is outside
     for k in range(3):
         text.append(f"    if k == {k}:")
-        for name, _, options in PARAMETERS:
-            text.append(f"        {name} = {w.random.choice(options)}")
+        if k and w.chance(0.4):
+            text += [f"        {row}" for row in w.random.sample(changes, w.random.choice([1, 2]))]
+        for name, _, options in w.parameters:
+            drawn = same[name] if is_same else w.random.choice(options)
+            text.append(f"        {name} = {drawn}")
         if w.chance(0.06):
             text.append("        x.requires_grad_()")
-    text.append(f"    return [{names}]")
-    return "\n".join(text) + "\n"
+    return [*text, f"    return [{names}]"]
+
+
+def _around(w: Writer) -> list[str]:
+    """The manager that each call runs in."""
+    managers = [row for theme in w.themes for row in theme.around]
+    if not managers or w.chance(0.6):
+        return []
+    drawn = [w.random.choice([*managers, "contextlib.nullcontext()"]) for _ in range(3)]
+    return ["", "def around(k):", f"    return [lambda: {', lambda: '.join(drawn)}][k]()"]

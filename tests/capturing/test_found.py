@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import logging
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import fusee
 from tests.capturing.same import Traced, same, shape_of
@@ -334,3 +337,139 @@ def test_a_convolution_of_signals_makes_rows() -> None:
         with torch.no_grad():
             assert fusee.compile(fn)(x).stride() == fn(x).stride()
         assert fusee.compile(fn)(x).stride() == fn(x).stride()
+
+
+class Registered:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        LOG.append(("registered", cls.__name__))
+
+
+class Noticed:
+    def __set_name__(self, owner: Any, name: str) -> None:
+        LOG.append(("named", name))
+
+
+class Meta(type):
+    def __new__(meta, name: str, *args: Any) -> Any:
+        LOG.append(("made", name))
+        return super().__new__(meta, name, *args)
+
+
+@pytest.mark.parametrize("bases", [(Registered,), (), (Meta("Made", (), {}),)])
+def test_making_a_class_runs_code_of_the_program_once(bases: tuple[type, ...]) -> None:
+    def stated(x: torch.Tensor) -> Any:
+        class Made(*bases):  # type: ignore[misc]
+            part = Noticed() if not bases else 1
+
+        return x + len(Made.__name__) + x.sum().item()
+
+    def called(x: torch.Tensor) -> Any:
+        made = type("Made", bases, {"part": Noticed()})
+        return x + len(made.__name__) + x.sum().item()
+
+    alike(stated, torch.ones(2))
+    alike(called, torch.ones(2))
+
+
+class Heard(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        LOG.append(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def inferring(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _without_grad(x: torch.Tensor) -> None:
+    x.grad = None
+
+
+def _changed(x: torch.Tensor) -> torch.Tensor:
+    WEIGHT.requires_grad_(not WEIGHT.requires_grad)
+    return x * WEIGHT.detach()
+
+
+@pytest.mark.parametrize("fn", [_without_grad, inferring, _changed])
+def test_a_mode_is_told_of_the_calls_of_the_program_alone(fn: Callable[..., Any]) -> None:
+    def within(x: torch.Tensor) -> Any:
+        with Heard():
+            return run(x)
+
+    run: Any = fn
+    want: list[Any] = []
+    got: list[Any] = []
+    for seen in (want, got):
+        for _ in range(3):
+            LOG.clear()
+            within(torch.ones(2))
+            seen.append(list(LOG))
+        WEIGHT.requires_grad_(False)
+        run = Traced(fn)
+    assert got == want
+
+
+def test_an_error_knows_the_name_that_is_missing() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        try:
+            return x + missing  # type: ignore[name-defined]
+        except NameError as error:
+            return error.name
+
+    same(fn, torch.ones(2))
+
+
+def warning_of(k: int) -> int:
+    warnings.warn(f"about {k}", RuntimeWarning, stacklevel=2)
+    return k
+
+
+def test_a_warning_that_code_of_the_program_takes_names_the_callers_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        warning_of(3)
+        return x + len(LOG)
+
+    def take(message: Any, category: Any, file: str, line: int, *rest: Any) -> None:
+        LOG.append((str(message), file, line))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", take)
+        alike(fn, torch.ones(2))
+
+
+class Kept(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        LOG.append(record.getMessage())
+
+
+def test_what_is_said_goes_where_the_program_has_just_put_it() -> None:
+    logger = logging.getLogger("tests.capturing.test_found")
+    logger.propagate = False
+
+    def warned(x: torch.Tensor) -> Any:
+        before = warnings.showwarning
+        warnings.showwarning = lambda message, *rest, **named: LOG.append(str(message))
+        warnings.warn("to the program", stacklevel=1)
+        warnings.showwarning = before
+        return x + len(LOG)
+
+    def handled(x: torch.Tensor) -> Any:
+        logger.handlers.append(Kept())
+        logger.error("to the program")
+        logger.handlers.clear()
+        return x + len(LOG)
+
+    def switched(x: torch.Tensor) -> Any:
+        logger.disabled = not logger.disabled
+        logger.error("never")
+        logger.disabled = False
+        return x + len(LOG)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for fn in (warned, handled, switched):
+            alike(fn, torch.ones(2))

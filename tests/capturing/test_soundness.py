@@ -153,7 +153,7 @@ class Side:
             result = RecursionError() if isinstance(error, RecursionError) else error
         portrait.add("result", result)
         portrait.add("args", self.args)
-        return portrait.lines
+        return [str(line) for line in portrait.lines]
 
 
 def pairs() -> Iterator[tuple[Side, Side, Place, Place]]:

@@ -16,10 +16,15 @@ import copy
 import dataclasses
 import enum
 import functools
+import io
+import math
+import operator
 import re
+import sys
 import zlib
 
 import torch
+import torch.nn.functional as F
 
 log = []
 COUNT = 3
