@@ -151,9 +151,12 @@ class Capturing(Semantics):
                   out of the machine's sight. None: it reads the objects themselves alone
         """
         todo, seen = list(objects), set()
+        is_hash = "__hash__" in methods
         while todo:
             x = todo.pop()
             cls = type(x)
+            if is_hash and issubclass(cls, FakeTensor):
+                self.world.hash((x,))
             if is_scalar(x) or id(x) in seen or issubclass(cls, _OURS):
                 continue
             seen.add(id(x))
@@ -177,6 +180,9 @@ class Capturing(Semantics):
             is_state |= "__repr__" in methods and getattr(cls, "__repr__", 0) is object.__repr__
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
                 raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
+
+    def hashed(self, keys: Iterable[Any]) -> None:
+        self.world.hash(keys)
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)

@@ -36,7 +36,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         m.look((key,), COMPARED + AS_NUMBERS)
         return dict.get(container, m.plain(key), ABSENT)
     mirror = m.world.mirror(container)
-    if isinstance(key, FakeTensor):
+    if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
         return grads.item_by_tensor(m, mirror, key)
     if not is_scalar(key) and mirror.copy is None:
         m.world.whole(container)

@@ -72,6 +72,8 @@ def _collecting(function: Any) -> Stand:
         if function is sum:
             start = kwargs.get("start", args[1] if len(args) > 1 else 0)
             return functools.reduce(functools.partial(m.binary, 0), first, start)
+        if function not in (list, tuple, collections.deque):
+            m.hashed(first)
         return function(first, *args[1:], **kwargs)
 
     return stand
@@ -194,6 +196,7 @@ def _mapping(kind: Any) -> Stand:
             pairs = m.mapping(args[0]) if is_mapping else map(m.items, m.items(args[0]))
             made.update(pairs)
         made.update(kwargs)
+        m.hashed(made)
         return made
 
     return stand

@@ -9,7 +9,9 @@ from fusee.capture.facts import ABSENT
 from fusee.capture.origin import Origin
 from fusee.capture.tracebacks import Line
 
-__all__ = ["Later", "Mirror", "Opened", "dict_class", "empty_like", "snapshot"]
+__all__ = [
+    "Later", "Mirror", "Opened", "dict_class", "empty_like", "items_of", "keys_of", "snapshot",
+]  # fmt: skip
 
 
 class Opened(NamedTuple):
@@ -59,12 +61,15 @@ class Mirror:
                 value is ABSENT or not dict.__contains__(self.obj, key)
                 for key, value in self.writes.items()
             )
-        return list(self.copy) != list(self.before)
+        return [*map(id, self.copy)] != [*map(id, self.before)]
 
 
 def _same_items(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return list(a) == list(b) and all(x is y for x, y in zip(a.values(), b.values()))
+        # keys by identity: a tensor may be one, whose == is no answer
+        return [*map(id, a)] == [*map(id, b)] and all(
+            x is y for x, y in zip(a.values(), b.values())
+        )
     if isinstance(a, (set, frozenset)):
         return bool(a == b)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
@@ -74,6 +79,14 @@ def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
     """The class in C that keeps the items of a dict."""
     ordered = isinstance(obj, collections.OrderedDict)
     return collections.OrderedDict if ordered else dict
+
+
+def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
+    return tuple(dict_class(obj).keys(obj))
+
+
+def items_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
+    return tuple(dict_class(obj).values(obj))
 
 
 def empty_like(obj: Any) -> Any:

@@ -392,7 +392,7 @@ class Rebuild:
             before, after = mirror.before, mirror.copy
             changes = {key: DELETED for key in before if key not in after}
             kept = [key for key in before if key in after]
-            if list(after)[: len(kept)] != kept:
+            if [*map(id, after)][: len(kept)] != [*map(id, kept)]:
                 self.lines.append(f"{kind}.clear({target})")
                 changes = dict(dict.items(after))
             else:

@@ -9,7 +9,7 @@ import builtins
 import contextlib
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fusee.capture.frame import UNBOUND, Frame
@@ -164,6 +164,9 @@ class Semantics:
     def items(self, x: Any) -> list[Any]:
         """All elements of an iterable."""
         return list(x)
+
+    def hashed(self, keys: Iterable[Any]) -> None:
+        """These become elements of a set, or keys of a dict."""
 
     def writable(self, x: Any) -> Any:
         """The list, set or dict that a display fills."""

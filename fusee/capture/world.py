@@ -17,7 +17,7 @@ import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -36,7 +36,16 @@ from fusee.capture.kinds import (
     is_named,
     is_scalar,
 )  # fmt: skip
-from fusee.capture.mirror import Later, Mirror, Opened, dict_class, empty_like, snapshot
+from fusee.capture.mirror import (
+    Later,
+    Mirror,
+    Opened,
+    dict_class,
+    empty_like,
+    items_of,
+    keys_of,
+    snapshot,
+)
 from fusee.capture.origin import (
     Attr,
     Call,
@@ -85,6 +94,7 @@ class World:
         self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
         self.later: list[Later] = []
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
+        self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
@@ -461,13 +471,18 @@ class World:
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
         keys = tuple(dict_class(obj).keys(obj))
-        if not all(is_scalar(key) or isinstance(key, FIXED) for key in keys):
+        if not all(is_scalar(key) or isinstance(key, (*FIXED, torch.Tensor)) for key in keys):
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
-        self.fact("keys", mirror.origin, keys)
-        copy = empty_like(obj)
-        for key in keys:
-            item = self.load(dict.__getitem__(obj, key), self.part(mirror, key))
-            dict_class(obj).__setitem__(copy, key, item)
+        shown = keys
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            shown = self.load(keys, Call(mirror.origin, keys_of, "the keys of "))
+            self.hash(shown)
+        else:
+            self.fact("keys", mirror.origin, keys)
+        copy, places = empty_like(obj), Call(mirror.origin, items_of, "the items of ")
+        for k, (key, name) in enumerate(zip(keys, shown)):
+            place = self.part(mirror, key) if name is key else self.item(places, k)
+            dict_class(obj).__setitem__(copy, name, self.load(dict.__getitem__(obj, key), place))
         return copy
 
     def differs(self, obj: Any) -> bool:
@@ -527,8 +542,15 @@ class World:
                 (changed if mirror.is_changed() else others).append(mirror.origin)
         for changed, others in kinds.values():
             self._separate(changed, others)
+        self._separate(list(self.hashed.values()), [])
         lists = [m.origin for m in self.mirrors.values() if type(m.obj) is list]
         self._separate(list(self.sinks.values()), lists)
+
+    def hash(self, keys: Iterable[Any]) -> None:
+        """Tensors from outside that are told apart by identity, in sets and as keys of dicts."""
+        for x in keys:
+            if isinstance(x, FakeTensor) and id(x) in self._origins:
+                self.hashed[id(x)] = self._origins[id(x)]
 
     def _separate(self, written: list[Origin], others: list[Origin]) -> None:
         """No object that is written to may be another one of these."""

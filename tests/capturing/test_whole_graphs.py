@@ -2,6 +2,7 @@
 
 # Programs under test: mistakes are meant, and so are other ways to say a thing.
 # mypy: ignore-errors
+# ruff: noqa: C405, C406, C420
 
 from __future__ import annotations
 
@@ -276,5 +277,61 @@ def test_what_is_missing_is_made_on_the_machine(program: T) -> None:
             LOG.clear()
             d = collections.defaultdict(logged_factor)
             found.append(str((run(X, d), d, LOG)))
+        assert found[0] == found[1]
+    assert not traced.stops
+
+
+# ------------------------------------------------------------------------------ tensors as keys
+
+KEY, OTHER = nn.Parameter(torch.ones(3)), torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x + len({x, y, OTHER}),
+        lambda x, y: x + len({k: 1 for k in (x, y)}),
+        lambda x, y: x + len({x: 1, y: 2}),
+        lambda x, y: x + len(set([x, y])),
+        lambda x, y: x + len(dict.fromkeys((x, y, KEY))),
+        lambda x, y: x + len(dict([(x, 1), (y, 2)])),
+        lambda x, y: x + (y in {x: 1}),
+        lambda x, y: x + {KEY: 1, x: 2, OTHER: 3}.get(y, 4),
+        lambda x, y: x + len(collections.Counter([x, y, x])),
+        lambda x, y: x + len({x}.union([y])),
+    ],
+)
+def test_tensors_told_apart_by_identity_are_guarded(program: Callable[[T, T], T]) -> None:
+    traced, (a, b) = Traced(program), (torch.ones(3), torch.ones(3))
+    for x, y in ((a, b), (b, a), (a, a), (a, OTHER), (OTHER, OTHER), (b, b), (a, b)):
+        assert traced(x, y).equal(program(x, y)), (x is y, y is OTHER)
+    assert not traced.stops
+
+
+def as_keys(x: T, d: T) -> T:
+    d["a"] = x + 1
+    d[KEY] = 123
+    return d["b"], d["a"], d[KEY], [*d.values()]
+
+
+def asked_for(x: T, d: T) -> T:
+    return KEY in d, x in d, d.get(OTHER), x * d[OTHER] if OTHER in d else x
+
+
+def moved_back(x: T, d: T) -> T:
+    d.pop(KEY, None)
+    d[KEY] = x
+    return x + len(d)
+
+
+@pytest.mark.parametrize("program", [as_keys, asked_for, moved_back])
+def test_a_dict_from_outside_with_tensors_as_keys(program: T) -> None:
+    traced, other = Traced(program), torch.ones(3)
+    for keys in ([], [KEY], [KEY, OTHER, 3], [other, 3], [OTHER, 3], [KEY, OTHER, 3], [other, KEY]):
+        found = []
+        for run in (program, traced):
+            d = collections.defaultdict(list, {key: k for k, key in enumerate(keys)})
+            out = run(X, d)
+            found.append(str((out, [(id(key), value) for key, value in d.items()])))
         assert found[0] == found[1]
     assert not traced.stops
