@@ -39,6 +39,7 @@ class Joint:
     rebinds          (input, result): a write that autograd knows of. Under autograd the input takes
                      the result's values, after the call
     detached         per output: whether it is a view in memory alone, not for autograd
+    unreached        inputs that something computed under autograd, and that no gradient comes to
     parts            per tangent, a number: the same where eager's backward through one frees
                      something that the backward through the other needs
     """
@@ -50,6 +51,7 @@ class Joint:
     rebinds: tuple[tuple[int, int], ...]
     detached: tuple[bool, ...]
     parts: tuple[int, ...] = ()
+    unreached: tuple[int, ...] = ()
 
     @property
     def forward_inputs(self) -> int:

@@ -92,7 +92,21 @@ def differentiable(
             return tuple(again.differentiable(held, *operands, gradients))
 
     apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
+    if joint.unreached and any(gradient is not None for gradient in joint.gradients):
+        apply = _detaching(apply, joint.unreached)
     return _without_casts(apply) if joint.aten.no_autocast else apply
+
+
+def _detaching(apply: Callable[..., Sequence[Any]], indices: Sequence[int]) -> Call:
+    """Backward passes go on to these inputs no more than in eager: what made them stays free."""
+
+    def run(*inputs: Any) -> Any:
+        given = list(inputs)
+        for index in indices:
+            given[index] = given[index].detach()
+        return apply(*given)
+
+    return run
 
 
 def _without_casts(apply: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:

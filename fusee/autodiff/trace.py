@@ -246,6 +246,11 @@ class _Finish:
             rebinds=tuple((m.index, m.position) for m in self.rebinds),
             detached=tuple(map(self._is_detached, self.flat, self.outputs)),
             parts=self.parts,
+            unreached=tuple(
+                index
+                for index, gradient in enumerate(self.gradients)
+                if gradient is None and self.leaves.origins.get(index) is not None
+            ),
         )
 
     def _is_detached(self, x: Any, spec: OutputSpec) -> bool:

@@ -162,6 +162,8 @@ class Policy:
                 f"{name}() must not be called in a compiled function",
                 "call it before the compiled function, or disable the function that calls it",
             )
+        if name == "graph_break" and function.__module__ == "torch._dynamo.decorators":
+            return GraphBreak("graph_break() asks for the graph to end", "take the call away")
         if (function.__module__ or "").startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         return None

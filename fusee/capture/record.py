@@ -42,7 +42,7 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by, refuse_overlaps
+from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by, refuse_masked_gradients, refuse_overlaps
 from fusee.errors import source_line
 
 __all__ = ["Recorder"]
@@ -190,9 +190,13 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
+        if kwargs.get("requires_grad") is True:
+            made = self.call(func, args, {**kwargs, "requires_grad": False})
+            return self.begin_at(made)
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
+        refuse_masked_gradients(name, *args)
         if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))

@@ -75,6 +75,7 @@ FIXED_ANSWERS: dict[Any, Any] = {
 STATE_QUERIES: tuple[Any, ...] = (
     torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype,
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
+    torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype,
     torch._C._is_any_autocast_enabled, torch.finfo, torch.iinfo,
     torch.cuda.is_available, torch.promote_types, torch.can_cast,
     torch._C._len_torch_dispatch_stack, torch._C._is_autocast_available,

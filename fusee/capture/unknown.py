@@ -21,7 +21,7 @@ from fusee.capture.effects import is_in_place
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket
 from fusee.sym.metas.table import is_dense
 
-__all__ = ["KEEP_ON_DEVICE", "VALUE", "ended_by", "refuse_overlaps"]
+__all__ = ["KEEP_ON_DEVICE", "VALUE", "ended_by", "refuse_masked_gradients", "refuse_overlaps"]
 
 VALUE = "needs the value of a tensor, which is known only when the graph has run"
 KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
@@ -60,6 +60,18 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
             raise GraphBreak(
                 f"{name} writes to memory that several elements or operands share", "clone() first"
             )
+
+
+def refuse_masked_gradients(name: str, *operands: Any) -> None:
+    """End the graph at `x[mask] = y` where y gets a gradient: it has as many rows as mask has ones."""
+    if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
+        return
+    _, index, value = operands[:3]
+    index = index if isinstance(index, (tuple, list)) else (index,)
+    if not (isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()):
+        return
+    if any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index):
+        raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
 
 
 def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
