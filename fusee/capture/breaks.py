@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Forbidden", "GraphBreak", "Opaque", "Unready"]
+__all__ = ["Forbidden", "GraphBreak", "Opaque", "Unchecked", "Unready"]
 
 
 class GraphBreak(BaseException):
@@ -32,6 +32,10 @@ class Forbidden(GraphBreak):
 
 class Unready(BaseException):
     """Python runs this call as a whole: what it does, the next one will not do again."""
+
+
+class Unchecked(BaseException):
+    """A graph that checks what branches rely on changes its inputs, so it can't run again."""
 
 
 class Opaque:

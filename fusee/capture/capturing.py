@@ -52,6 +52,7 @@ class Capturing(Semantics):
     generators     those that it made and that are alive, each with the frame that is its body
     inference      torch.inference_mode objects that it is within, and what left them in C
     modes          torch function modes that it is within, the innermost last
+    checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     """
 
@@ -67,6 +68,7 @@ class Capturing(Semantics):
         self.inference: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
+        self.checks: list[torch.Tensor] | None = []
         self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
         self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
 

@@ -36,8 +36,8 @@ def _jump_if(test: Callable[[Frame, Any], bool], is_kept: bool = False) -> Opcod
 
 
 _TESTS: dict[str, Callable[[Frame, Any], bool]] = {
-    "TRUE": lambda f, x: f.machine.truth(x),
-    "FALSE": lambda f, x: not f.machine.truth(x),
+    "TRUE": lambda f, x: f.machine.decides(f, f.at, x),
+    "FALSE": lambda f, x: not f.machine.decides(f, f.at, x),
     "NONE": lambda f, x: x is None,
     "NOT_NONE": lambda f, x: x is not None,
 }

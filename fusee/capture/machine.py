@@ -16,7 +16,9 @@ import sys
 import types
 from typing import Any
 
-from fusee.capture import attributes, dicts, subclasses
+import torch
+
+from fusee.capture import attributes, branches, dicts, subclasses
 from fusee.capture import copying as _copying  # noqa: F401  # its stand-ins
 from fusee.capture import leaves as _leaves  # noqa: F401  # its stand-ins
 from fusee.capture import library as _library  # noqa: F401  # its stand-ins
@@ -218,6 +220,17 @@ class Machine(Capturing):
             return self.length(x) > 0
         self.look((x,))
         return bool(x)
+
+    def decides(self, f: Frame, at: int, x: Any) -> bool:
+        if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
+            raising = branches.raising_truth(f.program, at)
+            if raising is not None and not branches.is_caught(self.frames):
+                holds = branches.condition(x, not raising)
+                if holds is not None:
+                    self.checks.append(holds)
+                    torch._assert_async(holds)
+                    return not raising
+        return self.truth(x)
 
     def subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, FakeTensor):

@@ -130,6 +130,10 @@ class Semantics:
     identical = staticmethod(operator.is_)
     contains = staticmethod(operator.contains)
     truth = staticmethod(operator.truth)
+
+    def decides(self, f: Any, at: int, x: Any) -> bool:
+        """The truth of what the jump at an index of a frame depends on."""
+        return self.truth(x)
     store_subscript = staticmethod(operator.setitem)
     delete_subscript = staticmethod(operator.delitem)
 

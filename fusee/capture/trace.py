@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusee.capture import modes
-from fusee.capture.breaks import Forbidden, GraphBreak, Opaque
+from fusee.capture.breaks import Forbidden, GraphBreak, Opaque, Unchecked
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
 from fusee.capture.effects import effects
@@ -60,7 +60,7 @@ def capture(
               those whose values the program turns out to need become False
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
-    is_compiling = True
+    is_compiling = has_checks = True
     conditions = state_conditions()
     if refusal := _refusal(place.function):
         return Captured(place, Facts(), conditions, eager=refusal)
@@ -69,6 +69,7 @@ def capture(
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
+        attempt.machine.checks = [] if has_checks else None
         try:
             with (
                 collector.paused(), state_restored(), left(attempt.machine),
@@ -84,6 +85,8 @@ def capture(
             constant |= needed.origins
             if varying is not None:
                 varying.update(dict.fromkeys(needed.origins, False))
+        except Unchecked:
+            has_checks, limit, stop, first = False, -1, None, None
         except Forbidden as found:
             where = source_line(attempt.where)
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
@@ -330,6 +333,8 @@ class _Attempt:
         changes = self.recorder.changes_inputs(nodes)
         if changes and (shared := _keep_apart(self.world)):
             raise Lost(f"{shared} share memory, and it is written to")
+        if changes and self.machine.checks:
+            raise Unchecked
         if not changes and any("draws" in effects(n) for n in nodes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(x.is_cuda for x in self.captured.examples)
