@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import sys
 import types
 import weakref
@@ -107,9 +108,13 @@ def compile(
         )
     limit = POLICY.recompile_limit if recompile_limit is None else recompile_limit
     compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
-    if disable:
+    if disable or any(os.environ.get(name) == "1" for name in _SWITCHES):
         return _unchanged if model is None else model
     return compiler if model is None else compiler(model)
+
+
+# By these environment variables torch.compile is switched off.
+_SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
 def _compiling(backend: BackendLike) -> Callable[..., Any]:
@@ -332,6 +337,7 @@ class CompiledModule:
     __class__ = _SeenClass()
     _orig_mod: nn.Module
     _run: Callable[..., Any]
+    _forward: CompiledFunction
     _compiler: Compiler
 
     def __init_subclass__(cls) -> None:
@@ -360,7 +366,7 @@ class CompiledModule:
 # By these torch.compile finds what to compile in place of what is compiled already, and Lightning
 # what compiles more of a module, or it again. No properties: torch.jit.script would compile those.
 _FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx", "_compile_kwargs")
-_SLOTS = ("_compiler", "_orig_mod", "_run", *_FOR_TORCH)
+_SLOTS = ("_compiler", "_forward", "_orig_mod", "_run", *_FOR_TORCH)
 
 
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
@@ -373,11 +379,28 @@ def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     return __call__
 
 
+def _forward_of(cls: type[nn.Module]) -> Callable[..., Any]:
+    """`forward` of a compiled module: the original's, compiled when it is called."""
+    forward: Any = cls.forward
+
+    @functools.wraps(forward)
+    def call(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "_forward"):
+            self._forward = self._compiler.function(forward)
+        return self._forward.call(self._orig_mod, *args, **kwargs)
+
+    call.__dict__["_torchdynamo_inline"] = forward
+    return call
+
+
 def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     """A compiled module that shares all with `module`."""
     cls = type(module)
+    forward = cls.forward
+    is_plain = type(forward) is types.FunctionType and not is_suspending(forward)
     namespace = {
         "__call__": _call_of(cls),
+        **({"forward": _forward_of(cls)} if is_plain else {}),
         "__slots__": _SLOTS,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
@@ -490,7 +513,8 @@ def _is_graph(compiled: object) -> TypeGuard[CompiledGraph]:
 def _functions_of(of: Any) -> list[CompiledFunction] | None:
     """The captured functions behind what compile() gave; None if it is nothing of ours."""
     if isinstance(of, CompiledModule):
-        return list(of._run.__dict__["functions"])
+        functions: list[CompiledFunction] = of._run.__dict__["functions"]
+        return [*functions, *([of._forward] if hasattr(of, "_forward") else [])]
     if isinstance(of, nn.Module) and of._compiled_call_impl is not None:  # by nn.Module.compile
         return list(getattr(of._compiled_call_impl, "functions", ())) or None
     call = of.__func__ if isinstance(of, types.MethodType) else of

@@ -52,7 +52,12 @@ def run_nodes(
         t.b.stack_trace = node.stack_trace or outer
         args = fx.map_arg(node.args, load)
         kwargs = fx.map_arg(node.kwargs, load)
+        region = node.meta.get("ac_graph_id")  # of torch.utils.checkpoint
+        if region is not None:
+            t.b.marks["recompute"] = region
         env[node] = _run(t, gm, node, args, kwargs, attribute)
+        if region is not None:
+            del t.b.marks["recompute"]
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value")
         t.b.stack_trace = outer

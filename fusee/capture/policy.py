@@ -19,6 +19,7 @@ from fusee.capture.torch_api import (
     FakeTensor,
     dynamo_stance,
     is_allowed_by_torch,
+    is_kept_out_by_torch,
     is_traced,
     run_for_real,
 )
@@ -133,6 +134,11 @@ class Policy:
             return None  # an instance may have a hash of its own, in Python
         if function in self.in_graph or is_allowed_by_torch(function):
             return lambda m, args, kwargs: m.world.recorder.call_whole(function, args, kwargs)
+        if is_kept_out_by_torch(function):
+            raise GraphBreak(
+                f"{function.__qualname__} is kept out of graphs by disallow_in_graph()",
+                "take torch._dynamo.disallow_in_graph away",
+            )
         marks: dict[str, Any] = getattr(function, "__dict__", {})
         if function in self.constant or "_dynamo_marked_constant" in marks:
             return lambda m, args, kwargs: _constant(m, function, args, kwargs)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.arguments import printable
@@ -343,14 +344,18 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def recomputed(self) -> Iterator[list[fx.Node]]:
-        """Lists and marks the nodes that are recorded inside: meta["recompute"] is their number."""
+        """Lists the nodes that are recorded inside, marked as torch's own partitioners read it.
+
+        meta["ac_graph_id"] is a number of all that is computed again at once.
+        """
         before, number = set(self.graph.nodes), self._parts
         self._parts += 1
         made: list[fx.Node] = []
         yield made
         made += [n for n in self.graph.nodes if n not in before and n.op != "placeholder"]
         for node in made:
-            node.meta["recompute"] = number  # the outermost's, if they are nested
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta["ac_graph_id"] = number  # the outermost's, if they are nested
 
     # ---------------------------------------------------------------------- arguments
 

@@ -174,7 +174,12 @@ for _class in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunct
 def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     if m.modes:
         return True
-    return bool(m.world.seen and not m.world.recorder.off and _asked(m, None, args, {}))
+    if m.world.recorder.off:
+        return False
+    given = [x for arg in args for x in (arg if type(arg) in (list, tuple) else (arg,))]
+    others = [type(x) for x in given if not isinstance(x, torch.Tensor)]
+    asked = (asks(kind) for kind in others if hasattr(kind, "__torch_function__"))
+    return any(asked) or bool(m.world.seen and _asked(m, None, args, {}))
 
 
 SPECIAL[torch.Tensor.as_subclass] = lambda m, args, kwargs: _made(m, *args, **kwargs)

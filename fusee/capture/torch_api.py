@@ -38,15 +38,16 @@ from fusee.errors import GENERATED, user_frame
 from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
 
 __all__ = [
-    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "MODE_STACK", "STATE_QUERIES",
-    "STATE_SWITCHES", "DeviceContext", "IN_CPP", "FakeTensor", "HigherOrderOperator", "OpOverload",
-    "OpOverloadPacket", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
-    "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode", "fake_of",
-    "function_modes", "graph_module", "has_global_hooks", "is_allowed_by_torch", "is_bookkeeping",
-    "is_graph_function", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
-    "of_subclass", "own_classes", "plain_tensor", "pytree", "run_for_real", "set_compiled_call",
-    "set_deterministic", "set_grad_enabled", "skip_frame", "state_conditions", "state_restored",
-    "was_leaf", "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
+    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "IN_CPP", "MODE_STACK", "STATE_QUERIES",
+    "STATE_SWITCHES", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
+    "DeviceContext", "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode",
+    "fake_of", "FakeTensor", "function_modes", "graph_module", "has_global_hooks",
+    "HigherOrderOperator", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
+    "is_kept_out_by_torch", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
+    "of_subclass", "OpOverload", "OpOverloadPacket", "own_classes", "plain_tensor", "pytree",
+    "run_for_real", "set_compiled_call", "set_deterministic", "set_grad_enabled", "skip_frame",
+    "state_conditions", "state_restored", "was_leaf", "why_unseen", "without_dynamo",
+    "without_function_modes", "without_modes",
 ]  # fmt: skip
 
 # Modules of C functions that compute tensors from tensors.
@@ -163,10 +164,17 @@ def is_allowed_by_torch(function: Any) -> bool:
     return rules is not None and id(function) in rules._allowed_callable_ids
 
 
-def allowed_by_torch() -> int:
-    """For how many functions it was called."""
+def is_kept_out_by_torch(function: Any) -> bool:
+    """Whether torch._dynamo.disallow_in_graph was called for a function."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
-    return 0 if rules is None else len(rules._allowed_callable_ids.function_ids)
+    return rules is not None and id(function) in rules._disallowed_callable_ids
+
+
+def allowed_by_torch() -> int:
+    """For how many functions one of the two was called."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    tables = () if rules is None else (rules._allowed_callable_ids, rules._disallowed_callable_ids)
+    return sum(len(table.function_ids) for table in tables)
 
 
 DYNAMO = "torch._dynamo.eval_frame"

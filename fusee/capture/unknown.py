@@ -68,10 +68,10 @@ def refuse_masked_gradients(name: str, *operands: Any) -> None:
         return
     _, index, value = operands[:3]
     index = index if isinstance(index, (tuple, list)) else (index,)
-    if not (isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()):
-        return
-    if any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index):
-        raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
+    kinds = [i.dtype for i in index if isinstance(i, torch.Tensor)]
+    if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
 
 
 def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:

@@ -47,6 +47,8 @@ for _method in (_Context.save_for_backward, _Context.note):
 @stands_for(apply_function)
 def _apply(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     cls, *given = args
+    if cls is checkpoint.CheckpointFunction and not kwargs:
+        return _checkpoint_reentrant(m, tuple(given))
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
     needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
@@ -98,20 +100,42 @@ def _checkpoint(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """The function, inlined: its nodes are marked, for a backend to compute them again."""
     settings = _CHECKPOINT.__wrapped__.__kwdefaults__
     chosen = {**settings, **{key: kwargs[key] for key in settings if key in kwargs}}
-    usual = all(chosen[key] is settings[key] for key in ("context_fn", "debug"))
-    if not usual or chosen["use_reentrant"] is not False:
+    if chosen["use_reentrant"] is not False:  # torch's own code comes to `_checkpoint_reentrant`
+        inner = m.world.hold(_CHECKPOINT.__wrapped__, "checkpoint")
+        return m.call(inner, args, kwargs)
+    if not all(chosen[key] is settings[key] for key in ("context_fn", "debug")):
         raise GraphBreak(
             "checkpoint() of this kind records the backward pass as it runs",
-            "checkpoint(..., use_reentrant=False), without context_fn and debug",
+            "checkpoint(...) without context_fn and debug",
         )
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
     function, *rest = args
+    return _recomputed(m, function, tuple(rest), given)
+
+
+def _recomputed(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     before = m.world.changes()[1:]
     with m.world.recorder.recomputed() as made:
-        result = m.call(function, tuple(rest), given)
+        result = m.call(function, args, kwargs)
     has_effects = m.world.changes()[1:] != before or m.world.recorder.changes_inputs(made)
     if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
+    return result
+
+
+def _checkpoint_reentrant(m: Capturing, args: Args) -> Any:
+    """The same, where it is sure that the outputs are differentiated as eager's are."""
+    function, _, *given = args
+    if not torch.is_grad_enabled():
+        return m.call(function, tuple(given), {})
+    if not any(isinstance(x, FakeTensor) and x.requires_grad for x in given):
+        raise GraphBreak("a reentrant checkpoint() whose inputs require no grad warns, and has none")
+    result = _recomputed(m, function, tuple(given), {})
+    results = result if isinstance(result, tuple) else (result,)
+    for x in results:
+        is_float = isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())
+        if any(x is y for y in given) or (is_float and not x.requires_grad):
+            raise GraphBreak("a reentrant checkpoint() makes all that it gives require grad")
     return result
 
 
