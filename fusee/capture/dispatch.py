@@ -35,7 +35,7 @@ from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.origin import is_trusted
 from fusee.capture.policy import Policy, original
 from fusee.capture.targets import is_suspending
-from fusee.capture.torch_api import AROUND_FORWARD, dynamo_switch
+from fusee.capture.torch_api import AROUND_FORWARD, dynamo_switch, unseen_by_hooks
 from fusee.capture.tracebacks import raise_at
 from fusee.capture.versions import FEW, Index
 from fusee.errors import GraphBreakError, RecompileError, source_line
@@ -337,7 +337,8 @@ class CompiledFunction:
             if site.entries:
                 self._explain_miss(site.entries[-1], values)
             try:
-                entry = self._made(site.place, values)
+                with unseen_by_hooks():
+                    entry = self._made(site.place, values)
             except Unready:
                 return None
             # what raised may not raise the next time: under fullgraph it is tried again

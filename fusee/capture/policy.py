@@ -136,8 +136,8 @@ class Policy:
             return lambda m, args, kwargs: m.world.recorder.call_whole(function, args, kwargs)
         if is_kept_out_by_torch(function):
             raise GraphBreak(
-                f"{function.__qualname__} is kept out of graphs by disallow_in_graph()",
-                "take torch._dynamo.disallow_in_graph away",
+                f"{function.__qualname__}() ends graphs, since torch._dynamo is told so",
+                "take the call away; torch._dynamo.allow_in_graph undoes disallow_in_graph",
             )
         marks: dict[str, Any] = getattr(function, "__dict__", {})
         if function in self.constant or "_dynamo_marked_constant" in marks:
@@ -168,8 +168,6 @@ class Policy:
                 f"{name}() must not be called in a compiled function",
                 "call it before the compiled function, or disable the function that calls it",
             )
-        if name == "graph_break" and function.__module__ == "torch._dynamo.decorators":
-            return GraphBreak("graph_break() asks for the graph to end", "take the call away")
         if (function.__module__ or "").startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         return None

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusee.capture.arguments import printable
 from fusee.capture.breaks import GraphBreak
@@ -43,7 +43,13 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.capture.unknown import KEEP_ON_DEVICE, VALUE, ended_by, refuse_masked_gradients, refuse_overlaps
+from fusee.capture.unknown import (
+    KEEP_ON_DEVICE,
+    VALUE,
+    ended_by,
+    refuse_masked_gradients,
+    refuse_overlaps,
+)
 from fusee.errors import source_line
 
 __all__ = ["Recorder"]

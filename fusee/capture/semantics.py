@@ -134,6 +134,7 @@ class Semantics:
     def decides(self, f: Any, at: int, x: Any) -> bool:
         """The truth of what the jump at an index of a frame depends on."""
         return self.truth(x)
+
     store_subscript = staticmethod(operator.setitem)
     delete_subscript = staticmethod(operator.delitem)
 

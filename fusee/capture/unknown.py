@@ -63,7 +63,7 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
 
 
 def refuse_masked_gradients(name: str, *operands: Any) -> None:
-    """End the graph at `x[mask] = y` where y gets a gradient: it has as many rows as mask has ones."""
+    """End the graph at `x[mask] = y` if y gets a gradient: of as many rows as mask has ones."""
     if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
         return
     _, index, value = operands[:3]

@@ -129,7 +129,7 @@ def _checkpoint_reentrant(m: Capturing, args: Args) -> Any:
     if not torch.is_grad_enabled():
         return m.call(function, tuple(given), {})
     if not any(isinstance(x, FakeTensor) and x.requires_grad for x in given):
-        raise GraphBreak("a reentrant checkpoint() whose inputs require no grad warns, and has none")
+        raise GraphBreak("a reentrant checkpoint() of what requires no grad warns")
     result = _recomputed(m, function, tuple(given), {})
     results = result if isinstance(result, tuple) else (result,)
     for x in results:

@@ -1,0 +1,247 @@
+"""What programs and users say to torch.compile, and what autograd is owed between two graphs."""
+
+# Programs under test: mistakes are meant.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fusee
+from tests.capturing.same import same
+
+X = torch.arange(6.0).reshape(2, 3)
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", "fusee"])
+
+
+# ------------------------------------------------------------------------------ what is said
+
+
+def asks_for_a_break(x):
+    with torch.no_grad():
+        y = x.cos()
+        torch._dynamo.graph_break()
+        return y.sin()
+
+
+def test_graph_break() -> None:
+    traced = same(asks_for_a_break, X, breaks=True)
+    assert len(traced.graphs) == 2
+    with pytest.raises(fusee.errors.GraphBreakError, match="ends graphs"):
+        fusee.compile(asks_for_a_break, fullgraph=True)(X)
+
+
+def test_disallow_in_graph() -> None:
+    def f(x):
+        return torch.expm1(torch.sinc(x) + 1)
+
+    torch._dynamo.disallow_in_graph(torch.sinc)
+    try:
+        assert len(same(f, X, breaks=True).graphs) == 1
+    finally:
+        torch._dynamo.allow_in_graph(torch.sinc)
+
+
+@pytest.mark.parametrize("name", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_switched_off(name, monkeypatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert fusee.compile(asks_for_a_break) is asks_for_a_break
+    monkeypatch.setenv(name, "0")
+    assert fusee.compile(asks_for_a_break) is not asks_for_a_break
+
+
+def autocast_asked(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.T
+        if torch.is_autocast_cpu_enabled() and torch.get_autocast_cpu_dtype() is torch.bfloat16:
+            y = y + 1
+    return y, torch.is_autocast_cpu_enabled()
+
+
+def test_autocast_is_asked() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(autocast_asked, X)
+
+
+class Answers:
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return 1
+
+
+def answers(x):
+    asked = torch.overrides
+    return asked.has_torch_function_unary(x), asked.has_torch_function((1, x))
+
+
+@pytest.mark.parametrize("x", [Answers(), 4, X], ids=["class", "number", "tensor"])
+def test_has_torch_function(x) -> None:
+    assert fusee.compile(answers, backend="eager")(x) == answers(x)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, scale: float = 2.0):
+        return self.linear(x) * scale
+
+
+def test_forward_of_a_compiled_module() -> None:
+    model = Scaled()
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    fast = fusee.compile(model, fullgraph=True)
+    torch.testing.assert_close(fast.forward(X, scale=3.0), model.forward(X, 3.0))
+    assert inspect.signature(fast.forward) == inspect.signature(model.forward)
+    assert len(fusee.report(fast)) == 1 and not calls
+    fast(X)
+    assert calls
+
+
+# ------------------------------------------------------------------------------ autograd
+
+
+def two_losses(a, b):
+    e = a @ torch.ones(3, 3)
+    first = (e - 1).abs().mean()
+    first.backward()
+    second = (b @ e.detach().T).mean()
+    second.backward()
+    return first, second
+
+
+@BACKENDS
+def test_a_backward_goes_no_further_than_in_eager(backend) -> None:
+    """The second one must not come to what made `e`, and was freed by the first."""
+    given = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+    expected = two_losses(*given)
+    grads = [x.grad for x in given]
+    for x in given:
+        x.grad = None
+    found = fusee.compile(two_losses, backend=backend)(*given)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close([x.grad for x in given], grads)
+
+
+def a_leaf(x):
+    leaf = torch.ones(3, requires_grad=True)
+    return leaf, (leaf * 2 + x).sum()
+
+
+def masked(x, mask, y):
+    x = x.clone()
+    x[:, mask] = y
+    return (x * 2).sin()
+
+
+@BACKENDS
+def test_leaves_and_what_is_put_at_a_mask(backend) -> None:
+    leaf, out = fusee.compile(a_leaf, backend=backend)(X)
+    out.backward()
+    assert leaf.is_leaf and torch.equal(leaf.grad, torch.full((3,), 4.0))
+    x, y = X.clone().requires_grad_(), torch.randn(2, requires_grad=True)
+    mask = torch.tensor([True, False, True])
+    expected = torch.autograd.grad(masked(x, mask, y).sum(), (x, y))
+    found = torch.autograd.grad(fusee.compile(masked, backend=backend)(x, mask, y).sum(), (x, y))
+    torch.testing.assert_close(found, expected)
+
+
+@BACKENDS
+def test_hooks_on_saved_tensors_see_no_stand_ins(backend) -> None:
+    seen = []
+    x = X.clone().requires_grad_()
+    fast = fusee.compile(lambda x: (x.sin() @ x.T).cos(), backend=backend)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        fast(x)
+    assert seen and all(type(t) is torch.Tensor and t.device.type == "cpu" for t in seen)
+
+
+# ------------------------------------------------------------------------------ checkpoint
+
+
+def reentrant(x):
+    return checkpoint(lambda a: torch.dropout(a.sin(), 0.5, True), x, use_reentrant=True).cos()
+
+
+def by_default(x):
+    return checkpoint(torch.sin, x)
+
+
+def of_a_constant(x):
+    return checkpoint(torch.sin, x.detach(), use_reentrant=True) + x
+
+
+def of_a_detached_part(x):
+    return checkpoint(lambda a: (a * 2, a.detach()), x, use_reentrant=True)[0]
+
+
+@BACKENDS
+@pytest.mark.parametrize("fn", [reentrant, by_default, of_a_constant, of_a_detached_part])
+def test_reentrant(fn, backend) -> None:
+    fast = fusee.compile(fn, backend=backend, fullgraph=fn in (reentrant, by_default))
+    outcomes = []
+    for run in (fn, fast):
+        x = X.clone().requires_grad_()
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            out = run(x)
+        out.sum().backward()
+        outcomes.append((out.detach(), x.grad, [str(one.message) for one in told]))
+    torch.testing.assert_close(outcomes[1][:2], outcomes[0][:2])
+    assert [text for text in outcomes[1][2] if "runs eagerly" not in text] == outcomes[0][2]
+
+
+def long(x):
+    for _ in range(6):
+        x = x.sin() @ x.T.cos() @ x
+    return x
+
+
+@BACKENDS
+def test_what_is_checkpointed_is_not_saved(backend) -> None:
+    sizes = []
+
+    def pack(x):
+        sizes[-1] += x.numel()
+        return x
+
+    whole = lambda x: checkpoint(long, x, use_reentrant=False)  # noqa: E731
+    for fn in (long, whole):
+        sizes.append(0)
+        x = torch.eye(3).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            fusee.compile(fn, backend=backend)(x).sum().backward()
+    assert sizes[1] == 9 < sizes[0]
+
+
+def test_torchs_partitioner_computes_it_again() -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    found = {}
+
+    def counting(name):
+        def compile_graph(gm, args):
+            found[name] = sum(n.target is torch.ops.aten.sin.default for n in gm.graph.nodes)
+            return gm.forward
+
+        return compile_graph
+
+    backend = aot_autograd(fw_compiler=counting("forward"), bw_compiler=counting("backward"))
+    x = X.clone().requires_grad_()
+    whole = lambda x: checkpoint(lambda a: a.sin().sin(), x, use_reentrant=False)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fusee.compile(whole, backend=backend)(x).sum().backward()
+    torch.testing.assert_close(x.grad, X.cos() * X.sin().cos())
+    assert found["forward"] == 2 and found["backward"] >= 1
