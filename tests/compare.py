@@ -12,7 +12,7 @@ single element decides, but for one that is wrong by far more than rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -220,6 +220,52 @@ def assert_as_near(
         )
     if bool(mean > limit):
         raise Mismatch(f"{where}: root mean square error {mean:.3g}, eager's is {eager_mean:.3g}")
+
+
+def is_within(got: Any, want: Any, exact: Any, others: Sequence[Any]) -> bool:
+    """Whether a result is as near as eager's own are, on inputs that differ in the last place.
+
+    A comparison that rounding decides (a ReLU at zero, equal scores) or a variance of two values
+    makes of one unit in the last place more than any sum does, in eager as in ours. The distance
+    from float64, or from eager where float64 does not arbitrate, is at most twice the largest
+    that eager has, in the mean and at most; that it has none is no room.
+    others   eager's results on neighbouring inputs
+    """
+    if not isinstance(want, Tensor) or not others or want.is_complex():
+        return False
+    if any(x.shape != want.shape or x.dtype != want.dtype for x in (got, *others)):
+        return False
+    if not want.is_floating_point():
+        return _far(got, want)[0] <= 2 * max(_far(x, want)[0] for x in others)
+    known = [*others]
+    if _is_oracle(exact, want):
+        known, want = [want, *others], exact
+    room = [_far(x, want) for x in known]
+    return all(far <= 2 * max(each) for far, each in zip(_far(got, want), zip(*room)))
+
+
+def is_cancelled(got: Any, exact: Any, scale: float) -> bool:
+    """Whether a result is off by less than the last place of what was summed up beside it.
+
+    A gradient of a bias before a normalisation is the sum of what cancels: eager may get 0 where we
+    get the rounding of one summand. It is of the right size all the same: off by a thousandth at
+    most, or as small as that rounding.
+    scale   root mean square of the largest result of its kind: of all gradients, say
+    """
+    if not isinstance(exact, Tensor) or got.shape != exact.shape or not got.is_floating_point():
+        return False
+    room = torch.finfo(got.dtype).eps * scale
+    far, size = _far(got, exact)[0], _far(exact, torch.zeros_like(exact))[0]
+    return far <= room and (far <= size / 1000 or size <= room)
+
+
+def _far(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Root mean square and largest of the differences; infinite where one alone is finite."""
+    if not y.numel():
+        return 0.0, 0.0
+    off = (x.double() - y.double()).abs()
+    off = torch.where(_same(x.double(), y.double()), 0.0, off).nan_to_num(torch.inf, torch.inf)
+    return float(off.square().mean().sqrt()), float(off.max())
 
 
 def _first_difference(got: Tensor, want: Tensor) -> str:

@@ -74,6 +74,8 @@ def differentiable(
         def backward(ctx: Any, *given: Any) -> Any:
             grads = [given[k] for k in joint.tangents]
             del given
+            if all(g is None for g in grads):  # eager's loss would not lead here
+                return (None,) * len(ctx.needs_input_grad)
             variant = chosen(tuple(g is None for g in grads))
             held = ctx.held
             kept = variant.saved(ctx, again)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+import fusee
 from fusee import backends
 from tests.autodiff.steps import BACKENDS, compare, compiled
 
@@ -107,3 +108,15 @@ def test_one_backward_for_each_set_of_results_that_a_loss_used() -> None:
     for _ in range(2):
         torch.stack([y.sum() for y in step(x, w)]).sum().backward()
     assert len(made) == 3 and count(torch.ops.aten.add.Tensor) == 1
+
+
+def test_a_piece_that_no_loss_came_through() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        steps = (x.detach() * w).exp().ceil()
+        count = int(steps.sum())  # ends the first graph, all of whose results the second compares
+        return (x * (torch.arange(count)[:, None, None] < steps)).sum()
+
+    for backend in BACKENDS:
+        x, w = rand(3, 4), rand(3, 4)
+        fusee.compile(f, backend=backend)(x, w).backward()
+        assert x.grad is not None and w.grad is None

@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--broken", action="store_true", help="run once more what has breaks")
     parser.add_argument("--part", default="1/1", help="e.g. 2/4: the second quarter alone")
     parser.add_argument("--timeout", type=int, default=300, help="seconds for a stage")
-    parser.add_argument("--memory", type=int, default=8, help="GiB for a model's process")
+    parser.add_argument("--memory", type=int, default=24, help="GiB for a model's process")
     parser.add_argument("--quick", action="store_true", help="one start where numbers differ")
     parser.add_argument("--backend", default="fusee", help="eager: what capture alone does")
     parser.add_argument("--list", action="store_true", help="names alone")

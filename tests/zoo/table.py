@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,22 @@ Row = dict[str, Any]
 Rows = Mapping[tuple[str, str], Row]
 
 
+REASONS = Path(__file__).parent / "REASONS"
+_OURS = ("built", "inference", "training")
+
+
+def _known_reasons() -> dict[tuple[str, str], str]:
+    """Why a model is not right or not built, as far as somebody has looked: lines of REASONS."""
+    found = {}
+    for line in REASONS.read_text().splitlines():
+        models, _, why = line.partition(": ")
+        family, *names = models.split()
+        found.update({(family, name): why for name in names})
+    return found
+
+
 def markdown(rows: Rows, backend: str) -> str:
+    known = _known_reasons()
     lines = [
         "# Models of other libraries, compiled beside eager and torch.compile",
         "",
@@ -29,6 +45,9 @@ def markdown(rows: Rows, backend: str) -> str:
         " calls it.",
         "Right: two calls give eager's results, gradients and buffers (float64 arbitrates, see"
         " tests/compare.py).",
+        "~: some results are as near only as eager's own are on inputs that differ in the last"
+        " place (`is_within` there): a ReLU or a variance of two values makes more of rounding.",
+        "as told: the library asks `is_compiling()`; eager that is told yes gives our results.",
         'Graphs: of the first call, ours / those of `torch.compile(backend="eager")`. First call:'
         " seconds, one core.",
         "",
@@ -42,6 +61,8 @@ def markdown(rows: Rows, backend: str) -> str:
     lines += ["", "## What is not right, not one graph, or not built", ""]
     for key, row in sorted(rows.items()):
         lines += [f"- {key[0]} {key[1]}: {text}" for text in _exceptions(row)]
+        if key in known and any("error" in row.get(stage, {}) for stage in _OURS):
+            lines.append(f"- {key[0]} {key[1]}: **why**: {known[key]}")
     return "\n".join([*lines, ""])
 
 
@@ -57,9 +78,9 @@ def _versions() -> str:
 
 def _totals(rows: Rows) -> list[str]:
     lines = [
-        "| | models | right | wholly eager | one graph where torch.compile has one |"
-        " as few graphs as torch.compile |",
-        "|---|---|---|---|---|---|",
+        "| | models | right | of these ~ | as told | wholly eager |"
+        " one graph where torch.compile has one | as few graphs as torch.compile |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for stage in ("inference", "training"):
         for family in dict.fromkeys(family for family, _ in rows):
@@ -71,10 +92,12 @@ def _totals(rows: Rows) -> list[str]:
             alike = sum(a.get("graphs") == 1 for a, _ in ones)
             fewer = sum(1 <= a.get("graphs", 0) <= b.get("graphs", 0) for a, b in pairs)
             right = sum(row[stage]["right"] is True for row in some)
+            near = sum(row[stage].get("near", 0) > 0 for row in some)
+            told = sum(row[stage].get("asks", False) for row in some)
             eager = sum(row[stage].get("graphs") == 0 for row in some)
             lines.append(
-                f"| {family}, {stage} | {len(some)} | {right} | {eager} | {alike} of {len(ones)} |"
-                f" {fewer} of {len(pairs)} |"
+                f"| {family}, {stage} | {len(some)} | {right} | {near} | {told} | {eager} |"
+                f" {alike} of {len(ones)} | {fewer} of {len(pairs)} |"
             )
     return lines
 
@@ -91,8 +114,12 @@ def _line(family: str, name: str, row: Row) -> str:
     for stage in ("inference", "training"):
         found, stock = row.get(stage, {}), row.get(f"stock {stage}", {})
         right = {True: "yes", False: "**no**", None: "-"}[found.get("right")]
-        if found.get("right") is False and stock.get("right") is False:
-            right = "no, nor is torch.compile"  # a library that asks whether it is compiled, say
+        if found.get("near"):
+            right = "yes ~"
+        elif found.get("asks"):
+            right = "as told"
+        elif found.get("right") is False and stock.get("right") is False:
+            right = "no, nor is torch.compile"
         both = f"{found.get('graphs', '-')} / {stock.get('graphs', '-')}"
         cells += [right, both, str(found.get("first_s", "-"))]
     return f"| {family} | {name} | {text} | {' | '.join(cells)} |"

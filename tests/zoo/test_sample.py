@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.compare import Mismatch, is_cancelled
 from tests.zoo import diffusers_models, timm_models, torchvision_models, transformers_models
-from tests.zoo.judge import judge
+from tests.zoo.judge import _Call, _Eager, judge
 from tests.zoo.table import markdown, reasons
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
@@ -52,6 +53,39 @@ def test_a_wrong_result_and_a_break_are_seen() -> None:
 
     rows = {("none", "asking"): dict(judge(build, ("inference", "stock inference")))}
     row = rows["none", "asking"]
+    assert row["inference"]["asks"]
     assert row["inference"]["right"] is False and row["stock inference"]["right"] is False
     assert row["inference"]["graphs"] == row["stock inference"]["graphs"] == 2
     assert "asking" in markdown(rows, "fusee") and "value" in reasons(rows)
+
+
+class _Deciding(nn.Module):
+    """Puts numbers on the sides of a step that rounding decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 256))
+
+    def forward(self, x: Any) -> Any:
+        sums = (x * self.weight).sum(1) + 1 - (self.weight * x).flip(1).sum(1) - 1
+        return torch.where(sums > 0, 1.0, 0.0) + self.weight.sum() * 0 + x[:, 0]
+
+
+def test_what_rounding_decides_in_eager_too_is_no_mistake() -> None:
+    torch.manual_seed(0)
+    eager = _Eager(_Call(_Deciding(), (torch.randn(64, 256),), {}, False))
+    other = eager.call.moved(99).run()
+    assert not torch.equal(other["out"], eager.want["out"])
+    eager.compare(other)
+    assert eager.near == 1
+    with pytest.raises(Mismatch):
+        eager.compare({**other, "out": 3 - other["out"]})
+
+
+def test_a_sum_that_cancels_is_held_against_what_is_summed() -> None:
+    exact = torch.tensor([1e-9, -1e-9, 0.0]).double()
+    assert is_cancelled(exact.float() + 3e-8, exact, 1.0)  # rounding, of numbers about 1
+    assert not is_cancelled(exact.float() + 3e-8, exact, 1e-3)
+    exact = torch.tensor([2e-6, 1e-6]).double()
+    assert is_cancelled(exact.float() * 1.0005, exact, 1.0)
+    assert not is_cancelled(exact.float() * 1.01, exact, 1.0)  # small, but not noise

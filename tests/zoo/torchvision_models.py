@@ -86,7 +86,7 @@ def _inputs(name: str, is_detection: bool) -> tuple[Any, ...]:
         return (torch.rand(1, 3, 16, 224, 224),)
     if name.startswith(("r3d", "mc3", "r2plus1d", "s3d")):
         return (torch.rand(1, 3, 16, 64, 64),)
-    pixels = {"inception_v3": 96, "maxvit_t": 224}.get(name, 224 if name.startswith("vit") else 64)
+    pixels = {"inception_v3": 128, "maxvit_t": 224}.get(name, 224 if name.startswith("vit") else 64)
     return (torch.rand(2, 3, pixels, pixels),)
 
 

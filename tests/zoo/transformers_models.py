@@ -63,6 +63,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16},
     "informer": _SERIES,
     "qwen2_vl": {"vision_config": {"embed_dim": 64}},
+    "reformer": {"axial_pos_shape": [3, 4]},
     "table-transformer": _RESNET,
     "time_series_transformer": _SERIES,
 }
