@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import logging
 import sys
 import types
 from collections.abc import Callable
@@ -97,6 +98,14 @@ def _without_dynamo(function: Any) -> Callable[..., Any]:
     return run
 
 
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """torch's log, without the traces of operators that raise: Python says what they raise."""
+
+    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
+        if not str(msg).startswith("failed while attempting to run meta"):
+            super().exception(msg, *args, **kwargs)
+
+
 @functools.cache
 def _mode_without_dynamo() -> type[FakeTensorMode]:
     """FakeTensorMode, with those of its methods that look at torch._dynamo.config in a namespace
@@ -110,8 +119,10 @@ def _mode_without_dynamo() -> type[FakeTensorMode]:
         found = None if name == "torch._dynamo.config" else builtins.__import__(name, *args)
         return torch_there if found is torch or found is None else found
 
+    home = sys.modules[FakeTensorMode.__module__].__dict__
     space = {
-        **sys.modules[FakeTensorMode.__module__].__dict__,
+        **home,
+        "log": _Quiet(home["log"], {}),
         "torch": torch_there,
         "__builtins__": {**builtins.__dict__, "__import__": import_there},
     }
@@ -180,7 +191,7 @@ _MAKERS = """
 # They write their first operand, and give it back.
 _IN_PLACE = """
     relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
-    clamp_min_ clamp_max_ zero_ fill_.Scalar fill_.Tensor copy_ add_.Tensor add_.Scalar sub_.Tensor
+    clamp_min_ clamp_max_ zero_ fill_.Scalar copy_ add_.Tensor add_.Scalar sub_.Tensor
     sub_.Scalar mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar masked_fill_.Scalar
 """.split()
 
@@ -198,13 +209,20 @@ def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
     return x
 
 
+def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
+    if value.dim():  # torch 2.11 does not say so of meta tensors
+        raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
+    return _written(x, value)
+
+
 @functools.cache
 def _quick() -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors."""
     table: dict[Any, Callable[..., Any]] = {op: op for op in map(overload, _VIEWS)}
     table.update(METAS)
     table.update(dict.fromkeys(map(overload, _IN_PLACE), _written))
-    table.update({op: op for op in map(overload, ("result_type.Tensor", "stack"))})
+    table[overload("fill_.Tensor")] = _filled
+    table[overload("result_type.Tensor")] = overload("result_type.Tensor")
     view = overload("view")
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]

@@ -29,7 +29,9 @@ def symbols(a: Size) -> dict[Symbol, None]:
     if isinstance(a, int):
         return {}
     if a._symbols is None:
-        a._symbols = {atom: None for atom in atoms(a) if isinstance(atom, Symbol)}
+        own = dict.fromkeys(atom for mono in a.terms for atom in mono)
+        found = own if all(type(atom) is Symbol for atom in own) else atoms(a)
+        a._symbols = {atom: None for atom in found if isinstance(atom, Symbol)}
     return a._symbols
 
 

@@ -21,6 +21,11 @@ PROGRAMS: list[Callable[[Tensor], Any]] = [
     lambda x: x.transpose(0, 1).reshape(-1),
     lambda x: x[:, 1:].select(0, 1).unsqueeze(-1).expand(-1, -1, -1, 2),
     lambda x: x.split(2, 1),
+    lambda x: x.unsafe_chunk(2, -1),
+    lambda x: torch.stack([x.contiguous(), x.contiguous()], -2),
+    lambda x: torch.stack([x, x], 1),
+    lambda x: x[..., ::2].clone(),
+    lambda x: x[:1].expand(3, *x.shape[1:]).clone(),
     lambda x: x.unbind(0),
     lambda x: x.chunk(2, -1)[1].squeeze(),
     lambda x: x.relu_(),
@@ -126,6 +131,25 @@ with torch.no_grad():
     )
 print(*[name for name in NAMES if name in sys.modules])
 """
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x.clone().add_(torch.ones(5, 2, 3)),
+        lambda x: torch.linalg.inv(x),
+        lambda x: x.clone().fill_(torch.ones(3)),
+    ],
+)
+def test_errors_are_raised_and_not_logged(
+    wrong: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    mode = fake_mode()
+    with mode, pytest.raises(RuntimeError):
+        wrong(fake_of(mode, torch.ones(2, 3)))
+    with pytest.raises(RuntimeError):
+        wrong(torch.ones(2, 3))
+    assert not caplog.records
 
 
 def test_capture_imports_neither_sympy_nor_a_backend() -> None:

@@ -135,3 +135,14 @@ def _cat(tensors: Sequence[torch.Tensor], axis: int = 0) -> Any:
     layouts = {suggested_layout(x) for x in tensors}
     layout = layouts.pop() if len(layouts) == 1 else torch.contiguous_format
     return laid_out(shape, first.dtype, layout)
+
+
+@meta(aten.stack.default)
+def _stack(tensors: Sequence[torch.Tensor], axis: int = 0) -> Any:
+    kinds = {(tuple(x.shape), x.dtype, x.is_contiguous()) for x in tensors}
+    rank = tensors[0].dim() + 1 if tensors else 0
+    if len(kinds) != 1 or not tensors[0].is_contiguous() or axis not in range(-rank, rank):
+        return aten.stack.default(tensors, axis)
+    shape = list(tensors[0].shape)
+    shape.insert(axis % rank, len(tensors))
+    return empty(shape, tensors[0].dtype)

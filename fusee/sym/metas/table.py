@@ -70,12 +70,36 @@ def laid_out(shape: Sequence[Any], dtype: torch.dtype, layout: torch.memory_form
 
 
 def like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """torch.empty_like, which takes 100 us on meta tensors, for the layouts that are common."""
+    """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
     if x.is_contiguous():
         return torch.empty(x.shape, dtype=dtype, device="meta")
-    if is_dense(x):
-        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta")
-    return torch.empty_like(x, dtype=dtype)
+    strides = x.stride() if is_dense(x) else _dense_strides(x)
+    return torch.empty_strided(x.shape, strides, dtype=dtype, device="meta")
+
+
+def _dense_strides(x: torch.Tensor) -> list[int]:
+    """Strides without gaps, of axes in the order of those of `x` as far as that is certain.
+
+    source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
+    """
+    size, stride = x.shape, x.stride()
+    order = list(range(x.dim()))[::-1]
+    for i in range(1, len(order)):
+        place = i
+        for k in range(i - 1, -1, -1):
+            a, b = order[k], order[place]
+            if stride[a] == 0 or stride[b] == 0:
+                continue  # either may come first
+            if (stride[a], size[a]) > (stride[b], size[b]):
+                order[k], order[place] = b, a
+                place = k
+            elif stride[a] < stride[b]:
+                break
+    found, step = [0] * len(order), 1
+    for axis in order:
+        found[axis] = step
+        step *= max(size[axis], 1)
+    return found
 
 
 def is_dense(x: torch.Tensor) -> bool:
