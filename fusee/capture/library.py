@@ -1,4 +1,4 @@
-"""What stands in for functions of Python's library: re, warnings, logging, frames,
+"""What stands in for functions of Python's library: re, warnings, logging, frames, weakref,
 and what changes a class.
 
 Warnings and records of a log come after the graph, from the program's own lines, as long as no code
@@ -18,14 +18,17 @@ import sys
 import types
 import typing
 import warnings
+import weakref
 from typing import Any
 
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.capturing import Capturing
 from fusee.capture.iterators import Called
 from fusee.capture.mirror import Later
+from fusee.capture.numbers import Computed
 from fusee.capture.origin import Call, Held
 from fusee.capture.stand_ins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.torch_api import FakeTensor
 from fusee.capture.tracebacks import Line
 from fusee.capture.world import is_scalar
 
@@ -80,6 +83,20 @@ def _namedtuple(m: Capturing, args: Args, kwargs: Kwargs) -> type:
     made: type = make(*args, **kwargs)
     m.made_classes.add(made)
     return made
+
+
+# ------------------------------------------------------------------------------ weakref
+
+
+@stands_for(weakref.ref)
+def _reference(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """A weak reference is real: on the machine objects live as long as they do in Python."""
+    obj, *callback = args
+    if any(x is not None for x in callback):
+        raise GraphBreak("a weak reference that tells the program when its object is gone")
+    if isinstance(obj, (FakeTensor, Computed)) or type(obj) is types.GeneratorType:
+        raise GraphBreak(f"a weak reference to a {m.kind_of(obj).__name__} of the graph")
+    return weakref.ref(obj, **kwargs)
 
 
 # ------------------------------------------------------------------------------ frames

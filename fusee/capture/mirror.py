@@ -54,6 +54,12 @@ class Mirror:
             return bool(self.writes)
         return not _same_items(self.copy, self.before)
 
+    def gave_up(self, x: Any) -> bool:
+        """Whether `x` was here, and it or something else was changed."""
+        was = self.before if self.copy is not None else self.obj
+        held = was.values() if isinstance(was, dict) else was
+        return self.is_changed() and any(item is x for item in held)
+
     def has_other_keys(self) -> bool:
         """Of a dict: whether it has not the same keys in the same order any more."""
         if self.copy is None:

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
@@ -476,6 +477,12 @@ def _cell(r: Rebuild, x: types.CellType) -> str:
     return name
 
 
+def _referent(x: weakref.ref[Any]) -> tuple[Any]:
+    if (obj := x()) is None:
+        raise Lost("a weak reference to what is gone is alive")
+    return (obj,)
+
+
 def _chain_links(x: itertools.chain[Any]) -> list[Any]:
     rest, *current = links(x)
     return [[*current], rest]
@@ -530,6 +537,7 @@ MAKERS: dict[type, Maker] = {
     Indexed: Maker(lambda r, x, t: t, lambda x: (x.sequence,)),
     bytearray: Maker(lambda r, x: r.call(bytearray, repr(bytes(x)))),
     itertools.chain: Maker(_chain, _chain_links),
+    weakref.ref: Maker(lambda r, x, t: r.call(weakref.ref, t), _referent),
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,
     **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},

@@ -55,6 +55,7 @@ from fusee.capture.origin import (
     Entry,
     Held,
     Item,
+    Local,
     Origin,
     input_name,
     is_remade,
@@ -221,11 +222,21 @@ class World:
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
-        origin = self._origins.get(id(ref))
+        origin, obj = self._origins.get(id(ref)), ref()
+        if self._is_let_go(self._fakes.get(id(obj), obj)):
+            raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
         if origin is None:
-            return ref()
+            return obj
         place = Call(origin, operator.call, "the object of ")
-        return self.load(ref(), self._parts.setdefault(("referent", id(ref)), place))
+        return self.load(obj, self._parts.setdefault(("referent", id(ref)), place))
+
+    def _is_let_go(self, x: Any) -> bool:
+        """Whether an object from outside is not in the variable, or the place, where it was."""
+        origin = self._origins.get(id(x))
+        if isinstance(origin, Local):
+            held = (y for f in self.machine.frames for y in (*f.locals.values(), *f.stack))
+            return not any(y is x for y in held)
+        return origin is not None and any(m.gave_up(x) for m in self.mirrors.values())
 
     def is_changed_inside(self, *objects: Any) -> bool:
         """Whether the program has written to one of some objects from outside since it began."""
