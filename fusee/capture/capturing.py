@@ -96,7 +96,7 @@ class Capturing(Semantics):
         if not self.is_outside(x):
             return len(x)
         mirror = self.world.mirror(x)
-        if mirror.copy is not None or mirror.writes:
+        if mirror.copy is not None or mirror.writes or mirror.tail:
             return len(self.world.whole(x))
         self.world.fact("length", mirror.origin, len(x))
         return len(x)
@@ -188,6 +188,10 @@ class Capturing(Semantics):
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)
+
+    def append(self, x: list[Any], value: Any) -> None:
+        append = self.world.append if type(x) is list and self.is_outside(x) else list.append
+        append(x, value)
 
     def deep(self, x: Any) -> Any:
         """What C code that looks into containers within containers may see of `x`."""

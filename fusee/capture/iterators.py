@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "ITERATORS", "LAZY", "Called", "Indexed", "Stepping", "advance", "consumed", "gone_through",
-    "is_finite_iterator", "links", "reduced", "remaining",
+    "FEW", "ITERATORS", "LAZY", "Called", "Indexed", "Stepping", "advance", "coming", "consumed",
+    "gone_through", "is_finite_iterator", "links", "reduced", "remaining",
 ]  # fmt: skip
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
@@ -113,6 +113,14 @@ def remaining(iterator: Any) -> list[Any]:
     return list(_copied(iterator))
 
 
+FEW = 4  # elements that a piece takes one by one: a loop that is parted goes round about once
+
+
+def coming(iterator: Any) -> list[Any]:
+    """The next elements, at most one more than FEW of them; it stays where it is."""
+    return list(itertools.islice(_copied(iterator), FEW + 1))
+
+
 def _copied(x: Any) -> Any:
     if type(x) in _PLAIN:
         return copy.copy(x)
@@ -130,6 +138,8 @@ def gone_through(iterator: Any) -> list[tuple[Any, Any]]:
 
 def consumed(stand_in: Any, count: int) -> int:
     """How often a list's iterator that had `count` elements was asked; one more if it ended."""
+    if stand_in is None:
+        return 0
     _, _, *state = stand_in.__reduce__()
     return state[0] if state else count + 1
 

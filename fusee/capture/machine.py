@@ -333,7 +333,7 @@ class Machine(Capturing):
             return found
         if self.is_outside(iterator):
             if is_finite_iterator(iterator):
-                return next(self.world.opened(iterator))
+                return self.world.next_of(iterator)
             raise GraphBreak(f"advancing a {type(iterator).__qualname__} from outside")
         return next(iterator)
 

@@ -14,12 +14,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Opened(NamedTuple):
-    """An iterator from outside that the program goes through, and how much it had to give."""
+class Opened:
+    """An iterator from outside that the program goes through.
 
-    iterator: Any
-    stand_in: Any
-    size: int
+    asked     how often it was asked for the next element alone
+    stand_in  what gives all others, once they are needed; `size` is how many those were
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.asked = 0
+        self.stand_in: Any = None
+        self.size = 0
 
 
 class Later(NamedTuple):
@@ -36,22 +42,24 @@ class Mirror:
 
     writes   items of a dict that the program wrote before anybody looked at the whole
     moved    those of them that were deleted before, so that they come last
+    tail     what was appended to a list before anybody looked at the whole
     copy     the whole, once somebody did; `before` is what it was then
     """
 
-    __slots__ = ("before", "copy", "moved", "obj", "origin", "writes")
+    __slots__ = ("before", "copy", "moved", "obj", "origin", "tail", "writes")
 
     def __init__(self, obj: Any, origin: Origin) -> None:
         self.obj = obj
         self.origin = origin
         self.writes: dict[Any, Any] = {}
         self.moved: set[Any] = set()
+        self.tail: list[Any] = []
         self.copy: Any = None
         self.before: Any = None
 
     def is_changed(self) -> bool:
         if self.copy is None:
-            return bool(self.writes)
+            return bool(self.writes or self.tail)
         return not _same_items(self.copy, self.before)
 
     def gave_up(self, x: Any) -> bool:

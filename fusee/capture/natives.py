@@ -149,8 +149,10 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     name = function.__name__
     if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
         raise _unknown(function)
-    is_item = isinstance(owner, dict) and name in dicts.METHODS
-    if is_item or (m.is_outside(owner) and isinstance(owner, CONTAINERS)):
+    is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
+    if is_outside and name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
+        return m.append(owner, *args)
+    if is_outside or (isinstance(owner, dict) and name in dicts.METHODS):
         # by the class in C that has it: a subclass may have another one in Python
         home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
         return _unbound(m, home.__dict__[name], (owner, *args), kwargs)

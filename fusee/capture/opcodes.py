@@ -116,7 +116,7 @@ _SIMPLE: dict[str, Opcode] = {
     "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(checked(f.pop()))),
     "SET_UPDATE": lambda f, i: _grow(f, i, set.update, _hashed(f, f.machine.items(f.pop()))),
     "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
-    "LIST_APPEND": lambda f, i: _grow(f, i, list.append, f.pop()),
+    "LIST_APPEND": lambda f, i: f.machine.append(f.stack[-i.arg - 1], f.pop()),
     "SET_ADD": lambda f, i: _grow(f, i, set.add, *_hashed(f, [f.pop()])),
     "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *_hashed(f, f.take(2))),
     # text

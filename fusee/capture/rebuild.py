@@ -360,9 +360,9 @@ class Rebuild:
             of_keys = _OF_DICTS.get(type(reader)) == "keys"
             if mirror is not None and (mirror.has_other_keys if of_keys else mirror.is_changed)():
                 raise Lost("a container changes while an iterator goes through it")
-        count = consumed(opened.stand_in, opened.size)
+        count = opened.asked + consumed(opened.stand_in, opened.size)
         if count:
-            self.lines.append(self.call(advance, self.value(opened.stand_in), str(count)))
+            self.lines.append(self.call(advance, self.value(opened.iterator), str(count)))
 
     def _replay_all(self, mirrors: Iterable[Mirror]) -> None:
         for mirror in mirrors:
@@ -376,8 +376,10 @@ class Rebuild:
         if isinstance(mirror.obj, dict):
             self._replay_dict(mirror, target)
             return
-        items = _items(self, mirror.copy)
-        if isinstance(mirror.obj, list):
+        items = _items(self, mirror.tail if mirror.copy is None else mirror.copy)
+        if mirror.copy is None:
+            self.lines.append(self.call(list.extend, target, f"[{items}]"))
+        elif isinstance(mirror.obj, list):
             given = self.call(list.__setitem__, target, self.call(slice, "None"), f"[{items}]")
             self.lines.append(given)
         else:

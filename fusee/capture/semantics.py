@@ -177,6 +177,8 @@ class Semantics:
         """The list, set or dict that a display fills."""
         return x
 
+    append = staticmethod(list.append)
+
     def mapping(self, x: Any) -> dict[Any, Any]:
         return dict(x)
 

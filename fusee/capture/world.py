@@ -25,7 +25,7 @@ import torch
 from fusee.capture import numbers, torch_api
 from fusee.capture.breaks import GraphBreak
 from fusee.capture.facts import ABSENT, At, Distinct, Facts, TensorFact
-from fusee.capture.iterators import remaining
+from fusee.capture.iterators import FEW, coming, remaining
 from fusee.capture.kinds import (
     BOUND_IN_C,
     CONTAINERS,
@@ -202,17 +202,39 @@ class World:
 
     def opened(self, iterator: Any) -> Any:
         """What stands for an iterator of C from outside, such as a loop's when a graph ended."""
-        known = self.iterators.get(id(iterator))
-        if known is not None:
-            return known.stand_in
-        origin = self._origins[id(iterator)]
-        rest = Call(origin, remaining, "the rest of ")
-        items = remaining(iterator)
-        self.fact("length", rest, len(items))
-        loaded = iter([self.load(item, Item(rest, k)) for k, item in enumerate(items)])
-        opened = Opened(iterator, self.know(loaded, origin), len(items))
-        self.iterators[id(iterator)] = self.iterators[id(loaded)] = opened
-        return loaded
+        opened = self._opened(iterator)
+        if opened.stand_in is None:
+            origin = self._origins[id(iterator)]
+            rest = Call(origin, remaining, "the rest of ")
+            items = remaining(iterator)
+            self.fact("length", rest, len(items))
+            listed = list(enumerate(items))[opened.asked :]
+            loaded = iter([self.load(item, Item(rest, k)) for k, item in listed])
+            opened.stand_in, opened.size = self.know(loaded, origin), len(listed)
+            self.iterators[id(loaded)] = opened
+        return opened.stand_in
+
+    def _opened(self, iterator: Any) -> Opened:
+        return self.iterators.get(id(iterator)) or self.iterators.setdefault(
+            id(iterator), Opened(iterator)
+        )
+
+    def next_of(self, iterator: Any) -> Any:
+        """The next element; how many more there are is no fact, so that turns of a loop share it.
+
+        raises   StopIteration
+        """
+        opened = self._opened(iterator)
+        if opened.stand_in is not None or opened.asked == FEW:
+            return next(self.opened(iterator))
+        place = Call(self._origins[id(iterator)], coming, "what comes of ")
+        place, k = self._parts.setdefault(("coming", id(iterator)), place), opened.asked
+        opened.asked += 1
+        items = coming(iterator)
+        if k < len(items):
+            return self.load(items[k], self.item(place, k))
+        self.fact("length", place, len(items))
+        raise StopIteration
 
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
         """What a module of torch or of Python holds: constant, and so without a guard."""
@@ -477,7 +499,14 @@ class World:
             if key in mirror.moved:
                 self.set(mirror, key, DELETED)
             self.set(mirror, key, value)
+        if mirror.tail:
+            mirror.copy.extend(mirror.tail)
         return mirror.copy
+
+    def append(self, obj: list[Any], value: Any) -> None:
+        """`obj.append(value)` of a list from outside: what it has already is no fact."""
+        mirror = self.mirror(obj)
+        (mirror.tail if mirror.copy is None else mirror.copy).append(value)
 
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
@@ -507,8 +536,11 @@ class World:
 
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
-        sizes = [(len(m.writes), len(m.copy or ()), m.is_changed()) for m in self.mirrors.values()]
-        return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[2]]
+        sizes = [
+            (len(m.writes), len(m.tail), len(m.copy or ()), m.is_changed())
+            for m in self.mirrors.values()
+        ]
+        return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[-1]]
 
     # ---------------------------------------------------------------------- slots and cells
 

@@ -1,0 +1,202 @@
+"""Loops in which a graph ends: their turns share one version, and do what they do in eager."""
+
+# Programs under test: mistakes are meant.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capturing.same import Traced
+
+ROWS = torch.rand(12, 2, generator=torch.Generator().manual_seed(0))
+
+
+def end():
+    sys.stdout.write("")
+
+
+def over_rows(x):
+    y = 0
+    for row in x:
+        y = y + row.sin()
+        end()
+        y = y * 2
+    return y
+
+
+def over_numbers(x):
+    y = x * 0
+    for k in range(12):
+        y = y + x * k
+        end()
+        y = y * 2
+    return y
+
+
+def by_index(x):
+    y = 0
+    for k in range(12):
+        y = y + x[k]
+        end()
+    return y
+
+
+def over_pairs(x):
+    y = 0
+    for k, (a, b) in enumerate(zip(x, x * 2)):
+        y = y + a * b * k
+        end()
+    return y
+
+
+def appends(x):
+    found = []
+    for row in x:
+        found.append(row * 2)
+        end()
+    return torch.stack(found), len(found)
+
+
+def comprehends(x):
+    return torch.stack([row * len([end()]) for row in x])
+
+
+def inner_loops(x):
+    y = 0
+    for row in x:
+        for k in range(6):
+            y = y + row * k
+            if k == 3:
+                end()
+    return y
+
+
+def ends_early(x):
+    y = x
+    for k in range(12):
+        y = y + 1
+        end()
+        if k == 7:
+            break
+    else:
+        y = y * 3
+    return y
+
+
+def to_the_end(x):
+    numbers = iter([1, 2])
+    end()
+    next(numbers)
+    end()
+    next(numbers)
+    try:
+        next(numbers)
+    except StopIteration:
+        x = x + 7
+    end()
+    return x, list(numbers)
+
+
+def takes_the_rest(x):
+    numbers = iter(range(12))
+    end()
+    a = next(numbers)
+    end()
+    b = next(numbers)
+    rest = list(numbers)
+    return x * a + b, rest, list(numbers)
+
+
+def takes_two(x):
+    numbers, y = iter(range(12)), x
+    end()
+    for a in numbers:
+        y = y * a + next(numbers)
+        end()
+    return y
+
+
+def takes_many(x):
+    numbers, y = iter(range(12)), x
+    end()
+    for a in numbers:
+        y = y + a
+    return y, list(numbers)
+
+
+def grows_as_it_goes(x):
+    numbers, y = [1, 2, 3], 0
+    for k in numbers:
+        y = y + x * k
+        end()
+        if len(numbers) < 10:
+            numbers.append(k)
+    return y, numbers
+
+
+def appends_and_looks(x):
+    found = [x]
+    end()
+    found.append(x * 2)
+    found.append(found)
+    before = len(found), found[-1] is found, found[1]
+    found.pop()
+    end()
+    found.append(found[0] + 1)
+    return [*found], before, found[-1]
+
+
+def appends_under_two_names(x):
+    found = [1]
+    other = found
+    end()
+    found.append(2)
+    other.append(len(found))
+    end()
+    found += [x * 2]
+    other.append(3)
+    return found, other is found
+
+
+SHARED = [over_rows, over_numbers, by_index, over_pairs, appends, inner_loops, ends_early]
+PROGRAMS = [
+    *SHARED, comprehends, to_the_end, takes_the_rest, takes_two, takes_many, grows_as_it_goes,
+    appends_and_looks, appends_under_two_names,
+]  # fmt: skip
+
+
+def shown(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.tolist()
+    return [shown(item) for item in x] if isinstance(x, (tuple, list)) else x
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_in_eager(program: Callable[..., Any]) -> None:
+    traced = Traced(program)
+    for rows in (ROWS, ROWS, ROWS + 1):
+        assert shown(traced(rows)) == shown(program(rows))
+    if program in SHARED:  # the first turn, the others, and the end
+        assert len(traced.graphs) <= 4, traced.stops
+
+
+def test_the_end_is_a_fact() -> None:
+    """More elements than at the first call, and fewer."""
+
+    def program(x: Any, numbers: Any) -> Any:
+        found = iter(numbers)
+        end()
+        for k in found:
+            x = x + k
+        return x
+
+    traced = Traced(program)
+    for count in (2, 3, 0, 1, 2, 9, 4, 5, 6):
+        numbers = [*range(1, count + 1)]
+        assert shown(traced(ROWS, numbers)) == shown(program(ROWS, numbers))
