@@ -227,8 +227,8 @@ class World:
         opened = self._opened(iterator)
         if opened.stand_in is not None or opened.asked == FEW:
             return next(self.opened(iterator))
-        place = Call(self._origins[id(iterator)], coming, "what comes of ")
-        place, k = self._parts.setdefault(("coming", id(iterator)), place), opened.asked
+        coming_of = Call(self._origins[id(iterator)], coming, "what comes of ")
+        place, k = self._parts.setdefault(("coming", id(iterator)), coming_of), opened.asked
         opened.asked += 1
         items = coming(iterator)
         if k < len(items):
