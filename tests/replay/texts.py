@@ -60,7 +60,11 @@ Texts = dict[str, str]
 def versions() -> str:
     """On which versions hashes are valid: minor ones, as `python 3.11, torch 2.13, ...`."""
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
-    found |= {name: ".".join(metadata.version(name).split(".")[:2]) for name in PACKAGES}
+    for name in PACKAGES:
+        try:
+            found[name] = ".".join(metadata.version(name).split(".")[:2])
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 
