@@ -23,15 +23,20 @@ def _by_class(name: str, dtype: torch.dtype | None) -> Stand:
         first = type(args[0]) if len(args) == 1 else None
         given = {"dtype": dtype or torch.get_default_dtype(), "device": "cpu"}
         if not kwargs and first in (list, tuple):
-            items = [x.item() if isinstance(x, NUMPY) else x for x in args[0]]
-            if items and all(isinstance(x, Array) for x in items):
-                return _stacked(m, [x.tensor for x in items], given)
+            items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
+            if any(isinstance(x, Array) for x in items):
+                tensors = [x.tensor if isinstance(x, Array) else _alone(m, x) for x in items]
+                return _stacked(m, tensors, given)
             return m.call(torch.tensor, (items,), given)
         if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
             return m.call(torch.empty, args or (0,), given)
         raise GraphBreak(f"torch.{name} makes a tensor of something else than numbers or sizes")
 
     return stand
+
+
+def _alone(m: Capturing, number: Any) -> Any:
+    return m.call(torch.tensor, (number,), {})
 
 
 def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:

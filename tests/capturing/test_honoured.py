@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -245,3 +246,15 @@ def test_torchs_partitioner_computes_it_again() -> None:
         fusee.compile(whole, backend=backend)(x).sum().backward()
     torch.testing.assert_close(x.grad, X.cos() * X.sin().cos())
     assert found["forward"] == 2 and found["backward"] >= 1
+
+
+# ------------------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize("kind", [int, np.int64], ids=["int", "numpy"])
+def test_a_class_reads_a_list_under_guards(kind) -> None:
+    """Other numbers in a list from outside are another tensor."""
+    fast = fusee.compile(lambda x, numbers: x + torch.LongTensor(numbers), backend="eager")
+    for first in range(4):
+        numbers = [kind(first), kind(2), kind(3)]
+        assert fast(X, numbers).tolist() == (X + torch.tensor([first, 2, 3])).tolist()
