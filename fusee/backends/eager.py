@@ -7,15 +7,19 @@ fusee.aten and fusee.autodiff.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
+from fusee.aten.graph import AtenGraph
 from fusee.aten.interpret import executable
 from fusee.aten.trace import trace
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
+from fusee.backends.apart import apart, from_start
+from fusee.backends.report import Report, first_line
 from fusee.backends.training import is_differentiated, train
 
 
@@ -27,6 +31,12 @@ def run_captured(
     return call
 
 
+def _with_attributes(
+    run: Callable[..., Any], aten: AtenGraph, gm: fx.GraphModule, *inputs: Any
+) -> Any:
+    return run(*inputs, *aten.attributes(gm))
+
+
 def run_aten(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> Callable[..., Any]:
@@ -34,11 +44,15 @@ def run_aten(
 
     raises   TraceError if the graph has no functional ATen form
     """
+    report = Report("aot_eager", first_line(gm))
     if is_differentiated(gm, example_inputs):
-        joint = trace_joint(gm, example_inputs)
-        return train(gm, joint, partition, executable, executable)
-    graph = trace(gm, example_inputs)
-    call = executable(graph)
-    if all(spec.attribute is None for spec in graph.inputs):
-        return call
-    return lambda *inputs: call(*inputs, *graph.attributes(gm))
+        joint = trace_joint(gm, example_inputs, overlapping=True)
+        aten = joint.aten
+        call = train(gm, joint, partition, executable, executable)
+        written = {m.index for m in aten.mutations} | {index for index, _ in joint.rebinds}
+    else:
+        aten = trace(gm, example_inputs, overlapping=True)
+        run = executable(aten)
+        call = functools.partial(_with_attributes, run, aten, gm)
+        written = {mutation.index for mutation in aten.mutations}
+    return from_start(gm, apart(gm, call, aten.inputs, written, report), aten, report)

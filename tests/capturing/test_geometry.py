@@ -235,7 +235,8 @@ def test_inputs_that_share_memory_are_written_to(case: str, grad: bool) -> None:
     def with_weight(a: Tensor, b: Tensor, w: Tensor) -> Tensor:
         return (_both(a, b) * w).sum() + (a * w).sum()
 
-    for compiled in (fusee.compile(with_weight), torch.compile(with_weight, backend="fusee")):
+    ways = [fusee.compile(with_weight, backend=name) for name in ("fusee", "aot_eager")]
+    for compiled in (*ways, torch.compile(with_weight, backend="fusee")):
         for make in (_apart, PLACES[case], _apart, PLACES[case]):  # compiled for others at first
             results = []
             for call in (with_weight, compiled):
