@@ -311,14 +311,19 @@ def _is_told(backend: str, model: nn.Module, args: Any, kwargs: Any, is_training
         got = call.run(compiled)
     except Exception as raised:  # noqa: BLE001  eager may raise the same
         error = raised
+    plain = _Eager(_Call(model, args, kwargs, is_training))
     with mock.patch.object(torch.compiler, "is_compiling", lambda: True):
         try:
-            eager = _Eager(_Call(model, args, kwargs, is_training))
+            told = _Eager(_Call(model, args, kwargs, is_training))
             if error is None:
-                eager.compare(got)
+                told.compare(got)
         except Exception as raised:  # noqa: BLE001  whatever it is
             return type(raised) is type(error)
-    return error is None
+    try:
+        plain.compare(told.want)  # what it is told must be what differs
+    except Mismatch:
+        return error is None
+    return False
 
 
 def _counted(texts: Iterator[str]) -> dict[str, int]:
