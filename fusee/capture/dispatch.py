@@ -275,7 +275,7 @@ class CompiledFunction:
             del f.machine  # it knows its frames: what they hold must not live until they are found
 
     def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:
-        closure = f.cells
+        closure = {n: c for n, c in f.cells.items() if n in f.code.co_freevars}
         while True:
             variables, stack, cells, between.handled = result
             f.locals, f.stack, f.cells = dict(variables), list(stack), {**closure, **cells}

@@ -126,12 +126,13 @@ _SIMPLE: dict[str, Opcode] = {
     # names
     **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_CHECK"), lambda f, i: f.push(_local(f, i.value))),
     "LOAD_FAST_LOAD_FAST": lambda f, i: f.stack.extend([_local(f, name) for name in i.value]),
-    "LOAD_FAST_AND_CLEAR": lambda f, i: f.push(f.locals.pop(i.value, UNBOUND)),
-    **dict.fromkeys(
-        ("STORE_FAST", "STORE_FAST_MAYBE_NULL"),
-        lambda f, i: f.locals.__setitem__(i.value, f.pop()),
+    "LOAD_FAST_AND_CLEAR": lambda f, i: f.push(
+        f.cells.pop(i.value) if i.value in f.cells else f.locals.pop(i.value, UNBOUND)
     ),
-    "STORE_FAST_STORE_FAST": lambda f, i: f.locals.update((name, f.pop()) for name in i.value),
+    **dict.fromkeys(
+        ("STORE_FAST", "STORE_FAST_MAYBE_NULL"), lambda f, i: _store(f, i.value, f.pop())
+    ),
+    "STORE_FAST_STORE_FAST": lambda f, i: _store_all(f, i),
     "LOAD_GLOBAL": lambda f, i: _push(f, f.machine.load_global(f, i.value), i.arg & 1),
     "SETUP_ANNOTATIONS": lambda f, i: f.names.setdefault("__annotations__", {}) and None,
     "STORE_NAME": lambda f, i: f.names.__setitem__(i.value, f.pop()),
@@ -232,6 +233,21 @@ def FORMAT_VALUE(f: Frame, i: Instruction) -> None:
 # ------------------------------------------------------------------------------ names
 
 
+def _store(f: Frame, name: str, value: Any) -> None:
+    """To Python a local and a cell of one name are one slot: a comprehension puts back what was."""
+    if type(value) is types.CellType and name in f.code.co_cellvars:
+        f.locals.pop(name, None)
+        f.cells[name] = value
+        return
+    f.cells.pop(name, None)
+    f.locals[name] = value
+
+
+def _store_all(f: Frame, i: Instruction) -> None:
+    for name in i.value:
+        _store(f, name, f.pop())
+
+
 def _local(f: Frame, name: str) -> Any:
     if name in f.cells:  # from 3.13 on cells are loaded like locals
         return f.cells[name]
@@ -252,7 +268,7 @@ def _load_from(f: Frame, names: Any, name: str, otherwise: Callable[[Frame, str]
 @op()
 def STORE_FAST_LOAD_FAST(f: Frame, i: Instruction) -> None:
     store, load = i.value
-    f.locals[store] = f.pop()
+    _store(f, store, f.pop())
     f.push(_local(f, load))
 
 

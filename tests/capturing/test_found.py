@@ -473,3 +473,25 @@ def test_what_is_said_goes_where_the_program_has_just_put_it() -> None:
         warnings.simplefilter("always")
         for fn in (warned, handled, switched):
             alike(fn, torch.ones(2))
+
+
+def _in_one_comprehension(items: list[int]) -> Any:
+    return [(lambda: i)() for i in items], [i + 1 for i in items]
+
+
+def _outside_as_well(items: list[int]) -> Any:
+    i = opaque(3)
+    get = lambda: i  # noqa: E731
+    return [(lambda: i)() for i in items], get(), i
+
+
+def _across_breaks(items: list[int]) -> Any:
+    i = opaque(3)
+    get = lambda: i  # noqa: E731
+    return [(lambda: i + opaque(i))() for i in items], get(), i
+
+
+@pytest.mark.parametrize("fn", [_in_one_comprehension, _outside_as_well, _across_breaks])
+@pytest.mark.parametrize("items", [[], [7, 8]])
+def test_a_name_that_is_a_cell_in_one_comprehension_alone(fn: Any, items: list[int]) -> None:
+    alike(fn, items)
