@@ -217,6 +217,11 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
         return True
     if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
         return given[1].shadow.dtype in whole  # NumPy raises for negative ones
+    if name in ("getitem", "setitem"):  # what goes backward beside what is looked up
+        key = given[1:-1] if name == "setitem" else given[1:]
+        is_backward = any(type(x) is slice and type(x.step) is int and x.step < 0 for x in key)
+        if is_backward and not all(type(x) is slice or x is Ellipsis for x in key):
+            return True
     is_float = bool(operands) and operands[0].shadow.dtype.kind == "f"
     return name in _DIFFERS or (name in _OF_FLOATS and not is_float)
 
