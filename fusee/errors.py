@@ -117,6 +117,8 @@ class BackendError(FuseeError, RuntimeError):
     Once torch._dynamo is imported it is a torch._dynamo.exc.BackendCompilerFailed too.
     """
 
+    first_useful_frame = None  # TorchDynamo asks for it, and shortens no traceback then
+
     @property
     def inner_exception(self) -> BaseException | None:
         """BackendCompilerFailed's name for what the backend raised."""

@@ -42,10 +42,11 @@ def _sum_like(op: Any, is_mean: bool) -> Meta:
         dtype: torch.dtype | None = None,
     ) -> Any:
         shape = _reduced(x, axes, keep)
-        is_inexact = x.is_floating_point() or x.is_complex()
+        summed = dtype or x.dtype
+        is_inexact = summed.is_floating_point or summed.is_complex
         if shape is None or (is_mean and not is_inexact):
             return op(x, axes, keep, dtype=dtype)
-        return empty(shape, dtype or (x.dtype if is_inexact else torch.int64))
+        return empty(shape, summed if is_inexact or dtype else torch.int64)
 
     return result
 
