@@ -1,4 +1,4 @@
-"""Where the coefficients of fusee/codegen/llvm/polynomials.py come from: prints all of them.
+"""Where the coefficients of fusee/codegen/llvm/math.py come from: prints all of them.
 
     python -m bench.fit_polynomials
 

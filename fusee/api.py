@@ -16,13 +16,20 @@ import torch
 from torch import nn
 
 from fusee.backends import registry
-from fusee.backends.guarded import guarded
+from fusee.backends.graph_cache import guarded
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.bytecode import first_line
-from fusee.capture.dispatch import CompiledFunction, live, machinery
-from fusee.capture.policy import ORIGINAL, POLICY, WRAPPER, innermost
-from fusee.capture.targets import is_suspending, target_of, whole_call
+from fusee.capture.entries import CompiledFunction, live, machinery
+from fusee.capture.policy import (
+    ORIGINAL,
+    POLICY,
+    WRAPPER,
+    innermost,
+    is_suspending,
+    target_of,
+    whole_call,
+)
 from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
 from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
 
@@ -200,7 +207,7 @@ class Compiler:
             fall_back=fallback == "eager",
         )
         keeps = registry.keeps_captures(self.backend, given)
-        self.keeper = registry.later("fusee.kept.captures", "Keeper")() if keeps else None
+        self.keeper = registry.later("fusee.persist.captures", "Keeper")() if keeps else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Only what was given: the rest is made again."""

@@ -14,35 +14,122 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from fusee.absent import (
-    PrecompileError,
-    config,
-    load_compiled_function,
-    precompile,
-    set_enable_guard_collectives,
-)
 from fusee.api import compile
-from fusee.backends.registry import (
-    default_backend as get_default_backend,
-)
-from fusee.backends.registry import (
-    list_backends,
-    lookup,
-    set_default_backend,
-)
-from fusee.capture.dispatch import live
-from fusee.capture.facts import Guard
+from fusee.backends.registry import default_backend as get_default_backend
+from fusee.backends.registry import list_backends, lookup, set_default_backend
+from fusee.capture.entries import live
+from fusee.capture.guards import Guard
 from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
-from fusee.capture.regions import error_on_graph_break
+from fusee.capture.reconstruct import error_on_graph_break
 from fusee.capture.torch_api import pytree, without_dynamo
-from fusee.errors import OptionError, nearest
-from fusee.runtime import artifacts
-from fusee.runtime.artifacts import CacheInfo
+from fusee.errors import FuseeError, OptionError, nearest
+from fusee.runtime import cache
+from fusee.runtime.cache import CacheInfo
+
+# ---------------------------------------------------------------------------- absent
+# Names of torch.compiler for what cannot be here: each says in one error what to use instead.
+
+# What `precompile` raises.
+PrecompileError = FuseeError
+
+_NEXT_PROCESS = (
+    "FUSEE_KEEP_CAPTURES=1, and fusee.compiler.save_cache_artifacts(): a process that loads them"
+    " neither captures nor compiles"
+)
+
+
+def load_compiled_function(file: Any, *, f_globals: Any = None, external_data: Any = None) -> Any:
+    """torch.compiler's reads what torch.compile(...).aot_compile() wrote. raises OptionError"""
+    _refuse("load_compiled_function() reads what nothing here writes", _NEXT_PROCESS)
+
+
+class _Precompile:
+    """torch.compiler.precompile writes a program that TorchInductor has compiled."""
+
+    def capture(self, *args: Any, **kwargs: Any) -> Any:
+        """raises OptionError"""
+        _refuse("precompile is TorchInductor's", _NEXT_PROCESS)
+
+    load = capture
+
+
+precompile = _Precompile()
+
+
+def set_enable_guard_collectives(enabled: bool) -> bool:
+    """Whether ranks agree before one compiles: they never do. True raises OptionError."""
+    if enabled:
+        _refuse(
+            "ranks cannot agree here before one of them compiles: nothing is exchanged meanwhile",
+            "leave it out; where one rank may compile for longer than the others' time-out,"
+            " torch.distributed.barrier() after the first step",
+        )
+    return False
+
+
+class _NoSetting(OptionError, AttributeError):
+    """So that hasattr() and getattr() with a default work."""
+
+
+class Config:
+    """torch.compiler.config, as far as it is settings of ours.
+
+    recompile_limit   versions of each piece that are kept where compile() is not told; 8
+    """
+
+    __slots__ = ()
+
+    @property
+    def recompile_limit(self) -> int:
+        return POLICY.recompile_limit
+
+    @recompile_limit.setter
+    def recompile_limit(self, value: int) -> None:
+        if type(value) is not int or value < 1:
+            raise OptionError(f"recompile_limit={value!r} is not an int > 0", did="changed nothing")
+        POLICY.recompile_limit = value
+
+    def __getattr__(self, name: str) -> NoReturn:
+        known = ["recompile_limit", *_INSTEAD]
+        close = nearest(name, known)
+        hint = f"{close!r}; " if close and close != name else ""
+        raise _NoSetting(
+            f"fusee.compiler.config has no setting {name!r}",
+            did="changed nothing",
+            remedy=_INSTEAD.get(name, f"{hint}its settings: recompile_limit; docs/options.md"),
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "recompile_limit":
+            object.__setattr__(self, name, value)
+        else:
+            self.__getattr__(name)
+
+
+# What one uses here for settings of torch.compiler.config.
+_INSTEAD = {
+    "cache_key_tag": "FUSEE_CACHE_DIR=folder: one for each tag",
+    "fail_on_recompile_limit_hit": 'fusee.compiler.set_stance("fail_on_recompile")',
+    "force_disable_caches": 'FUSEE_CACHE_SIZE=0, or options={"cache": False}',
+    "job_id": "FUSEE_KEEP_CAPTURES=1",
+    "log_file_name": "FUSEE_DUMP=folder",
+    "verbose": "FUSEE_LOG=all",
+}
+
+config = Config()
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise OptionError(what, did="changed nothing", remedy=instead)
+
+
+# ---------------------------------------------------------------------------- compiler
+
 
 __all__ = [
     "CacheInfo",
@@ -109,7 +196,7 @@ def save_cache_artifacts() -> tuple[bytes, CacheInfo] | None:
     source   torch.compiler.save_cache_artifacts
     """
     torchs = _torchs_save() if "torch._inductor" in sys.modules else None
-    return artifacts.save(None if torchs is None else torchs[0])
+    return cache.save(None if torchs is None else torchs[0])
 
 
 def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo | None:
@@ -121,7 +208,7 @@ def load_cache_artifacts(serialized_artifacts: bytes) -> CacheInfo | None:
     raises   OptionError for other bytes
     source   torch.compiler.load_cache_artifacts
     """
-    info, torchs = artifacts.load(serialized_artifacts)
+    info, torchs = cache.load(serialized_artifacts)
     if torchs is not None:
         _torchs_load(torchs)
     return info

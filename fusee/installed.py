@@ -8,20 +8,89 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import EnumMeta
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from fusee import compiler, libraries
+from fusee import compiler
 from fusee.api import compile, compile_in_place
-from fusee.backends import dynamo, inductor_options
+from fusee.backends import dynamo
+from fusee.backends.registry import list_backends
 from fusee.debug import torch_logs
 from fusee.debug.explain import explain
 from fusee.runtime.imports import cancel, when_imported
 
-__all__ = ["install", "uninstall"]
+# ---------------------------------------------------------------------------- libraries
+# Libraries that keep closed lists of backends.
+#
+# Each is adapted when it is imported, by whoever imports it; what is done can be undone.
+#
+#   accelerate          DynamoBackend, an enum: TorchDynamoPlugin, transformers' TrainingArguments
+#   TorchServe          PT2Backend, an enum: `pt2: {compile: {backend: fusee}}` of its model-config
+
+Undo = Callable[[], None]
+
+
+def adapt() -> Undo:
+    """Adapt them all, now or when they are imported. Returns the undo."""
+    done: list[Undo] = []
+    for name, adapter in _LIBRARIES.items():
+        action = functools.partial(_adapt, adapter, done)
+        when_imported(name, action)
+        done.append(functools.partial(cancel, name, action))
+
+    def undo() -> None:
+        while done:
+            done.pop()()
+
+    return undo
+
+
+def _adapt(adapter: Callable[[ModuleType], Undo], done: list[Undo], module: ModuleType) -> None:
+    done.append(adapter(module))
+
+
+def _accelerate(module: Any) -> Undo:
+    return _extend(module.DynamoBackend, [name.upper() for name in list_backends()])
+
+
+def _torchserve(module: Any) -> Undo:
+    return _extend(module.PT2Backend, list_backends())
+
+
+def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
+    """Give an enum of texts more members, named as they are in capitals."""
+    members: Any = enum
+    before = [set(members._value2member_map_), set(members._member_map_)]
+    new = [v for v in map(str, values) if v not in before[0] and v.upper() not in before[1]]
+    for value in new:
+        member = str.__new__(members, value)
+        member._name_, member._value_ = value.upper(), value
+        type.__setattr__(enum, value.upper(), member)
+        members._value2member_map_[value] = members._member_map_[value.upper()] = member
+        members._member_names_.append(value.upper())
+
+    def undo() -> None:
+        for value in new:
+            del members._value2member_map_[value], members._member_map_[value.upper()]
+            members._member_names_.remove(value.upper())
+            type.__delattr__(enum, value.upper())
+
+    return undo
+
+
+_LIBRARIES: dict[str, Callable[[ModuleType], Undo]] = {
+    "accelerate.utils.dataclasses": _accelerate,
+    "ts.utils.util": _torchserve,
+}
+
+
+# ---------------------------------------------------------------------------- installed
+
 
 _undo: list[Callable[[], None]] = []
 
@@ -45,7 +114,7 @@ def install() -> None:
     when_imported("torch._dynamo", _behind_dynamo)
     _undo.append(lambda: cancel("torch._dynamo", _behind_dynamo))
     _undo.append(torch_logs.follow(_replace))
-    _undo.append(libraries.adapt())
+    _undo.append(adapt())
 
 
 def uninstall() -> None:
@@ -93,7 +162,7 @@ def _understood(arguments: dict[str, Any]) -> dict[str, Any]:
     backend = compiler.get_default_backend() if backend is None else backend
     if backend != "fusee" or not isinstance(options, Mapping):
         return arguments
-    return {**arguments, "options": inductor_options.without(options)}
+    return {**arguments, "options": dynamo.without(options)}
 
 
 # ------------------------------------------------------------------------------ the others

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 
 import fusee
-from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.native import compile_native
+from fusee.backends.report import CompiledGraph
 
 
 def program(x: Tensor, w: Tensor) -> Tensor:

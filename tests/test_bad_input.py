@@ -21,7 +21,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fusee
 from fusee import config
 from fusee.backends import lookup
-from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.native import compile_native
+from fusee.backends.report import CompiledGraph
 from fusee.errors import CacheWarning, FuseeWarning, InputError, MissingFake, MissingPackage
 from tests.check import check
 

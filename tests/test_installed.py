@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fusee
 from fusee import compiler
 from fusee.api import Compiler
-from fusee.backends import inductor_options
+from fusee.backends import dynamo
 from fusee.capture.policy import POLICY
 from fusee.errors import FuseeWarning, GraphBreakError, OptionError
 from tests.counting import Counting
@@ -212,7 +212,7 @@ def test_regions_of_torch_hold_for_us(backend: Counting) -> None:
 
 
 def test_options_of_inductor_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor_options, "_said", set())
+    monkeypatch.setattr(dynamo, "_said", set())
     options: Any = {
         "max_autotune": True,
         "triton.cudagraphs": True,
@@ -402,7 +402,7 @@ print(any("was kept as" in text for text in seen))
 
 
 def test_artifacts_carry_code_and_captures(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "program.py"
+    script = tmp_path / "launch.py"
     script.write_text(PROGRAM)
     monkeypatch.setenv("FUSEE_KEEP_CAPTURES", "1")
     found = []
@@ -433,7 +433,7 @@ def test_wrong_artifacts_are_refused() -> None:
 
 def test_artifacts_of_other_versions_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     from fusee.errors import CacheWarning
-    from fusee.runtime import artifacts
+    from fusee.runtime import cache as artifacts
 
     with torch.no_grad():
         fusee.compile(lambda t: t.sin() * 3 + 2)(x)

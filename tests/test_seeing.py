@@ -155,7 +155,7 @@ with torch.no_grad():
 
 
 def test_environment_variables_choose_what_is_shown(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
+    script = tmp_path / "launch.py"
     script.write_text(PROGRAM)
     environment = {
         "PATH": "",
@@ -171,7 +171,7 @@ def test_environment_variables_choose_what_is_shown(tmp_path: Path) -> None:
     for title in ("=== aten graph_0", "=== fusion graph_0", "=== time graph_0"):
         assert title in ended.stderr
     assert "=== loops" not in ended.stderr
-    assert "program.py:5 in program" in ended.stderr
+    assert "launch.py:5 in program" in ended.stderr
     (folder,) = (tmp_path / "dump").glob("*_graph_0")
     stems = [path.name.partition("_")[2] for path in sorted(folder.iterdir())]
     assert stems[:5] == ["graph.py", "aten.py", "passes.txt", "weights.txt", "loops.txt"]

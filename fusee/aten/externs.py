@@ -16,11 +16,69 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from fusee.aten.onednn import packed
 from fusee.aten.torch_api import recurrent_layer
-from fusee.sym.metas.recurrent import LAYERS
+from fusee.fake.products import LAYERS
 
-__all__ = ["EXTERNS", "WHOLE", "ExternSpec", "extern_of"]
+# ---------------------------------------------------------------------------- onednn
+# What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
+#
+# Tested with torch 2.13. torch.ops.mkldnn exists in builds with oneDNN for x86 and ARM; the packed
+# operators and their arguments are equal from 2.11 to 2.15.
+#
+# A packed weight is an opaque tensor: it has the size of the weight it was made from, and no
+# strides.
+
+
+class Packed:
+    """The packed operators. Linear takes inputs of any rank, convolution images."""
+
+    def __init__(self) -> None:
+        ops = torch.ops.mkldnn
+        self.linear: OpOverload = ops._linear_pointwise.default
+        self.linear_binary: OpOverload = ops._linear_pointwise.binary
+        self.conv: OpOverload = ops._convolution_pointwise.default
+        self.conv_binary: OpOverload = ops._convolution_pointwise.binary
+        self.conv_binary_inplace: OpOverload = ops._convolution_pointwise_.binary
+        self.reorder_linear: OpOverload = ops._reorder_linear_weight.default
+        self.reorder_conv: OpOverload = ops._reorder_convolution_weight.default
+
+
+def packed() -> Packed | None:
+    """The packed operators, or None where this build has no oneDNN or it is switched off."""
+    return _built_in() if torch.backends.mkldnn.enabled else None
+
+
+@functools.cache
+def _built_in() -> Packed | None:
+    if not _available():
+        return None
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return None
+    return Packed()
+
+
+def _available() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def is_native(dtype: torch.dtype) -> bool:
+    """Whether the processor multiplies matrices of `dtype` at least as fast as float32.
+
+    Where it does not, ATen multiplies bfloat16 and float16 with scalar code, 8 to 25 times slower
+    than float32 (docs/decisions.md, Externs).
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return True
+    if not _available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+# ---------------------------------------------------------------------------- externs
+
 
 aten = torch.ops.aten
 
@@ -100,3 +158,45 @@ def _packed_rows() -> dict[OpOverload, ExternSpec]:
         return {}
     sum_over = ExternSpec(ops.conv_binary, in_place=ops.conv_binary_inplace, operand=1)
     return {ops.conv_binary: sum_over}
+
+
+# ---------------------------------------------------------------------------- operators
+# Facts about ATen operators, read from their schemas. Adapter of torch's schema objects.
+#
+# Tested with torch 2.13. The names used, `OpOverload._schema` with `alias_info` of its arguments
+# and results, and `OpOverload.tags`, exist from 2.11 to 2.15.
+
+_IMPURE_TAGS = (
+    torch.Tag.nondeterministic_seeded,  # takes from the generator's stream
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+)
+
+
+@functools.cache
+def is_pure(op: Any) -> bool:
+    """Whether equal arguments give an equal result of a known shape, and nothing else happens."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    if op._schema.is_mutable or not op._schema.returns:
+        return False
+    return not any(tag in op.tags for tag in _IMPURE_TAGS)
+
+
+@functools.cache
+def is_view(op: Any) -> bool:
+    """Whether the result shares memory with the first argument (or may, as `reshape` may)."""
+    if op is torch.ops.aten._unsafe_view.default or op is torch.ops.aten.reshape.default:
+        return True
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return False
+    returns = op._schema.returns
+    return bool(returns) and returns[0].alias_info is not None
+
+
+@functools.cache
+def is_creation(op: Any) -> bool:
+    """Whether the result comes from no tensor: `full`, `arange`, `zeros`."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return not any("Tensor" in str(argument.type) for argument in op._schema.arguments)

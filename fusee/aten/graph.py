@@ -19,31 +19,140 @@ A call runs in this order: the graph; the mutations; views of inputs and outputs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 import torch
 from torch import fx
 
-from fusee.aten.source import python_source
-from fusee.sym.expr import Size
+from fusee.aten.torch_api import OpOverload, op_name, recurrent_layer, without_autocast
+from fusee.errors import user_line
+from fusee.fake.raising import may_raise, raises
+from fusee.sym.expr import Size, Symbol, hint, substitute, symbols
 
-__all__ = [
-    "AtenGraph",
-    "Constant",
-    "Fresh",
-    "InputItself",
-    "InputSpec",
-    "Mutation",
-    "OutputItself",
-    "OutputSpec",
-    "Sym",
-    "SymbolSource",
-    "ViewOfInput",
-    "ViewOfOutput",
-]
+# ---------------------------------------------------------------------------- source
+# A functional graph as Python source: for people under the user's lines, and to be run.
+
+_SHOWN_ELEMENTS = 64  # of a constant; longer ones are left out of the text
+
+
+class Source(Protocol):
+    """What source is written from: the part of AtenGraph that this module knows."""
+
+    graph: fx.Graph
+    constants: dict[str, torch.Tensor]
+
+    @property
+    def symbols(self) -> Mapping[str, Any]: ...
+
+
+def python_source(graph: Source) -> str:
+    """The graph as a module that runs with torch alone: `graph(*inputs)` returns the results."""
+    rows = ["import torch", ""]
+    rows += [f"{name} = {constant_source(x)}" for name, x in graph.constants.items()]
+    return "\n".join([*rows, "", function_source(graph, for_people=True)])
+
+
+def function_source(graph: Source, for_people: bool = False) -> str:
+    """The function `graph` alone; constants are globals. It drops tensors after their last use."""
+    write = _Writer()
+    nodes = list(graph.graph.nodes)
+    names = [node.name for node in nodes if node.op == "placeholder"]
+    rows = [f"def graph({', '.join(names)}):"]
+    for name, source in graph.symbols.items():
+        suffix = "" if source.axis is None else f".size({source.axis})"
+        rows.append(f"    {name} = {names[source.index]}{suffix}")
+    last = {} if for_people else _last_uses(nodes)
+    line = None
+    for node in nodes:
+        if for_people and node.op == "call_function":
+            now = user_line(node.meta.get("stack_trace"))
+            if now is not None and now != line:
+                rows.append(f"    # {now}")
+            line = now
+        text = write.node(node)
+        if text is not None:
+            note = f"  # {_note(node.meta.get('val'))}" if for_people else ""
+            rows.append(f"    {text}{note if node.op == 'call_function' else ''}")
+        if node in last:
+            rows.append(f"    del {', '.join(last[node])}")
+    return "\n".join(rows) + "\n"
+
+
+class _Writer:
+    """Nodes and arguments as Python expressions."""
+
+    def node(self, node: fx.Node) -> str | None:
+        if node.op == "call_function":
+            target: Any = node.target
+            args = [self.value(x) for x in node.args]
+            if getattr(target, "__name__", "") == "getitem":
+                return f"{node.name} = {args[0]}[{args[1]}]"
+            args += [f"{name}={self.value(x)}" for name, x in node.kwargs.items()]
+            return f"{node.name} = torch.ops.{target}({', '.join(args)})"
+        if node.op == "get_attr":
+            return f"{node.name} = {node.target}" if node.name != node.target else None
+        if node.op == "output":
+            return f"return {self.value(node.args[0])}"
+        return None
+
+    def value(self, x: Any) -> str:
+        if isinstance(x, fx.Node):
+            return x.name
+        if isinstance(x, tuple):
+            return f"({', '.join(map(self.value, x))}{',' if len(x) == 1 else ''})"
+        if isinstance(x, list):
+            return f"[{', '.join(map(self.value, x))}]"
+        if isinstance(x, torch.device):
+            return f"torch.device({str(x)!r})"
+        if isinstance(x, float) and not math.isfinite(x):
+            return f'float("{x}")'
+        return repr(x)
+
+
+def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[str]]:
+    """For each node, the names that nobody needs after it."""
+    seen: set[fx.Node] = set()
+    found: dict[fx.Node, list[str]] = {}
+    for node in reversed(nodes):
+        ends = [x for x in node.all_input_nodes if x not in seen and x.op == "call_function"]
+        seen.update(ends)
+        if ends and node.op != "output":
+            found[node] = [x.name for x in ends]
+    return found
+
+
+def _note(val: Any) -> str:
+    if isinstance(val, torch.Tensor):
+        sizes = ", ".join(map(str, val.shape))
+        return f"{str(val.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(val, (tuple, list)):
+        return ", ".join(map(_note, val))
+    return str(val)
+
+
+def constant_source(x: torch.Tensor) -> str:
+    """An expression for a small tensor; a large one becomes zeros, with a comment that says so."""
+    if x.numel() <= _SHOWN_ELEMENTS:
+        return f"torch.tensor({_numbers(x.tolist())}, dtype={x.dtype}, device={str(x.device)!r})"
+    shape = list(x.shape)
+    return f"torch.zeros({shape}, dtype={x.dtype}, device={str(x.device)!r})  # elements left out"
+
+
+def _numbers(x: Any) -> str:
+    if isinstance(x, list):
+        return f"[{', '.join(map(_numbers, x))}]"
+    if isinstance(x, float) and not math.isfinite(x):
+        return f'float("{x}")'
+    return repr(x)
+
+
+# ---------------------------------------------------------------------------- graph
+
 
 Sizes = tuple[Size, ...]
 
@@ -227,3 +336,277 @@ def _row(spec: Any) -> str:
         if value is not None and value is not False:
             parts.append(f"{item.name}={value}")
     return f"{type(spec).__name__}({', '.join(parts)})"
+
+
+# ---------------------------------------------------------------------------- part source
+# A part of a graph as Python source: called with torch alone, in this process or another.
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PartSource:
+    """What runs a part whose results are all new tensors, with eager ATen.
+
+    source        of the function `graph`; constants are globals
+    orders        of each result, the permutation that makes its strides row-major
+    no_autocast   operators must not cast: casts are in the source
+    """
+
+    source: str
+    orders: tuple[Order, ...]
+    no_autocast: bool
+
+    def bind(self, constants: Mapping[str, torch.Tensor]) -> Callable[..., tuple[Any, ...]]:
+        """The part as a function of its inputs."""
+        body = function(self.source, constants)
+
+        def call(*inputs: Any) -> tuple[torch.Tensor, ...]:
+            guard = without_autocast() if self.no_autocast else contextlib.nullcontext()
+            with torch.no_grad(), guard:
+                return tuple(
+                    x.permute(order).contiguous().permute(inverse(order))
+                    for x, order in zip(body(*inputs), self.orders, strict=True)
+                )
+
+        return call
+
+
+def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
+    """What `fusee.aten.graph.function_source` wrote, to be called."""
+    names: dict[str, Any] = {"torch": torch, "recurrent_layer": recurrent_layer, **constants}
+    exec(compile(source, "<fusee aten graph>", "exec"), names)
+    found: Callable[..., Any] = names["graph"]
+    return found
+
+
+def inverse(order: Order) -> Order:
+    """The permutation that undoes `order`."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+# ---------------------------------------------------------------------------- interpret
+# Runs an AtenGraph with eager ATen: what every later form of the graph is compared with.
+
+aten = torch.ops.aten
+
+increment_version = torch.autograd.graph.increment_version
+
+Values = Mapping[str, int]
+
+
+def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
+    """What the traced program returns for these inputs, which it may write to.
+
+    inputs   one per InputSpec: the caller's arguments, then `graph.attributes(module)`
+    """
+    return executable(graph)(*inputs)
+
+
+def executable(graph: AtenGraph) -> Callable[..., Any]:
+    """`run` with the graph compiled to Python once, for many calls."""
+    return around(graph, function(_source(graph), graph.constants))
+
+
+def _source(graph: AtenGraph) -> str:
+    source = function_source(graph)
+    if graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
+        source = source.replace("torch.ops.aten.mkldnn_rnn_layer.default", "recurrent_layer")
+    return source
+
+
+def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """`executable` with another function that computes the graph's results from its inputs."""
+
+    def call(*inputs: Any) -> Any:
+        guard = without_autocast() if graph.no_autocast else contextlib.nullcontext()
+        with torch.no_grad(), guard:
+            results = body(*inputs)
+            for mutation in graph.mutations:
+                inputs[mutation.index].copy_(results[mutation.position])
+                increment_version(inputs[mutation.index])  # copy_ may run below autograd
+            values = read_symbols(graph, inputs)
+            returned: list[Any] = []
+            for spec in graph.outputs:
+                returned.append(_output(spec, inputs, results, returned, values))
+        return graph.structure(returned)
+
+    return call
+
+
+def executable_anywhere(graph: AtenGraph) -> Callable[..., Any]:
+    """`executable` of a part, for kernels that choose other strides than tracing knows; changes it.
+
+    Tracing knows what the CPU's kernels choose; those of other devices may differ. Results have
+    the strides that tracing knows.
+    """
+    return part_source(graph).bind(graph.constants)
+
+
+def part_source(graph: AtenGraph) -> PartSource:
+    """What `executable_anywhere` runs, but for the constants; changes the graph."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source = node.args[0]
+        val = source.meta["val"]
+        with graph.graph.inserting_before(node):
+            sizes: Any = [tuple(map(graph.to_size, row)) for row in (val.shape, val.stride())]
+            empty = graph.graph.call_function(aten.new_empty_strided.default, (source, *sizes))
+            laid_out = graph.graph.call_function(aten.copy.default, (empty, source))
+        for made in (empty, laid_out):
+            made.meta = dict(source.meta)
+        node.replace_input_with(source, laid_out)
+    orders = []
+    for k, spec in enumerate(graph.outputs):
+        assert isinstance(spec, Fresh) and spec.position == k
+        steps = [hint(step) for step in spec.stride]
+        orders.append(tuple(sorted(range(len(steps)), key=lambda k: -steps[k])))
+    return PartSource(_source(graph), tuple(orders), graph.no_autocast)
+
+
+def read_symbols(graph: AtenGraph, inputs: Sequence[Any]) -> dict[str, int]:
+    """The value of each symbol in this call."""
+    return {
+        name: inputs[source.index]
+        if source.axis is None
+        else inputs[source.index].size(source.axis)
+        for name, source in graph.symbols.items()
+    }
+
+
+def _output(
+    spec: OutputSpec,
+    inputs: Sequence[Any],
+    results: Sequence[torch.Tensor],
+    returned: Sequence[Any],
+    values: Values,
+) -> Any:
+    if isinstance(spec, Fresh):
+        return results[spec.position]
+    if isinstance(spec, InputItself):
+        return inputs[spec.index]
+    if isinstance(spec, OutputItself):
+        return returned[spec.index]
+    if isinstance(spec, ViewOfInput):
+        return _view(inputs[spec.index], spec, values)
+    if isinstance(spec, ViewOfOutput):
+        return _view(results[spec.position], spec, values)
+    return _number(spec.expr, values) if isinstance(spec, Sym) else _constant(spec)
+
+
+def _constant(spec: Constant) -> object:
+    return spec.value
+
+
+def _view(base: torch.Tensor, spec: ViewOfInput | ViewOfOutput, values: Values) -> torch.Tensor:
+    size = [_number(n, values) for n in spec.size]
+    stride = [_number(n, values) for n in spec.stride]
+    view = retyped(base, size, stride, _number(spec.offset, values), spec.dtype)
+    for name in spec.bits:
+        view = getattr(torch, name)(view)
+    return view
+
+
+def retyped(
+    base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A view of `base`, `offset` elements of `dtype` after its first one."""
+    if dtype == base.dtype:
+        return base.as_strided(size, stride, base.storage_offset() + offset)
+    if base.dtype.is_complex and dtype is base.dtype.to_real():
+        parts = torch.view_as_real(base.conj() if base.is_conj() else base)
+        return parts.as_strided(size, stride, parts.storage_offset() + offset)
+    if dtype.is_complex and base.dtype is dtype.to_real():
+        start = base.storage_offset() + 2 * offset
+        return torch.view_as_complex(
+            base.as_strided((*size, 2), (*(2 * step for step in stride), 1), start)
+        )
+    start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
+    view = torch.empty(0, dtype=dtype, device=base.device)
+    return view.set_(base.untyped_storage(), start + offset, size, stride)
+
+
+def _number(size: Size, values: Values) -> int:
+    if isinstance(size, int):
+        return size
+    known: dict[Symbol, Size] = {s: values[s.name] for s in symbols(size)}
+    found = substitute(size, known)
+    assert isinstance(found, int)
+    return found
+
+
+# ---------------------------------------------------------------------------- tidy
+# Dead code and common subexpressions of a functional graph.
+
+# Random only if this argument is not zero.
+_DROPOUT = {
+    torch.ops.aten.scaled_dot_product_attention.default: (4, "dropout_p"),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (3, "dropout_p"),
+}
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether the node may be dropped or merged: neither random nor with an effect."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        if not target._schema.returns:
+            return False
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            at = _DROPOUT.get(target)
+            return at is not None and not _argument(node, *at)
+    return True
+
+
+def must_run(node: fx.Node) -> bool:
+    """Whether a call stays even if nobody uses its results: it draws, has an effect, or may raise.
+
+    Unlike an impure one, a call that may only raise gives the same each time.
+    """
+    return node.op == "call_function" and (not is_pure(node) or refuses(node))
+
+
+def refuses(node: fx.Node) -> bool:
+    """Whether a call may raise for what its operands hold."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    name = op_name(target).partition("::")[2].partition(".")[0]
+    return may_raise(target) or raises(node, name, "val")
+
+
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
+
+
+def remove_dead(graph: fx.Graph) -> None:
+    """Erase nodes that nobody uses, but for those that must run."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not must_run(node):
+            graph.erase_node(node)
+
+
+def merge_equal(graph: fx.Graph, apart: Container[fx.Node]) -> None:
+    """One node for equal calls, except for those in `apart`, whose memory must be their own."""
+    first: dict[Any, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not is_pure(node):
+            continue
+        key = (node.target, _key(node.args), _key(node.kwargs))
+        found = first.setdefault(key, node)
+        if found is not node and node not in apart:
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _key(x: Any) -> Any:
+    """Hashable, and equal only for arguments that mean the same: 1, 1.0 and True don't."""
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_key, x))
+    if isinstance(x, dict):
+        return tuple((name, _key(item)) for name, item in x.items())
+    if isinstance(x, fx.Node):
+        return x
+    if isinstance(x, float):
+        return float, x.hex()
+    return type(x), x

@@ -4,13 +4,13 @@ The graph's nodes run on meta tensors under a dispatch mode that sits below auto
 operator arrives whole: linear as linear, not as transpose and matmul. The first line that applies
 decides what becomes of it:
 
-    always.py      operators whose result may or may not be a view: decided here and now
-    mutate.py      operators that write: their functional counterpart, then Builder.write
+    canonicalize.py      operators whose result may or may not be a view: decided here and now
+    mutation.py      operators that write: their functional counterpart, then Builder.write
     keep           what the caller wants to see is recorded; so is what may raise for values, since
                    decompositions lose the error
-    canonical.py   spellings of one thing: softmax.int -> _softmax, conv2d -> convolution
+    canonicalize.py   spellings of one thing: softmax.int -> _softmax, conv2d -> convolution
     composite      operators that torch composes of others are taken apart by torch
-    decompose.py   the tables
+    canonicalize.py   the tables
     record         anything else
 
 What has no functional ATen form raises TraceError with the reason and the user's line.
@@ -18,41 +18,502 @@ What has no functional ATen form raises TraceError with the reason and the user'
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from fusee.aten.always import ALWAYS
-from fusee.aten.canonical import CANONICAL
-from fusee.aten.decompose import Table, decomposition, keep_core
-from fusee.aten.foreach import FOREACH
-from fusee.aten.functional import Builder
-from fusee.aten.graph import AtenGraph
-from fusee.aten.mutate import write_rule
-from fusee.aten.nodes import run_nodes
-from fusee.aten.outputs import Results, flatten
-from fusee.aten.sources import Inputs, Prepare
-from fusee.aten.tidy import merge_equal, remove_dead
+from fusee.aten import control_flow
+from fusee.aten.boundary import Inputs, Prepare, Results, flatten
+from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
+from fusee.aten.fake_tensors import FakeTwins, MetaTwins
+from fusee.aten.graph import AtenGraph, merge_equal, remove_dead
+from fusee.aten.mutation import write_rule
 from fusee.aten.torch_api import (
+    HigherOrderOperator,
     OpOverload,
     active,
     autocast_restored,
     below_autograd,
     is_composite,
     is_explicit,
+    is_skipped,
     op_name,
     symbolic_mode,
 )
-from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
-from fusee.aten.twins import FakeTwins, MetaTwins
-from fusee.sym.fakes import fake_mode
-from fusee.sym.from_torch import Symbols
-from fusee.sym.raising import may_raise
+from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
+from fusee.errors import TraceError, user_line
+from fusee.fake.mode import fake_mode
+from fusee.fake.raising import may_raise
+from fusee.sym.symint import Symbols
 
-__all__ = ["start", "trace"]
+# ---------------------------------------------------------------------------- scalars
+# Floats that a graph reads from tensors: a learning rate, a count of steps.
+#
+# `x.item()` becomes a Scalar: the tensor it was read from, as float64, in which Python computes
+# too. Where a torch call takes one as a number, the call becomes one on tensors: the number has the
+# precision in which ATen computes for the other operands, and never decides the result's dtype.
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Scalar:
+    """A Python float of the program, as a float64 tensor without axes.
+
+    known   what torch.compile has for it, which becomes a guard when it is made a float
+    """
+
+    __slots__ = ("known", "value")
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.known: Any = None
+
+    def like(self, x: Tensor) -> Tensor:
+        """As ATen has a number that meets `x`."""
+        dtype = torch.result_type(x, 1.0)
+        return self.value.to(torch.float32 if dtype in _HALF else dtype)
+
+
+def is_read(call: Any, args: Any) -> bool:
+    """Whether a call reads a float from a tensor."""
+    return call is torch.Tensor.item and args[0].dim() == 0 and args[0].is_floating_point()
+
+
+def read(x: Tensor) -> Scalar:
+    return Scalar(x.detach().to(torch.float64))
+
+
+def holds_scalar(args: Any) -> bool:
+    """Whether a Scalar is among arguments."""
+    return any(
+        type(x) is Scalar or (isinstance(x, (list, tuple)) and holds_scalar(x)) for x in args
+    )
+
+
+def returned(x: Any) -> Any:
+    """The float itself in place of a Scalar: torch.compile guards it. raises TraceError"""
+    if type(x) is not Scalar:
+        return x
+    if not isinstance(x.known, torch.SymFloat):
+        raise TraceError(
+            "a call needs the value of a float that the graph reads from a tensor",
+            did="stopped tracing this graph; the caller may run it eagerly",
+        )
+    return float(x.known)
+
+
+def on_tensors(call: Any) -> Callable[..., Any] | None:
+    """What stands for a call that takes Scalars; None if nothing does."""
+    if call in _ARITHMETIC:
+        return _arithmetic(call)
+    full = call.__name__
+    name = full.strip("_").removeprefix("foreach_")
+    form = _FORMS.get(name) or _FORMS.get(name.removeprefix("i"))
+    if form is None:
+        return None
+    writes = name not in _FORMS or (full.endswith("_") and not full.endswith("__"))
+    one = _writing(form) if writes else _keeping_dtype(form)
+    return _for_each(one) if "foreach" in full else one
+
+
+# ------------------------------------------------------------------------------ between numbers
+
+_ARITHMETIC: dict[Any, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.true_divide,
+    operator.pow: torch.pow,
+    operator.neg: torch.neg,
+}
+
+
+def _arithmetic(call: Any) -> Callable[..., Any]:
+    def compute(*operands: Any) -> Any:
+        if any(isinstance(x, Tensor) for x in operands):
+            x, y = operands
+            if isinstance(x, Scalar):
+                return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
+            return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
+        numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
+        return Scalar(call(*numbers))
+
+    return compute
+
+
+# ------------------------------------------------------------------------------ with tensors
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _widened(x: Any) -> Any:
+    """As ATen computes with it: a half is rounded once, at the end."""
+    return x.to(torch.float32) if isinstance(x, Tensor) and x.dtype in _HALF else x
+
+
+def _number(x: Any, like: Tensor) -> Any:
+    return x.like(like) if isinstance(x, Scalar) else x
+
+
+def _scaled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Addition or subtraction of what may be scaled."""
+
+    def form(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
+        y, alpha = _number(y, x), _number(alpha, x)
+        return function(x, y * alpha if isinstance(alpha, Tensor) or alpha != 1 else y)
+
+    return form
+
+
+def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: function(x, _number(y, x))
+
+
+def _addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    return torch.add(x, _number(value, x) * a * b)
+
+
+def _addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+    return torch.add(x, _number(value, x) * a / b)
+
+
+def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return torch.lerp(x, end, _cast(_number(weight, x), x.dtype).expand_as(x))
+
+
+_FORMS: dict[str, Callable[..., Tensor]] = {
+    "add": _scaled(torch.add),
+    "sub": _scaled(torch.sub),
+    "mul": _binary(torch.mul),
+    "multiply": _binary(torch.mul),
+    "div": _binary(torch.true_divide),
+    "truediv": _binary(torch.true_divide),
+    "divide": _binary(torch.true_divide),
+    "true_divide": _binary(torch.true_divide),
+    "pow": _binary(torch.pow),
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp": _lerp,
+}
+
+
+def _keeping_dtype(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dtype = torch.result_type(x, 1.0)
+        for other in args:
+            if isinstance(other, Tensor):
+                dtype = torch.promote_types(dtype, torch.result_type(x, other))
+        return _cast(form(*map(_widened, (x, *args)), **kwargs), dtype)
+
+    return call
+
+
+def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **kwargs: x.copy_(form(*map(_widened, (x, *args)), **kwargs))
+
+
+def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """One call for each tensor of lists; what is no list is the same for all."""
+
+    def call(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+        def at(argument: Any, k: int) -> Any:
+            return argument[k] if isinstance(argument, (list, tuple)) else argument
+
+        return [
+            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
+            for k, x in enumerate(xs)
+        ]
+
+    return call
+
+
+# ---------------------------------------------------------------------------- nodes
+# Runs the fx graph of torch calls, node by node, on meta tensors.
+#
+# What isn't an operator is dealt with here: grad mode switches are dropped, graphs inside higher-
+# order operators run inline, and whatever needs a tensor's value is refused.
+
+
+def run_nodes(
+    t: Tracer,
+    gm: torch.nn.Module,
+    graph: fx.Graph,
+    inputs: list[Any],
+    attribute: Callable[[torch.nn.Module, str], Any],
+) -> Any:
+    """Run `graph`, a part of module `gm`, on these inputs; what its output node returns.
+
+    attribute   gives the value of a get_attr node
+    raises      TraceError with the user's line
+    """
+    env: dict[fx.Node, Any] = {}
+    given = iter(inputs)
+    load = env.__getitem__
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(given)
+            continue
+        if node.op == "output":
+            return fx.node.map_aggregate(fx.map_arg(node.args[0], load), returned)
+        if node.op == "get_attr":
+            env[node] = attribute(gm, node.target)
+            continue
+        outer = t.b.stack_trace
+        t.b.stack_trace = node.stack_trace or outer
+        args = fx.map_arg(node.args, load)
+        kwargs = fx.map_arg(node.kwargs, load)
+        region = node.meta.get("ac_graph_id")  # of torch.utils.checkpoint
+        if region is not None:
+            t.b.marks["recompute"] = region
+        env[node] = _run(t, gm, node, args, kwargs, attribute)
+        if region is not None:
+            del t.b.marks["recompute"]
+        if type(env[node]) is Scalar:
+            env[node].known = node.meta.get("example_value")
+        t.b.stack_trace = outer
+    raise TraceError("the captured graph has no output node")
+
+
+def _run(
+    t: Tracer,
+    gm: torch.nn.Module,
+    node: fx.Node,
+    args: Any,
+    kwargs: Any,
+    attribute: Callable[[torch.nn.Module, str], Any],
+) -> Any:
+    target: Any = node.target
+    if node.op == "call_function":
+        if isinstance(target, HigherOrderOperator):
+            name: str = target.name()  # type: ignore[no-untyped-call]
+            inner: Callable[..., Any] = t.higher_order.get(name, inline)
+            return inner(t, target, args, kwargs, attribute)
+        if target is operator.getitem and not isinstance(args[0], torch.Tensor):
+            return args[0][args[1]]
+        if is_skipped(target, with_grad=t.above is not None):
+            return None
+        call = target
+    elif node.op == "call_method":
+        call = (
+            getattr(torch.Tensor, target)
+            if isinstance(args[0], torch.Tensor)
+            else (getattr(type(args[0]), target))
+        )
+    else:
+        call = _module(t, gm, target, attribute)
+    if call is torch.Tensor.new_tensor:
+        args, call = (t, *args), _new_tensor
+    if is_read(call, args):
+        call = read
+    elif holds_scalar((*args, *kwargs.values())):
+        form = on_tensors(call)
+        if form is None:
+            args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
+        call = form or call
+    try:
+        special = _DATA.get(call)
+        if special is not None:
+            args, kwargs = special(t, args, dict(kwargs))
+        t.look_at_autocast()
+        with active(t), t.above or (WithData(t) if _is_python(call) else _NOTHING):
+            return call(*args, **kwargs)
+    except (TraceError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        name = target if isinstance(target, str) else target.__name__
+        raise failed(t, name, error) from error
+
+
+def _module(
+    t: Tracer,
+    gm: torch.nn.Module,
+    name: str,
+    attribute: Callable[[torch.nn.Module, str], Any],
+) -> Callable[..., Any]:
+    """A module that the graph calls. With autograd on it must work on twins, as all does."""
+    module = gm.get_submodule(name)
+    if t.above is None:
+        return module
+    own = [*module.named_parameters(), *module.named_buffers()]
+    twins = {inner: attribute(gm, f"{name}.{inner}") for inner, _ in own}
+    return lambda *args, **kwargs: torch.func.functional_call(module, twins, args, kwargs)
+
+
+def failed(t: Tracer, name: str, error: Exception) -> TraceError:
+    """The error for something that raised while it was traced."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return TraceError(
+        f"{name} cannot run on meta tensors: {first}",
+        where=user_line(t.b.stack_trace),
+        did="stopped tracing this graph; the caller may run it eagerly",
+    )
+
+
+# ------------------------------------------------------------------------------ literals
+
+# Functions of torch put tensors that they make from Python data on the device of another tensor.
+# For a meta twin that loses the data, so the data is made into a real tensor first.
+
+Literal = Callable[[Tracer, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+
+
+def _tensor(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+        kwargs["device"] = t.device
+    return args, kwargs
+
+
+def _index(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    x, index, *rest = args
+    if not isinstance(x, torch.Tensor):
+        return args, kwargs
+    items = index if isinstance(index, tuple) else (index,)
+    items = tuple(map(_index_tensor, items))
+    if any(map(_is_symbolic, items)):
+        with active(t):
+            x, items = _index_symbolic(x, items)
+    return (x, items if isinstance(index, tuple) else items[0], *rest), kwargs
+
+
+def _is_symbolic(index: Any) -> bool:
+    if isinstance(index, slice):
+        return any(isinstance(at, torch.SymInt) for at in (index.start, index.stop, index.step))
+    return isinstance(index, torch.SymInt)
+
+
+def _index_symbolic(x: torch.Tensor, items: tuple[Any, ...]) -> tuple[torch.Tensor, Any]:
+    """x[items] as y[items] without symbolic integers, which plain tensors don't accept there."""
+    used = sum(_axes_used(item) for item in items)
+    axis = 0
+    plain = []
+    for item in items:
+        if _is_symbolic(item):
+            if isinstance(item, slice):
+                start, stop, step = item.start, item.stop, item.step
+                x = torch.ops.aten.slice.Tensor(x, axis, start, stop, 1 if step is None else step)
+                item = slice(None)
+            else:
+                start = item if item >= 0 else item + x.shape[axis]
+                x = torch.ops.aten.slice.Tensor(x, axis, start, start + 1)
+                item = 0
+        axis += x.dim() - used if item is Ellipsis else _axes_used(item)
+        plain.append(item)
+    return x, tuple(plain)
+
+
+def _axes_used(item: Any) -> int:
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+    return item.dim() if is_mask else 1
+
+
+def _index_tensor(index: Any) -> Any:
+    """A list of indices as the tensor that indexing makes of it; anything else as it is."""
+    if not _is_index_list(index):
+        return index
+    if all(isinstance(i, bool) for i in index):
+        index = [i for i, is_chosen in enumerate(index) if is_chosen]
+    return torch.tensor(index, dtype=torch.int64)
+
+
+def _is_index_list(index: Any) -> bool:
+    if not isinstance(index, list) or not index:
+        return False
+    return all(isinstance(i, (int, bool)) or _is_index_list(i) for i in index)
+
+
+_DATA: dict[Any, Literal] = {
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.asarray: _tensor,
+    operator.getitem: _index,
+    operator.setitem: _index,
+    torch.Tensor.__getitem__: _index,
+    torch.Tensor.__setitem__: _index,
+}
+
+
+class WithData(torch.overrides.TorchFunctionMode):
+    """Does the same for what a Python function calls, and sees it switch autocast."""
+
+    def __init__(self, t: Tracer) -> None:
+        super().__init__()
+        self.t = t
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.t.look_at_autocast()
+        if func is torch.Tensor.new_tensor:
+            return _new_tensor(self.t, *args, **kwargs)
+        special = _DATA.get(func)
+        if special is not None:
+            args, kwargs = special(self.t, args, kwargs)
+        return func(*args, **kwargs)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _is_python(call: Any) -> bool:
+    """Whether Python code runs in a call: only that may look at a tensor's device."""
+    return isinstance(call, (types.FunctionType, torch.nn.Module))
+
+
+def _new_tensor(t: Tracer, x: torch.Tensor, data: Any, **kwargs: Any) -> Any:
+    kwargs = {"dtype": x.dtype, "device": t.value(x).store.device, **kwargs}
+    kwargs.pop("requires_grad", None)
+    return torch.tensor(data, **kwargs)
+
+
+# ------------------------------------------------------------------------------ inner graphs
+
+# Position of the inner graph and of its first argument, per higher-order operator.
+_INLINE = {
+    "wrap": (0, 1),
+    "tag_activation_checkpoint": (0, 1),
+    "wrap_activation_checkpoint": (0, 1),
+    "wrap_with_set_grad_enabled": (1, 2),
+    "invoke_subgraph": (0, 2),
+    "autograd_function_apply": (0, 2),
+}
+
+
+def inline(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
+    name = op.name()
+    if name == "wrap_with_autocast":
+        device, dtype, enabled, cache, inner, *rest = args
+        with torch.autocast(device, dtype, enabled, cache):
+            return run_inner(t, inner, rest, attribute)
+    if name == "strict_mode":
+        return run_inner(t, args[0], list(args[1]), attribute)
+    if name == "hints_wrapper":
+        return run_inner(t, args[0], list(args[1]), attribute)
+    if name in control_flow.NAMES:
+        return control_flow.called(t, op, args, kwargs, attribute)
+    if name not in _INLINE:
+        raise t.b.unsupported(f"the higher-order operator {name} has no form in ATen operators")
+    at, first = _INLINE[name]
+    out = run_inner(t, args[at], list(args[first:]), attribute)
+    return out[0] if name == "autograd_function_apply" else out
+
+
+def run_inner(t: Tracer, inner: Any, inputs: list[Any], attribute: Any) -> Any:
+    if not isinstance(inner, fx.GraphModule):
+        raise t.b.unsupported("a higher-order operator on something that is not a graph")
+    return run_nodes(t, inner, inner.graph, inputs, attribute)
+
+
+# ---------------------------------------------------------------------------- trace
+
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 

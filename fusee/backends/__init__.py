@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from fusee.backends import ours as ours
 from fusee.backends.registry import Backend, list_backends, lookup, register
 
 __all__ = ["Backend", "aot", "list_backends", "lookup", "register"]
@@ -19,9 +18,10 @@ def aot(
     """A backend from functions that compile forward and backward graphs of ATen operators.
 
     more   partition: from a joint graph to the two
-    source fusee/backends/two_graphs.py, which says all; it is loaded with autodiff at the first use
+    source fusee/backends/aot_autograd.py, which says all; it is loaded with autodiff at the first
+    use
     """
-    made: Callable[..., Any] = importlib.import_module("fusee.backends.two_graphs").aot(
+    made: Callable[..., Any] = importlib.import_module("fusee.backends.aot_autograd").aot(
         fw_compiler=fw_compiler, bw_compiler=bw_compiler, **more
     )
     return made

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.externs import WHOLE
-from fusee.aten.interpret import executable_anywhere
+from fusee.aten.graph import executable_anywhere
 from fusee.aten.torch_api import OpOverload, is_composite
-from fusee.backends.engine_options import check_names, label, operators
 from fusee.backends.regions import Region, RegionCall
+from fusee.backends.registry import check_names, label, operators
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options

@@ -16,20 +16,26 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
+from fusee.config import Options, knobs
 from fusee.errors import (
     BackendError,
     FuseeError,
+    FuseeWarning,
     GraphBreakError,
     OptionError,
     RecompileError,
     nearest,
+    warn,
 )
 from fusee.runtime.imports import when_imported
+
+# ---------------------------------------------------------------------------- dynamo
 
 
 def _skip_ours(trace_rules: Any) -> None:
@@ -120,3 +126,85 @@ def explanation(
         out_guards=guards,
         compile_times="\n".join(f"{stage}: {ms:.1f} ms" for stage, ms in times.items()),
     )
+
+
+# ---------------------------------------------------------------------------- foreign
+# Backends of other packages that take whole graphs: they are given the graph as it was captured.
+#
+# Their packages register with TorchDynamo when they are imported, under the names used here.
+
+
+def compile_tensorrt(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """What torch_tensorrt makes of the graph; it knows the options. raises BackendError"""
+    found = _registered("torch_tensorrt", "torch_tensorrt")
+    compiled: Callable[..., Any] = found(gm, list(example_inputs), options=dict(options))
+    return compiled
+
+
+def compile_ipex(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """What the Intel extension makes of the graph. raises BackendError"""
+    compiled: Callable[..., Any] = _registered("intel_extension_for_pytorch", "ipex")(
+        gm, list(example_inputs)
+    )
+    return compiled
+
+
+def _registered(package: str, name: str) -> Callable[..., Any]:
+    importlib.import_module(package)
+    found = lookup_backend(name)
+    if found is None:
+        raise BackendError(
+            f"{package} was imported and registered no backend named {name!r}",
+            did="stopped before compiling",
+            remedy=f"a version of {package} that does",
+        )
+    return found
+
+
+# ---------------------------------------------------------------------------- inductor options
+# Options of TorchInductor's, given where our compiler compiles: what they are here.
+
+_OWN = {"fallback", "guard_filter_fn", *(row.name for row in knobs(Options))}
+
+# What has a counterpart, and which.
+_HERE = {
+    "compile_threads": "nothing compiles in other processes",
+    "coordinate_descent_tuning": "nothing is tuned",
+    "cpp.simdlen": 'options={"vector_bits": ...}',
+    "cpp.threads": 'options={"threads": ...}',
+    "debug": "FUSEE_DUMP=folder",
+    "emulate_precision_casts": "always so",
+    "fallback_random": "always so: random numbers are eager's",
+    "force_disable_caches": 'options={"cache": False}',
+    "freezing": 'options={"derive_weights": True}, the default',
+    "fx_graph_cache": 'options={"cache": True}, the default',
+    "max_autotune": "nothing is tuned",
+    "max_autotune_gemm": "matrix products are ATen's",
+    "max_autotune_pointwise": "nothing is tuned",
+    "trace.enabled": "FUSEE_DUMP=folder",
+    "triton.cudagraphs": 'backend="cudagraphs"',
+}
+_said: set[str] = set()
+
+
+def without(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without TorchInductor's, of which the user is told once. Others stay."""
+    plain = {name: name.replace("-", "_") for name in options if name not in _OWN}
+    known = set(_HERE)
+    if not known.issuperset(plain.values()):
+        known.update(inductor_names())  # which takes a second to import
+    theirs = [name for name in plain if plain[name] in known]
+    if new := [plain[name] for name in theirs if plain[name] not in _said]:
+        _said.update(new)
+        listed = "; ".join(f"{name} (here: {_HERE.get(name, 'without effect')})" for name in new)
+        warn(
+            FuseeWarning,
+            f"options of TorchInductor: {listed}",
+            did="went on without them",
+            remedy='docs/options.md has ours; backend="inductor" takes TorchInductor\'s',
+        )
+    return {name: value for name, value in options.items() if name not in theirs}

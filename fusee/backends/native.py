@@ -5,13 +5,13 @@ A graph goes down as a Compilation, each step adding its result:
     trace    fx graph of torch calls   -> functional fx graph of ATen ops     fusee.aten
     weights  what depends on parameters alone is split off, packed, folded    fusee.aten.passes
     lower    ATen ops                  -> loops and calls to ATen             fusee.loops.lower
-    fuse     loops                     -> kernels                             fusee.loops.fuse
+    fuse     loops                     -> kernels                             fusee.loops.fusion
     memory   intermediates             -> places in one arena                 fusee.loops.memory
     emit     kernels                   -> LLVM IR -> machine code             fusee.codegen.llvm
     host     all of it                 -> one Python function                 fusee.codegen.host
 
-A graph that is differentiated goes down as two (training.py). What this is not made for, such as
-other devices, runs eagerly:
+A graph that is differentiated goes down as two (runtime_wrapper.py). What this is not made for,
+such as other devices, runs eagerly:
 decided here, before anything runs, with the reason in the report and one warning.
 """
 
@@ -29,33 +29,39 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten import control_flow
-from fusee.aten.decompose import Table
+from fusee.aten.canonicalize import Table
 from fusee.aten.externs import WHOLE, ExternSpec, extern_of
-from fusee.aten.graph import AtenGraph
+from fusee.aten.graph import AtenGraph, must_run
 from fusee.aten.passes import Derived, run_passes
-from fusee.aten.tidy import must_run
+from fusee.aten.passes.weights import parts
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
+from fusee.autodiff.joint_passes import REDRAWN
 from fusee.autodiff.partition import partition
-from fusee.autodiff.replay import REDRAWN
 from fusee.autodiff.trace import trace_joint
-from fusee.backends.apart import apart, from_start
-from fusee.backends.call import bind_call
-from fusee.backends.report import CompiledGraph as CompiledGraph
-from fusee.backends.report import ExternRow, KernelRow, Report, first_line, remember
-from fusee.backends.source import captured_source
-from fusee.backends.training import Half, describe, is_differentiated, train
+from fusee.backends.graph_cache import captured_source
+from fusee.backends.report import CompiledGraph, ExternRow, KernelRow, Report, first_line, remember
+from fusee.backends.runtime_wrapper import (
+    Finish,
+    Half,
+    apart,
+    describe,
+    finishing,
+    from_start,
+    is_differentiated,
+    train,
+)
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
 from fusee.errors import FuseeWarning, MissingFake, TraceError, warn
 from fusee.loops.check import check_graph, check_plan, check_schedule
-from fusee.loops.fuse import Schedule, fuse
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
-from fusee.loops.lower.graph import InputLayout, lower, supported
-from fusee.loops.lower.strides import contiguous
+from fusee.loops.fusion import Schedule, fuse
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, Message, show_kernel, show_step
+from fusee.loops.lower.graph import InputLayout, lower
+from fusee.loops.lower.tensor import contiguous, supported
 from fusee.loops.memory import (
     Plan,
     plan_memory,
@@ -64,11 +70,112 @@ from fusee.loops.memory import (
     take_out_large,
     take_out_shared,
 )
-from fusee.loops.same import form
-from fusee.loops.show import show_kernel, show_step
-from fusee.runtime import collector, cpu, random
+from fusee.loops.schedule import form
+from fusee.runtime import collector, jit, random, weights
 from fusee.runtime.jit import Build, Function, prepare
+from fusee.runtime.launch import Frame, Program, runner
 from fusee.runtime.weights import why_not_derivable
+
+# ---------------------------------------------------------------------------- call
+# The callable of a compiled graph: the host function, bound to what it runs with.
+#
+# It gives the host function its inputs and kept tensors (derived weights, constants).
+
+
+def bind_call(
+    gm: fx.GraphModule,
+    aten: AtenGraph,
+    derived: Derived | None,
+    loops: LoopGraph,
+    host: HostCode,
+    functions: Sequence[Function],
+    threads: int,
+    *,
+    consumes: bool = False,
+) -> Callable[..., Any]:
+    """The callable that takes the graph's inputs; in a list, which it empties, if it `consumes`.
+
+    raises (when called)   as eager does for an index outside of its dimension, a divisor of zero
+    """
+    program = Program(functions, host.layout)
+    names: dict[str, Any] = {
+        **host.names,
+        "checkout": program.checkout,
+        "checkin": program.checkin,
+        "run": runner(),
+        "threads": (lambda: threads) if threads else torch.get_num_threads,
+        "kept": _kept(aten, derived, loops),
+        "fail": _failing(loops.messages),
+    }
+    exec(compile(host.source, "<fusee host>", "exec"), names)
+    call: Callable[[Sequence[Any]], tuple[Any, ...]] = names["call"]
+    finish = finishing(aten)
+    if consumes:
+        return call if finish is None else lambda inputs: finish((*inputs,), call(inputs))
+    if any(spec.attribute is not None for spec in aten.inputs):
+        return _with_attributes(gm, aten, call, finish)
+    if finish is None:
+        return lambda *inputs: call(inputs)
+    return lambda *inputs: finish(inputs, call(inputs))
+
+
+def _with_attributes(
+    gm: fx.GraphModule, aten: AtenGraph, call: Callable[..., Any], finish: Finish | None
+) -> Callable[..., Any]:
+    """Tensors that the captured module holds itself follow the caller's."""
+
+    def with_attributes(*inputs: Any) -> Any:
+        everything = (*inputs, *aten.attributes(gm))
+        results = call(everything)
+        return results if finish is None else finish(everything, results)
+
+    return with_attributes
+
+
+Kept = tuple[int, tuple[Tensor, ...]]
+
+
+def _kept(
+    aten: AtenGraph, derived: Derived | None, loops: LoopGraph
+) -> Callable[[tuple[Any, ...]], Kept]:
+    """A function of the inputs: a version, and the tensors that are kept between calls."""
+    constants = tuple(
+        aten.constants[b.name]
+        for b in loops.inputs
+        if isinstance(b, Buffer) and b.role == "constant"
+    )
+    if derived is None or not derived.sources:
+        fixed = () if derived is None else derived.compute(())
+        always: Kept = (1, fixed + constants)
+        return lambda inputs: always
+    split = parts(derived)
+    known = weights.DerivedSet([weights.Derived(one.sources, one.compute) for _, one in split])
+    places = [place for positions, _ in split for place in positions]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    latest: tuple[weights.Snapshot | None, Kept] = (None, (0, ()))
+
+    def kept(inputs: tuple[Any, ...]) -> Kept:
+        nonlocal latest
+        snapshot = known.current(inputs)
+        of, found = latest  # one object, so that another thread's is whole
+        if of is not snapshot:
+            found = snapshot.version, tuple(snapshot.tensors[k] for k in order) + constants
+            latest = snapshot, found
+        return found
+
+    return kept
+
+
+def _failing(messages: Sequence[Message]) -> Callable[[int, Frame], None]:
+    def fail(status: int, frame: Frame) -> None:
+        kind, text = messages[status - 1]
+        raise kind(text.format(frame.value))
+
+    return fail
+
+
+# ---------------------------------------------------------------------------- native
+
 
 _numbers = itertools.count()
 
@@ -175,7 +282,7 @@ def _memory(c: Compilation) -> None:
 
 
 def _emit(c: Compilation) -> None:
-    machine = Machine(cpu.target().features, c.options.vector_bits)
+    machine = Machine(jit.host_target().features, c.options.vector_bits)
     build = Build(use_disk=c.options.cache, check=c.options.check)
     codes: dict[str, KernelCode] = {}
     forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}

@@ -8,6 +8,7 @@ backend before anything is compiled.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -20,10 +21,14 @@ from typing import Any, Union
 import torch
 from torch import fx
 
+from fusee.aten.torch_api import OpOverload, OpOverloadPacket, overloads
 from fusee.backends import dynamo
 from fusee.config import Options, knobs, settings
 from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
 from fusee.runtime import collector
+
+# ---------------------------------------------------------------------------- registry
+
 
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, object]], CompiledFn]
@@ -311,3 +316,180 @@ def _bind_options(
 
     bound.__name__ = name
     return bound
+
+
+# ---------------------------------------------------------------------------- ours
+# The backends of this package.
+
+
+def anything(options: Mapping[str, object]) -> None:
+    """The check of a backend that checks its options itself."""
+
+
+def no_cuda() -> str | None:
+    """What is missing to run on an NVIDIA GPU, or None."""
+    return None if torch.cuda.is_available() else "an NVIDIA GPU, and a build of torch with CUDA"
+
+
+register(
+    Backend(
+        "fusee",
+        later("fusee.backends.native", "compile_native"),
+        "our compiler: loops, LLVM, no C++ compiler",
+        needs=("llvmlite",),
+        validate=Options.parse,
+        is_named=True,
+    )
+)
+_onnxrt = register(
+    Backend(
+        "onnxrt",
+        later("fusee.backends.onnx.engine", "compile_onnxrt"),
+        "regions run by ONNX Runtime",
+        needs=("onnxruntime", "onnxscript"),
+        validate=later("fusee.backends.onnx.options", "check"),
+        install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
+        is_named=True,
+    )
+)
+_openvino = register(
+    Backend(
+        "openvino",
+        later("fusee.backends.openvino.engine", "compile_openvino"),
+        "regions run by OpenVINO, on Intel's processors, GPUs and NPUs",
+        needs=("openvino", "llvmlite"),
+        validate=later("fusee.backends.openvino.options", "check"),
+        install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+        is_named=True,
+        keeps=later("fusee.backends.openvino.options", "is_caching"),
+        begin=later("fusee.backends.openvino.region", "begin"),
+        resume=later("fusee.backends.openvino.region", "resume"),
+    )
+)
+_openvino_ts = register(
+    Backend(
+        "openvino_ts",
+        later("fusee.backends.openvino.engine", "compile_openvino_ts"),
+        "OpenVINO by way of TorchScript, deprecated",
+        needs=("openvino", "llvmlite"),
+        validate=later("fusee.backends.openvino.options", "check_ts"),
+        install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
+        is_named=True,
+        keeps=later("fusee.backends.openvino.options", "is_caching"),
+        begin=later("fusee.backends.openvino.region", "begin"),
+        resume=later("fusee.backends.openvino.region", "resume_ts"),
+    )
+)
+register(
+    Backend(
+        "cudagraphs",
+        later("fusee.backends.cudagraphs", "compile_cudagraphs"),
+        "eager's CUDA kernels, recorded and replayed",
+        validate=later("fusee.backends.cudagraphs", "check"),
+        install="a build of torch with CUDA, from pytorch.org; Linux and Windows, NVIDIA GPUs",
+        absent=no_cuda,
+        is_named=True,
+    )
+)
+register(
+    Backend(
+        "tvm",
+        later("fusee.backends.tvm", "compile_tvm"),
+        "regions compiled by Apache TVM's Relax",
+        needs=("tvm", "llvmlite"),
+        validate=later("fusee.backends.tvm", "check"),
+        install="pip install apache-tvm; Linux, macOS, Windows",
+        is_named=True,
+    )
+)
+register(
+    Backend(
+        "tensorrt",
+        later("fusee.backends.dynamo", "compile_tensorrt"),
+        "torch_tensorrt's own backend",
+        needs=("torch_tensorrt",),
+        paired=True,
+        validate=anything,
+        install="pip install torch_tensorrt, of torch's version; Linux and Windows, NVIDIA GPUs",
+        absent=no_cuda,
+    )
+)
+register(
+    Backend(
+        "ipex",
+        later("fusee.backends.dynamo", "compile_ipex"),
+        "the Intel extension's own backend",
+        needs=("intel_extension_for_pytorch",),
+        paired=True,
+        install="the backends 'fusee' and 'openvino' on Intel's processors: the extension's last "
+        "version, 2.8, works with torch 2.8 alone",
+    )
+)
+register(
+    Backend(
+        "eager",
+        later("fusee.backends.aot_autograd", "run_captured"),
+        "the captured graph, run as it is",
+        tags=("debug",),
+    )
+)
+register(
+    Backend(
+        "aot_eager",
+        later("fusee.backends.aot_autograd", "run_aten"),
+        "the functional ATen graph on eager kernels",
+        tags=("debug",),
+    )
+)
+for _backend in (_onnxrt, _openvino, _openvino_ts):
+    _help = f"{_backend.name}, by its name in stock torch.compile"
+    register(dataclasses.replace(_backend, name=f"fusee_{_backend.name}", help=_help))
+
+
+# ---------------------------------------------------------------------------- engine options
+# Reading of options that several engines have. Each raises OptionError.
+
+
+def check_names(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuse a name that is not known."""
+    for name in given:
+        if name not in known:
+            close = nearest(str(name), known)
+            raise OptionError(
+                f"{what} named {name!r} does not exist",
+                did="stopped before compiling",
+                remedy=(f"{close!r}; " if close else "") + f"known: {', '.join(known)}",
+            )
+
+
+def label(given: Mapping[str, object]) -> str:
+    """The option `name`: what reports call a compiled function."""
+    name = given.get("name", "")
+    if not isinstance(name, str):
+        raise wrong("name", name, "a text")
+    return name
+
+
+def operators(name: str, value: object, remedy: str | None = None) -> frozenset[OpOverload]:
+    """Operators that an option names, of a packet all overloads."""
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        wanted = "a list of operators such as [torch.ops.aten.add.Tensor]"
+        raise wrong(name, value, wanted, remedy)
+    found: set[OpOverload] = set()
+    for item in value:
+        if isinstance(item, OpOverload):
+            found.add(item)
+        elif isinstance(item, OpOverloadPacket):
+            found.update(overloads(item))
+        else:
+            raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor", remedy)
+    return frozenset(found)
+
+
+def wrong(name: str, value: object, wanted: str, remedy: str | None = None) -> OptionError:
+    """The error about a value that an option does not take."""
+    return OptionError(
+        f"option {name!r} takes {wanted}, not {value!r} ({type(value).__name__})",
+        did="stopped before compiling",
+        remedy=remedy,
+    )

@@ -20,25 +20,27 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.cut import Part, cut
-from fusee.aten.decompose import Table
-from fusee.aten.graph import AtenGraph
-from fusee.aten.interpret import part_source
-from fusee.aten.part_source import Order, PartSource, inverse
-from fusee.aten.passes.fold import fold
-from fusee.aten.passes.restride import restride
-from fusee.aten.tidy import is_pure
+from fusee.aten.canonicalize import Table
+from fusee.aten.graph import AtenGraph, Order, PartSource, inverse, is_pure, part_source
+from fusee.aten.passes.onednn import restride
+from fusee.aten.passes.weights import fold
+from fusee.aten.subgraph import Part, cut
 from fusee.aten.trace import trace
-from fusee.backends.apart import apart, from_start
-from fusee.backends.finish import finishing
-from fusee.backends.followed import Declined
-from fusee.backends.intervals import forget_read, note_values
-from fusee.backends.regions import Engine, Region, RegionCall, op_of, split
+from fusee.backends.graph_cache import captured_source
+from fusee.backends.regions import (
+    Declined,
+    Engine,
+    Region,
+    RegionCall,
+    forget_read,
+    note_values,
+    op_of,
+    split,
+)
 from fusee.backends.registry import later
 from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
-from fusee.backends.resumed import ClaimedPart, KeptSplit, body_of
-from fusee.backends.source import captured_source
-from fusee.backends.training import is_differentiated
+from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
+from fusee.backends.runtime_wrapper import apart, finishing, from_start, is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 

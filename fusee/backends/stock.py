@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import fx
 
-from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.native import compile_native
 from fusee.backends.registry import check_mode, lookup
+from fusee.backends.report import CompiledGraph
 
 __all__ = ["compile_fx", "compile_onnxrt", "compile_openvino", "compile_openvino_ts"]
 

@@ -24,11 +24,11 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from fusee.aten.explicit import explicit
-from fusee.aten.operators import is_view
+from fusee.aten.externs import is_view
+from fusee.aten.subgraph import explicit
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.engine_options import check_names, label, operators, wrong
 from fusee.backends.regions import Region, RegionCall
+from fusee.backends.registry import check_names, label, operators, wrong
 from fusee.backends.report import CompiledGraph
 from fusee.backends.split_run import compile_with
 from fusee.config import Options

@@ -1,7 +1,4 @@
-"""Attributes as Python finds them, each step guarded.
-
-source   https://docs.python.org/3/howto/descriptor.html#technical-tutorial
-"""
+"""What everything that takes part in a capture knows of it."""
 
 from __future__ import annotations
 
@@ -9,31 +6,294 @@ import collections
 import functools
 import inspect
 import types
+import weakref
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
 
-from fusee.capture import grads
-from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
-from fusee.capture.facts import ABSENT
-from fusee.capture.mirror import Mirror
-from fusee.capture.numbers import Computed
-from fusee.capture.semantics import own_super
-from fusee.capture.torch_api import FakeTensor, own_classes
-from fusee.capture.world import CONTAINERS, DELETED, is_scalar, is_trusted
+from fusee.capture.frame import CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import ABSENT
+from fusee.capture.inputs import DELETED, Mirror, World
+from fusee.capture.numbers import VALUES, Computed, is_learning_rate
+from fusee.capture.policy import Policy
+from fusee.capture.sources import Origin, is_trusted
+from fusee.capture.torch_api import FakeTensor, asks, own_classes
 
-__all__ = [
-    "ask", "class_lookup", "delete", "lookup", "of_instance", "python_method", "store",
-    "store_plainly", "super_of",
-]  # fmt: skip
+# ---------------------------------------------------------------------------- capturing
+
+
+# Methods by which C code compares objects, shows them, and takes them for numbers or more.
+COMPARED = tuple(f"__{name}__" for name in "eq ne hash lt le gt ge".split())
+SHOWN = ("__repr__", "__str__", "__format__")
+AS_NUMBERS = tuple(f"__{name}__" for name in "index int float complex bool".split())
+AS_VALUES = (
+    *(f"__{name}__" for name in "bytes iter next len getitem add radd mul rmul abs round".split()),
+    *(f"__{name}__" for name in "floor ceil trunc divmod pow".split()),
+    *COMPARED, *SHOWN, *AS_NUMBERS,
+)  # fmt: skip
+
+_OURS = (FakeTensor, Computed)  # they raise by themselves
+_KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
+_SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
+_FUNCTION = types.FunctionType
+_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def _is_users(f: Frame) -> bool:
+    home: str = f.globals.get("__name__") or ""
+    return not is_trusted(home) and home.partition(".")[0] != "fusee"
+
+
+class Capturing(Semantics):
+    """The state of one capture.
+
+    policy         what users have said about functions
+    world          what lies outside
+    made_classes   classes that the program itself made
+    in_classes     what was found in others, by name
+    generators     those that it made and that are alive, each with the frame that is its body
+    inference      torch.inference_mode objects that it is within, and what left them in C
+    modes          torch function modes that it is within, the innermost last
+    checks         what branches that raise rely on; None if they end the graph
+    is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
+    """
+
+    def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
+        super().__init__()
+        self.policy = policy
+        self.world = World(self.where, varies)
+        self.world.machine = self
+        self.made_classes = self.world.made_classes
+        self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
+        self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]
+        self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
+        self.inference: list[tuple[Any, Any]] = []
+        self.modes: list[Any] = []
+        self.is_compiling, self.asks_compiling = True, False
+        self.checks: list[torch.Tensor] | None = []
+        self.failed: tuple[int, str] = 0, ""  # the last error, by id, and its line
+        self._said: tuple[Callable[[], Frame | None], int, str] = lambda: None, 0, ""
+
+    def where(self) -> str:
+        """The innermost line of the user's code."""
+        if not self.frames:
+            return ""
+        top, (frame, at, text) = self.frames[-1], self._said
+        if frame() is not top or at != top.at:
+            users = (f for f in reversed(self.frames) if _is_users(f))
+            text = next(users, top).where
+            self._said = weakref.ref(top), top.at, text
+        return text
+
+    def left_by(self, error: BaseException) -> None:
+        if self.failed[0] != id(error):  # the error itself would keep its frames
+            self.failed = id(error), self.where()
+
+    def is_generator(self, x: Any) -> bool:
+        """Whether `x` is a generator whose body runs on the machine."""
+        return type(x) is types.GeneratorType and x in self.generators
+
+    def length(self, x: Any) -> int:
+        """len() of a list, dict, set or deque; of one from outside it becomes a fact."""
+        if not self.is_outside(x):
+            return len(x)
+        mirror = self.world.mirror(x)
+        if mirror.copy is not None or mirror.writes or mirror.tail:
+            return len(self.world.whole(x))
+        self.world.fact("length", mirror.origin, len(x))
+        return len(x)
+
+    def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:
+        """An operator with a tensor among its operands, in the graph as the operator."""
+        operands = tuple(x.number() if isinstance(x, Computed) else self.plain(x) for x in operands)
+        for x in operands:
+            if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
+                raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
+            self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
+        if self.world.seen or self.modes:  # torch finds which function these are asked about
+            return function(*operands)
+        return self.world.recorder.call(function, operands, {})
+
+    def kind_of(self, x: Any) -> Any:
+        """The class that the program sees."""
+        if id(x) in self.world.seen:
+            return self.world.seen[id(x)][0]
+        if isinstance(x, Computed):
+            return x.kind
+        if isinstance(x, FakeTensor):
+            return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
+        return type(x)
+
+    def set_in_dict(self, obj: Any, name: str, value: Any) -> None:
+        """Write to the instance's own attributes."""
+        mirror = self.world.attributes(obj)
+        if mirror is not None:
+            self.world.set(mirror, name, value)
+        elif value is DELETED:
+            del obj.__dict__[name]
+        else:
+            object.__setattr__(obj, name, value)
+
+    # ---------------------------------------------------------------------- for C code
+
+    def is_outside(self, x: Any) -> bool:
+        """Whether an object came from outside and is not a fixed one."""
+        return self.world.origin(x) is not None and not isinstance(x, _OURS)
+
+    def plain(self, x: Any) -> Any:
+        """What C code may see of `x`: a container from outside as its copy."""
+        if isinstance(x, CONTAINERS) and self.is_outside(x):
+            return self.world.whole(x)
+        if type(x) is tuple and any(isinstance(item, CONTAINERS) for item in x):
+            return tuple(self.plain(item) for item in x)
+        return x
+
+    def look(self, objects: Iterable[Any], methods: tuple[str, ...] = ()) -> None:
+        """End the graph if C code would read of objects from outside what no guard knows.
+
+        methods   those that C code calls, of what containers hold too: in Python they would run
+                  out of the machine's sight. None: it reads the objects themselves alone
+        """
+        todo, seen = list(objects), set()
+        is_hash = "__hash__" in methods
+        while todo:
+            x = todo.pop()
+            cls = type(x)
+            if is_hash and issubclass(cls, FakeTensor):
+                self.world.hash((x,))
+            if is_scalar(x) or id(x) in seen or issubclass(cls, _OURS):
+                continue
+            seen.add(id(x))
+            if "__repr__" in methods and issubclass(cls, (set, frozenset)):
+                self.world.passing.append("the order of a set")
+            is_container = issubclass(cls, (*CONTAINERS, tuple))
+            is_outside = self.is_outside(x)
+            if methods and is_container:
+                kind = next(kind for kind in (*CONTAINERS, tuple) if issubclass(cls, kind))
+                if is_outside and kind is not tuple and self.world.differs(x):
+                    raise GraphBreak("C code would look at a container before it is changed")
+                todo += dict.values(x) if kind is dict else kind.__iter__(x)
+            if not is_outside:
+                continue
+            is_known = is_container or issubclass(cls, _KNOWN)
+            is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
+            if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
+                todo.append(self.world.slot(x, "args"))
+                is_state = False
+            # what tells its address is another text at the next call
+            is_state |= "__repr__" in methods and getattr(cls, "__repr__", 0) is object.__repr__
+            if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
+                raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
+
+    def hashed(self, keys: Iterable[Any]) -> None:
+        self.world.hash(keys)
+
+    def writable(self, x: Any) -> Any:
+        return self.plain(x)
+
+    def append(self, x: list[Any], value: Any) -> None:
+        append = self.world.append if type(x) is list and self.is_outside(x) else list.append
+        append(x, value)
+
+    def deep(self, x: Any) -> Any:
+        """What C code that looks into containers within containers may see of `x`."""
+        if not isinstance(x, (*CONTAINERS, tuple)):
+            return x
+        shown = self.plain(x)
+        if isinstance(shown, dict):
+            if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
+                return type(shown)((key, self.deep(item)) for key, item in dict.items(shown))
+        elif type(shown) in (list, tuple) and any(
+            isinstance(item, (*CONTAINERS, tuple)) for item in shown
+        ):
+            return type(shown)(self.deep(item) for item in shown)
+        return shown
+
+
+# ---------------------------------------------------------------------------- grads
+# What belongs to tensors: gradients, entries of dicts by tensor, attributes that are written.
+#
+# The `grad` of one is a part of it like an attribute: None or a tensor, by a fact. What is written
+# to it is replayed after the graph. Between two such reads only a backward pass could change it,
+# and that is never inside of a graph.
+
+
+def read(m: Capturing, fake: torch.Tensor) -> Any:
+    """`tensor.grad`."""
+    world = m.world
+    if m.modes or (id(fake) in world.seen and asks(m.kind_of(fake))):
+        raise GraphBreak("the grad of a tensor whose class, or a mode, is asked about it")
+    written = world.slots.get((id(fake), "grad"))
+    if written is not None:
+        return written[2]
+    real, origin = world.inputs.get(id(fake), (None, None))
+    if real is None or origin is None:
+        if fake.requires_grad:
+            raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
+        return None
+    with torch._C.DisableTorchFunction():
+        grad = real.grad if real.is_leaf else None
+    return world.load(grad, world.place(fake, "grad"))
+
+
+def item_by_tensor(m: Capturing, mirror: Mirror, key: torch.Tensor) -> Any:
+    """`state[parameter]` of a dict from outside."""
+    real, origin = m.world.inputs.get(id(key), (None, None))
+    if real is None or origin is None or real not in mirror.obj or mirror.is_changed():
+        raise GraphBreak("a dict from outside is asked for a tensor that it does not have")
+    place = m.world.entry(mirror, real, str(origin))
+    return m.world.load(dict.__getitem__(mirror.obj, real), place)
+
+
+def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
+    """`tensor.grad = value`."""
+    if m.modes:
+        raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
+    if id(fake) not in m.world.inputs or not fake.is_leaf or id(fake) in m.world.seen:
+        raise GraphBreak("setting the grad of a tensor that the graph computes")
+    if isinstance(value, FakeTensor):
+        same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
+        if same[0] != same[1] or value.requires_grad or value is fake:
+            raise GraphBreak("a grad unlike its tensor", "give it the tensor's size and dtype")
+    elif value is not None:
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
+    m.world.set_slot(fake, "grad", value)
+
+
+def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
+    """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
+    if id(fake) in m.world.seen or m.modes:
+        return False
+    if name == "requires_grad" and isinstance(value, bool):
+        m.world.recorder.call(torch.Tensor.requires_grad_, (fake, value), {})
+        return True
+    return name == "data" and isinstance(value, FakeTensor) and _is_data(fake, value)
+
+
+def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a tensor is the memory of another one, seen as it is."""
+
+    def seen(x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()._cdata
+        return memory, x.storage_offset(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
+
+    with torch._C.DisableTorchFunction():
+        return value is fake or seen(value) == seen(fake)
+
+
+# ---------------------------------------------------------------------------- attributes
+# Attributes as Python finds them, each step guarded.
+#
+# source https://docs.python.org/3/howto/descriptor.html#technical-tutorial
 
 _FIELD = type(collections.namedtuple("_Pair", "one other").one)  # type: ignore[attr-defined]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (*CONTAINERS, tuple, frozenset, types.FunctionType, types.BuiltinFunctionType, slice)
 
 
-_IN_C = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def class_lookup(m: Capturing, cls: type, name: str) -> Any:
@@ -109,7 +369,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
         raise AttributeError(name)
     if name == "grad":
-        return grads.read(m, obj)
+        return read(m, obj)
     try:
         return getattr(obj, name)
     except AttributeError as error:
@@ -191,7 +451,7 @@ def _of_super(m: Capturing, obj: super, name: str) -> Any:
             continue
         if of_class and isinstance(found, types.FunctionType):
             return found
-        if isinstance(found, _IN_C):
+        if isinstance(found, _C_DESCRIPTORS):
             raise GraphBreak(f"{name} of a class in C is read through super()")
         return _bound(m, found, owner, kind, name)
     raise AttributeError(f"'super' object has no attribute {name!r}")
@@ -277,7 +537,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         if found.fget is None:
             raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
         return m.call(m.world.hold(found.fget, words), (obj,), {})
-    if isinstance(found, _IN_C):
+    if isinstance(found, _C_DESCRIPTORS):
         return m.world.slot(obj, name)
     if isinstance(found, functools.cached_property):
         value = m.call(m.world.hold(found.func, words), (obj,), {})
@@ -302,11 +562,11 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             _store_in_tensor(m, obj, name, value)
             return
-        if grads.store(m, obj, name, value):
+        if store_grad(m, obj, name, value):
             return
         if name != "grad" or value is DELETED:
             raise GraphBreak(f"setting the attribute {name} of a tensor")
-        grads.write(m, obj, value)
+        write(m, obj, value)
         return
     if isinstance(obj, Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")

@@ -15,13 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from fusee.capture.frame import Frame, suspended
+from fusee.capture.frame import BINARY, Frame, Semantics, called_from, suspended
 from fusee.capture.opcodes import refused
-from fusee.capture.policy import ORIGINAL
-from fusee.capture.semantics import BINARY, Semantics
-from fusee.capture.targets import is_plain
+from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
-from fusee.capture.tracebacks import called_from
 
 __all__ = ["Between", "Nested", "around", "for_c"]
 

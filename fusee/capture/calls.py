@@ -3,33 +3,51 @@
 a Python function            its bytecode runs on the machine
 a function of torch          natively, under the recorder, which writes it into the graph
 a class                      __new__ natively, __init__ on the machine
-a C function that is known   natively, on copies of what came from outside (natives.py)
+a C function that is known   natively, on copies of what came from outside (calls.py)
 any other                    a graph break
 """
 
 from __future__ import annotations
 
 import builtins
+import collections
+import copy
+import copyreg
 import enum
 import functools
 import inspect
+import math
+import operator
+import re
+import sys
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.overrides import TorchFunctionMode
 
-from fusee.capture import attributes, natives
-from fusee.capture.breaks import GraphBreak, Unready
-from fusee.capture.capturing import Capturing
-from fusee.capture.facts import ABSENT
-from fusee.capture.frame import OPCODES, Frame, suspended
-from fusee.capture.library import say_later
-from fusee.capture.origin import Held
-from fusee.capture.policy import original
-from fusee.capture.stand_ins import Args, Kwargs, refuse_hooks, stands_for
-from fusee.capture.targets import HOOKS
+from fusee.capture import attributes, containers
+from fusee.capture.attributes import (
+    AS_NUMBERS,
+    AS_VALUES,
+    COMPARED,
+    Capturing,
+    of_instance,
+    python_method,
+)
+from fusee.capture.builtins import SPECIAL, Args, Kwargs, refuse_hooks, say_later, stands_for
+from fusee.capture.builtins import special as special_native
+from fusee.capture.containers import sort_key
+from fusee.capture.frame import CONTAINERS, OPCODES, Frame, is_scalar, suspended
+from fusee.capture.graph_break import GraphBreak, Unready
+from fusee.capture.guards import ABSENT
+from fusee.capture.inputs import empty_like
+from fusee.capture.numbers import Computed, holds_number, need_values
+from fusee.capture.policy import HOOKS, original
+from fusee.capture.sources import Call, Held
 from fusee.capture.torch_api import (
     FakeTensor,
     OpOverload,
@@ -38,9 +56,243 @@ from fusee.capture.torch_api import (
     is_bookkeeping,
     is_graph_function,
 )
-from fusee.capture.world import CONTAINERS, is_scalar
 
-__all__ = ["call", "frame_of"]
+# ---------------------------------------------------------------------------- natives
+# C functions: which run natively while a program is captured.
+#
+# A C function may see containers from outside only as their copies, and instances from outside not
+# at all, since it could read anything of them without a guard. What is neither here nor in
+# builtins.py ends the graph.
+
+_PURE: set[Any] = {
+    abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
+    sys.intern,
+}  # fmt: skip
+_PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "_struct", "unicodedata"}
+_PURE_CLASSES = (
+    slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
+    torch.finfo, torch.iinfo,
+)  # fmt: skip
+_METHOD_OWNERS = (
+    str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
+    re.Pattern, re.Match, BaseException, *CONTAINERS,
+)  # fmt: skip
+
+
+def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A C function without a stand-in."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        owner = None
+    if _is_of_tensors(function, owner, args):
+        return on_tensors(m, function, args, kwargs)
+    if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return _unbound(m, function, args, kwargs)
+    if isinstance(owner, type) and function.__name__ == "__subclasses__":
+        return _subclasses(m, owner)
+    if isinstance(owner, type) and owner in _METHOD_OWNERS and owner not in CONTAINERS:
+        return _run(m, function, args, kwargs)  # int.from_bytes
+    if owner is not None and isinstance(owner, _METHOD_OWNERS):
+        return _method(m, function, owner, args, kwargs)
+    if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
+        return _getter(m, function, args, kwargs)
+    is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
+    if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
+        return _run(m, function, args, kwargs)
+    raise _unknown(function)
+
+
+def _subclasses(m: Capturing, cls: type) -> list[type]:
+    found: list[type] = type.__subclasses__(cls)
+    place = Call(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
+    m.world.fact("length", place, len(found))
+    return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(found)]
+
+
+def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """C code that may look at all that it is given."""
+    args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
+    m.look((*args, *kwargs.values()), AS_VALUES)
+    return function(*args, **kwargs)
+
+
+def _unknown(function: Any) -> GraphBreak:
+    name = getattr(function, "__qualname__", None) or repr(function)
+    module = getattr(function, "__module__", None)
+    full = f"{module}.{name}" if module and module != "builtins" else name
+    return GraphBreak(
+        f"{full} is not Python code, and not known to be free of effects",
+        "move the call out of the compiled function, or see fusee.compiler.allow_in_graph",
+    )
+
+
+def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
+    if isinstance(owner, FakeTensor):
+        return True
+    home = getattr(function, "__objclass__", None)
+    return home is not None and home.__name__ in ("TensorBase", "Tensor") and bool(args)
+
+
+def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function of torch, run as torch runs it: the recorder sees what it does."""
+    given = tuple(x.number() if isinstance(x, Computed) else m.deep(x) for x in args)
+    named = {key: m.deep(x) for key, x in kwargs.items()}
+    m.look((*given, *named.values()), AS_NUMBERS)
+    if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
+        return with_numbers(m, function, given, named)
+    own = next((x for x in _flat((*given, *named.values())) if _is_overloaded(x)), None)
+    if own is not None:
+        if m.world.seen:
+            raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
+        method = m.attribute(type(own), "__torch_function__")
+        result = m.call(method, (function, (type(own),), given, named), {})
+        if result is not NotImplemented:
+            return result
+        raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
+    with m.world.mode:
+        return function(*given, **named) if named else function(*given)
+
+
+def _flat(args: Args) -> Iterator[Any]:
+    for x in args:
+        yield from x if type(x) in (list, tuple) else (x,)
+
+
+def _is_overloaded(x: Any) -> bool:
+    """Whether torch would ask an object that is no tensor what becomes of a call with it."""
+    kind = type(x)
+    is_asked = not isinstance(x, (FakeTensor, type, TorchFunctionMode))
+    return is_asked and hasattr(kind, "__torch_function__")
+
+
+def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A torch call among whose arguments are floats that the graph computes."""
+    owner = getattr(function, "__self__", None)
+    if m.world.seen or m.modes:
+        raise GraphBreak("a float that the graph computes beside subclasses of torch.Tensor, modes")
+    if isinstance(owner, FakeTensor):
+        args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
+    if type(function) is types.FunctionType:
+        need_values(args, kwargs)
+    return m.world.recorder.call(function, args, kwargs)
+
+
+def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A bound method of a builtin container, number or string."""
+    name = function.__name__
+    if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
+        raise _unknown(function)
+    is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
+    if is_outside and name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
+        return m.append(owner, *args)
+    if is_outside or (isinstance(owner, dict) and name in containers.METHODS):
+        # by the class in C that has it: a subclass may have another one in Python
+        home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
+        return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
+    return _with_iterables(m, function, name, args, kwargs)
+
+
+_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+# These look at nothing that they move.
+_MOVE = {
+    "append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear",
+    "copy", "reverse", "rotate", "keys", "values", "items", "__len__", "__init__", "__iter__",
+    "move_to_end", "__iadd__",
+}  # fmt: skip
+
+_TAKE_ITERABLES = {
+    "extend", "update", "union", "intersection", "difference", "symmetric_difference", "join",
+    "issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update", "fromkeys",
+    "extendleft", "__init__", "__iadd__", "__ior__",
+}  # fmt: skip
+
+
+def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: Kwargs) -> Any:
+    if name == "sort":
+        key, reverse = kwargs.get("key"), m.truth(kwargs.get("reverse", False))
+        return function(key=sort_key(m, key), reverse=reverse)
+    if name in _TAKE_ITERABLES:
+        args = tuple(
+            x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
+        )
+    elif name not in _MOVE:
+        args = tuple(m.deep(x) for x in args)
+    if name not in _MOVE:
+        owner: Any = function.__self__
+        compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
+        looked = (*args, *kwargs.values(), owner)
+        if isinstance(owner, dict) and (name[:2] != "__" or name in ("__contains__", "__ior__")):
+            more = args[:1]
+            if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):
+                more = tuple(args[0])
+            looked = (*more, *dict.keys(owner))  # not at what they hold
+        m.look(looked, COMPARED + AS_NUMBERS if compares else AS_VALUES)
+    return function(*args, **kwargs)
+
+
+def _shown(m: Capturing, x: Any) -> Any:
+    if isinstance(x, dict) or is_scalar(x):
+        return m.plain(x)
+    return m.items(x)
+
+
+def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`dict.__getitem__(self, key)` and the like: what super() gives for a builtin class."""
+    owner, *rest = args
+    name = function.__name__
+    if isinstance(owner, CONTAINERS):
+        if isinstance(owner, dict) and name in containers.METHODS:
+            return containers.METHODS[name](m, owner, *rest)
+        is_lookup = name == "get" and isinstance(owner, dict)
+        if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
+            found = m.world.get(m.world.mirror(owner), rest[0])
+            return (*rest[1:], None)[0] if found is ABSENT else found
+        shown = m.plain(owner)
+        bound = function.__get__(shown, type(shown))
+        return _with_iterables(m, bound, name, tuple(rest), kwargs)
+    if isinstance(owner, (*_METHOD_OWNERS, BaseException)) or is_scalar(owner):
+        return _run(m, function, args, kwargs)
+    if name in ("__init__", "__init_subclass__") and function is object.__init__:
+        return None
+    if (
+        name in ("__eq__", "__ne__", "__hash__")
+        and getattr(function, "__objclass__", None) is object
+    ):
+        return function(*args)
+    raise _unknown(function)
+
+
+def _getter(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    (obj,) = args
+    _, parts = function.__reduce__()
+    if isinstance(function, operator.methodcaller):
+        return m.call(m.attribute(obj, parts[0]), parts[1:], {})
+    found = []
+    for part in parts:
+        value = obj
+        if isinstance(function, operator.itemgetter):
+            value = m.subscript(value, part)
+        else:
+            for name in part.split("."):
+                value = m.attribute(value, name)
+        found.append(value)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """A class in C: its constructor runs natively if it only computes."""
+    if issubclass(cls, (BaseException, types.SimpleNamespace)):
+        return cls(*args, **kwargs)
+    is_enum = type(cls).__name__ in ("EnumMeta", "EnumType")
+    if is_enum or issubclass(cls, _PURE_CLASSES) or cls.__module__ in _PURE_MODULES:
+        return _run(m, cls, args, kwargs)
+    raise _unknown(cls)
+
+
+# ---------------------------------------------------------------------------- calls
+
 
 # Python frames of ours per frame of the user's; CPython allows 1000.
 _DEEPEST = 60
@@ -66,7 +318,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
         is_getter = isinstance(function.__self__, types.GetSetDescriptorType)
         if is_getter and args and isinstance(args[0], FakeTensor):  # torch.Tensor.shape.__get__
-            return natives.on_tensors(m, function, args, kwargs)
+            return on_tensors(m, function, args, kwargs)
         args, function = (
             (function.__self__, *args),
             vars(function.__objclass__)[function.__name__],
@@ -81,7 +333,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     replaced = m.policy.replacement(function)
     if replaced is not None:
         return replaced(m, args, kwargs)
-    special = natives.special(function)
+    special = special_native(function)
     if special is not None:
         return special(m, args, kwargs)
     if type(function) is types.FunctionType:
@@ -91,17 +343,17 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(function, functools.partial):
         return _call_partial(m, function, args, kwargs)
     if isinstance(function, (OpOverload, OpOverloadPacket)):
-        return natives.on_tensors(m, function, args, kwargs)
+        return on_tensors(m, function, args, kwargs)
     method = attributes.python_method(m, function, "__call__")
     if method is not None and hasattr(type(function), "__getattr__"):
         if not isinstance(function, torch.nn.Module):  # it might answer what is asked below
             return call(m, method, (function, *args), kwargs)
     if is_graph_function(function):
-        return natives.on_tensors(m, function, args, kwargs)
+        return on_tensors(m, function, args, kwargs)
     if m.is_generator(getattr(function, "__self__", None)):  # its `send`, say
         return function(*args, **kwargs)
     if isinstance(function, _C_CALLABLES):
-        return natives.call(m, function, args, kwargs)
+        return call_native(m, function, args, kwargs)
     if isinstance(function, functools._lru_cache_wrapper):
         return _call_cached(m, function, args, kwargs)
     if type(function) is weakref.ref:
@@ -112,7 +364,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         raise TypeError("'Tensor' object is not callable")
     if method is not None:
         return call(m, method, (function, *args), kwargs)
-    return natives.call(m, function, args, kwargs)
+    return call_native(m, function, args, kwargs)
 
 
 # ------------------------------------------------------------------------------ functions
@@ -120,7 +372,7 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     if function.__module__ in _NATIVE_MODULES and not _takes_functions(function, args, kwargs):
-        return natives.on_tensors(m, function, args, kwargs)
+        return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None
     refused = m.policy.refusal(function)
@@ -237,7 +489,7 @@ def _infer_parameters(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
     if isinstance(cls, enum.EnumMeta) or cls.__flags__ & (1 << 8):
-        return natives.call_class(m, cls, args, kwargs)
+        return call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         m.world.allow(cls)
     if meta is not type:
@@ -254,7 +506,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     new = attributes.class_lookup(m, cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     init = attributes.class_lookup(m, cls, "__init__")
-    if isinstance(new, types.FunctionType) or natives.special(new) is not None:
+    if isinstance(new, types.FunctionType) or special_native(new) is not None:
         obj = call(m, new, (cls, *args), kwargs)
     elif new is object.__new__:
         if getattr(cls, "__abstractmethods__", None):
@@ -265,7 +517,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     elif issubclass(cls, (*CONTAINERS, tuple, str, int, float, BaseException)):
         obj = new(cls, *(m.plain(x) for x in args), **kwargs)
     else:
-        return natives.call_class(m, cls, args, kwargs)
+        return call_class(m, cls, args, kwargs)
     if not issubclass(m.kind_of(obj), cls):
         return obj
     if isinstance(init, types.FunctionType):
@@ -301,7 +553,127 @@ def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
     return made
 
 
-natives.SPECIAL[builtins.__build_class__] = build_class
-natives.SPECIAL[vars(type)["__call__"]] = lambda m, args, kwargs: make_instance(
+SPECIAL[builtins.__build_class__] = build_class
+SPECIAL[vars(type)["__call__"]] = lambda m, args, kwargs: make_instance(
     m, args[0], args[1:], kwargs
 )
+
+
+# ---------------------------------------------------------------------------- copying
+# What stands in for copy.copy and copy.deepcopy.
+#
+# Containers and tensors are copied here; of an instance the machine runs what its class says, or
+# what Python's copy module makes of `__reduce_ex__`.
+#
+# source https://docs.python.org/3/library/copy.html
+
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_KINDS = (list, set, collections.deque, *_DICTS)
+_ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, property)
+# Classes in C whose instances hold what `__reduce_ex__` says, and no more.
+_REFILLED = {object, list, dict, collections.OrderedDict}
+_copy_module: Any = copy
+
+
+@stands_for(copy.copy)
+def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (x,) = args
+    if type(x) in _KINDS:
+        return m.plain(x).copy()
+    if is_scalar(x) or isinstance(x, _ATOMS) or type(x) in (tuple, frozenset):
+        return x
+    return _instance(m, x, "__copy__", (), None)
+
+
+@stands_for(copy.deepcopy)
+def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """Containers, tensors and instances within one another, each copied once."""
+    x, memo, *_ = (*args, kwargs.get("memo"))
+    made: dict[int, Any] = {} if memo is None else m.plain(memo)
+
+    def copied(x: Any) -> Any:
+        if is_scalar(x) or isinstance(x, _ATOMS):
+            return x
+        if id(x) not in made:
+            if isinstance(x, FakeTensor):
+                made[id(x)] = _tensor(m, x, made)
+            elif type(x) is tuple or type(x) in _KINDS:
+                made[id(x)] = of_container(x)
+            else:
+                made[id(x)] = _instance(m, x, "__deepcopy__", (made,), made)
+        return made[id(x)]
+
+    def of_container(x: Any) -> Any:
+        if type(x) is tuple:
+            items = tuple(map(copied, x))
+            return x if all(map(operator.is_, items, x)) else items
+        shown = m.plain(x)
+        empty = made[id(x)] = made[id(shown)] = empty_like(shown)
+        if isinstance(shown, dict):
+            empty.update((copied(key), copied(item)) for key, item in shown.items())
+        else:
+            (empty.update if type(x) is set else empty.extend)(map(copied, shown))
+        return empty
+
+    return copied(x)
+
+
+def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
+    with torch._C.DisableTorchFunction():
+        storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
+        is_plain = not x.requires_grad and not getattr(x, "_is_param", False)
+        strides = torch.empty_like(x, device="meta").stride()
+        if not is_plain or x.untyped_storage()._cdata in storages or x.stride() != strides:
+            raise GraphBreak("a deep copy of a tensor that needs gradients, or is a view")
+    made.setdefault(_TENSORS, []).append(x)
+    return m.call(torch.clone, (x,), {})
+
+
+_TENSORS = -1  # no id: in a memo, the tensors that were copied
+
+
+def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
+    if isinstance(x, (FakeTensor, types.ModuleType)):
+        raise GraphBreak(f"copying a {type(x).__qualname__}")
+    custom = python_method(m, x, method)
+    if custom is not None:
+        return m.call(custom, (x, *args), {})
+    reduce = python_method(m, x, "__reduce_ex__")
+    found = _reduced(m, x) if reduce is None else m.call(reduce, (x, 4), {})
+    if isinstance(found, str):
+        return x
+    rebuild = m.world.hold(_copy_module._reconstruct, "copy._reconstruct")
+    return m.call(rebuild, (x, memo, *found), {})
+
+
+def _reduced(m: Capturing, x: Any) -> Any:
+    """What object.__reduce_ex__ gives."""
+    kind = type(x)
+    custom = python_method(m, x, "__reduce__")
+    if custom is not None:
+        return m.call(custom, (x,), {})
+    in_c = {base for base in kind.__mro__ if base.__flags__ & _IN_C}
+    if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
+        raise GraphBreak(f"copying a {kind.__qualname__}")
+    new = python_method(m, x, "__getnewargs__")
+    given = () if new is None else m.items(m.call(new, (x,), {}))
+    state = python_method(m, x, "__getstate__")
+    held = _state(m, x) if state is None else m.call(state, (x,), {})
+    items = m.iterate(x) if isinstance(x, list) else None
+    pairs = iter(m.mapping(x).items()) if isinstance(x, dict) else None
+    function: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+    return m.world.hold(function, "copyreg.__newobj__"), (kind, *given), held, items, pairs
+
+
+def _state(m: Capturing, x: Any) -> Any:
+    """What object.__getstate__ gives."""
+    names = copyreg._slotnames(type(x))  # type: ignore[attr-defined]
+    own = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
+    slots = {}
+    for name in names:
+        try:
+            slots[name] = m.attribute(x, name)
+        except AttributeError:
+            slots[name] = ABSENT
+    slots = {name: value for name, value in slots.items() if value is not ABSENT}
+    return (own, slots) if slots else own

@@ -6,17 +6,30 @@ the stack is in opcodes.py. A frame knows exceptions and suspension.
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections
+import contextlib
 import copy
+import enum
+import functools
+import operator
+import os
+import re
 import sys
 import types
-from collections.abc import Callable, Generator
-from typing import Any
+import typing
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple, NoReturn
 
-from fusee.capture.breaks import GraphBreak
+import torch
+
 from fusee.capture.bytecode import Instruction, program
-from fusee.capture.torch_api import note_lines
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.torch_api import IN_CPP, note_lines
 
-__all__ = ["NULL", "OPCODES", "UNBOUND", "Frame", "Marker", "Opcode", "op", "suspended"]
+# ---------------------------------------------------------------------------- frame
 
 
 class Marker:
@@ -75,7 +88,7 @@ def _method(machine: Any, x: Any, name: str) -> Any:
 class Frame:
     """The state of one activation.
 
-    machine  the Semantics (semantics.py) that says what instructions mean
+    machine  the Semantics (frame.py) that says what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
     unwound  the exception that went to a handler last
@@ -318,3 +331,407 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
             f.unwound = error = None  # which know this frame, and all that the generator has
         if not f.yielded:
             return result
+
+
+# ---------------------------------------------------------------------------- semantics
+# What instructions mean for values: here as Python does it, on real values.
+#
+# A frame run with these semantics does what CPython would do. Capture overrides them
+# (interpreter.py).
+
+_BINARY_NAMES = "add and_ floordiv lshift matmul mul mod or_ pow rshift sub truediv xor".split()
+_IN_PLACE_NAMES = (
+    "iadd iand ifloordiv ilshift imatmul imul imod ior ipow irshift isub itruediv ixor".split()
+)
+
+# By the argument of BINARY_OP. source   CPython's Include/opcode.h, NB_ADD and so on
+BINARY: list[Callable[[Any, Any], Any]] = [
+    getattr(operator, name) for name in (*_BINARY_NAMES, *_IN_PLACE_NAMES)
+]
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    symbol: getattr(operator, name)
+    for symbol, name in zip("< <= == != > >=".split(), "lt le eq ne gt ge".split())
+}
+UNARY = {name: getattr(operator, name) for name in ("neg", "pos", "invert")}
+
+_CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+
+
+class Semantics:
+    """Python's own.
+
+    frames    the activations, innermost last
+    handled   the exception that is being handled
+    pending   what ended a capture while a generator was closed
+    is_over   whether nothing may run any more
+    """
+
+    pending: BaseException | None = None
+    is_over = False
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.handled: BaseException | None = None
+
+    def where(self) -> str:
+        """The line that runs, `file.py:41 in step`."""
+        return self.frames[-1].where if self.frames else ""
+
+    # ---------------------------------------------------------------------- names
+
+    def load_global(self, f: Frame, name: str) -> Any:
+        if name in f.globals:
+            return f.globals[name]
+        space = f.globals.get("__builtins__", builtins)
+        space = space.__dict__ if isinstance(space, types.ModuleType) else space
+        if name not in space:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        return space[name]
+
+    def store_global(self, f: Frame, name: str, value: Any) -> None:
+        f.globals[name] = value
+
+    def delete_global(self, f: Frame, name: str) -> None:
+        if name not in f.globals:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        del f.globals[name]
+
+    def load_cell(self, f: Frame, name: str) -> Any:
+        try:
+            return f.cells[name].cell_contents
+        except ValueError:
+            pass
+        raise unbound(f, name)  # not above: it would have the other one as its context
+
+    def store_cell(self, f: Frame, name: str, value: Any) -> None:
+        f.cells[name].cell_contents = value
+
+    def delete_cell(self, f: Frame, name: str) -> None:
+        self.load_cell(f, name)  # raises if there is nothing to delete
+        del f.cells[name].cell_contents
+
+    def caught(self, error: BaseException) -> None:
+        """An exception is about to reach a handler, a `finally` or the end of a `with`."""
+
+    def left_by(self, error: BaseException) -> None:
+        """An exception leaves the innermost frame."""
+
+    def made_function(self, function: types.FunctionType) -> None:
+        """A function was made in a frame."""
+
+    def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
+        return builtins.__import__(name, f.globals, f.names or f.locals, names or (), level)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        try:
+            return getattr(module, name)
+        except AttributeError:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+
+    # ---------------------------------------------------------------------- operators
+
+    def binary(self, kind: int, left: Any, right: Any) -> Any:
+        return BINARY[kind](left, right)
+
+    def unary(self, kind: str, x: Any) -> Any:
+        return UNARY[kind](x)
+
+    def compare(self, symbol: str, left: Any, right: Any) -> Any:
+        return COMPARE[symbol](left, right)
+
+    identical = staticmethod(operator.is_)
+    contains = staticmethod(operator.contains)
+    truth = staticmethod(operator.truth)
+
+    def decides(self, f: Any, at: int, x: Any) -> bool:
+        """The truth of what the jump at an index of a frame depends on."""
+        return self.truth(x)
+
+    store_subscript = staticmethod(operator.setitem)
+    delete_subscript = staticmethod(operator.delitem)
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        return container[key]
+
+    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+        """`spec` None: convert only, as CONVERT_VALUE does."""
+        if conversion:
+            x = _CONVERSIONS[conversion](x)
+        return x if spec is None else format(x, spec)
+
+    # ---------------------------------------------------------------------- attributes
+
+    attribute = staticmethod(getattr)
+    store_attribute = staticmethod(setattr)
+    delete_attribute = staticmethod(delattr)
+
+    def special(self, obj: Any, name: str) -> Any:
+        """A special method, which Python looks up on the class."""
+        found = getattr(type(obj), name, None)
+        if found is None:
+            kind = "the context manager protocol" if "e" in name else name
+            raise TypeError(f"{type(obj).__name__!r} object does not support {kind}")
+        return types.MethodType(found, obj)
+
+    # ---------------------------------------------------------------------- iteration, calls
+
+    iterate = staticmethod(iter)
+    next = staticmethod(next)
+
+    def items(self, x: Any) -> list[Any]:
+        """All elements of an iterable."""
+        return list(x)
+
+    def hashed(self, keys: Iterable[Any]) -> None:
+        """These become elements of a set, or keys of a dict."""
+
+    def writable(self, x: Any) -> Any:
+        """The list, set or dict that a display fills."""
+        return x
+
+    append = staticmethod(list.append)
+
+    def mapping(self, x: Any) -> dict[Any, Any]:
+        return dict(x)
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
+        if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
+            return stand(self, *args)
+        if self.handled is None:
+            return function(*args, **kwargs)
+        return _handling(self.handled, function, args, kwargs)
+
+
+def _handling(error: BaseException, function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Call a function while Python itself handles an exception, as sys.exc_info shows it."""
+    before = error.__traceback__, error.__context__
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001  # it was raised for this
+        error.__traceback__, error.__context__ = before
+        return function(*args, **kwargs)
+
+
+def variables(m: Semantics) -> dict[str, Any]:
+    """What locals() gives in the innermost frame."""
+    f = m.frames[-1]
+    if f.names is not None:
+        return f.names  # type: ignore[no-any-return]
+    found = {}
+    for name in (*f.code.co_varnames, *f.code.co_cellvars, *f.code.co_freevars):
+        if f.locals.get(name, UNBOUND) is not UNBOUND:
+            found[name] = f.locals[name]
+        elif name in f.cells:
+            with contextlib.suppress(ValueError):  # an empty one
+                found[name] = f.cells[name].cell_contents
+    return found
+
+
+def own_super(m: Semantics) -> Any:
+    """super() without arguments, in the innermost frame."""
+    f = m.frames[-1]
+    first = f.code.co_varnames[0]
+    owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
+    if "__class__" not in f.cells:
+        raise RuntimeError("super(): __class__ cell not found")
+    try:
+        cls = m.load_cell(f, "__class__")
+    except NameError:
+        cls = UNBOUND
+    if cls is UNBOUND:
+        raise RuntimeError("super(): empty __class__ cell")
+    if not isinstance(cls, type):
+        raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
+    return m.call(super, (cls, owner), {})
+
+
+# Functions in C that look at the frame that calls them, by how many arguments they have then.
+_ABOUT_CALLER: dict[tuple[Any, int], Callable[..., Any]] = {
+    (super, 0): own_super,
+    (locals, 0): variables,
+    (vars, 0): variables,
+    (dir, 0): lambda m: sorted(variables(m)),
+    (globals, 0): lambda m: m.frames[-1].globals,
+    (eval, 1): lambda m, code: eval(code, m.frames[-1].globals, variables(m)),
+    (exec, 1): lambda m, code: exec(code, m.frames[-1].globals, variables(m)),
+}
+
+
+def unbound(f: Frame, name: str) -> NameError:
+    """The error of a cell without contents."""
+    if name in f.code.co_freevars:
+        return NameError(
+            f"cannot access free variable {name!r} where it is not associated with a value in"
+            " enclosing scope",
+            name=name,
+        )
+    return UnboundLocalError(
+        f"cannot access local variable {name!r} where it is not associated with a value"
+    )
+
+
+def called(function: Any) -> str:
+    """How messages about a call name the function."""
+    name, module = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    if name is None:
+        return str(function)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def checked(x: Any, function: Any = None) -> Any:
+    """What stands after `*`, in a display or in a call of `function`: TypeError unless iterable."""
+    if hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__"):
+        return x
+    try:
+        return [*x]  # raises
+    except TypeError as error:
+        text = str(error) if function is None else f"{called(function)} argument{str(error)[5:]}"
+        raise TypeError(text) from None
+
+
+# ---------------------------------------------------------------------------- kinds
+# Kinds of objects, by how a capture guards them: by value, by identity, or part by part.
+
+# Guarded by value. Their instances hold nothing else.
+_SCALARS = frozenset((
+    int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
+))  # fmt: skip
+EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
+# Guarded by identity.
+FIXED = (
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.nn.Module,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, property, classmethod, staticmethod,
+    Marker, torch.optim.Optimizer, types.UnionType, types.GenericAlias, type(typing.ClassVar),
+)  # fmt: skip
+
+# Those of modules and classes are fixed themselves.
+BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
+HELD_OWNERS = (types.ModuleType, type, type(None), IN_CPP)
+
+CONTAINERS = (list, dict, set, collections.deque)
+IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+_NAMED = (
+    types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType,
+    type,
+)  # fmt: skip
+
+
+def is_named(x: Any) -> bool:
+    """Whether `x` is a function, class or module, which == tells from all else."""
+    if isinstance(x, types.BuiltinFunctionType):
+        return isinstance(x.__self__, HELD_OWNERS)
+    return isinstance(x, _NAMED) and type(x).__eq__ is object.__eq__
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether `x` is guarded by its value and needs no origin."""
+    return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
+
+
+# ---------------------------------------------------------------------------- tracebacks
+# Tracebacks of programs that run in pieces: the user's lines, as if Python ran the frames.
+
+_OURS = os.path.dirname(__file__) + os.sep
+
+
+class Line(NamedTuple):
+    """Where a frame stands."""
+
+    code: types.CodeType
+    globals: dict[str, Any]
+    number: int
+
+    @classmethod
+    def of(cls, f: Frame) -> Line:
+        return cls(f.code, f.globals, f.instruction.line)
+
+
+def calling_from(line: Line) -> types.FunctionType:
+    """A function `(call, *args, **kwargs)` that does this call, as if it stood at a line."""
+    code = _calling(line.code.co_filename, line.number, line.code.co_qualname)
+    return types.FunctionType(code, line.globals)
+
+
+@functools.lru_cache(1000)
+def _calling(file: str, number: int, name: str) -> types.CodeType:
+    tree = ast.parse("lambda _call, *args, **kwargs: _call(*args, **kwargs)", mode="eval")
+    return standing_at(tree, file, number, name)
+
+
+def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.CodeType:
+    """The code of a `lambda`, as if a function of that name had it at that line."""
+    (code,) = (x for x in _compiled(tree, file, line).co_consts if isinstance(x, types.CodeType))
+    return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
+
+
+def called_from(f: Frame, function: Any, is_code: bool) -> Any:
+    """What to call in place of a function that may name the line of its caller: that of a frame.
+
+    is_code   the function runs code of the program's
+    """
+    if not is_code and getattr(function, "__module__", None) not in ("logging", "_warnings", "sys"):
+        return function
+    if function in _BY_DEPTH:
+        function = _BY_DEPTH[function]
+    return functools.partial(calling_from(Line.of(f)), function)
+
+
+def _warn(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kw: Any) -> None:
+    warnings.warn(message, category, 1 + _steps(stacklevel), *args, **kw)
+
+
+def _getframe(depth: int = 0) -> Any:
+    return sys._getframe(_steps(depth + 1))
+
+
+# What counts frames, as if there were none of ours.
+_BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
+
+
+def _steps(count: int) -> int:
+    """How many frames lie between who calls this and the program's frame number `count`."""
+    at: Any = sys._getframe(1)
+    steps = 0
+    while at is not None and count > 0:
+        steps, at = steps + 1, at.f_back
+        name = _OURS if at is None else at.f_code.co_filename
+        count -= not name.startswith(("<fusee ", "<entrance of ", _OURS))
+    return steps
+
+
+def raise_at(f: Frame, error: BaseException) -> NoReturn:
+    """Raise `error` from the line at which a frame stands."""
+    take = ast.Call(ast.Name("_take", ast.Load()), [], [])
+    code = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
+    code = code.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
+    # the frame must not keep the error, which keeps the frame
+    exec(code, {"_take": [error.with_traceback(_without_ours(error.__traceback__))].pop})
+    raise AssertionError("unreachable")
+
+
+def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.CodeType:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr, ast.arg)):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
+    kind = "exec" if isinstance(tree, ast.Module) else "eval"
+    made: types.CodeType = compile(tree, file, kind)
+    return made
+
+
+def _without_ours(found: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the entries of this package."""
+    kept = []
+    while found is not None:
+        if not found.tb_frame.f_code.co_filename.startswith(_OURS):
+            kept.append(found)
+        found = found.tb_next
+    for one, following in zip(kept, [*kept[1:], None]):
+        one.tb_next = following
+    return kept[0] if kept else None

@@ -9,22 +9,24 @@ meet only floating tensors there: of integers it would decide the bits.
 
 from __future__ import annotations
 
+import cmath
+import enum
+import math
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
-from fusee.capture.breaks import GraphBreak
-from fusee.capture.origin import Call, Item, Origin
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.sources import Call, Item, Origin
+from fusee.capture.torch_api import OpOverload, dynamo_switch
 
-__all__ = [
-    "LOADERS", "NUMPY", "TAKE_NUMBERS", "VALUES", "Computed", "Number", "Specialise", "argument",
-    "as_tensor", "compute", "converted", "exactly", "holds_number", "is_held", "is_learning_rate",
-    "load", "loaded", "meets_integers", "need_values", "shown",
-]  # fmt: skip
+# ---------------------------------------------------------------------------- numbers
+
 
 NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
 
@@ -258,3 +260,110 @@ def is_learning_rate(origin: Origin) -> bool:
     groups = group.parent if isinstance(group, Item) else None
     is_group = isinstance(groups, Item) and groups.key == "param_groups"
     return is_group and isinstance(origin, Item) and origin.key == "lr"
+
+
+# ---------------------------------------------------------------------------- arguments
+# What a call in a graph may have for an argument: what fx prints as Python that gives it again.
+
+# torch takes these classes for dtypes; fx prints them as `<class 'int'>`.
+_DTYPES = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}  # fmt: skip
+_PRINTED = (
+    types.NoneType, types.EllipsisType, bool, bytes, range, enum.Enum, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.SymInt, torch.SymFloat, torch.SymBool, fx.Node,
+    OpOverload, Number, *NUMPY,
+)  # fmt: skip
+# Of the user's classes of numbers and texts torch sees what they hold.
+_HELD: dict[type, Any] = {int: int.__index__, float: float.__float__, str: str.__str__}
+
+
+def printable(x: Any) -> Any:
+    """The argument, or what torch takes for it.
+
+    raises   GraphBreak for what has no text
+    """
+    if type(x) in (int, float, str) or isinstance(x, NUMPY):
+        return x
+    for kind, held in _HELD.items():
+        if isinstance(x, kind) and type(x) is not bool:
+            return held(x)
+    if isinstance(x, complex) and not _has_text(x):
+        raise GraphBreak(f"the number {x} has no text in Python that gives it again")
+    if isinstance(x, (complex, *_PRINTED)):
+        return x
+    if isinstance(x, type) and x in _DTYPES:
+        return _DTYPES[x]
+    if type(x) is type(torch.FloatTensor):  # x.type(torch.DoubleTensor)
+        return f"{x.__module__}.{x.__name__}"
+    raise GraphBreak(
+        f"an argument of class {type(x).__qualname__} has no text in a graph",
+        "give numbers, texts, dtypes, devices and tensors to torch's functions",
+    )
+
+
+def _has_text(x: complex) -> bool:
+    zeros = [part for part in (x.real, x.imag) if part == 0]
+    return cmath.isfinite(x) and all(math.copysign(1, zero) > 0 for zero in zeros)
+
+
+# ---------------------------------------------------------------------------- readings
+# Numbers that a program takes out of tensors: `x.tolist()`, and `x.item()` if torch's
+# `capture_scalar_outputs` says so.
+#
+# They are read after the graph, from what it gives: the program can move them, return them and do
+# arithmetic with them. Where it needs the value of one, the graph ends.
+
+# Each is a line of what runs after the graph.
+_MOST = 256
+
+_SCALARS = {"item": None, "__float__": float, "__int__": int}
+
+
+def read(recorder: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """What a method gives that shows values of a tensor; None if the graph ends there."""
+    x = args[0]
+    kind = float if x.is_floating_point() else int
+    is_number = kind is float or x.dtype in _INTEGERS
+    is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
+    if len(args) > 1 or not is_number or not is_main:
+        return None
+    if name == "tolist" and x.numel() <= _MOST:
+        values = _values(recorder, x)
+        listed = Number(None, frozenset(), list, (torch.Tensor.tolist, values))
+        taken = [
+            _number(recorder, values, k, kind, (operator.getitem, listed, k))
+            for k in range(x.numel())
+        ]
+        return _nested(iter(taken), tuple(x.shape))
+    if name not in _SCALARS or x.numel() != 1 or not dynamo_switch("capture_scalar_outputs"):
+        return None
+    values = _values(recorder, x)
+    found = _number(recorder, values, 0, kind, (torch.Tensor.item, values))
+    return converted(found, _SCALARS[name] or kind)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _values(recorder: Any, x: torch.Tensor) -> Any:
+    """What a tensor holds now, in a tensor that nothing writes to."""
+    flat = recorder.call(torch.Tensor.reshape, (recorder.call(torch.detach, (x,), {}), (-1,)), {})
+    return recorder.call(torch.clone, (flat,), {})
+
+
+def _number(recorder: Any, values: Any, k: int, kind: type, made: tuple[Any, ...]) -> Number:
+    """One of `values`. An integer may be more than the double that a graph has for it."""
+    recorder.has_numbers = True
+
+    def write() -> Any:
+        one = recorder.call(operator.getitem, (values, k), {})
+        return recorder.item(one).node
+
+    return Number(write if kind is float else None, frozenset(), kind, made, is_late=True)
+
+
+def _nested(items: Any, shape: tuple[int, ...]) -> Any:
+    if not shape:
+        return next(items)
+    return [_nested(items, shape[1:]) for _ in range(shape[0])]

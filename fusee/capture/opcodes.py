@@ -1,7 +1,7 @@
 """What each instruction does to a frame: one row per opcode, or a function named after it.
 
 What an operation means for its operands is asked of `frame.machine`. Opcodes that jump, call or
-raise are in control.py, those of `match` in matching.py. A name means the same in all versions of
+raise are in opcodes.py, those of `match` in opcodes.py. A name means the same in all versions of
 Python, but for a few that look at the version.
 
 source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its versions
@@ -10,21 +10,321 @@ source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructi
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fusee.capture import control, matching
-from fusee.capture.breaks import GraphBreak, Opaque
-from fusee.capture.bytecode import Instruction, program
-from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, op
-from fusee.capture.semantics import called, checked
+import torch
 
-__all__ = ["REFUSED", "TABLES", "refused"]
+from fusee.capture.bytecode import Instruction, Program, program
+from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op
+from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.torch_api import FakeTensor
+
+# ---------------------------------------------------------------------------- control
+# Opcodes that move on: jumps, loops, generators, calls, exceptions, imports.
+#
+# source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its
+# versions
+#        for 3.11 and 3.12; CPython's Python/bytecodes.c
+
+# ------------------------------------------------------------------------------ jumps
+
+
+def _jump(f: Frame, i: Instruction) -> None:
+    f.next = i.target
+
+
+def _jump_if(test: Callable[[Frame, Any], bool], is_kept: bool = False) -> Opcode:
+    def handler(f: Frame, i: Instruction) -> None:
+        # the operand stays until its truth is known: a graph may have to end here
+        is_met = test(f, f.stack[-1])
+        if is_met:
+            f.next = i.target
+        if not (is_met and is_kept):
+            f.pop()
+
+    return handler
+
+
+_TESTS: dict[str, Callable[[Frame, Any], bool]] = {
+    "TRUE": lambda f, x: f.machine.decides(f, f.at, x),
+    "FALSE": lambda f, x: not f.machine.decides(f, f.at, x),
+    "NONE": lambda f, x: x is None,
+    "NOT_NONE": lambda f, x: x is not None,
+}
+for _name, _test in _TESTS.items():
+    OPCODES[f"JUMP_IF_{_name}_OR_POP"] = _jump_if(_test, is_kept=True)
+    for _kind in ("POP_JUMP_IF_", "POP_JUMP_FORWARD_IF_", "POP_JUMP_BACKWARD_IF_"):
+        OPCODES[_kind + _name] = _jump_if(_test)
+
+
+# ------------------------------------------------------------------------------ the simplest
+
+_JUMPS: dict[str, Opcode] = {
+    **dict.fromkeys(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"), _jump),
+    "GET_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    "GET_YIELD_FROM_ITER": lambda f, i: f.push(f.machine.iterate(f.pop())),
+    # the machine makes the generator when it calls the function, and starts after this
+    "RETURN_GENERATOR": lambda f, i: None,
+    "END_SEND": lambda f, i: f.stack.__delitem__(-2),
+    "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
+    "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
+    "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
+    "IMPORT_NAME": lambda f, i: f.push(f.machine.import_name(f, i.value, *f.take(2))),
+    "IMPORT_FROM": lambda f, i: f.push(f.machine.import_from(f.stack[-1], i.value)),
+    "GET_LEN": lambda f, i: f.push(f.machine.call(len, (f.stack[-1],), {})),
+}
+OPCODES.update(_JUMPS)
+
+
+# ------------------------------------------------------------------------------ loops
+
+_PAST_LOOP = (0, 1, 2)[sys.version_info.minor - 11]  # END_FOR, and from 3.13 on POP_TOP
+
+
+@op()
+def FOR_ITER(f: Frame, i: Instruction) -> None:
+    try:
+        value = f.machine.next(f.stack[-1])
+    except StopIteration:
+        f.pop()
+        f.next = i.target + _PAST_LOOP
+    else:
+        f.push(value)
+
+
+@op()
+def SEND(f: Frame, i: Instruction) -> None:
+    """Resume the generator below; if it ends, END_SEND takes it away from 3.12 on."""
+    value, receiver = f.pop(), f.stack[-1]
+    try:
+        if value is None:
+            value = f.machine.next(receiver)
+        else:
+            value = f.machine.call(f.machine.attribute(receiver, "send"), (value,), {})
+    except StopIteration as error:
+        value = error.value
+        f.next = i.target
+        if sys.version_info < (3, 12):
+            f.pop()
+    f.push(value)
+
+
+@op()
+def CLEANUP_THROW(f: Frame, i: Instruction) -> None:
+    if not isinstance(f.stack[-1], StopIteration):
+        raise f.pop()
+    f.stack[-3:] = None, f.stack[-1].value
+
+
+# ------------------------------------------------------------------------------ calls
+
+
+@op()
+def KW_NAMES(f: Frame, i: Instruction) -> None:
+    f.keywords = f.code.co_consts[i.arg]
+
+
+@op("CALL_KW")
+def CALL(f: Frame, i: Instruction) -> None:
+    names, f.keywords = f.pop() if i.name == "CALL_KW" else f.keywords, ()
+    args = f.take(i.arg)
+    function, owner = f.take(2)
+    # before 3.13 the stack holds (NULL, callable) or (method, self), after it (callable, self)
+    if function is NULL:
+        function, owner = owner, NULL
+    if owner is not NULL:
+        args = [owner, *args]
+    count = len(args) - len(names)
+    f.push(f.machine.call(function, tuple(args[:count]), dict(zip(names, args[count:]))))
+
+
+@op()
+def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
+    kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
+    function = next(x for x in f.take(2) if x is not NULL)
+    args = tuple(f.machine.items(checked(given, function)))
+    if not all(isinstance(key, str) for key in kwargs):
+        raise TypeError("keywords must be strings")
+    f.push(f.machine.call(function, args, f.machine.mapping(kwargs)))
+
+
+@op("RETURN_CONST", "YIELD_VALUE")
+def RETURN_VALUE(f: Frame, i: Instruction) -> bool:
+    f.yielded = i.name == "YIELD_VALUE"
+    f.result = i.value if i.name == "RETURN_CONST" else f.pop()
+    return True
+
+
+# ------------------------------------------------------------------------------ exceptions
+
+
+@op()
+def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
+    if i.arg == 0:
+        if f.machine.handled is None:
+            raise RuntimeError("No active exception to reraise")
+        raise f.machine.handled
+    error, *cause = [f.machine.call(x, (), {}) if isinstance(x, type) else x for x in f.take(i.arg)]
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if cause:
+        (error.__cause__,) = cause
+    f.push(error)
+    del error, cause  # they would know this frame, and it them
+    raise f.pop()
+
+
+@op()
+def PUSH_EXC_INFO(f: Frame, i: Instruction) -> None:
+    error = f.pop()
+    f.stack += (f.machine.handled, error)
+    f.machine.handled = error
+
+
+@op()
+def POP_EXCEPT(f: Frame, i: Instruction) -> None:
+    f.machine.handled = f.pop()
+
+
+@op()
+def CHECK_EXC_MATCH(f: Frame, i: Instruction) -> None:
+    kind = f.pop()
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
+        raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    f.push(isinstance(f.stack[-1], kind))
+
+
+@op()
+def RERAISE(f: Frame, i: Instruction) -> None:
+    raise f.pop()
+
+
+@op()
+def BEFORE_WITH(f: Frame, i: Instruction) -> None:
+    manager = f.pop()
+    leave = f.machine.special(manager, "__exit__")
+    enter = f.machine.special(manager, "__enter__")
+    f.push(leave)
+    f.push(f.machine.call(enter, (), {}))
+
+
+@op()
+def WITH_EXCEPT_START(f: Frame, i: Instruction) -> None:
+    leave, *_, error = f.stack[-4:]
+    f.push(f.machine.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+@op()
+def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
+    value = f.pop()
+    if i.arg == 3:  # a StopIteration leaves a generator
+        if isinstance(value, StopIteration):
+            error = RuntimeError("generator raised StopIteration")
+            error.__cause__ = value
+            value = error
+    elif i.arg == 5:
+        value = f.machine.unary("pos", value)
+    elif i.arg == 6:
+        value = tuple(f.machine.items(value))
+    else:
+        raise GraphBreak(f"the instruction CALL_INTRINSIC_1 {i.arg} is not supported")
+    f.push(value)
+
+
+# ---------------------------------------------------------------------------- matching
+# Opcodes of the statement `match`.
+#
+# source   https://docs.python.org/3.13/library/dis.html#opcode-MATCH_CLASS; CPython's
+#          Python/ceval.c, match_class and match_keys
+
+_MATCHES_ITSELF = 1 << 22  # Py_TPFLAGS__MATCH_SELF
+_NOTHING = object()
+
+
+def _is_flagged(flag: int) -> Opcode:
+    return lambda f, i: f.push(bool(type(f.stack[-1]).__flags__ & flag))
+
+
+OPCODES["MATCH_SEQUENCE"] = _is_flagged(1 << 5)  # Py_TPFLAGS_SEQUENCE
+OPCODES["MATCH_MAPPING"] = _is_flagged(1 << 6)  # Py_TPFLAGS_MAPPING
+
+
+@op()
+def MATCH_KEYS(f: Frame, i: Instruction) -> None:
+    """The values of these keys, or None if one is not there."""
+    subject, keys = f.stack[-2:]
+    get = f.machine.attribute(subject, "get") if keys else None
+    found: list[Any] = []
+    for k, key in enumerate(keys):
+        if key in keys[:k]:
+            raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
+        found.append(f.machine.call(get, (key, _NOTHING), {}))
+        if found[-1] is _NOTHING:
+            f.push(None)
+            return
+    f.push(tuple(found))
+
+
+@op()
+def MATCH_CLASS(f: Frame, i: Instruction) -> None:
+    """The attributes that a class pattern asks for, or None if it does not match."""
+    subject, cls, names = f.take(3)
+    if not isinstance(cls, type):
+        raise TypeError("called match pattern must be a class")
+    if not f.machine.call(isinstance, (subject, cls), {}):
+        f.push(None)
+        return
+    found: list[Any] = []
+    by_position = _by_position(f, cls, i.arg)
+    if by_position is None:
+        found.append(subject)
+        by_position = ()
+    seen: list[str] = []
+    for name in (*by_position, *names):
+        if not isinstance(name, str):
+            kind = type(name).__name__
+            raise TypeError(f"__match_args__ elements must be strings (got {kind})")
+        if name in seen:
+            raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+        seen.append(name)
+        try:
+            found.append(f.machine.attribute(subject, name))
+        except AttributeError:
+            f.push(None)
+            return
+    f.push(tuple(found))
+
+
+def _by_position(f: Frame, cls: type, count: int) -> tuple[str, ...] | None:
+    """The attributes that `count` patterns without a name are about; None for the object itself."""
+    if not count:
+        return ()
+    is_itself = False
+    try:
+        names = f.machine.attribute(cls, "__match_args__")
+    except AttributeError:
+        names, is_itself = (), bool(cls.__flags__ & _MATCHES_ITSELF)
+    if not isinstance(names, tuple):
+        kind = type(names).__name__
+        raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+    allowed = 1 if is_itself else len(names)
+    if allowed < count:
+        plural = "" if allowed == 1 else "s"
+        raise TypeError(
+            f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)"
+        )
+    return None if is_itself else names[:count]
+
+
+# ---------------------------------------------------------------------------- opcodes
+
 
 TABLES = dict.fromkeys(((3, 11), (3, 12), (3, 13)), OPCODES)
-FILLED_BY = (control, matching)  # importing them fills the table
 
 # Matter to CPython's own loop only.
 _IDLE = "NOP RESUME PRECALL COPY_FREE_VARS EXIT_INIT_CHECK"
@@ -71,9 +371,9 @@ def _super(f: Frame, operands: list[Any], has_arguments: int) -> Any:
 
 
 _METHODS = sys.version_info >= (3, 12)  # in LOAD_ATTR's argument; before, in LOAD_METHOD
-_CONVERSIONS = ("", "s", "r", "a")
+_CONVERSION_CODES = ("", "s", "r", "a")
 
-_SIMPLE: dict[str, Opcode] = {
+_STEPS: dict[str, Opcode] = {
     **dict.fromkeys(_IDLE.split(), lambda f, i: None),
     **dict.fromkeys(REFUSED, _refused),
     # the stack
@@ -122,7 +422,7 @@ _SIMPLE: dict[str, Opcode] = {
     # text
     "FORMAT_WITH_SPEC": lambda f, i: f.push(f.machine.format(f.stack.pop(-2), "", f.pop())),
     "FORMAT_SIMPLE": lambda f, i: f.push(f.machine.format(f.pop(), "", "")),
-    "CONVERT_VALUE": lambda f, i: f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg], None)),
+    "CONVERT_VALUE": lambda f, i: f.push(f.machine.format(f.pop(), _CONVERSION_CODES[i.arg], None)),
     # names
     **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_CHECK"), lambda f, i: f.push(_local(f, i.value))),
     "LOAD_FAST_LOAD_FAST": lambda f, i: f.stack.extend([_local(f, name) for name in i.value]),
@@ -152,7 +452,7 @@ _SIMPLE: dict[str, Opcode] = {
     "STORE_DEREF": lambda f, i: f.machine.store_cell(f, i.value, f.pop()),
     "DELETE_DEREF": lambda f, i: f.machine.delete_cell(f, i.value),
 }
-OPCODES.update(_SIMPLE)
+OPCODES.update(_STEPS)
 
 
 @op()
@@ -227,7 +527,7 @@ def UNPACK_EX(f: Frame, i: Instruction) -> None:
 @op()
 def FORMAT_VALUE(f: Frame, i: Instruction) -> None:
     spec = f.pop() if i.arg & 4 else ""
-    f.push(f.machine.format(f.pop(), _CONVERSIONS[i.arg & 3], spec))
+    f.push(f.machine.format(f.pop(), _CONVERSION_CODES[i.arg & 3], spec))
 
 
 # ------------------------------------------------------------------------------ names
@@ -322,3 +622,58 @@ def _set_in_function(made: types.FunctionType, bit: int, value: Any) -> None:
     if bit == 4:
         value = dict(zip(value[::2], value[1::2]))
     setattr(made, _OF_FUNCTIONS[bit], value)
+
+
+# ---------------------------------------------------------------------------- branches
+# Branches on a tensor's value of which one side raises: `assert mask.any()`, `if bad: raise ...`.
+#
+# The graph checks the value, and what follows is the other side. Where the check fails the piece
+# has changed nothing (graph_break.py): Python runs it again, and raises what the program raises.
+
+# After these it is not sure that the instructions that follow run, or what becomes of an error.
+_LEAVING = ("JUMP", "FOR_ITER", "SEND", "YIELD", "RETURN", "RERAISE", "BEFORE_WITH")
+
+
+def raising_truth(program: Program, at: int) -> bool | None:
+    """The truth for which the jump at an index leads to nothing but an error; None: neither."""
+    jump = program.instructions[at]
+    if jump.target < 0 or not jump.name.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    sides = {jump.name.endswith("IF_TRUE"): jump.target, jump.name.endswith("IF_FALSE"): at + 1}
+    found = [truth for truth, index in sides.items() if _raises(program, index)]
+    return found[0] if len(found) == 1 else None
+
+
+def _raises(program: Program, index: int) -> bool:
+    for instruction in program.instructions[index:]:
+        if instruction.name == "RAISE_VARARGS":
+            return True
+        if any(part in instruction.name for part in _LEAVING):
+            return False
+        if instruction.value == "StopIteration":  # not an error to whoever asks for more
+            return False
+    return False
+
+
+def is_caught(frames: Iterable[Frame]) -> bool:
+    """Whether a handler takes an error that is raised where these stand, other than a `with`."""
+    for f in frames:
+        handler = f.program.handler(f.at)
+        if handler is None:
+            continue
+        taken = f.program.instructions[handler.target : handler.target + 2]
+        if [instruction.name for instruction in taken] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
+            return True
+    return False
+
+
+def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:
+    """What holds where the truth of `x` is as wanted; None if nothing may check it in a graph.
+
+    A failed check ends a GPU's context.
+    """
+    if x.device.type != "cpu" or x.numel() != 1:
+        return None
+    if not wanted:
+        return torch.logical_not(x)
+    return x if x.dtype is torch.bool else torch.ne(x, 0)

@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from fusee.errors import GENERATED, user_frame
-from fusee.sym.fakes import FakeTensor, fake_mode, fake_of
+from fusee.fake.mode import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "IN_CPP", "MODE_STACK", "STATE_QUERIES",

@@ -16,23 +16,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.capture import modes
-from fusee.capture.breaks import Forbidden, GraphBreak, Opaque, Unchecked
+from fusee.capture import tensor_objects
+from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place
-from fusee.capture.effects import effects
-from fusee.capture.expressions import Source
-from fusee.capture.facts import At, Facts, overlap
-from fusee.capture.failures import Failing, generator_states
 from fusee.capture.frame import UNBOUND, Frame
-from fusee.capture.machine import Machine
+from fusee.capture.graph_break import (
+    Failing,
+    Forbidden,
+    GraphBreak,
+    Opaque,
+    Unchecked,
+    generator_states,
+)
+from fusee.capture.guards import At, Facts, overlap
+from fusee.capture.inputs import World
+from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import refused
-from fusee.capture.origin import Local, Origin, is_buffer
 from fusee.capture.policy import Policy
-from fusee.capture.rebuild import Lost, Rebuild
-from fusee.capture.regions import is_error
-from fusee.capture.stand_ins import left
+from fusee.capture.reconstruct import Lost, Rebuild, is_error
+from fusee.capture.recorder import effects
+from fusee.capture.sources import Local, Origin, Source, is_buffer
 from fusee.capture.torch_api import (
     State,
     is_transforming,
@@ -42,7 +47,6 @@ from fusee.capture.torch_api import (
     state_restored,
     without_function_modes,
 )
-from fusee.capture.world import World
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
@@ -170,7 +174,7 @@ class _Attempt:
         """
         self.frame = self._start()
         frame, machine = self.frame, self.machine
-        modes.load(machine, self.modes)
+        tensor_objects.load(machine, self.modes)
         machine.frames.append(frame)
         step = max(1, limit // _PROBES)
         while self.count != limit:
@@ -258,7 +262,7 @@ class _Attempt:
         """Write the source of what runs, and close the graph."""
         self.is_over = True
         found, f = self.captured, self.frame
-        source = Source(self.world.facts.kinds, {modes.PLACE: "_modes"})
+        source = Source(self.world.facts.kinds, {tensor_objects.PLACE: "_modes"})
         if self.world.seen and self.machine.policy.is_exporting:
             raise Lost("an exported graph takes and gives plain tensors alone, no subclasses")
         rebuild = Rebuild(self.machine, source, is_return=returned)

@@ -33,12 +33,11 @@ from typing import Any
 import torch
 
 from fusee.codegen.llvm.kernel import KernelCode
-from fusee.loops.deps import reads, views, writes
-from fusee.loops.fuse import Schedule
+from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, View
 from fusee.loops.memory import Plan
-from fusee.runtime.allocate import empty_strided
-from fusee.runtime.program import FrameSpec, LaunchSpec, ViewSpec
+from fusee.loops.schedule import reads, views, writes
+from fusee.runtime.launch import FrameSpec, LaunchSpec, ViewSpec, empty_strided
 from fusee.sym.expr import Expr, Size, maximum
 
 # A thread gets at least this much work, in elements times the cost of one; less is not worth

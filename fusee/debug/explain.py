@@ -6,28 +6,84 @@ Path("step.html").write_text(explain(step)(x).html())
 
 from __future__ import annotations
 
+import html
 import re
+import runpy
+import sys
+import time
+import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from string import Template
+from typing import Any, TextIO
 
 from torch import fx
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
-from fusee.backends.guarded import guarded
-from fusee.capture.breaks import GraphBreak
+from fusee.backends.graph_cache import guarded
 from fusee.capture.bytecode import first_line, program
-from fusee.capture.dispatch import CompiledFunction, Entry
-from fusee.capture.policy import POLICY
-from fusee.capture.targets import is_suspending, target_of
+from fusee.capture.entries import CompiledFunction, Entry, listeners
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.torch_api import OpOverload
-from fusee.debug.page import page
 from fusee.errors import source_line
 
-__all__ = ["Break", "Explanation", "Graph", "Piece", "explain"]
+# ---------------------------------------------------------------------------- page
+# A report as one HTML page: no script, no font, no file besides it.
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+  :root { color-scheme: light dark; }
+  body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+  h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+  pre { font: 13px/1.45 ui-monospace, monospace; overflow-x: auto; padding: .6rem .8rem;
+        margin: .3rem 0; border: 1px solid #8886; border-radius: .4rem; }
+  summary { cursor: pointer; } .title { color: #888; }
+  .stop pre { border-color: #c60; }
+</style>
+<h1>$title</h1>
+<p>$summary</p>
+$pieces
+</html>
+""")  # noqa: E501  # CSS
+
+Section = tuple[str, str]
+
+
+def page(title: str, summary: str, pieces: Sequence[Sequence[Section]]) -> str:
+    """The page. Of each piece the first section's title is its heading."""
+    shown = []
+    for number, ((heading, _), *sections) in enumerate(pieces, 1):
+        shown.append(f"<h2>{number}. {html.escape(heading)}</h2>")
+        shown += [_section(title, text) for title, text in sections]
+    return _PAGE.substitute(
+        title=html.escape(title), summary=html.escape(summary), pieces="\n".join(shown)
+    )
+
+
+def _section(title: str, text: str) -> str:
+    """One line as it is; more in a box, which is open unless it is long."""
+    name, body = html.escape(title), html.escape(text)
+    kind = "stop" if title == "ends before" else "part"
+    if "\n" not in text:
+        return f'<div class="{kind}"><span class="title">{name}</span> {body}</div>'
+    is_open = " open" if text.count("\n") < 25 else ""
+    return (
+        f'<details class="{kind}"{is_open}><summary class="title">{name}</summary>'
+        f"<pre>{body}</pre></details>"
+    )
+
+
+# ---------------------------------------------------------------------------- explain
+
 
 # Generated names of objects that a piece holds.
 _HELD = re.compile(r"\b_k\d+\b")
@@ -272,3 +328,88 @@ def _entries(compiled: CompiledFunction) -> Iterator[Entry]:
     yield from compiled.entries
     for callee in compiled.callees:
         yield from _entries(callee)
+
+
+# ---------------------------------------------------------------------------- script
+# A script, run with all that it compiles observed: what `python -m fusee explain` does.
+#
+# Whatever a piece of a compiled function is, is noted when it is compiled: by the end of the script
+# the function may be gone.
+
+
+def run_script(script: Path, arguments: Sequence[str], page: Path, status: TextIO) -> int:
+    """Run a script as Python would, and write the page on what it compiled.
+
+    page      where to; it is written even if the script fails
+    status    takes a progress line, if it is a terminal, and a summary
+    returns   the script's exit status
+    raises    OSError if the page cannot be written
+    """
+    observer = _Observer(script.name, status)
+    listeners.append(observer)
+    argv, path = sys.argv[:], sys.path[:]
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.parent.resolve())
+    try:
+        code = _run(script)
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        listeners.remove(observer)
+    observer.end()
+    found = Explanation(tuple(observer.pieces), None)
+    page.write_text(found.html(f"fusee.explain: {script.name}"), encoding="utf-8")
+    print(_text(found, script, page, code), file=status)
+    return code
+
+
+def _run(script: Path) -> int:
+    """The exit status. Tracebacks begin in the script, as Python's do."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except BaseException as error:  # noqa: BLE001  # whatever the script raises, Ctrl-C included
+        tb = error.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename != str(script):
+            tb = tb.tb_next
+        # without a frame of the script it is its text that is wrong
+        traceback.print_exception(type(error), error, tb)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+class _Observer:
+    """Notes what is compiled, and says how far it is."""
+
+    def __init__(self, name: str, status: TextIO) -> None:
+        self.pieces: list[Piece] = []
+        self.name = name
+        self.status = status if status.isatty() else None
+        self.begin = time.monotonic()
+
+    def __call__(self, entry: Entry) -> None:
+        self.pieces.append(Piece.of(entry))
+        if self.status is not None:
+            seconds = time.monotonic() - self.begin
+            breaks = sum(piece.stop is not None for piece in self.pieces)
+            line = f"{self.name}: {len(self.pieces)} pieces, {breaks} breaks, {seconds:.1f} s"
+            print(f"\r\x1b[K{line}", end="", file=self.status, flush=True)
+
+    def end(self) -> None:
+        if self.status is not None and self.pieces:
+            print("\r\x1b[K", end="", file=self.status, flush=True)
+
+
+def _text(found: Explanation, script: Path, page: Path, code: int) -> str:
+    """What is shown in the end: counts, breaks, where the page is."""
+    lines = [f"{script.name}: {found.summary}"]
+    if not found.pieces:
+        lines = [f"{script.name} compiled nothing: no call of a compiled function was seen"]
+    lines += [f"break {k}: {stop}" for k, stop in enumerate(found.breaks, 1)]
+    lines += [f"{p.function} runs eagerly: {p.eager}" for p in found.pieces if p.eager]
+    if code != 0:
+        lines.append(f"the script ended with status {code}: the page shows what came before")
+    return "\n".join([*lines, f"page: {page}"])

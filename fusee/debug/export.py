@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
-from fusee.capture.policy import POLICY
-from fusee.capture.targets import is_suspending, target_of
+from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.trace import capture
 from fusee.errors import GraphBreakError, source_line
 

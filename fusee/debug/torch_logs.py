@@ -12,7 +12,7 @@ from typing import Any
 from torch import _logging
 
 from fusee import log
-from fusee.capture.dispatch import Entry, listeners
+from fusee.capture.entries import Entry, listeners
 from fusee.errors import source_line
 
 __all__ = ["follow"]

@@ -21,9 +21,11 @@ from typing import Any
 import torch
 
 from fusee.errors import CheckError
-from fusee.loops.deps import reads, views, writes
-from fusee.loops.fuse import Schedule
+from fusee.loops.fusion import Schedule
 from fusee.loops.ir import (
+    REDUCTIONS,
+    SCALAR_OPS,
+    SPECIAL_OPS,
     Acc,
     Accumulate,
     Buffer,
@@ -39,10 +41,8 @@ from fusee.loops.ir import (
     walk,
 )
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
-from fusee.loops.order import roots
-from fusee.loops.scalar import REDUCTIONS, SCALAR_OPS, SPECIAL_OPS
-from fusee.sym.expr import Atom, Call, Size, Symbol, known_ge
-from fusee.sym.parts import coefficient, hint, product, symbols
+from fusee.loops.schedule import reads, roots, views, writes
+from fusee.sym.expr import Atom, Call, Size, Symbol, coefficient, hint, known_ge, product, symbols
 
 Item = Kernel | Extern
 Inside = Sequence[Sequence[Value]]  # the values of each phase of a kernel, operands first

@@ -9,7 +9,7 @@
     Phase     ::= for inner: Statement...
     Statement ::= Store(buffer, index, value, mode) | Accumulate(acc, value)
 
-    Value     ::= op(Value...) of the vocabulary in scalar.py, hash-consed in one Values table
+    Value     ::= op(Value...) of the vocabulary in ir.py, hash-consed in one Values table
 
 A Kernel's outer axes are free of dependences and may run in parallel, in any order. For one point
 of them its phases run one after another; accumulators start at their identity when their phase
@@ -20,15 +20,123 @@ value including the present element. All indices are flat element offsets into a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, Literal, Protocol, Union
 
 import torch
+from torch import fx
 
-from fusee.loops.scalar import SCALAR_OPS
-from fusee.sym.expr import Size, Symbol
-from fusee.sym.parts import substitute, symbols
+from fusee.errors import user_frame
+from fusee.sym.expr import Size, Symbol, substitute, symbols
+
+# ---------------------------------------------------------------------------- scalar
+# The scalar vocabulary: every element-wise operation that a target must be able to emit.
+#
+# A row says how many operands an op takes, on which kinds of dtype it works and what it returns.
+# Kinds: f float32/float64, i signed and unsigned integers, b bool. There are no float16 or bfloat16
+# operations: lowering computes in float32 and rounds with `cast`, as ATen's CPU kernels do. `heavy`
+# is the rough cost in units of one addition; fusion weighs recomputation with it.
+#
+# The vocabulary lives with the loops and not with code generation, since lowering writes it, fusion
+# weighs it and every target reads it.
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """One row of the vocabulary. `result`: "same" as the operands, or a dtype's name."""
+
+    name: str
+    arity: int
+    kinds: str
+    result: str = "same"
+    heavy: int = 1
+
+
+def _rows(
+    names: str, arity: int, kinds: str, result: str = "same", heavy: int = 1
+) -> list[ScalarOp]:
+    return [ScalarOp(name, arity, kinds, result, heavy) for name in names.split()]
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    row.name: row
+    for row in [
+        # IEEE arithmetic; integers wrap. minimum and maximum return NaN if either operand is.
+        *_rows("add sub mul minimum maximum", 2, "fi"),
+        *_rows("div", 2, "f", heavy=4),
+        # Integer division: "floordiv" and "remainder" round to minus infinity, "truncdiv" to zero.
+        # By zero: any value for integers (lowering never emits it unguarded), IEEE for floats.
+        *_rows("floordiv truncdiv remainder", 2, "i", heavy=12),
+        *_rows("fmod", 2, "fi", heavy=12),
+        *_rows("neg abs", 1, "fi"),
+        *_rows("eq ne lt le gt ge", 2, "fib", result="bool"),
+        *_rows("and or xor", 2, "ib"),
+        *_rows("not", 1, "ib"),
+        *_rows("shl shr", 2, "i"),  # shr is arithmetic for signed, logical for unsigned
+        *_rows("isnan isinf signbit", 1, "f", result="bool"),
+        *_rows("floor ceil trunc round", 1, "f"),  # round: half to even
+        *_rows("copysign", 2, "f"),
+        *_rows("sqrt", 1, "f", heavy=4),
+        *_rows("rsqrt", 1, "f", heavy=6),  # 1/sqrt(x), correctly rounded twice
+        *_rows("fma", 3, "f"),
+        *_rows("exp exp2 expm1 log log2 log10 log1p", 1, "f", heavy=12),
+        *_rows("sin cos tan asin acos atan", 1, "f", heavy=16),
+        *_rows("sinh cosh tanh asinh acosh atanh", 1, "f", heavy=16),
+        *_rows("erf erfc lgamma", 1, "f", heavy=20),
+        *_rows("pow atan2 hypot nextafter", 2, "f", heavy=24),
+    ]
+}
+
+# Ops with a payload or operands of different dtypes; the emitters treat each by name.
+#   const   attr: the Python number                     no operands
+#   index   attr: a Size over axis variables            no operands; dtype int64
+#   load    attr: (Buffer, flat element index: Size)    operands: () or (mask, other)
+#   acc     attr: Acc                                   no operands
+#   cast    operand x -> dtype. Float to integer truncates; out of range as the CPU; bool: x != 0;
+#           to bfloat16/float16: round to nearest even
+#   bitcast operand x -> dtype of equal width
+#   where   operands (bool, x, y)
+#   check   attr: (size, message index, wraps)   operand int64 x: reports what is outside of
+#           [0, size), or where it wraps negatives of [-size, size)
+SPECIAL_OPS = frozenset({"const", "index", "load", "acc", "cast", "bitcast", "where", "check"})
+
+# Reductions: what an accumulator may do. The identity is derived from the accumulator's dtype.
+#   argmax/argmin accumulate a value beside its index (Accumulate.index) and yield the int64 index:
+#   the first one among equals; NaN wins over all.
+REDUCTIONS: dict[str, str] = {
+    "sum": "add",
+    "prod": "mul",
+    "max": "maximum",
+    "min": "minimum",
+    "any": "or",
+    "all": "and",
+    "xor": "xor",
+    "argmax": "argmax",
+    "argmin": "argmin",
+}
+
+
+def identity(op: str, dtype: torch.dtype) -> float | int | bool:
+    """The value that changes nothing when accumulated with `op` in `dtype`."""
+    if op in ("sum", "any", "xor"):
+        return False if dtype is torch.bool else 0
+    if op in ("prod", "all"):
+        return True if dtype is torch.bool else 1
+    lowest = op in ("max", "argmax")
+    if dtype is torch.bool:
+        return not lowest
+    if dtype.is_floating_point:
+        return float("-inf") if lowest else float("inf")
+    info = torch.iinfo(dtype)
+    return int(info.min if lowest else info.max)
+
+
+# ---------------------------------------------------------------------------- ir
+
 
 # ------------------------------------------------------------------------------ buffers
 
@@ -436,3 +544,183 @@ def kernel_of(loop: Loop) -> Kernel:
     if not loop.scan:
         phases = [Phase(loop.reduce_axes, [gathered]), Phase((), [stored])]
     return Kernel(loop.axes, phases, None, loop.ordered, loop.origin)
+
+
+# ---------------------------------------------------------------------------- origin
+# Where loops come from: ATen ops and the user's lines, for people.
+
+
+class Lazy(Protocol):
+    """A tensor that may not exist in memory: what this module knows of it."""
+
+    origin: str
+    operands: tuple[Any, ...]
+    base: Any
+
+    @property
+    def storage(self) -> object | None: ...
+
+
+def origin(node: fx.Node) -> str:
+    """`softmax model.py:12`, or the op alone where the line is not known."""
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    place = _place(node.meta.get("stack_trace"))
+    return f"{name} {place}" if place else name
+
+
+@lru_cache(maxsize=1024)
+def _place(stack_trace: Any) -> str:
+    frame = user_frame(stack_trace)
+    return "" if frame is None else f"{PurePath(frame['file']).name}:{frame['line']}"
+
+
+def joined(origins: Iterable[str]) -> str:
+    """Several origins as one text: `mul, add model.py:12 + relu model.py:13`."""
+    places: dict[str, list[str]] = {}
+    for one in origins:
+        names, _, place = one.rpartition(" ")
+        if not names:
+            names, place = place, ""
+        places.setdefault(place, []).append(names)
+    rows = (f"{', '.join(dict.fromkeys(n))} {place}".strip() for place, n in places.items())
+    return " + ".join(rows)
+
+
+def behind(tensor: Lazy) -> str:
+    """Where what is computed with `tensor` comes from: it and the lazy tensors that it reads."""
+    found: list[str] = []
+    seen: set[Lazy] = set()
+    pending = [tensor]
+    while pending:
+        part = pending.pop()
+        if part in seen or (part.storage is not None and part is not tensor):
+            continue
+        seen.add(part)
+        if part.origin:
+            found.append(part.origin)
+        pending += part.operands
+        if part.base is not None:
+            pending.append(part.base)
+    return joined(found[::-1])
+
+
+# ---------------------------------------------------------------------------- show
+# The loop IR as text, for people: loops, calls, and the values inside.
+#
+# A value that is used twice, or whose text would be long, has a line of its own before the
+# statement that needs it. So the text grows with the values, not with the ways through them.
+
+# A longer expression gets a name.
+LONGEST = 80
+
+
+def show_step(step: Step) -> str:
+    """One step of a LoopGraph: its loop nest, or its call."""
+    if isinstance(step, Extern):
+        results = ", ".join("_" if b is None else b.name for b in step.results)
+        arguments = [_argument(a) for a in step.args]
+        arguments += [f"{k}={_argument(a)}" for k, a in step.kwargs.items()]
+        return f"{results} = {step.name}({', '.join(arguments)})"
+    return show_kernel(kernel_of(step))
+
+
+def show_kernel(kernel: Kernel) -> str:
+    """The kernel as a loop nest."""
+    lines = [f"# {kernel.origin}"] if kernel.origin else []
+    depth = 0
+    for axis in kernel.outer:
+        mark = "  # lanes" if axis is kernel.lanes else ""
+        lines.append(f"{'  ' * depth}for {axis.name} in range({axis.hi}):{mark}")
+        depth += 1
+    for phase in kernel.phases:
+        inside = depth
+        for axis in phase.inner:
+            lines.append(f"{'  ' * inside}for {axis.name} in range({axis.hi}):")
+            inside += 1
+        lines += ["  " * inside + line for line in show_body(phase.body)]
+    return "\n".join(lines)
+
+
+def show_body(body: Sequence[Statement]) -> list[str]:
+    """The lines of a phase's statements."""
+    return _Body(body).lines
+
+
+def _argument(argument: object) -> str:
+    if isinstance(argument, View):
+        return f"{argument.buffer}{list(argument.shape)}"
+    if isinstance(argument, (list, tuple)):
+        return "[" + ", ".join(map(_argument, argument)) + "]"
+    return repr(argument)
+
+
+class _Body:
+    """`texts`: what stands for each value where it is used, by its id."""
+
+    def __init__(self, body: Sequence[Statement]) -> None:
+        self.lines: list[str] = []
+        self.texts: dict[int, str] = {}
+        self.names = 0
+        wanted = [_needed(statement) for statement in body]
+        order = walk(value for values in wanted for value in values)
+        self.uses = Counter(id(operand) for value in order for operand in value.operands)
+        self.uses.update(id(value) for values in wanted for value in values)
+        indices = [index_of(value) for value in order]
+        indices += [statement.index for statement in body if isinstance(statement, Store)]
+        self.hidden = {id(value) for index in indices for value in payloads(index)}
+        waiting = iter(order)
+        for statement, values in zip(body, wanted, strict=True):
+            while any(id(value) not in self.texts for value in values):
+                self._add(next(waiting))
+            self.lines.append(self._statement(statement))
+
+    def _add(self, value: Value) -> None:
+        text = self._text(value)
+        shared = self.uses[id(value)] > 1 and value.operands
+        if shared or id(value) in self.hidden or len(text) > LONGEST:
+            name = f"t{self.names}"
+            self.names += 1
+            self.lines.append(f"{name} = {text}")
+            text = name
+        self.texts[id(value)] = text
+
+    def _text(self, value: Value) -> str:
+        args = [self.texts[id(arg)] for arg in value.args]
+        if value.op == "const":
+            return repr(value.attr)
+        if value.op == "index":
+            return f"({self._index(value.attr)})"
+        if value.op == "load":
+            buffer, index = value.attr
+            masked = f" if {args[0]} else {args[1]}" if args else ""
+            return f"{buffer}[{self._index(index)}]{masked}"
+        if value.op == "acc":
+            return str(value.attr.name)
+        if value.op == "cast":
+            return f"{str(value.dtype).removeprefix('torch.')}({args[0]})"
+        if value.op == "check":
+            return f"check({args[0]}, {value.attr[0]})"
+        return f"{value.op}({', '.join(args)})"
+
+    def _index(self, index: Size) -> str:
+        names: dict[Symbol, Size] = {
+            symbol: Symbol(self.texts[id(symbol.payload)]).expr
+            for symbol in symbols(index)
+            if isinstance(symbol.payload, Value)
+        }
+        return str(substitute(index, names) if names else index)
+
+    def _statement(self, statement: Statement) -> str:
+        text = self.texts[id(statement.value)]
+        if isinstance(statement, Store):
+            equals = "=" if statement.mode == "set" else f"{statement.mode}="
+            return f"{statement.buffer}[{self._index(statement.index)}] {equals} {text}"
+        which = "" if statement.which is None else f" at {self.texts[id(statement.which)]}"
+        return f"{statement.acc.name} {statement.acc.op}= {text}{which}"
+
+
+def _needed(statement: Statement) -> list[Value]:
+    """The values that a statement names, those inside its index too."""
+    if isinstance(statement, Store):
+        return [*payloads(statement.index), statement.value]
+    return [value for value in (statement.value, statement.which) if value is not None]

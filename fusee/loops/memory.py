@@ -12,11 +12,10 @@ import heapq
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from fusee.loops.deps import reads, views, writes
-from fusee.loops.fuse import Schedule
+from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Extern, LoopGraph
-from fusee.sym.expr import Size
-from fusee.sym.parts import hint
+from fusee.loops.schedule import reads, views, writes
+from fusee.sym.expr import Size, hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.

@@ -13,19 +13,400 @@ over as soon as its text is there: threads compile while the caller writes the n
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+import os
 import re
+import sys
 import threading
 import weakref
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import torch
+
+from fusee.config import settings
+from fusee.errors import CompileError, MissingPackage
 from fusee.log import publish
-from fusee.runtime import cpu, llvm, workers
 from fusee.runtime.cache import ObjectCache, content_key, object_cache
 
-__all__ = ["Build", "Function", "compile_one", "prepare"]
+# ---------------------------------------------------------------------------- llvm
+# All contact with LLVM, through llvmlite (tested with 0.50, LLVM 22).
+#
+# llvmlite's Python functions hold one lock for the whole process, so that threads never compile at
+# the same time. LLVM itself asks only that no two threads share a context or a target machine.
+# Emitter gives each thread its own and calls llvmlite's C functions directly: two threads take half
+# the time of one. Of these calls only the long one lets go of Python's lock, since having it back
+# may take a whole switch interval (5 ms) while another thread is busy.
+
+# LLVM's effort in instruction selection and register allocation. 2 and 3 add a tenth to the time
+# and nothing to the speed of our kernels; 0 takes a quarter of the time, but keeps accumulators in
+# memory, and kernels run 1.5 times as long.
+_EFFORT = 1
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def binding() -> ModuleType:
+    """llvmlite.binding with the host's code generator ready.
+
+    raises   MissingPackage without llvmlite
+    """
+    try:
+        import llvmlite.binding
+    except ImportError as error:
+        raise MissingPackage(
+            f"Fusee generates machine code through llvmlite, which cannot be imported ({error})",
+            did="stopped before compiling",
+            remedy="pip install llvmlite",
+        ) from error
+    found: ModuleType = llvmlite.binding
+    found.initialize_native_target()
+    found.initialize_native_asmprinter()
+    # Loop strength reduction is a third of the code generator's time; kernels count for themselves.
+    found.set_option("fusee", "-disable-lsr")
+    # SLEEF lives in this library; it is loaded already, but out of sight of a global search.
+    found.load_library_permanently(str(torch_library()))
+    return found
+
+
+def torch_library() -> Path:
+    """The path of libtorch_cpu, which holds SLEEF and is linked against torch's OpenMP runtime."""
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    stem = "torch_cpu" if sys.platform == "win32" else "libtorch_cpu"
+    return Path(torch.__file__).parent / "lib" / f"{stem}.{suffix}"
+
+
+@functools.cache
+def version() -> str:
+    """Versions of llvmlite and LLVM, as one word."""
+    llvm = binding()
+    package = sys.modules["llvmlite"].__version__
+    return f"{package}-{'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+def host() -> tuple[str, str, Mapping[str, bool]]:
+    """The host's target triple, processor name, and features with whether it has them."""
+    llvm = binding()
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+
+
+def symbol(name: str) -> int | None:
+    """The address of a function of this process that machine code may call, or None."""
+    address: int | None = binding().address_of_symbol(name)
+    return address
+
+
+def verify(text: str) -> None:
+    """Check IR text by LLVM's own rules.
+
+    raises   CompileError with LLVM's words
+    """
+    llvm = binding()
+    try:
+        with llvm.parse_assembly(text, llvm.create_context()) as module:
+            module.verify()
+    except RuntimeError as error:
+        raise _refused(str(error), text) from error
+
+
+def assembly(text: str, triple: str, cpu: str, flags: str) -> str:
+    """What the processor will run, for people."""
+    llvm = binding()
+    machine = _machine(triple, cpu, flags)
+    with llvm.parse_assembly(text, llvm.create_context()) as module:
+        found: str = machine.emit_assembly(module)
+        return found
+
+
+class Emitter:
+    """Turns IR text into object code for one processor. Belongs to one thread at a time."""
+
+    def __init__(self, triple: str, cpu: str, flags: str) -> None:
+        llvm = binding()
+        self.machine = _machine(triple, cpu, flags)
+        self.passes = llvm.create_new_module_pass_manager()
+        self.passes.add_always_inliner_pass()
+        options = llvm.create_pipeline_tuning_options()
+        self.pass_builder = llvm.create_pass_builder(self.machine, options)
+        self.calls = _Calls.get()
+
+    def emit(self, text: str) -> bytes:
+        """Object code of a module.
+
+        Loops come as vectors, invariant code outside of them and common values once, so the only
+        pass that pays is inlining what the text marks `alwaysinline` (0.3 ms). O1 takes longer
+        than all the rest and changes nothing.
+
+        raises   CompileError with LLVM's words
+        """
+        context = binding().create_context()
+        try:
+            return self._emit(_pointer(context), text)
+        finally:
+            context.close()
+
+    def _emit(self, context: int, text: str) -> bytes:
+        calls = self.calls
+        problem = ctypes.c_char_p()
+        module = calls.parse(context, text.encode(), ctypes.byref(problem))
+        if problem.value:
+            raise _refused(problem.value.decode(), text)
+        try:
+            if "alwaysinline" in text:
+                calls.run(_pointer(self.passes), module, _pointer(self.pass_builder))
+            buffer = calls.emit(_pointer(self.machine), module, 1, ctypes.byref(problem))
+            if not buffer:
+                raise _refused((problem.value or b"no reason given").decode(), text)
+            code = ctypes.string_at(calls.start(buffer), calls.size(buffer))
+            calls.dispose_buffer(buffer)
+            return code
+        finally:
+            calls.dispose_module(module)
+
+
+class _Calls:
+    """llvmlite's C functions, without its lock."""
+
+    def __init__(self, path: str) -> None:
+        word, text = ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)
+        holding, releasing = ctypes.PyDLL(path), ctypes.CDLL(path)
+
+        def bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+            function = library[f"LLVMPY_{name}"]
+            function.restype, function.argtypes = result, arguments
+            return function
+
+        number = ctypes.c_int
+        self.parse = bind(holding, "ParseAssembly", word, word, ctypes.c_char_p, text)
+        self.emit = bind(releasing, "TargetMachineEmitToMemory", word, word, word, number, text)
+        self.run = bind(releasing, "RunNewModulePassManager", None, word, word, word)
+        self.start = bind(holding, "GetBufferStart", word, word)
+        self.size = bind(holding, "GetBufferSize", ctypes.c_size_t, word)
+        self.dispose_buffer = bind(holding, "DisposeMemoryBuffer", None, word)
+        self.dispose_module = bind(holding, "DisposeModule", None, word)
+
+    @staticmethod
+    @functools.cache
+    def get() -> _Calls:
+        return _Calls(binding().ffi.lib._name)
+
+
+class Library:
+    """Linked code: addresses by function name. The code is unloaded when this object goes."""
+
+    __slots__ = ("__weakref__", "addresses", "tracker")
+
+    def __init__(self, tracker: Any, addresses: dict[str, int]) -> None:
+        self.tracker = tracker
+        self.addresses = addresses
+
+
+def link(
+    objects: Sequence[bytes],
+    exports: Iterable[str],
+    imports: Mapping[str, int] | None = None,
+    declared: Iterable[str] = (),
+) -> Library:
+    """Load object code into this process.
+
+    exports  names of the functions whose addresses are wanted
+    imports  addresses of functions that cannot be found by name in the process
+    declared names that the code uses, for the error's message
+    raises   CompileError naming what could not be resolved
+    """
+    llvm = binding()
+    builder = llvm.JITLibraryBuilder()
+    for code in objects:
+        builder.add_object_img(code)
+    builder.add_current_process()
+    names = list(exports)
+    for name in names:
+        builder.export_symbol(name)
+    for name, address in (imports or {}).items():
+        builder.import_symbol(name, address)
+    try:
+        tracker = builder.link(linker(), f"fusee{next(_numbers)}")
+    except RuntimeError as error:
+        missing = [
+            name
+            for name in dict.fromkeys(declared)
+            if not name.startswith("llvm.") and name not in (imports or {}) and symbol(name) is None
+        ]
+        raise CompileError(
+            f"LLVM could not load the generated code: {str(error).strip()}",
+            did="stopped; nothing was run",
+            remedy=f"this process has no {', '.join(missing)}" if missing else None,
+        ) from error
+    return Library(tracker, {name: tracker[name] for name in names})
+
+
+@functools.cache
+def linker() -> Any:
+    """The process's linker. JITLink maps an object as one block, so relative jumps always reach."""
+    triple, cpu, _ = host()
+    machine = _machine(triple, cpu, "")
+    return binding().create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
+
+
+def _machine(triple: str, cpu: str, flags: str) -> Any:
+    llvm = binding()
+    if triple.split("-")[0] != host()[0].split("-")[0]:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    # position-independent: cached objects are loaded at other addresses by other processes
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=flags, opt=_EFFORT, reloc="pic", codemodel="default"
+    )
+
+
+def _pointer(reference: Any) -> int:
+    address = ctypes.cast(reference._ptr, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _refused(words: str, text: str) -> CompileError:
+    return CompileError(
+        f"LLVM refused generated code: {words.strip()}",
+        did="stopped; nothing was run",
+        remedy="report this as a bug of Fusee, with the output of FUSEE_LOG=llvm",
+    )
+
+
+# ---------------------------------------------------------------------------- cpu
+# What processor code is generated for.
+
+_X86_64 = "x86_64-unknown-linux-gnu"
+_SSE = ("sse", "sse2", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16")
+_AVX2 = (*_SSE, "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A processor as LLVM names it. `features` are those it has, such as "avx2" or "neon"."""
+
+    triple: str
+    name: str
+    features: frozenset[str]
+    flags: str  # features as a target machine takes them: "+avx2,-avx512f,..."
+
+    @property
+    def vector_bits(self) -> int:
+        """Width of the widest vector registers."""
+        if "avx512f" in self.features:
+            return 512
+        return 256 if "avx2" in self.features else 128
+
+
+# What FUSEE_CPU may ask for; "" is the host.
+_NAMED = {
+    "sse": (_X86_64, "x86-64-v2", _SSE),
+    "avx2": (_X86_64, "x86-64-v3", _AVX2),
+    "avx512": (_X86_64, "x86-64-v4", _AVX512),
+    "neon": ("aarch64-unknown-linux-gnu", "generic", ("neon", "fp-armv8")),
+}
+
+
+def host_target() -> Cpu:
+    """The processor to generate code for: the host's, or the one that FUSEE_CPU names.
+
+    raises   MissingPackage without llvmlite
+    """
+    return named(settings().cpu)
+
+
+def named(name: str) -> Cpu:
+    """One of the processors that FUSEE_CPU may name; "" is the host's."""
+    if not name:
+        return _host()
+    triple, cpu, features = _NAMED[name]
+    return Cpu(triple, cpu, frozenset(features), ",".join(f"+{feature}" for feature in features))
+
+
+@functools.cache
+def _host() -> Cpu:
+    triple, cpu, found = host()
+    features = frozenset(name for name, present in found.items() if present)
+    flags = ",".join(f"{'+' if found[name] else '-'}{name}" for name in sorted(found))
+    return Cpu(triple, cpu, features, flags)
+
+
+# ---------------------------------------------------------------------------- workers
+# Threads that compile.
+#
+# A fork waits until they are at rest: a child has none of its parent's threads, and would wait for
+# ever for a lock of LLVM's that one of them held.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST = 8
+
+
+class _Rest:
+    """How many jobs run now, and a way to wait until there are none."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.running = 0
+
+    def run(self, job: Callable[[], T]) -> T:
+        with self.changed:
+            self.running += 1
+        try:
+            return job()
+        finally:
+            with self.changed:
+                self.running -= 1
+                self.changed.notify_all()
+
+    def begin(self) -> None:
+        """Wait until nothing runs, and let nothing begin."""
+        self.changed.acquire()
+        while self.running:
+            self.changed.wait()
+
+    def end(self) -> None:
+        self.changed.release()
+
+
+_rest = _Rest()
+
+
+def submit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Run a function in one of the threads."""
+    return _pool().submit(_rest.run, functools.partial(function, *args, **kwargs))
+
+
+def count() -> int:
+    """How many threads there are."""
+    return min(os.cpu_count() or 1, _MOST)
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count(), thread_name_prefix="fusee-compile")
+
+
+def _in_child() -> None:
+    _rest.changed, _rest.running = threading.Condition(), 0
+    _pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_rest.begin, after_in_parent=_rest.end, after_in_child=_in_child)
+
+
+# ---------------------------------------------------------------------------- jit
+
 
 # Part of every key. Raise it when equal text would give other object code.
 _VERSION = "2"
@@ -63,7 +444,7 @@ class Function:
 
     __slots__ = ("__weakref__", "address", "key", "library")
 
-    def __init__(self, key: str, library: llvm.Library) -> None:
+    def __init__(self, key: str, library: Library) -> None:
         self.key = key
         self.library = library
         self.address = library.addresses[_name(key)]
@@ -84,7 +465,7 @@ class Build:
         check: bool = False,
         imports: Mapping[str, int] | None = None,
     ) -> None:
-        self.target = cpu.target()
+        self.target = host_target()
         self.cache = object_cache() if use_disk else None
         self.check = check
         self.imports = dict(imports or {})
@@ -110,7 +491,7 @@ class Build:
             self._ready[key] = known
             return key
         if self.check:
-            llvm.verify(text)
+            verify(text)
         self._texts.append(text)
         publish("llvm", name, text)
         self._publish_assembly(name, text)
@@ -122,7 +503,7 @@ class Build:
             self._pending[key] = code
         else:
             self.compiled += 1
-            self._pending[key] = workers.submit(_emit, self.target, key, named, self.cache)
+            self._pending[key] = submit(_emit, self.target, key, named, self.cache)
         return key
 
     def finish(self) -> list[Function]:
@@ -136,7 +517,7 @@ class Build:
                 one if isinstance(one, bytes) else one.result() for one in self._pending.values()
             ]
             declared = itertools.chain.from_iterable(map(_DECLARED.findall, self._texts))
-            library = llvm.link(objects, map(_name, keys), self.imports, declared)
+            library = link(objects, map(_name, keys), self.imports, declared)
             for key in keys:
                 self._ready[key] = _functions[key] = Function(key, library)
             self._pending.clear()
@@ -147,7 +528,7 @@ class Build:
 
     def _publish_assembly(self, name: str, text: str) -> None:
         target = self.target
-        publish("asm", name, lambda: llvm.assembly(text, target.triple, target.name, target.flags))
+        publish("asm", name, lambda: assembly(text, target.triple, target.name, target.flags))
 
 
 def compile_one(text: str, imports: Mapping[str, int] | None = None) -> Function:
@@ -163,10 +544,10 @@ def prepare() -> None:
     raises   MissingPackage without llvmlite
     """
     # not in a thread: an import there would wait for Python's lock at every file
-    target = cpu.target()
-    workers.submit(llvm.linker)
-    for _ in range(workers.count()):
-        workers.submit(_warm_up, target)
+    target = host_target()
+    submit(linker)
+    for _ in range(count()):
+        submit(_warm_up, target)
 
 
 # Functions live as long as some Program uses them, so that nothing outlives its model.
@@ -179,26 +560,57 @@ def _name(key: str) -> str:
 
 
 @functools.cache
-def _salt(target: cpu.Cpu) -> str:
-    return "\n".join((_VERSION, llvm.version(), target.triple, target.name, target.flags))
+def _salt(target: Cpu) -> str:
+    return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
 
-def _warm_up(target: cpu.Cpu) -> None:
+def _warm_up(target: Cpu) -> None:
     """The first module costs a thread several times what later ones do."""
     _emitter(target).emit(_EXAMPLE)
 
 
-def _emitter(target: cpu.Cpu) -> llvm.Emitter:
+def _emitter(target: Cpu) -> Emitter:
     """This thread's emitter for `target`."""
-    emitters: dict[cpu.Cpu, llvm.Emitter] = getattr(_of_thread, "emitters", None) or {}
+    emitters: dict[Cpu, Emitter] = getattr(_of_thread, "emitters", None) or {}
     if target not in emitters:
-        emitters[target] = llvm.Emitter(target.triple, target.name, target.flags)
+        emitters[target] = Emitter(target.triple, target.name, target.flags)
         _of_thread.emitters = emitters
     return emitters[target]
 
 
-def _emit(target: cpu.Cpu, key: str, text: str, cache: ObjectCache | None) -> bytes:
+def _emit(target: Cpu, key: str, text: str, cache: ObjectCache | None) -> bytes:
     code = _emitter(target).emit(text)
     if cache is not None:
         cache.put(key, code)
     return code
+
+
+# ---------------------------------------------------------------------------- threads
+# The OpenMP runtime that ATen runs on: the same threads, so that none fight for processors.
+#
+# libtorch_cpu is linked against one OpenMP runtime, which its own name look-up finds even when the
+# process holds another one. Both libgomp and LLVM's libomp offer the functions used here.
+
+
+class Pool(NamedTuple):
+    """Addresses in the OpenMP runtime."""
+
+    parallel: (
+        int  # GOMP_parallel(void (*f)(void*), void* context, unsigned threads, unsigned flags)
+    )
+    thread: int  # int omp_get_thread_num(void)
+    team: int  # int omp_get_num_threads(void)
+
+
+@functools.cache
+def pool() -> Pool | None:
+    """ATen's OpenMP runtime; None if torch was built without one, and kernels use one thread."""
+    library = ctypes.CDLL(str(torch_library()))
+    found = []
+    for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
+        try:
+            function = library[name]
+        except AttributeError:
+            return None
+        found.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
+    return Pool(*found)

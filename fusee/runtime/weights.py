@@ -23,8 +23,7 @@ from torch import Tensor
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
-from fusee.runtime.layout import Layout, layout
-from fusee.runtime.runner import builtin
+from fusee.runtime.launch import Layout, builtin, layout
 
 __all__ = ["Derived", "DerivedSet", "Snapshot", "why_not_derivable"]
 

@@ -1,19 +1,10 @@
 """What capture does with functions of torch whose bytecode does not say it: stand-ins, by kind.
 
 Capture itself knows Python and what a tensor is. Each module here registers stand-ins
-(`capture/stand_ins.py`); whoever compiles imports this package.
+(`capture/builtins.py`); whoever compiles imports this package.
 """
 
-from fusee.torch_functions import (
-    arrays,
-    backward,
-    control_flow,
-    flex_attention,
-    higher_order,
-    making,
-    optimizers,
-    transforms,
-)
+from fusee.torch_functions import arrays, higher_order, optimizers, transforms
 
 __all__ = [
     "arrays",

@@ -20,19 +20,27 @@ from typing import Any
 
 import torch
 
-from fusee.capture import natives
-from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
-from fusee.capture.facts import At
-from fusee.capture.numbers import LOADERS, Computed, Number
-from fusee.capture.origin import Call, Held, Origin
-from fusee.capture.rebuild import MAKERS, Maker, Rebuild
-from fusee.capture.stand_ins import BY_TYPE, SPECIAL, Args, Kwargs, Stand
+from fusee.capture import calls
+from fusee.capture.attributes import Capturing
+from fusee.capture.builtins import BY_TYPE, SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.frame import is_scalar
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import At
+from fusee.capture.inputs import World
+from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
+from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
+from fusee.capture.sources import Call, Held, Origin
 from fusee.capture.torch_api import FakeTensor, pytree
-from fusee.capture.world import World, is_scalar
-from fusee.torch_functions.torch_api import as_array, by_torch, counterparts, tensor_of
+from fusee.torch_functions.torch_api import (
+    as_array,
+    by_torch,
+    counterparts,
+    shape_as_tensor,
+    tensor_of,
+)
 
-__all__: list[str] = []
+# ---------------------------------------------------------------------------- arrays
+
 
 np: Any = sys.modules.get("numpy")  # torch imports it, where there is one
 
@@ -453,7 +461,7 @@ def _from_data(function: Any, copies: bool) -> Stand:
 
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if not args or not isinstance(args[0], Array):
-            return natives.on_tensors(m, function, args, kwargs)
+            return calls.on_tensors(m, function, args, kwargs)
         (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
         if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
             raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
@@ -506,3 +514,56 @@ def _stand(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values
     _register()
+
+
+# ---------------------------------------------------------------------------- making
+# Tensors that a program makes by a class, `torch.LongTensor([1, 2])`, or of sizes.
+
+
+def _by_class(name: str, dtype: torch.dtype | None) -> Stand:
+    """What the class makes: of a sequence, its elements; of sizes, what lies there."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        first = type(args[0]) if len(args) == 1 else None
+        given = {"dtype": dtype or torch.get_default_dtype(), "device": "cpu"}
+        if not kwargs and first in (list, tuple):
+            items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
+            if any(isinstance(x, Array) for x in items):
+                tensors = [x.tensor if isinstance(x, Array) else _alone(m, x) for x in items]
+                return _stacked(m, tensors, given)
+            return m.call(torch.tensor, (items,), given)
+        if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
+            return m.call(torch.empty, args or (0,), given)
+        raise GraphBreak(f"torch.{name} makes a tensor of something else than numbers or sizes")
+
+    return stand
+
+
+def _alone(m: Capturing, number: Any) -> Any:
+    return m.call(torch.tensor, (number,), {})
+
+
+def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
+    """Of numbers of NumPy's that the graph computes."""
+    is_whole = not given["dtype"].is_floating_point
+    if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
+        raise GraphBreak("a tensor is made of arrays, or an integer of a float")
+    return m.call(torch.stack, ([m.call(torch.Tensor.to, (x,), given) for x in numbers],), {})
+
+
+@stands_for(shape_as_tensor)
+def _shape_as_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (x,) = args
+    given = {"dtype": torch.int64, "device": "cpu"}
+    return m.call(torch.tensor, ([*m.attribute(x, "shape")],), given)
+
+
+_CLASSES = {
+    "Tensor": None, "FloatTensor": torch.float32, "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8, "ShortTensor": torch.int16, "IntTensor": torch.int32,
+    "LongTensor": torch.int64, "BoolTensor": torch.bool,
+}  # fmt: skip
+
+for _name, _dtype in _CLASSES.items():
+    SPECIAL[getattr(torch, _name)] = _by_class(_name, _dtype)

@@ -24,12 +24,12 @@ from torch.optim import adadelta, adagrad, adam, adamax, lr_scheduler, nadam, ra
 from torch.optim import optimizer as base
 from torch.utils import _foreach_utils
 
-from fusee.capture import grads
-from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
-from fusee.capture.mirror import Mirror
+from fusee.capture import attributes
+from fusee.capture.attributes import Capturing
+from fusee.capture.builtins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.inputs import Mirror
 from fusee.capture.policy import enabled
-from fusee.capture.stand_ins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
 __all__: list[str] = []
@@ -109,7 +109,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
     world, found = m.world, dict[int, Any]()
     for fake in params:
         param, _ = world.inputs[id(fake)]
-        grad = grads.read(m, fake)
+        grad = attributes.read(m, fake)
         found[id(param)] = fake
         if grad is None:
             continue
@@ -117,7 +117,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
         of_param = dict.get(state.obj, param)
         if of_param is None:
             continue
-        mirror = world.mirror(grads.item_by_tensor(m, state, fake))
+        mirror = world.mirror(attributes.item_by_tensor(m, state, fake))
         world.fact("keys", mirror.origin, tuple(of_param))
         for key, value in of_param.items():
             loaded = world.get(mirror, key)

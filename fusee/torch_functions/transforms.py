@@ -24,11 +24,12 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
-from fusee.capture.breaks import GraphBreak
-from fusee.capture.capturing import Capturing
-from fusee.capture.effects import BODY, effects
+from fusee.capture.attributes import Capturing
+from fusee.capture.builtins import BY_CODE, Args, Kwargs, stands_for
+from fusee.capture.frame import is_scalar
+from fusee.capture.graph_break import GraphBreak
 from fusee.capture.numbers import Number
-from fusee.capture.stand_ins import BY_CODE, Args, Kwargs, stands_for
+from fusee.capture.recorder import BODY, effects
 from fusee.capture.torch_api import (
     FakeTensor,
     State,
@@ -38,7 +39,6 @@ from fusee.capture.torch_api import (
     pytree,
     set_grad_enabled,
 )
-from fusee.capture.world import is_scalar
 
 __all__ = ["Body", "run_body"]
 

@@ -13,9 +13,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.decompose import keep_core
-from fusee.aten.graph import AtenGraph
-from fusee.aten.interpret import executable, run
+from fusee.aten.canonicalize import keep_core
+from fusee.aten.graph import AtenGraph, executable, run
 from fusee.aten.trace import trace
 
 Fn = Callable[..., Any]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from fusee.aten.decompose import keep_core
+from fusee.aten.canonicalize import keep_core
 from fusee.aten.graph import Fresh, InputItself, OutputItself, ViewOfInput, ViewOfOutput
 from fusee.aten.trace import trace
 from fusee.errors import TraceError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fusee.aten.externs import WHOLE
-from fusee.aten.interpret import run
-from fusee.loops.lower.graph import supported
+from fusee.aten.graph import run
+from fusee.loops.lower.tensor import supported
 from tests.aten.harness import assert_functional, assert_same_call, assert_vals, traced
 
 aten = torch.ops.aten

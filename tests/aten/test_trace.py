@@ -12,14 +12,13 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusee.aten.autocast import kind_of
-from fusee.aten.geometry import GEOMETRY
-from fusee.aten.graph import AtenGraph, SymbolSource
-from fusee.aten.interpret import run
+from fusee.aten.fake_tensors import GEOMETRY
+from fusee.aten.graph import AtenGraph, SymbolSource, run
 from fusee.aten.torch_api import below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
+from fusee.aten.tracer import kind_of
 from fusee.errors import MissingFake, TraceError
-from fusee.sym.metas.recurrent import LAYERS
+from fusee.fake.products import LAYERS
 from tests.aten.harness import (
     assert_same_call,
     assert_same_tensors,

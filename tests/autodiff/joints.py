@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from fusee.aten.graph import AtenGraph, Fresh
-from fusee.aten.interpret import executable, read_symbols
-from fusee.autodiff.choice import closure
-from fusee.autodiff.costs import Kind, kind
+from fusee.aten.graph import AtenGraph, Fresh, executable, read_symbols
 from fusee.autodiff.joint import Joint, Split
+from fusee.autodiff.min_cut import Kind, closure, kind
 from fusee.autodiff.partition import partition
 from tests.aten.harness import assert_functional, copies, traced
 

@@ -17,7 +17,7 @@ from fusee.aten.externs import WHOLE
 from fusee.autodiff.joint import Joint
 from fusee.autodiff.partition import partition
 from fusee.autodiff.trace import trace_joint
-from fusee.loops.lower.graph import supported
+from fusee.loops.lower.tensor import supported
 from tests.autodiff.joints import operators, run_split
 from tests.autodiff.steps import BACKENDS, compiled
 from tests.models.zoo import load

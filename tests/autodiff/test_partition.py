@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusee.autodiff.choice import Facts, choose
-from fusee.autodiff.costs import Costs
 from fusee.autodiff.joint import Joint
+from fusee.autodiff.min_cut import Costs, Facts, choose
 from fusee.autodiff.partition import partition, saved_bytes
 from tests.autodiff.joints import check, joint, operators, saved_names
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fusee.backends import ahead, blobs, lookup
-from fusee.backends.ahead import Ahead
-from fusee.backends.blobs import Blobs
+from fusee.backends import lookup, resume
+from fusee.backends.resume import Ahead, Blobs
 from fusee.errors import CacheWarning
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,10 +35,10 @@ class Model:
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(blobs, "_told", set())
-    monkeypatch.setattr(ahead, "_all", {})
+    monkeypatch.setattr(resume, "_told", set())
+    monkeypatch.setattr(resume, "_all", {})
     yield
-    for models in ahead._all.values():
+    for models in resume._all.values():
         models.drop()
 
 
@@ -166,7 +165,7 @@ def test_one_that_is_being_read_is_waited_for(tmp_path: Path, reads: list[str]) 
 
 def test_what_nobody_asks_for_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run(tmp_path, KEYS[:2])
-    monkeypatch.setattr(ahead, "_PATIENCE", 0.3)
+    monkeypatch.setattr(resume, "_PATIENCE", 0.3)
     models = start(tmp_path)
     settle(models)
     assert models.begun
@@ -178,13 +177,13 @@ def test_what_nobody_asks_for_is_dropped(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_quarter_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ahead._available_bytes() > 0 or sys.platform != "linux"
+    assert resume._available_bytes() > 0 or sys.platform != "linux"
     size = a_run(tmp_path, KEYS[:4]).blobs.size(KEYS[0])
-    monkeypatch.setattr(ahead, "_available_bytes", lambda: 2 * size * 4 * 2)
+    monkeypatch.setattr(resume, "_available_bytes", lambda: 2 * size * 4 * 2)
     models = start(tmp_path)
     settle(models)
     assert sorted(models.begun) == KEYS[:2]
-    monkeypatch.setattr(ahead, "_available_bytes", lambda: 0)
+    monkeypatch.setattr(resume, "_available_bytes", lambda: 0)
     models = start(tmp_path)
     assert models.begun == {} and models.get(KEYS[3]).text == "model 3"
 
@@ -192,10 +191,10 @@ def test_a_quarter_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_folder_remembers_a_hundred_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "_PROGRAMS", 3)
+    monkeypatch.setattr(resume, "_PROGRAMS", 3)
     for k in range(6):
         monkeypatch.setattr(sys, "argv", ["program", str(k)])
-        models = ahead.find(tmp_path, "CPU", {}, Model)
+        models = resume.find(tmp_path, "CPU", {}, Model)
         models.blobs.write(KEYS[0], b"model")
         models.note(KEYS[0])
     assert len(list(tmp_path.glob("index-*"))) == 3
@@ -278,8 +277,8 @@ def run(program: str, *args: object) -> list[str]:
 _SLOW = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from fusee.backends import ahead
-from fusee.backends.blobs import Blobs
+from fusee.backends import resume as ahead
+from fusee.backends.resume import Blobs
 lock, begun = threading.Lock(), threading.Event()
 def load(blob):
     begun.set()
@@ -327,7 +326,7 @@ def two_layers(x: Tensor, w: Tensor) -> Tensor:
 
 def compiled(folder: Path, value: float = 1.0, backend: str = "openvino") -> None:
     """As a process of its own would."""
-    ahead._all.clear()
+    resume._all.clear()
     w, x = torch.nn.Parameter(torch.full((4, 4), value)), torch.randn(3, 4)
     with torch.no_grad():
         chosen = lookup(backend, {"model_caching": True, "cache_dir": folder})
@@ -344,7 +343,7 @@ def test_openvino_takes_what_was_read(tmp_path: Path, backend: str, reads: list[
     compiled(tmp_path, backend=backend)
     assert len(reads) == 1
     compiled(tmp_path, 0.5, backend)
-    (models,) = ahead._all.values()
+    (models,) = resume._all.values()
     assert len(reads) == 2 and models.begun == {}
     compiled(tmp_path, 0.5, backend)
     assert len(reads) == 2
@@ -354,9 +353,9 @@ def test_openvino_reads_nothing_before_the_first_graph(tmp_path: Path) -> None:
     """A forked child could use no OpenVINO after a model that its parent loaded was freed."""
     pytest.importorskip("openvino")
     compiled(tmp_path)
-    ahead._all.clear()
+    resume._all.clear()
     lookup("openvino", {"model_caching": True, "cache_dir": tmp_path})
-    assert ahead._all == {}
+    assert resume._all == {}
 
 
 def test_openvino_says_once_that_a_blob_is_damaged(tmp_path: Path, reads: list[str]) -> None:
@@ -375,7 +374,7 @@ import json, sys, torch
 from pathlib import Path
 from torch import nn
 import fusee
-from fusee.backends.blobs import Blobs
+from fusee.backends.resume import Blobs
 asked, read = [], Blobs.read
 Blobs.read = lambda self, key, tell=True: tell and asked.append(key) or read(self, key, tell)
 torch.manual_seed(0)

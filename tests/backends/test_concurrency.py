@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import fusee
-from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.native import compile_native
+from fusee.backends.report import CompiledGraph
 
 
 def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 import fusee
 from fusee.backends import lookup
-from fusee.backends.native import CompiledGraph, compile_native
+from fusee.backends.native import compile_native
+from fusee.backends.report import CompiledGraph
 from tests.check import check
 
 

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fusee
-from fusee.backends import lookup, openvino_api, openvino_convert
+from fusee.backends import lookup
+from fusee.backends.openvino import api, graph
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, OptionError, SettingError
 from tests.backends.engine_calls import by, compiled, through, two_layers, ways
@@ -193,7 +194,7 @@ def test_a_failing_region_is_compiled_by_us(
     def fn(x: Tensor) -> Tensor:
         return torch.cumsum(torch.erfinv(torch.tanh(x @ x)), 0) @ x
 
-    convert, run = openvino_convert.convert_fx, openvino_api.Executable.__call__
+    convert, run = graph.convert_fx, api.Executable.__call__
     broken: list[Any] = []
 
     def breaking(gm: fx.GraphModule, inputs: Any) -> Any:
@@ -213,8 +214,8 @@ def test_a_failing_region_is_compiled_by_us(
             raise RuntimeError("aten.cumsum.default went wrong")
         run(self, inputs, outputs)
 
-    monkeypatch.setattr(openvino_convert, "convert_fx", breaking)
-    monkeypatch.setattr(openvino_api.Executable, "__call__", failing)
+    monkeypatch.setattr(graph, "convert_fx", breaking)
+    monkeypatch.setattr(api.Executable, "__call__", failing)
     with pytest.warns(FuseeWarning, match=r"at aten\.cumsum\.default") as told:
         call = by(way, "openvino", fn, name=name, disabled_ops=[aten.erfinv.default])
         for _ in range(3):
@@ -282,7 +283,7 @@ def test_documented_options_are_taken() -> None:
 
 
 def test_the_default_device_is_found_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_api, "devices", lambda: pytest.fail("all plugins were loaded"))
+    monkeypatch.setattr(api, "devices", lambda: pytest.fail("all plugins were loaded"))
     lookup("openvino", {"device": "CPU"})
 
 

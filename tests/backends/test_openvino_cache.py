@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fusee.backends import blobs, lookup, openvino_api, openvino_convert
+from fusee.backends import lookup, resume
+from fusee.backends.openvino import api, graph
 from fusee.errors import CacheWarning
 from tests.backends.engine_calls import printed
 
@@ -47,19 +48,19 @@ def models(folder: Path) -> list[Path]:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each model that was not found on disk."""
     found: list[str] = []
-    convert = openvino_convert.convert_fx
+    convert = graph.convert_fx
 
     def counting(*args: Any) -> Any:
         found.append("converted")
         return convert(*args)
 
-    monkeypatch.setattr(openvino_convert, "convert_fx", counting)
+    monkeypatch.setattr(graph, "convert_fx", counting)
     return found
 
 
 @pytest.fixture(autouse=True)
 def _told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "_told", set())
+    monkeypatch.setattr(resume, "_told", set())
 
 
 def test_the_second_time_nothing_is_converted(tmp_path: Path, conversions: list[str]) -> None:
@@ -79,7 +80,7 @@ def test_what_the_key_depends_on(
         compiled(tmp_path, device="AUTO")
     assert len(conversions) == 4 and len(models(tmp_path)) == 3
     compiled(tmp_path, rows=5)
-    monkeypatch.setattr(openvino_api, "identity", lambda device: "OpenVINO 2027, another processor")
+    monkeypatch.setattr(api, "identity", lambda device: "OpenVINO 2027, another processor")
     compiled(tmp_path)
     assert len(conversions) == 6 and len(models(tmp_path)) == 5
 
@@ -101,7 +102,7 @@ def test_the_older_path_keeps_models_of_its_own(
     compiled(tmp_path)
     compiled(tmp_path, backend="openvino_ts")
     assert len(models(tmp_path)) == 2
-    monkeypatch.delattr(openvino_convert, "convert_traced")
+    monkeypatch.delattr(graph, "convert_traced")
     compiled(tmp_path, backend="openvino_ts")
 
 
@@ -122,7 +123,7 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
         (other,) = models(tmp_path / "other")
         path.write_bytes(other.read_bytes())
     else:
-        blobs.Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
+        resume.Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
     with pytest.warns(CacheWarning, match="cannot be used"):
         compiled(tmp_path)
     assert len(conversions) == 2
@@ -137,15 +138,15 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
 
 
 def test_a_digest_sees_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "_PIECE", 64)
+    monkeypatch.setattr(resume, "_PIECE", 64)
     x = torch.arange(100.0)
-    found = {blobs.digest(["graph", x]), blobs.digest(["graph", x.view(10, 10)])}
+    found = {resume.digest(["graph", x]), resume.digest(["graph", x.view(10, 10)])}
     for k in (0, 50, 99):
         y = x.clone()
         y[k] = -1
-        found |= {blobs.digest(["graph", y]), blobs.digest(["graph", y.view(10, 10).t()])}
+        found |= {resume.digest(["graph", y]), resume.digest(["graph", y.view(10, 10).t()])}
     assert len(found) == 8
-    assert blobs.digest(["graph", x]) in found and blobs.digest(["grap", "h", x]) not in found
+    assert resume.digest(["graph", x]) in found and resume.digest(["grap", "h", x]) not in found
 
 
 def test_a_folder_that_cannot_be_written(
@@ -188,10 +189,10 @@ def test_a_read_only_folder_is_read_from(
 _PROGRAM = """
 import json, sys, torch
 from torch import nn
-from fusee.backends import openvino_convert
+from fusee.backends.openvino import graph
 import fusee
-convert, converted = openvino_convert.convert_fx, []
-openvino_convert.convert_fx = lambda *args: converted.append(1) or convert(*args)
+convert, converted = graph.convert_fx, []
+graph.convert_fx = lambda *args: converted.append(1) or convert(*args)
 torch.manual_seed(0)
 m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
 x = torch.randn(1, 3, 12, 12)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
-from fusee.backends import openvino_api
+from fusee.backends.openvino import api
 from tests.backends.engine_calls import compiled, convolved, two_layers
 
 pytest.importorskip("openvino")
@@ -37,7 +37,7 @@ class Border:
 @pytest.fixture
 def border(monkeypatch: pytest.MonkeyPatch) -> Border:
     found = Border()
-    run, compile_model = openvino_api.Executable.__call__, openvino_api.compile_model
+    run, compile_model = api.Executable.__call__, api.compile_model
 
     def noting(self: Any, inputs: Any, outputs: Any) -> None:
         run(self, inputs, outputs)
@@ -51,8 +51,8 @@ def border(monkeypatch: pytest.MonkeyPatch) -> Border:
         found.constants = {address(op) for op in ops}
         return compile_model(model, *more)
 
-    monkeypatch.setattr(openvino_api.Executable, "__call__", noting)
-    monkeypatch.setattr(openvino_api, "compile_model", keeping)
+    monkeypatch.setattr(api.Executable, "__call__", noting)
+    monkeypatch.setattr(api, "compile_model", keeping)
     return found
 
 
@@ -116,7 +116,7 @@ def test_calls_at_the_same_time_have_requests_of_their_own(
     call = compiled("openvino", two_layers, x, x)
     together = threading.Barrier(4)
     executables: list[Any] = []
-    wrap, local = openvino_api.wrap, threading.local()
+    wrap, local = api.wrap, threading.local()
 
     def waiting(x: Tensor) -> Any:
         if not getattr(local, "is_here", False):
@@ -124,14 +124,14 @@ def test_calls_at_the_same_time_have_requests_of_their_own(
             together.wait(60)  # each of four calls has a request now
         return wrap(x)
 
-    run = openvino_api.Executable.__call__
+    run = api.Executable.__call__
 
     def noting(self: Any, inputs: Any, outputs: Any) -> None:
         executables.append(self)
         run(self, inputs, outputs)
 
-    monkeypatch.setattr(openvino_api, "wrap", waiting)
-    monkeypatch.setattr(openvino_api.Executable, "__call__", noting)
+    monkeypatch.setattr(api, "wrap", waiting)
+    monkeypatch.setattr(api.Executable, "__call__", noting)
     given = [torch.randn(8, 8) for _ in range(4)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = [*pool.map(call, given, [x] * 4)]

@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from fusee.aten.interpret import executable
+from fusee.aten.graph import executable
 from fusee.aten.trace import trace
-from fusee.backends.intervals import fits, interval, note_values
-from fusee.backends.regions import Region, RegionCall, split
+from fusee.backends.regions import Region, RegionCall, fits, interval, note_values, split
 from fusee.backends.report import Report
 from fusee.backends.split_run import compile_split
 from fusee.config import Options

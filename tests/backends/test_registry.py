@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 import fusee
 from fusee.backends import Backend, list_backends, lookup, register, registry
-from fusee.backends.native import CompiledGraph
+from fusee.backends.report import CompiledGraph
 from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend
 
 

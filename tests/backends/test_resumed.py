@@ -16,7 +16,8 @@ import torch
 import fusee
 from fusee import log
 from fusee.aten import trace
-from fusee.backends import ahead, openvino_api, resumed, split_run
+from fusee.backends import resume, split_run
+from fusee.backends.openvino import api
 from fusee.backends.report import Report, live_reports
 from fusee.config import settings
 from fusee.errors import FuseeWarning
@@ -58,7 +59,7 @@ class Processes:
         sys.modules[NAME] = program
         exec(compile(HEAD + source, f"<{NAME}>", "exec"), program.__dict__)
         self.traces.clear()
-        ahead._all.clear()
+        resume._all.clear()
         return program
 
     def compiled(self, model: Any, backend: str = "openvino", **options: Any) -> Callable[..., Any]:
@@ -205,7 +206,7 @@ def test_a_region_that_fails_is_compiled_by_us(
     def broken(self: Any, inputs: Any, outputs: Any) -> None:
         raise RuntimeError("aten.gelu.default went wrong")
 
-    monkeypatch.setattr(openvino_api.Executable, "__call__", broken)
+    monkeypatch.setattr(api.Executable, "__call__", broken)
     with torch.no_grad(), pytest.warns(FuseeWarning, match=r"aten\.gelu\.default went wrong"):
         torch.testing.assert_close(program.call(IDS), program.model(IDS))
     with torch.no_grad(), warnings.catch_warnings():
@@ -327,7 +328,7 @@ def test_our_own_code_is_a_part_of_the_name(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes.run()
-    monkeypatch.setattr(resumed, "code_salt", lambda *folders: "the next release")
+    monkeypatch.setattr(resume, "code_salt", lambda *folders: "the next release")
     processes.run()
     assert processes.traces == ["traced"]
 

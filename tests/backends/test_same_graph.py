@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
-from fusee.backends.same_graph import form
+from fusee.backends.graph_cache import form
 
 
 class Scaled(nn.Module):

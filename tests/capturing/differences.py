@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import fusee
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.portrait import Line, Portrait
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 
 __all__ = ["Traced", "same", "shape_of"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusee.capture import record
+from fusee.capture import recorder
 from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_classes import Base, Config, Pair, Positive
 from tests.capturing.test_language import Manager, Odd
@@ -495,7 +495,7 @@ def test_a_long_loop_is_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
             x = x + k
         return x
 
-    monkeypatch.setattr(record, "_MOST_CALLS", 50)
+    monkeypatch.setattr(recorder, "_MOST_CALLS", 50)
     assert len(same(summed, X, breaks=True).graphs) == 3
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fusee
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.same import Traced, shape_of
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.same import Traced, same
 

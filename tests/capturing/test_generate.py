@@ -13,7 +13,7 @@ from torch import Tensor
 import fusee
 import tests.models.torchvision_setup as torchvision_setup
 from fusee import api
-from fusee.capture.dispatch import Entry, listeners
+from fusee.capture.entries import Entry, listeners
 
 assert torchvision_setup  # transformers imports torchvision
 transformers: Any = importlib.import_module("transformers")

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import fusee
-from fusee.capture import dispatch
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture import entries
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from fusee.config import settings
-from fusee.kept.captures import Keeper
+from fusee.persist.captures import Keeper
 from fusee.runtime.cache import ObjectCache
 
 NAME = "kept_program"
@@ -57,13 +57,13 @@ class Processes:
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     captures: list[str] = []
-    whole = dispatch.capture
+    whole = entries.capture
 
     def counted(place: Any, *args: Any) -> Any:
         captures.append(place.function.__qualname__)
         return whole(place, *args)
 
-    monkeypatch.setattr(dispatch, "capture", counted)
+    monkeypatch.setattr(entries, "capture", counted)
     yield Processes(tmp_path, captures)
     for name in (NAME, f"{NAME}.lazy"):
         sys.modules.pop(name, None)

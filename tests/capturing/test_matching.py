@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.same import Traced, same
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import fusee
-from fusee.capture import dispatch
-from fusee.capture.dispatch import CompiledFunction
+from fusee.capture import entries
+from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
-from fusee.kept.captures import Keeper
+from fusee.persist.captures import Keeper
 from fusee.runtime.cache import ObjectCache
 from tests.capturing.differences import backend
 
@@ -219,14 +219,14 @@ def test_kept(
     which: str, of: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A capture that was read from disk looks at the dict that is there now."""
-    fn, whole = globals()[which], dispatch.capture
+    fn, whole = globals()[which], entries.capture
     captures: list[Any] = []
 
     def counted(*args: Any) -> Any:
         captures.append(args)
         return whole(*args)
 
-    monkeypatch.setattr(dispatch, "capture", counted)
+    monkeypatch.setattr(entries, "capture", counted)
     for replaced_after in range(3):
         keeper = Keeper(ObjectCache(tmp_path / str(replaced_after), 2**24))
         assert told(CompiledFunction(fn, backend, Policy(), keeper=keeper)) == told(fn)

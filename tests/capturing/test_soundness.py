@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from fusee.capture.dispatch import CompiledFunction
-from fusee.capture.policy import Policy
-from fusee.capture.targets import as_function
+from fusee.capture.entries import CompiledFunction
+from fusee.capture.policy import Policy, as_function
 from tests.capturing.differences import backend
 from tests.capturing.places import CHANGES, Place, places
 from tests.capturing.portrait import Portrait

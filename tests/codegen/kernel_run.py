@@ -13,10 +13,9 @@ import torch
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Buffer, Kernel
-from fusee.runtime import cpu
+from fusee.runtime import jit
 from fusee.runtime.jit import Function, compile_one
-from fusee.sym.expr import Size, Symbol
-from fusee.sym.parts import substitute
+from fusee.sym.expr import Size, Symbol, substitute
 
 Run = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
@@ -25,12 +24,12 @@ Run = ctypes.CFUNCTYPE(
 
 @functools.cache
 def machine(vector_bits: int = 0) -> Machine:
-    return Machine(cpu.target().features, vector_bits)
+    return Machine(jit.host_target().features, vector_bits)
 
 
 def machines() -> list[Machine]:
     """The host, and what it would be with less: all can run here."""
-    features = cpu.target().features
+    features = jit.host_target().features
     found = [Machine(features)]
     if "avx2" in features:
         found.append(Machine(features - {"avx2", "avx512f", "avx512bw", "f16c"}, 128))
@@ -42,7 +41,7 @@ def layouts() -> list[Machine]:
 
     It must call no library functions: those of its width may not run here.
     """
-    features = cpu.target().features
+    features = jit.host_target().features
     wide = Machine(features | {"avx512f", "avx512bw"}, 512)
     return [*machines(), wide] if wide.is_x86 else machines()
 

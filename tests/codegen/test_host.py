@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.backends.native import CompiledGraph, compile_native
-from fusee.runtime import program
-from fusee.runtime.program import Frame
+from fusee.backends.native import compile_native
+from fusee.backends.report import CompiledGraph
+from fusee.runtime import launch
+from fusee.runtime.launch import Frame
 
 
 def compiled(fn: Callable[..., Any], *args: Any, **options: object) -> CompiledGraph:
@@ -77,7 +78,7 @@ def test_a_call_that_fails_gives_its_frame_back(monkeypatch: pytest.MonkeyPatch)
         made.append(Frame(*given))
         return made[-1]
 
-    monkeypatch.setattr(program, "Frame", counting)
+    monkeypatch.setattr(launch, "Frame", counting)
     graph = compiled(lambda i, t: torch.softmax(t[i] @ t.t(), -1), index, table)
     good = graph(index, table)
     for _ in range(3):

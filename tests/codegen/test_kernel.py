@@ -11,6 +11,7 @@ import torch
 from fusee.codegen.llvm.kernel import emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import (
+    REDUCTIONS,
     Acc,
     Accumulate,
     Buffer,
@@ -24,8 +25,7 @@ from fusee.loops.ir import (
     check,
     op,
 )
-from fusee.loops.scalar import REDUCTIONS
-from fusee.runtime import cpu, llvm
+from fusee.runtime import jit
 from fusee.sym.expr import Size, Symbol
 from tests.codegen.kernel_run import axes, buffer, layouts, machine, number, run
 
@@ -549,10 +549,10 @@ def test_sizes_known_only_at_the_call() -> None:
 
 @pytest.mark.parametrize("name", ["sse", "avx2", "avx512", "neon"])
 def test_other_processors_compile(name: str) -> None:
-    llvm.binding().initialize_all_targets()
-    llvm.binding().initialize_all_asmprinters()
-    target = cpu.named(name)
-    emitter = llvm.Emitter(target.triple, target.name, target.flags)
+    jit.binding().initialize_all_targets()
+    jit.binding().initialize_all_asmprinters()
+    target = jit.named(name)
+    emitter = jit.Emitter(target.triple, target.name, target.flags)
     on = Machine(target.features)
     for kernel in [softmax_kernel(20, 30), *everything()]:
         assert emitter.emit(emit_kernel(kernel, on).module)

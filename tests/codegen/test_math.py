@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from fusee.codegen.llvm import math as table
-from fusee.codegen.llvm.math import exported_by_torch, math_function
-from fusee.codegen.llvm.polynomials import BOUNDS, FORMULAS
+from fusee.codegen.llvm.math import BOUNDS, FORMULAS, exported_by_torch, math_function
 from fusee.codegen.llvm.types import Machine
-from fusee.runtime import cpu, llvm
+from fusee.runtime import jit
 from tests.codegen.math_run import Compiled, module
 
 F32, F64 = torch.float32, torch.float64
-HOST = Machine(cpu.target().features)
+HOST = Machine(jit.host_target().features)
 UNARY = [name for name, row in table._LIBRARY.items() if row[3] == 1]
 BINARY = [name for name, row in table._LIBRARY.items() if row[3] == 2]
 INSTRUCTIONS = ["sqrt", "rsqrt", "floor", "ceil", "trunc", "round"]
@@ -242,7 +241,7 @@ def test_float64_special_values(name: str) -> None:
 
 @pytest.mark.parametrize("target", ["sse", "avx2", "avx512", "neon"])
 def test_every_function_compiles_for_every_processor(target: str) -> None:
-    processor = cpu.named(target)
+    processor = jit.named(target)
     machine = Machine(processor.features)
     for dtype in (F32, F64):
         lanes = machine.bits // (32 if dtype is F32 else 64)
@@ -250,7 +249,7 @@ def test_every_function_compiles_for_every_processor(target: str) -> None:
             found = math_function(name, dtype, lanes, machine, exported=lambda symbol: True)
             operands = 2 if name in (*BINARY, "copysign") else 1
             text = module(found, operands, dtype, lanes)
-            assembly = llvm.assembly(text, processor.triple, processor.name, processor.flags)
+            assembly = jit.assembly(text, processor.triple, processor.name, processor.flags)
             if name == "log2" and target != "sse":
                 assert f"Sleef_log2{'f' if dtype is F32 else 'd'}{lanes}_u10" in assembly
             if name == "sqrt":

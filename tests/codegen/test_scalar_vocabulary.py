@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from fusee.codegen.llvm.types import Machine
-from fusee.loops.ir import Kernel, Phase, Store, Value, Values, op
-from fusee.loops.scalar import SCALAR_OPS, SPECIAL_OPS
+from fusee.loops.ir import SCALAR_OPS, SPECIAL_OPS, Kernel, Phase, Store, Value, Values, op
 from tests.codegen.kernel_run import axes, buffer, machines, run
 from tests.loops.interpret import SCALAR
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Acc, Buffer, Extern, Loop, LoopGraph, Value, View, walk
-from fusee.loops.scalar import identity
-from fusee.sym.expr import Atom, Call, Size, Symbol
-from fusee.sym.parts import substitute
+from fusee.loops.ir import Acc, Buffer, Extern, Loop, LoopGraph, Value, View, identity, walk
+from fusee.sym.expr import Atom, Call, Size, Symbol, substitute
 
 Grid = torch.Tensor
 Env = dict[Symbol, Grid]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusee.backends import lookup, native
 from fusee.errors import CheckError
 from fusee.loops.check import check_graph, check_plan, check_schedule
-from fusee.loops.fuse import Schedule, fuse
+from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.ir import (
     Acc,
     Accumulate,

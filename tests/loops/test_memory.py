@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fusee.loops import memory
-from fusee.loops.fuse import Schedule
+from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Kernel, Phase, Store, Values
 from fusee.loops.memory import plan_memory, size_bytes
-from fusee.sym.expr import Size, Symbol
-from fusee.sym.parts import hint
+from fusee.sym.expr import Size, Symbol, hint
 
 Life = tuple[Buffer, int, int]
 

@@ -15,7 +15,7 @@ from fusee.aten.passes import run_passes
 from fusee.backends import native
 from fusee.codegen.host import emit_host
 from fusee.codegen.llvm.kernel import emit_kernel
-from fusee.loops.fuse import fuse
+from fusee.loops.fusion import fuse
 from tests.aten.harness import one_node
 from tests.replay import main
 from tests.replay.texts import STAGES, Recorder, cases, fixed, versions

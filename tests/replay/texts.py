@@ -30,7 +30,7 @@ from torch import fx
 import fusee
 from fusee import config, log
 from fusee.backends import native
-from fusee.backends.training import flat_backward, flat_forward
+from fusee.backends.runtime_wrapper import flat_backward, flat_forward
 from tests.models import zoo
 
 with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Kernels written by hand, by the ABI that fusee/runtime/program.py states."""
+"""Kernels written by hand, by the ABI that fusee/runtime/launch.py states."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusee.config import settings
-from fusee.runtime import cpu, jit, llvm
+from fusee.runtime import jit
 from tests.runtime.kernels import SCALED_ADD
 
 VECTOR_ADD = """
@@ -19,7 +19,7 @@ define void @kernel(ptr %p) {{
 
 
 def test_host_is_what_llvm_says() -> None:
-    host = cpu.target()
+    host = jit.host_target()
     assert host.name
     assert host.vector_bits in (128, 256, 512)
     assert ("avx512f" in host.features) == (host.vector_bits == 512)
@@ -40,13 +40,13 @@ def test_named_processors(
 ) -> None:
     environment.setenv("FUSEE_CPU", name)
     settings.cache_clear()
-    target = cpu.target()
+    target = jit.host_target()
     assert target.vector_bits == bits
     assert has in target.features
     assert has_not not in target.features
     text = VECTOR_ADD.format(lanes=bits // 32)
-    assert register in llvm.assembly(text, target.triple, target.name, target.flags)
-    assert llvm.Emitter(target.triple, target.name, target.flags).emit(text)
+    assert register in jit.assembly(text, target.triple, target.name, target.flags)
+    assert jit.Emitter(target.triple, target.name, target.flags).emit(text)
 
 
 def test_each_processor_has_its_own_entries(environment: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from fusee import log
 from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage
-from fusee.runtime import cpu, jit, llvm
+from fusee.runtime import jit
 from tests.runtime.kernels import DO_NOTHING, EXP8, INLINED, SCALED_ADD, WHO, numbered
 
 KERNEL = ctypes.CFUNCTYPE(
@@ -83,13 +83,15 @@ def test_marked_functions_are_inlined_and_constants_found() -> None:
     assert y[0] == 42.0
 
 
-@pytest.mark.skipif("avx2" not in cpu.target().features, reason="SLEEF's eight lanes need AVX2")
+@pytest.mark.skipif(
+    "avx2" not in jit.host_target().features, reason="SLEEF's eight lanes need AVX2"
+)
 def test_sleef_is_found_in_torch() -> None:
     x, y = (ctypes.c_float * 8)(*range(8)), (ctypes.c_float * 8)()
     call(jit.compile_one(EXP8), x, y)
     assert y[1] == pytest.approx(2.718281828)
-    assert llvm.symbol("Sleef_expf8_u10")
-    assert llvm.symbol("Sleef_of_no_such_name") is None
+    assert jit.symbol("Sleef_expf8_u10")
+    assert jit.symbol("Sleef_of_no_such_name") is None
 
 
 def test_unresolved_symbol_is_named() -> None:
@@ -137,12 +139,12 @@ def test_missing_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ModuleNotFoundError("No module named 'llvmlite'")
         return real(name, *args, **kwargs)
 
-    llvm.binding.cache_clear()
+    jit.binding.cache_clear()
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingPackage, match="pip install llvmlite"):
-        llvm.binding()
+        jit.binding()
     monkeypatch.undo()
-    assert llvm.binding()
+    assert jit.binding()
 
 
 CONCURRENT = """

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.runtime import jit, threads
-from fusee.runtime.program import Frame, FrameSpec, LaunchSpec, Program, ViewSpec, runner
+from fusee.runtime import jit
+from fusee.runtime.launch import Frame, FrameSpec, LaunchSpec, Program, ViewSpec, runner
 from tests.runtime.kernels import DO_NOTHING, REPORT, SCALED_ADD, WHO
 
 run = runner()
@@ -82,7 +82,7 @@ def test_each_iteration_runs_once(total: int, grain: int, align: int) -> None:
             assert border % align == 0
 
 
-@pytest.mark.skipif(threads.pool() is None, reason="torch without OpenMP")
+@pytest.mark.skipif(jit.pool() is None, reason="torch without OpenMP")
 def test_large_work_is_shared() -> None:
     spec = FrameSpec((LaunchSpec(0, (0,), (), 10_000, 10),), slots=1)
     out = torch.zeros(10_000, dtype=torch.int64)

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.runtime.watch import Table, Watch, available, can_watch, changed, differs, pointer
+from fusee.runtime.change_detection import (
+    Table,
+    Watch,
+    available,
+    can_watch,
+    changed,
+    differs,
+    pointer,
+)
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 

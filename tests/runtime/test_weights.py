@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusee.errors import FuseeWarning
-from fusee.runtime.layout import layout
+from fusee.runtime.launch import layout
 from fusee.runtime.weights import Derived, DerivedSet, why_not_derivable
 
 

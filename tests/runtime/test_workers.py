@@ -8,25 +8,25 @@ import warnings
 
 import pytest
 
-from fusee.runtime import workers
+from fusee.runtime import jit
 
 
 def test_jobs_give_their_results() -> None:
-    assert [workers.submit(divmod, k, 3).result() for k in (7, 9)] == [(2, 1), (3, 0)]
+    assert [jit.submit(divmod, k, 3).result() for k in (7, 9)] == [(2, 1), (3, 0)]
     with pytest.raises(ZeroDivisionError):
-        workers.submit(divmod, 1, 0).result()
+        jit.submit(divmod, 1, 0).result()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_waits_for_running_jobs() -> None:
-    job = workers.submit(time.sleep, 0.2)
+    job = jit.submit(time.sleep, 0.2)
     time.sleep(0.05)
     assert job.running()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork: what this is about
         child = os.fork()
     if child == 0:
-        os._exit(0 if workers.submit(sum, [1, 2]).result(timeout=10) == 3 else 1)
+        os._exit(0 if jit.submit(sum, [1, 2]).result(timeout=10) == 3 else 1)
     _, status = os.waitpid(child, 0)
-    assert status == 0 and workers.submit(sum, [1, 2]).result() == 3
+    assert status == 0 and jit.submit(sum, [1, 2]).result() == 3
     assert job.done()

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 from fusee.sym.expr import (
     Size,
     Symbol,
+    coefficient,
     divides,
     floordiv,
+    hint,
     known_ge,
     known_lt,
     lower_bound,
     maximum,
     minimum,
     mod,
+    product,
+    substitute,
+    symbols,
     upper_bound,
 )
-from fusee.sym.parts import coefficient, hint, product, substitute, symbols
 
 ROW = Symbol("i", 0, 12)
 J = Symbol("j", 0, 8)

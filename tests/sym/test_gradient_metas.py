@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.sym.metas import METAS
+from fusee.fake.rules import METAS
 
 aten = torch.ops.aten
 LAYOUTS = (torch.contiguous_format, torch.channels_last)

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fusee.sym.metas import METAS
-from fusee.sym.metas.pointwise import BINARY, COMPARING, FLOAT_BINARY, FLOAT_UNARY
-from fusee.sym.metas.table import broadcast, overload
+from fusee.fake.rules import (
+    BINARY,
+    COMPARING,
+    FLOAT_BINARY,
+    FLOAT_UNARY,
+    METAS,
+    broadcast,
+    overload,
+)
 
 Args = tuple[Any, ...]
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fusee
-from fusee.capture.dispatch import Entry, listeners
+from fusee.capture.entries import Entry, listeners
 from tests.check import in_float64
 from tests.compare import Mismatch, assert_same, is_cancelled, is_within
 

@@ -16,13 +16,9 @@ from __future__ import annotations
 
 from fusee.aten.graph import AtenGraph
 from fusee.aten.passes.attention import fuse_attention
-from fusee.aten.passes.channels_last import channels_last
-from fusee.aten.passes.constants import Derived, constants
-from fusee.aten.passes.edit import Editor, Pass
-from fusee.aten.passes.fold_norm import fold_norm
-from fusee.aten.passes.postops import postops
-from fusee.aten.passes.prepack import prepack
-from fusee.aten.passes.upcast import upcast
+from fusee.aten.passes.onednn import channels_last, postops, prepack, upcast
+from fusee.aten.passes.rewriter import Editor, Pass
+from fusee.aten.passes.weights import Derived, constants, fold_norm
 from fusee.config import Options
 
 __all__ = ["PASSES", "Derived", "run_passes"]

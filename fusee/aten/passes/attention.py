@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fusee.aten.passes.edit import Editor, on_cpu, only_user, val
+from fusee.aten.passes.rewriter import Editor, on_cpu, only_user, val
 
 __all__ = ["fuse_attention"]
 

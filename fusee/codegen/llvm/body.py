@@ -2,18 +2,375 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from fusee.codegen.llvm.access import store_scalar, store_vector
-from fusee.codegen.llvm.context import Context
-from fusee.codegen.llvm.ops import emit
-from fusee.codegen.llvm.reduce import Carried, accumulate, fuses, result
-from fusee.codegen.llvm.shape import Stage, is_scan, roots
-from fusee.codegen.llvm.tile import store_square
-from fusee.codegen.llvm.types import HELD, vector
-from fusee.codegen.llvm.values import emit_value
-from fusee.loops.ir import Acc, Accumulate, Phase, Store, Value
-from fusee.sym.expr import Symbol
+import torch
+
+from fusee.codegen.llvm.memory import (
+    combined,
+    groups,
+    load_element,
+    load_scalar,
+    load_vector,
+    pointer,
+    scalar_size,
+    scalar_sum,
+    split_lanes,
+    store_element,
+    store_scalar,
+    store_vector,
+    vector_sum,
+)
+from fusee.codegen.llvm.ops import (
+    Context,
+    Target,
+    emit,
+    emit_bitcast,
+    emit_cast,
+    from_memory,
+    to_memory,
+)
+from fusee.codegen.llvm.reduce import Carried, Stage, accumulate, fuses, is_scan, result, roots
+from fusee.codegen.llvm.types import HELD, Machine, literal, mangled, memory_type, number, vector
+from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, Value, index_of
+from fusee.sym.expr import Size, Symbol, coefficient, symbols
+
+# ---------------------------------------------------------------------------- tile
+# Tiles: the lanes run along one axis and the copies along another, where accesses disagree.
+#
+# A kernel that loads contiguously along i and stores contiguously along j works on squares of i and
+# j. A load along i yields, turned in registers, the vectors along j of all rows of the square; a
+# store along i turns them back. Kernels with masks, indirect indices or inner loops go without.
+
+# Squares beside one another in a strip: two of 8 float32 are one line of the cache.
+SQUARES = 2
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Copies run along `axis`, as many as there are lanes."""
+
+    axis: Symbol
+    lanes: int
+
+    @property
+    def strip(self) -> int:
+        return self.lanes * SQUARES
+
+
+def choose_tile(
+    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol | None, lanes: int, machine: Machine
+) -> Tile | None:
+    """The tile that serves a kernel whose vectors run along `lane`, or None."""
+    if lane is None or kernel.ordered or lanes < 4 or any(p.inner for p in kernel.phases):
+        return None
+    indices: list[Size] = []
+    for statement in kernel.statements():
+        if isinstance(statement, Accumulate):
+            return None
+        indices.append(statement.index)
+    stored = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+    for value in (value for order in orders for value in order):
+        if value.op == "load":
+            if value.args or value.attr[0] in stored:
+                return None
+            indices.append(value.attr[1])
+        elif value.op == "check" or lane in symbols(index_of(value)):
+            return None
+    if any(s.payload is not None for index in indices for s in symbols(index)):
+        return None
+    for axis in kernel.outer:
+        if axis != lane and _turns(indices, kernel, axis, lane) and _plain(orders, axis):
+            return Tile(axis, min(lanes, 16 if "avx512f" in machine.features else 8))
+    return None
+
+
+def _plain(orders: Sequence[list[Value]], axis: Symbol) -> bool:
+    """True if no number is made from the axis itself."""
+    return not any(v.op == "index" and axis in symbols(v.attr) for order in orders for v in order)
+
+
+def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:
+    """True if an access is contiguous along `axis`, strided along `lane`; all must be linear."""
+    found = False
+    own = set(kernel.outer)
+    for index in indices:
+        along, across = coefficient(index, lane), coefficient(index, axis)
+        if along is None or across is None:
+            return False
+        if own & {*symbols(along[0]), *symbols(across[0])}:
+            return False
+        found |= across[0] == 1 and along[0] not in (0, 1)
+    return found
+
+
+# ------------------------------------------------------------------------------ access
+
+
+class Square:
+    """Where the lanes and copies of one access are."""
+
+    def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
+        assert ctx.lane is not None and ctx.copy_axis is not None
+        self.ctx, self.rank, self.dtype = ctx, rank, buffer.dtype
+        self.kind = memory_type(buffer.dtype, ctx.machine)
+        self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
+        self.along = _step(index, ctx.lane)
+        self.across = _step(index, ctx.copy_axis)
+
+    @property
+    def is_turned(self) -> bool:
+        return self.across == 1 and self.along not in (0, 1)
+
+    def t(self, lanes: int) -> Target:
+        return self.ctx.target(self.rank, lanes)
+
+    def moved(self, address: str, step: Size, count: int) -> str:
+        """`count` steps beyond an address."""
+        if not count or step == 0:
+            return address
+        by = str(count * step) if step in (1, -1) else ""
+        if not by:
+            by = self._steps(step, count)
+        return self.t(1).level.op(f"getelementptr {self.kind}, ptr {address}, i64 {by}")
+
+    def _steps(self, step: Size, count: int) -> str:
+        entry = self.ctx.ranked[0]
+        # of a role of its own: the steps along two axes may be equal by chance
+        name = self.ctx.param("lanes" if step is self.along else "copies", step)
+        found = entry.known.get(("steps", name, count))
+        if found is None:
+            found = entry.op(f"mul i64 {name}, {count}")
+            entry.known["steps", name, count] = found
+        assert isinstance(found, str)
+        return found
+
+
+def _step(index: Size, axis: Symbol) -> Size:
+    parts = coefficient(index, axis)
+    assert parts is not None
+    return parts[0]
+
+
+def load_square(ctx: Context, value: Value) -> list[str]:
+    """One register per copy."""
+    buffer, index = value.attr
+    place = Square(ctx, buffer, index, ctx.facts[id(value)][0])
+    wide, one = place.t(ctx.lanes), place.t(1)
+    if place.is_turned:
+        columns = [
+            load_element(wide, place.kind, place.moved(place.address, place.along, lane))
+            for lane in range(ctx.lanes)
+        ]
+        return [from_memory(wide, buffer.dtype, x) for x in turned(wide, place.kind, columns)]
+    found = []
+    for copy in range(ctx.copies):
+        address = place.moved(place.address, place.across, copy)
+        if place.along == 1:
+            x = from_memory(wide, buffer.dtype, load_element(wide, place.kind, address))
+        elif place.along == 0:
+            x = from_memory(one, buffer.dtype, load_element(one, place.kind, address))
+            x = ctx.splat(x, HELD[buffer.dtype], place.rank)
+        else:
+            x, full = "poison", vector(place.kind, ctx.lanes)
+            for lane in range(ctx.lanes):
+                element = load_element(one, place.kind, place.moved(address, place.along, lane))
+                x = one.level.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
+            x = from_memory(wide, buffer.dtype, x)
+        found.append(x)
+    return found
+
+
+def store_square(ctx: Context, store: Store, rank: int) -> None:
+    place = Square(ctx, store.buffer, store.index, rank)
+    wide, one, dtype = place.t(ctx.lanes), place.t(1), store.buffer.dtype
+    new = ctx.vectors(store.value)
+    if place.is_turned and store.mode == "set":
+        rows = [to_memory(wide, dtype, x) for x in new]
+        for lane, x in enumerate(turned(wide, place.kind, rows)):
+            store_element(wide, place.kind, x, place.moved(place.address, place.along, lane))
+        return
+    full = vector(HELD[dtype], ctx.lanes)
+    for copy, x in enumerate(new):
+        address = place.moved(place.address, place.across, copy)
+        if place.along == 1:
+            if store.mode != "set":
+                old = from_memory(wide, dtype, load_element(wide, place.kind, address))
+                x = combined(wide, store, old, x)
+            store_element(wide, place.kind, to_memory(wide, dtype, x), address)
+            continue
+        for lane in range(ctx.lanes):
+            there = place.moved(address, place.along, lane)
+            element = one.level.op(f"extractelement {full} {x}, i64 {lane}")
+            if store.mode != "set":
+                old = from_memory(one, dtype, load_element(one, place.kind, there))
+                element = combined(one, store, old, element)
+            store_element(one, place.kind, to_memory(one, dtype, element), there)
+
+
+def turned(t: Target, kind: str, rows: list[str]) -> list[str]:
+    """The square matrix of `rows` with rows and columns exchanged.
+
+    For each power of two, blocks of that size are exchanged across the diagonals of blocks twice
+    the size.
+    """
+    full, lanes = vector(kind, t.lanes), t.lanes
+    rows = list(rows)
+    distance = lanes // 2
+    while distance:
+        low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
+        high = [i + distance if not i & distance else i + lanes for i in range(lanes)]
+        for first in range(lanes):
+            second = first + distance
+            if first & distance:
+                continue
+            pair = []
+            for picks in (low, high):
+                mask = ", ".join(f"i32 {i}" for i in picks)
+                pair.append(
+                    t.level.op(
+                        f"shufflevector {full} {rows[first]}, {full} {rows[second]}, "
+                        f"<{lanes} x i32> <{mask}>"
+                    )
+                )
+            rows[first], rows[second] = pair
+        distance //= 2
+    return rows
+
+
+# ---------------------------------------------------------------------------- values
+# Values of the loop IR as instructions, each at the rank where it last changes.
+
+
+def emit_value(ctx: Context, value: Value) -> None:
+    """Write the value's instructions unless its level has them already. Operands come first."""
+    rank, varies = ctx.facts[id(value)]
+    known = ctx.ranked[rank].known
+    if id(value) in known:
+        return
+    if not varies:
+        known[id(value)] = _scalar(ctx, value, rank)
+    elif value.op == "load":
+        load = load_vector if ctx.copy_axis is None else load_square
+        known[id(value)] = load(ctx, value)
+    elif value.op == "index":
+        known[id(value)] = vector_sum(ctx, groups(ctx, value.attr), rank)
+    else:
+        known[id(value)] = _vectors(ctx, value, rank)
+
+
+def _scalar(ctx: Context, value: Value, rank: int) -> str:
+    if value.op == "const":
+        return number(value.attr, value.dtype)
+    if value.op == "acc":
+        found = ctx.acc_names[value.attr]
+        assert isinstance(found, str)
+        return found
+    if value.op == "load":
+        return load_scalar(ctx, value)
+    if value.op == "index":
+        return scalar_size(ctx, value.attr)
+    args = [ctx.scalar(arg) for arg in value.args]
+    return _apply(ctx, ctx.target(rank, 1), value, args)
+
+
+def _vectors(ctx: Context, value: Value, rank: int) -> list[str]:
+    if value.op == "acc":
+        found = ctx.acc_names[value.attr]
+        assert isinstance(found, list)
+        return found
+    t = ctx.target(rank, ctx.lanes)
+    if value.op in FLIPPED and value.args[0].dtype is torch.int64:
+        test = _position_test(ctx, t, value)
+        if test is not None:
+            return test
+    columns = [ctx.vectors(arg) for arg in value.args]
+    return [_apply(ctx, t, value, list(args)) for args in zip(*columns, strict=True)]
+
+
+# Comparisons, and what they are with the operands exchanged.
+FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+_FAR = 1 << 20  # further away than any lane
+
+
+def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
+    """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
+
+    Masks of padding are such tests, and vectors of 64-bit numbers are dear.
+    """
+    op, (position, bound) = value.op, value.args
+    if ctx.facts[id(bound)][1]:
+        op, position, bound = FLIPPED[op], bound, position
+    if position.op != "index" or ctx.facts[id(bound)][1] or ctx.copy_axis is not None:
+        return None
+    varying, uniform = split_lanes(ctx, position.attr)
+    if [mono for mono, _ in varying] != [(ctx.lane,)] or varying[0][1] != 1:
+        return None
+    start, limit = scalar_sum(ctx, [*varying, *uniform]), ctx.scalar(bound)
+    level, scalar = t.level, Target(t.level, ctx.machine, 1)
+    kind, numbers = vector("i32", ctx.lanes), ", ".join(f"i32 {k}" for k in range(ctx.lanes))
+    op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
+    found = []
+    for copy in range(ctx.copies):
+        left = level.op(f"sub i64 {limit}, {start}")
+        if copy:
+            left = level.op(f"sub i64 {left}, {copy * ctx.lanes}")
+        left = scalar.intrinsic("smin", "i64", left, str(_FAR))
+        left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
+        left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[id(value)][0])
+        found.append(level.op(f"icmp {op} {kind} <{numbers}>, {left}"))
+    return found
+
+
+def _apply(ctx: Context, t: Target, value: Value, args: list[str]) -> str:
+    if value.op == "where":
+        return t.select(args[0], HELD[value.dtype], args[1], args[2])
+    source = value.args[0].dtype
+    if value.op == "cast":
+        return emit_cast(t, source, value.dtype, args[0])
+    if value.op == "bitcast":
+        return emit_bitcast(t, source, value.dtype, args[0])
+    if value.op == "check":
+        return _check(ctx, t, value, args[0])
+    return emit(t, value.op, source, args)
+
+
+def _check(ctx: Context, t: Target, value: Value, x: str) -> str:
+    """x in [0, size), wrapped into it if asked; outside, the status is set and 0 taken."""
+    size, message, wraps = value.attr
+    kind, op = t.kind(torch.int64), t.level.op
+    bound = scalar_size(ctx, size) if not isinstance(size, int) else ctx.param("check", size)
+    if t.lanes > 1:
+        bound = ctx.splat(bound, "i64", 0)
+    zero = literal(0, torch.int64, t.lanes)
+    index = x
+    if wraps:
+        negative = op(f"icmp slt {kind} {x}, {zero}")
+        index = t.select(negative, "i64", op(f"add {kind} {x}, {bound}"), x)
+    outside = op(f"icmp uge {kind} {index}, {bound}")
+    report, refused = outside, x
+    if t.lanes > 1:
+        mask = vector("i1", t.lanes)
+        if ctx.mask is not None:
+            report = op(f"and {mask} {outside}, {ctx.mask}")
+        refused = t.select(report, "i64", x, zero)
+        name = f"llvm.vector.reduce.umax.{mangled('i64', t.lanes)}"
+        refused = t.level.call("i64", name, (kind, refused))
+        name = f"llvm.vector.reduce.or.{mangled('i1', t.lanes)}"
+        report = t.level.call("i1", name, (mask, report))
+    status, spare = ctx.status(), ctx.spare()
+    # the index before the code, which says that there is one
+    place = op(f"select i1 {report}, ptr %found, ptr {spare}")
+    t.level.do(f"store i64 {refused}, ptr {place}, align 8")
+    place = op(f"select i1 {report}, ptr {status}, ptr {spare}")
+    code = ctx.param("message", message + 1)  # no part of the text, which many calls share
+    t.level.do(f"store i64 {code}, ptr {place}, align 8")
+    return t.select(outside, "i64", zero, index)
+
+
+# ---------------------------------------------------------------------------- body
+
 
 Parts = dict[Acc, list[list[str]]]  # per accumulator and copy: the registers of its parts
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from fusee.codegen.llvm.body import Body
-from fusee.codegen.llvm.context import Context
-from fusee.codegen.llvm.nest import Across, Along
-from fusee.codegen.llvm.ops import Target
-from fusee.codegen.llvm.shape import (
+from fusee.codegen.llvm.body import Body, Tile, choose_tile
+from fusee.codegen.llvm.loops import Across, Along, Strip
+from fusee.codegen.llvm.ops import Context, Target
+from fusee.codegen.llvm.reduce import (
     Stage,
     body_order,
     choose_stages,
@@ -26,12 +25,9 @@ from fusee.codegen.llvm.shape import (
     outlined,
     phase_cost,
 )
-from fusee.codegen.llvm.strip import Strip
-from fusee.codegen.llvm.tile import Tile, choose_tile
 from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Buffer, Kernel
-from fusee.sym.expr import Size, Symbol, minimum
-from fusee.sym.parts import hint, product
+from fusee.sym.expr import Size, Symbol, hint, minimum, product
 
 # Lanes per parallel iteration: of plain kernels, of those that reduce within, and so on.
 BLOCK, BLOCK_REDUCING, BLOCK_ORDERED, BLOCK_TILED = 1024, 64, 256, 256

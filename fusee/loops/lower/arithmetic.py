@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Value, cast, op, where
-from fusee.loops.lower.demands import demand
-from fusee.loops.lower.formulas import (
+from fusee.loops.lower.pointwise import (
+    Operand,
+    Scalar,
     _infinite,
     _whole,
     abs_,
@@ -20,6 +21,7 @@ from fusee.loops.lower.formulas import (
     binary,
     clamp,
     const,
+    demand,
     floor_divide_float,
     fmax,
     fmin,
@@ -39,9 +41,11 @@ from fusee.loops.lower.formulas import (
     mul,
     nonzero,
     not_,
+    pointwise,
     reciprocal,
     remainder_float,
     round_decimals,
+    row,
     rsub,
     shift_left,
     shift_right,
@@ -54,9 +58,12 @@ from fusee.loops.lower.formulas import (
     unary,
     xlogy,
 )
-from fusee.loops.lower.pointwise import Operand, Scalar, pointwise, row
-from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Number, Tensor
+from fusee.loops.lower.tensor import Call, Number, Pieces, Tensor, lowers, named
+from fusee.loops.lower.views import narrow
+from fusee.sym.expr import floordiv
+
+# ---------------------------------------------------------------------------- arithmetic
+
 
 # ------------------------------------------------------------------------------ rows
 
@@ -316,3 +323,349 @@ def _nan_to_num(
         return where(op("isnan", v), const(v, 0.0 if nan is None else nan), v)
 
     return _unary(call, x, fn)
+
+
+# ---------------------------------------------------------------------------- activation
+# The table of activation functions, by ATen's formulas (native/cpu/Activation.cpp).
+
+
+def relu(x: Value) -> Value:
+    return maximum(x, const(x, 0))
+
+
+def gelu(x: Value, approximate: str = "none") -> Value:
+    half, one = const(x, 0.5), const(x, 1)
+    if approximate == "tanh":
+        cube = op("mul", op("mul", x, x), x)
+        inner = op("add", x, op("mul", const(x, 0.044715), cube))
+        bent = op("tanh", op("mul", const(x, math.sqrt(2 / math.pi)), inner))
+    else:
+        bent = op("erf", op("mul", x, const(x, math.sqrt(0.5))))
+    return op("mul", op("mul", x, half), op("add", one, bent))
+
+
+def silu(x: Value) -> Value:
+    return op("div", x, op("add", const(x, 1), op("exp", op("neg", x))))
+
+
+def relu6(x: Value) -> Value:
+    return clamp(x, const(x, 0), const(x, 6))
+
+
+def hardsigmoid(x: Value) -> Value:
+    return op("div", relu6(op("add", x, const(x, 3))), const(x, 6))
+
+
+def hardswish(x: Value) -> Value:
+    return op("div", op("mul", x, relu6(op("add", x, const(x, 3)))), const(x, 6))
+
+
+def hardtanh(x: Value, min_val: float = -1, max_val: float = 1) -> Value:
+    return clamp(x, const(x, min_val), const(x, max_val))
+
+
+def elu(x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
+    low = op("expm1", op("mul", x, const(x, input_scale)))
+    low = op("mul", low, const(x, alpha * scale))
+    return where(test("lt", x, 0), low, op("mul", x, const(x, scale)))
+
+
+def celu(x: Value, alpha: float = 1) -> Value:
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def selu(x: Value) -> Value:
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
+    return where(test("gt", x, 0), x, op("mul", x, const(x, negative_slope)))
+
+
+def prelu(x: Value, weight: Value) -> Value:
+    return where(test("gt", x, 0), x, op("mul", weight, x))
+
+
+def mish(x: Value) -> Value:
+    return op("mul", x, op("tanh", op("log1p", op("exp", x))))
+
+
+def softplus(x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    scaled = op("mul", x, const(x, beta))
+    bent = op("div", op("log1p", op("exp", scaled)), const(x, beta))
+    return where(test("gt", scaled, threshold), x, bent)
+
+
+def log_sigmoid(x: Value) -> Value:
+    tail = op("log1p", op("exp", op("neg", op("abs", x))))
+    return op("sub", op("minimum", const(x, 0), x), tail)
+
+
+def logit(x: Value, eps: float | None = None) -> Value:
+    if eps is not None:
+        x = where(test("lt", x, eps), const(x, eps), x)
+        x = where(test("gt", x, 1 - eps), const(x, 1 - eps), x)
+    return op("log", op("div", x, op("sub", const(x, 1), x)))
+
+
+def softshrink(x: Value, lambd: float = 0.5) -> Value:
+    edge = const(x, lambd)
+    inner = where(op("lt", x, op("neg", edge)), op("add", x, edge), op("mul", x, const(x, 0)))
+    return where(op("gt", x, edge), op("sub", x, edge), inner)
+
+
+def hardshrink(x: Value, lambd: float = 0.5) -> Value:
+    small = op("and", test("ge", x, -lambd), test("le", x, lambd))
+    return where(small, const(x, 0), x)
+
+
+def threshold(x: Value, limit: float, value: float) -> Value:
+    return where(test("le", x, limit), const(x, value), x)
+
+
+def _other_gelu(call: Call, x: object, *, approximate: str = "none") -> str | None:
+    return None if approximate in ("none", "tanh") else "ATen knows no such approximation"
+
+
+def _negative(call: Call, x: object, lambd: float = 0.5) -> str | None:
+    return None if lambd >= 0 else "ATen refuses a negative lambda"
+
+
+row(named("relu"), relu)
+row(named("gelu"), gelu, unless=_other_gelu)
+row(named("silu"), silu)
+row(named("relu6"), relu6)
+row(named("hardsigmoid"), hardsigmoid)
+row(named("hardswish"), hardswish)
+row(named("hardtanh"), hardtanh)
+row(named("elu"), elu)
+row(named("celu"), celu)
+row(named("selu"), selu)
+row(named("leaky_relu"), leaky_relu)
+row(named("_prelu_kernel"), prelu, 2)
+row(named("mish"), mish)
+row(named("softplus"), softplus)
+row(named("log_sigmoid"), log_sigmoid)
+row(named("logit special_logit"), logit)
+row(named("softshrink"), softshrink, unless=_negative)
+row(named("hardshrink"), hardshrink)
+row(named("threshold"), threshold)
+
+
+@lowers(*named("log_sigmoid_forward"))
+def _log_sigmoid_forward(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+    meta, second = call.metas
+    lowering = call.lowering
+    result = pointwise(lowering, [x], log_sigmoid, meta.shape, meta.dtype, None, meta.strides)
+    # the second result serves only the backward pass of CUDA builds or of this kernel's vectors
+    tail = pointwise(
+        lowering, [x], lambda v: op("exp", op("neg", op("abs", v))), x.shape, second.dtype
+    )
+    return result, tail if second.shape == x.shape else narrow(tail, 0, 0, 0)
+
+
+@lowers(*named("glu"))
+def _glu(call: Call, x: Tensor, dim: int = -1) -> Any:
+    dim %= len(x.shape)
+    half = floordiv(x.shape[dim], 2)
+    left, right = narrow(x, dim, 0, half), narrow(x, dim, half, half)
+    meta = call.meta
+    return pointwise(
+        call.lowering,
+        [left, right],
+        lambda a, b: op("mul", a, sigmoid(b)),
+        meta.shape,
+        meta.dtype,
+        None,
+        meta.strides,
+    )
+
+
+# ---------------------------------------------------------------------------- gradient
+# Gradients of pointwise operators, by the formulas of ATen's CPU kernels.
+#
+# source aten/src/ATen/native/cpu/Activation.cpp, BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp
+
+
+def _times(x: Value, *factors: Value | float) -> Value:
+    for factor in factors:
+        x = op("mul", x, factor if isinstance(factor, Value) else const(x, factor))
+    return x
+
+
+def _one_minus(x: Value) -> Value:
+    return op("sub", const(x, 1), x)
+
+
+def _zero_where(mask: Value, x: Value) -> Value:
+    return where(mask, const(x, 0), x)
+
+
+# ------------------------------------------------------------------------------ smooth
+
+
+def sigmoid_backward(grad: Value, y: Value) -> Value:
+    return _times(grad, _one_minus(y), y)
+
+
+def tanh_backward(grad: Value, y: Value) -> Value:
+    return op("mul", grad, _one_minus(op("mul", y, y)))
+
+
+def gelu_backward(grad: Value, x: Value, approximate: str = "none") -> Value:
+    one = const(x, 1)
+    if approximate == "tanh":
+        beta, kappa = math.sqrt(2 / math.pi), 0.044715
+        square = op("mul", x, x)
+        cube = op("mul", square, x)
+        bent = op("tanh", _times(op("add", x, _times(cube, kappa)), beta))
+        left = _times(op("add", one, bent), 0.5)
+        steep = _times(op("add", one, _times(square, 3 * kappa)), beta)
+        right = _times(_times(x, 0.5), _one_minus(op("mul", bent, bent)), steep)
+        return op("mul", grad, op("add", left, right))
+    below = _times(op("add", one, op("erf", _times(x, math.sqrt(0.5)))), 0.5)
+    density = _times(op("exp", _times(op("mul", x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return op("mul", grad, op("add", below, op("mul", x, density)))
+
+
+def silu_backward(grad: Value, x: Value) -> Value:
+    s = sigmoid(x)
+    return _times(grad, s, op("add", const(x, 1), op("mul", x, _one_minus(s))))
+
+
+def mish_backward(grad: Value, x: Value) -> Value:
+    bent = op("tanh", op("log1p", op("exp", x)))
+    steep = _times(x, sigmoid(x), _one_minus(op("mul", bent, bent)))
+    return op("mul", grad, op("add", bent, steep))
+
+
+def softplus_backward(grad: Value, x: Value, beta: float, threshold: float) -> Value:
+    scaled = _times(x, beta)
+    power = op("exp", scaled)
+    steep = op("div", op("mul", grad, power), op("add", power, const(x, 1)))
+    return where(test("gt", scaled, threshold), grad, steep)
+
+
+def log_sigmoid_backward(grad: Value, x: Value) -> Value:
+    """The third argument of the operator, exp(-|x|), is computed again."""
+    negative = test("lt", x, 0)
+    power = op("exp", op("neg", op("abs", x)))
+    share = op("div", power, op("add", const(x, 1), power))
+    return op("mul", grad, where(negative, _one_minus(share), share))
+
+
+def elu_backward(
+    grad: Value, x: Value, alpha: float, scale: float, input_scale: float, is_result: bool
+) -> Value:
+    """`x` is the result of elu if `is_result`."""
+    low = alpha * scale
+    if is_result:
+        steep = _times(grad, input_scale, op("add", x, const(x, low)))
+    else:
+        steep = _times(grad, input_scale, low, op("exp", _times(x, input_scale)))
+    return where(test("le", x, 0), steep, _times(grad, scale))
+
+
+def logit_backward(grad: Value, x: Value, eps: float | None = None) -> Value:
+    outside = const(x, math.nan if eps is None else 0)
+    low, high = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+    edge = op("or", test("eq", x, 0), test("eq", x, 1))
+    inner = where(edge, _times(grad, math.inf), op("div", grad, op("mul", x, _one_minus(x))))
+    return where(op("or", test("lt", x, low), test("gt", x, high)), outside, inner)
+
+
+# ------------------------------------------------------------------------------ in pieces
+
+
+def threshold_backward(grad: Value, x: Value, threshold: float) -> Value:
+    return _zero_where(test("le", x, threshold), grad)
+
+
+def hardtanh_backward(grad: Value, x: Value, low: float, high: float) -> Value:
+    return _zero_where(op("or", test("le", x, low), test("ge", x, high)), grad)
+
+
+def hardswish_backward(grad: Value, x: Value) -> Value:
+    middle = op("mul", grad, op("add", op("div", x, const(x, 3)), const(x, 0.5)))
+    upper = where(test("lt", x, 3), middle, grad)
+    return _zero_where(test("le", x, -3), upper)
+
+
+def hardsigmoid_backward(grad: Value, x: Value) -> Value:
+    inner = op("and", test("gt", x, -3), test("lt", x, 3))
+    return where(inner, _times(grad, 1 / 6), const(grad, 0))
+
+
+def leaky_relu_backward(grad: Value, x: Value, slope: float, is_result: bool) -> Value:
+    return where(test("gt", x, 0), grad, _times(grad, slope))
+
+
+def shrink_backward(grad: Value, x: Value, limit: float) -> Value:
+    return _zero_where(op("and", test("ge", x, -limit), test("le", x, limit)), grad)
+
+
+def dropout_backward(grad: Value, mask: Value, scale: float) -> Value:
+    return op("mul", grad, _times(mask, scale))
+
+
+row(named("sigmoid_backward"), sigmoid_backward, 2)
+row(named("tanh_backward"), tanh_backward, 2)
+row(named("gelu_backward"), gelu_backward, 2)
+row(named("silu_backward"), silu_backward, 2)
+row(named("mish_backward"), mish_backward, 2)
+row(named("softplus_backward"), softplus_backward, 2)
+row(named("elu_backward"), elu_backward, (0, 5))
+row(named("logit_backward"), logit_backward, 2)
+row(named("threshold_backward"), threshold_backward, 2)
+row(named("hardtanh_backward"), hardtanh_backward, 2)
+row(named("hardswish_backward"), hardswish_backward, 2)
+row(named("hardsigmoid_backward"), hardsigmoid_backward, 2)
+row(named("leaky_relu_backward"), leaky_relu_backward, 2)
+row(named("hardshrink_backward softshrink_backward"), shrink_backward, 2)
+row(named("native_dropout_backward"), dropout_backward, 2)
+
+
+@lowers(*named("log_sigmoid_backward"))
+def _log_sigmoid_backward(call: Call, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
+    meta = call.meta
+    return pointwise(
+        call.lowering, [grad, x], log_sigmoid_backward, meta.shape, meta.dtype, None, meta.strides
+    )
+
+
+@lowers(*named("_prelu_kernel_backward"))
+def _prelu_backward(call: Call, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def of_x(g: Value, v: Value, w: Value) -> Value:
+        return where(test("gt", v, 0), g, op("mul", w, g))
+
+    def of_weight(g: Value, v: Value, w: Value) -> Value:
+        return _zero_where(test("gt", v, 0), op("mul", v, g))
+
+    first, second = call.metas
+    operands = [grad, x, weight]
+    return (
+        pointwise(call.lowering, operands, of_x, first.shape, first.dtype, None, first.strides),
+        pointwise(
+            call.lowering, operands, of_weight, second.shape, second.dtype, None, second.strides
+        ),
+    )
+
+
+@lowers(*named("glu_backward"))
+def _glu_backward(call: Call, grad: Tensor, x: Tensor, dim: int) -> Any:
+    dim %= len(x.shape)
+    half = floordiv(x.shape[dim], 2)
+    left, right = narrow(x, dim, 0, half), narrow(x, dim, half, half)
+
+    def of_left(g: Value, a: Value, b: Value) -> Value:
+        return op("mul", sigmoid(b), g)
+
+    def of_right(g: Value, a: Value, b: Value) -> Value:
+        s = sigmoid(b)
+        return _times(_one_minus(s), s, g, a)
+
+    halves = tuple(
+        pointwise(call.lowering, [grad, left, right], fn, grad.shape, call.meta.dtype)
+        for fn in (of_left, of_right)
+    )
+    return call.lowering.beside(x.shape, call.meta.dtype, Pieces(dim, (0, half), halves))

@@ -10,9 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from fusee.loops.ir import Buffer, Extern, Role, View
-from fusee.loops.lower.strides import dense
-from fusee.loops.lower.table import calls, named
-from fusee.loops.lower.tensor import Lowering, Meta, Tensor
+from fusee.loops.lower.tensor import Lowering, Meta, Tensor, calls, dense, named
 from fusee.sym.expr import Size
 
 

@@ -2,12 +2,12 @@
 
 Nodes are lowered in order; each result is lazy until something needs it in memory: an output, an
 Extern, a reduction, or many uses of a costly value (tensor.py). What has no lowering is known from
-the tables (table.py, extern.py) before any node is looked at.
+the tables (tensor.py, extern.py) before any node is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,42 +15,169 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, LoopGraph, Role
-from fusee.loops.lower import (
-    activation,
-    aggregate,
-    arithmetic,
-    cat,
-    fill,
-    gather,
-    gradient,
-    loss,
-    norm,
-    norm_gradient,
-    pool,
-    random,
-    resample,
-    scan,
-    scatter,
-    view,
-    window_gradient,
-)
-from fusee.loops.lower.demands import make_checks
+from fusee.loops.ir import Buffer, Extern, LoopGraph, Role, Value, View, origin
+from fusee.loops.lower import arithmetic, creation, index, loss, norm, reduce, views, window
 from fusee.loops.lower.extern import ExternSpec, Laid, extern
-from fusee.loops.lower.grow import growing
-from fusee.loops.lower.shape import narrow
-from fusee.loops.lower.store import Outputs
-from fusee.loops.lower.table import DTYPES, HANDLERS, Call, refusal, supported, unlowered
-from fusee.loops.lower.tensor import Lowering, Meta, Tensor
-from fusee.loops.origin import origin
+from fusee.loops.lower.pointwise import make_checks
+from fusee.loops.lower.tensor import (
+    DTYPES,
+    HANDLERS,
+    Call,
+    Lowering,
+    Meta,
+    Strided,
+    Tensor,
+    refusal,
+    same_strides,
+    unlowered,
+)
+from fusee.loops.lower.views import growing, narrow
 from fusee.sym.expr import Expr, Size, Symbol
 
-__all__ = ["InputLayout", "lower", "supported"]
+# ---------------------------------------------------------------------------- store
+# What a graph leaves behind: fresh outputs with eager's strides, and inputs written in place.
+
+
+class Outputs:
+    """Collects outputs in order; `finish` stores into inputs after everything else."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.owners: dict[Buffer, object] = {}  # buffers that are returned, and for whom
+        self.writes: list[tuple[Tensor, Tensor]] = []
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def plain(self, value: Any) -> None:
+        self.lowering.graph.outputs.append(value)
+
+    def fresh(self, tensor: Tensor, strides: tuple[Size, ...], owner: object) -> None:
+        """Memory that nobody else has, with exactly these strides. One owner may come again."""
+        storage = self._place(tensor, strides)
+        buffer = storage.buffer
+        is_ours = buffer.role in ("scratch", "extern", "result")
+        if not is_ours or self.owners.setdefault(buffer, owner) is not owner:
+            copy = self.lowering.copy if tensor.dtype in DTYPES else self._copied
+            storage = copy(tensor, strides)
+            buffer = storage.buffer
+            self.owners[buffer] = owner
+        if buffer.role == "scratch":
+            buffer.role = "result"
+        self.plain(View(buffer, tensor.shape, strides, storage.offset))
+
+    def _copied(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
+        """A new tensor, of ATen's, with the elements of one that only ATen reads."""
+        buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
+        given = self.lowering.window(tensor), tensor.shape, strides
+        step = Extern("aten.copy_", _laid_out, given, {}, (buffer,))
+        step.reason, step.origin = "tensors that only ATen reads", self.lowering.origin
+        self.lowering.graph.steps.append(step)
+        return Strided(buffer, strides, 0)
+
+    def _place(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
+        storage = tensor.storage
+        if storage is None:
+            return self.lowering.realise(tensor, strides)
+        if same_strides(tensor.shape, storage.strides, strides):
+            return storage
+        return self.lowering.copy(tensor, strides)
+
+    # -------------------------------------------------------------------------- inputs
+
+    def write(self, tensor: Tensor, target: Tensor, by_aten: bool) -> None:
+        """In the end, `target` (an input) holds the values of `tensor`.
+
+        by_aten   only ATen knows what is in these tensors
+        """
+        (self.copies if by_aten else self.writes).append((tensor, target))
+        storage = _storage(target)
+        self.plain(View(storage.buffer, target.shape, storage.strides, storage.offset))
+
+    def finish(self) -> None:
+        written = {_storage(target).buffer for _, target in self.writes}
+        ready: list[tuple[Tensor, Tensor]] = []
+        for tensor, target in self.writes:
+            if not self._is_direct(tensor, target, written):
+                tensor = self._detached(tensor, written)
+            ready.append((tensor, target))
+        for tensor, target in ready:
+            self._store(tensor, _storage(target))
+        for tensor, target in self.copies:
+            self._copy(tensor, target)
+
+    def _copy(self, tensor: Tensor, target: Tensor) -> None:
+        windows = self.lowering.window(target), self.lowering.window(tensor)
+        step = Extern("aten.copy_", torch.Tensor.copy_, windows, {}, ())
+        step.mutates = (windows[0].buffer,)
+        step.reason, step.origin = "it writes tensors that only ATen reads", self.lowering.origin
+        self.lowering.graph.steps.append(step)
+
+    def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
+        """True if it reads no input that is written, but for the element that it replaces."""
+        own = _storage(target)
+        if tensor.reads() & written - {own.buffer}:
+            return False
+        for value, place in self._stores(tensor, own):
+            for load in self.lowering.loads(value):
+                if load.attr[0] is own.buffer and load.attr[1] != place:
+                    return False
+        return True
+
+    def _stores(self, tensor: Tensor, target: Strided) -> Iterator[tuple[Value, Size]]:
+        pieces = tensor.pieces
+        if tensor.storage is None and pieces is not None:
+            for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
+                offset = target.offset + start * target.strides[pieces.dim]
+                yield from self._stores(piece, Strided(target.buffer, target.strides, offset))
+        elif all(size != 0 for size in tensor.shape):
+            index = self.lowering.axes(tensor.shape)
+            yield tensor.at(index), self.lowering.offset(target, index)
+
+    def _detached(self, tensor: Tensor, written: set[Buffer]) -> Tensor:
+        """The same values in memory that no write changes."""
+        storage = tensor.storage
+        if storage is None:
+            storage = self.lowering.realise(tensor)
+        if storage.buffer in written:
+            storage = self.lowering.copy(tensor, tensor.eager_strides)
+        return self.lowering.stored(storage, tensor.shape)
+
+    def _store(self, tensor: Tensor, target: Strided) -> None:
+        pieces = tensor.pieces
+        if tensor.storage is None and pieces is not None:
+            for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
+                offset = target.offset + start * target.strides[pieces.dim]
+                self._store(piece, Strided(target.buffer, target.strides, offset))
+        elif not self._is_there(tensor, target):
+            self.lowering.write_into(tensor, target)
+
+    def _is_there(self, tensor: Tensor, target: Strided) -> bool:
+        """True if storing would put each element where it already is."""
+        storage = tensor.storage
+        return (
+            storage is not None
+            and storage.buffer is target.buffer
+            and storage.offset == target.offset
+            and same_strides(tensor.shape, storage.strides, target.strides)
+        )
+
+
+def _laid_out(x: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _storage(target: Tensor) -> Strided:
+    storage = target.storage
+    assert storage is not None
+    return storage
+
+
+# ---------------------------------------------------------------------------- graph
+
 
 # importing these modules fills the tables
 RULES = (
-    activation, aggregate, arithmetic, cat, fill, gather, gradient, loss, norm, norm_gradient, pool,
-    random, resample, scan, scatter, view, window_gradient,
+    arithmetic, reduce, arithmetic, index, creation, index, arithmetic, loss, norm, norm, window,
+    creation, window, reduce, index, views, window,
 )  # fmt: skip
 
 
@@ -139,10 +266,10 @@ class _Lowerer:
         (returned,) = [node.args[0] for node in nodes if node.op == "output"]
         assert isinstance(returned, (tuple, list))
         found = {}
-        for position, index in self.writes.items():
+        for position, place in self.writes.items():
             value = returned[position]
             if isinstance(value, fx.Node) and value not in found:
-                found[value] = placeholders[index]
+                found[value] = placeholders[place]
         return found
 
     # -------------------------------------------------------------------------- uses
@@ -429,7 +556,7 @@ def _passes_on(node: fx.Node) -> bool:
 
 def _is_view(op: OpOverload) -> bool:
     handler = HANDLERS.get(op)
-    return handler is not None and handler.__module__ == view.__name__
+    return handler is not None and handler.__module__ == views.__name__
 
 
 def _opaque(node: fx.Node) -> str | None:

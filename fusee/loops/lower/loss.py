@@ -11,16 +11,12 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Value, cast, op, where
-from fusee.loops.lower.demands import demand
-from fusee.loops.lower.formulas import const, test, unless
-from fusee.loops.lower.gather import Refused
-from fusee.loops.lower.numbers import opmath
-from fusee.loops.lower.pointwise import pointwise
+from fusee.loops.lower.index import Refused
+from fusee.loops.lower.pointwise import const, demand, pointwise, test, unless
 from fusee.loops.lower.reduce import divided_by, reduce
-from fusee.loops.lower.shape import reshape
-from fusee.loops.lower.table import Call, lowers, named
-from fusee.loops.lower.tensor import Index, Tensor
-from fusee.sym.parts import product
+from fusee.loops.lower.tensor import Call, Index, Tensor, lowers, named, opmath
+from fusee.loops.lower.views import reshape
+from fusee.sym.expr import product
 
 NONE, MEAN = 0, 1  # at::Reduction; 2 is the sum
 

@@ -12,10 +12,12 @@ dimensions of size 1 it is 0 and there is no axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, TypeVar, Union
 
 import torch
+from torch._ops import OpOverload
 
 from fusee.loops.ir import (
     Acc,
@@ -26,22 +28,97 @@ from fusee.loops.ir import (
     Value,
     Values,
     View,
+    behind,
     cast,
     walk,
 )
-from fusee.loops.lower.numbers import literal
-from fusee.loops.lower.strides import (
-    Shape,
-    axis_strides,
-    contiguous,
-    dense,
-    dense_like,
-    same_strides,
-    stride_order,
-)
-from fusee.loops.origin import behind
-from fusee.sym.expr import Expr, Size, Symbol
-from fusee.sym.parts import hint, product
+from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
+
+# ---------------------------------------------------------------------------- numbers
+# Numbers as a dtype holds them, and the dtype in which ATen computes.
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which ATen computes on `dtype`."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def literal(x: float | int | bool, dtype: torch.dtype) -> float | int | bool:
+    """A number as `dtype` holds it."""
+    if dtype is torch.float64:
+        return float(x)
+    if dtype is torch.float32:
+        return c_float(x).value
+    if dtype is torch.bool:
+        return bool(x)
+    if dtype.is_floating_point:
+        return torch.tensor(x, dtype=torch.float64).to(dtype).item()
+    bits = dtype.itemsize * 8
+    whole = int(x) & ((1 << bits) - 1)
+    return whole - (1 << bits) if dtype.is_signed and whole >> (bits - 1) else whole
+
+
+# ---------------------------------------------------------------------------- strides
+# Strides of tensors, in elements: which order of dimensions they mean.
+
+Shape = tuple[Size, ...]
+
+
+def contiguous(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides. Dimensions of size 0 count as 1, as in torch."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if size != 0 else 1)
+    return tuple(reversed(strides))
+
+
+def dense(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
+    """Strides without holes, dimension order[0] being the widest."""
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * (shape[dim] if shape[dim] != 0 else 1)
+    return tuple(strides)
+
+
+def same_strides(shape: Shape, a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """True if both place elements alike; strides of dimensions of size 1 say nothing."""
+    return all(size == 1 or x == y for size, x, y in zip(shape, a, b, strict=True))
+
+
+def stride_order(shape: Shape, strides: Sequence[Size]) -> list[int]:
+    """Dimensions from the widest stride to the narrowest."""
+    return sorted(range(len(shape)), key=lambda k: (-hint(strides[k]), k))
+
+
+def dense_like(shape: Shape, strides: tuple[Size, ...]) -> tuple[Size, ...]:
+    """`strides` if they have no holes and no overlap, else dense ones of the same order."""
+    if strides == contiguous(shape):
+        return strides
+    return dense(shape, stride_order(shape, strides))
+
+
+def axis_strides(index: Size, axes: dict[int, Symbol]) -> dict[int, int] | None:
+    """Each axis's stride in a flat index, at its hint; None unless all of them move it linearly."""
+    if isinstance(index, int):
+        return None
+    strides: dict[int, int] = {}
+    for k, axis in axes.items():
+        coef: Any = index.terms.get((axis,))
+        if coef is None:
+            parts = coefficient(index, axis)
+            if parts is None or parts[0] == 0:
+                return None
+            coef = hint(parts[0])
+        strides[k] = abs(coef)
+    return strides
+
+
+# ---------------------------------------------------------------------------- tensor
+
 
 Index = tuple[Size, ...]
 
@@ -195,7 +272,7 @@ class Lowering:
         self._symbols: dict[tuple[str, Size], Symbol] = {}
         self._offsets: dict[tuple[Index, tuple[Size, ...], Size], Size] = {}
         self._loads: dict[int, tuple[Value, ...]] = {}
-        self.demands: list[tuple[int, Loop]] = []  # and before which step: demands.py
+        self.demands: list[tuple[int, Loop]] = []  # and before which step: pointwise.py
         self._count = 0
 
     # -------------------------------------------------------------------------- making tensors
@@ -482,3 +559,104 @@ def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool
     model = Buffer("", base.dtype, base.shape, base.eager_strides, "scratch")
     found = tensor.recipe(Strided(model, base.eager_strides, 0))
     return found is not None and same_strides(tensor.shape, found.strides, strides)
+
+
+# ---------------------------------------------------------------------------- table
+# Which ATen ops are lowered, by what, and why the others are not.
+#
+# @lowers(overload, ...) a function from the call's arguments to lazy tensors row(overloads, fn,
+# ...) a pointwise op: fn from scalar Values to a Value calls(reason, overload...) known ops that
+# stay calls to ATen
+
+# What the vocabulary computes with. Tensors of other dtypes go to ATen.
+DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    }
+)
+
+
+@dataclass
+class Call:
+    """One node of the graph, as its lowering sees it."""
+
+    lowering: Lowering
+    op: OpOverload
+    metas: tuple[Meta, ...]  # of its results
+    used: tuple[bool, ...]  # which results anyone uses
+    layouts: Callable[[int], tuple[tuple[Size, ...], Size]]
+    call_of: Callable[[OpOverload], Any]  # how to call an op on whole tensors: an ExternSpec
+    overwrites: bool = False  # argument 0 is an input, which the result replaces: store in place
+
+    @property
+    def meta(self) -> Meta:
+        return self.metas[0]
+
+    def layout_of(self, position: int) -> tuple[tuple[Size, ...], Size]:
+        """Eager's strides and storage offset of the tensor that is argument `position`."""
+        return self.layouts(position)
+
+
+Handler = Callable[..., Any]
+H = TypeVar("H", bound=Handler)
+# Says why these arguments can't be lowered, or None. Sees the arguments that the handler would.
+Refusal = Callable[..., "str | None"]
+
+HANDLERS: dict[OpOverload, Handler] = {}
+REFUSALS: dict[OpOverload, Refusal] = {}
+REASONS: dict[OpOverload, str] = {}
+
+
+def lowers(*overloads: OpOverload, unless: Refusal | None = None) -> Callable[[H], H]:
+    """Register `handler(call, *args, **kwargs)` for the overloads."""
+
+    def register(handler: H) -> H:
+        for overload in overloads:
+            HANDLERS[overload] = handler
+            if unless is not None:
+                REFUSALS[overload] = unless
+        return handler
+
+    return register
+
+
+def calls(reason: str, *overloads: OpOverload) -> None:
+    """These ops stay calls to ATen, for that reason."""
+    for overload in overloads:
+        REASONS[overload] = reason
+
+
+def named(names: str, *overloads: str) -> list[OpOverload]:
+    """The ATen overloads of the named ops that this torch has."""
+    found = []
+    for name in names.split():
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in overloads or ("default",):
+            if packet is not None and overload in packet.overloads():
+                found.append(getattr(packet, overload))
+    return found
+
+
+def refusal(op: OpOverload, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+    """Why this call of an op that has a lowering is not lowered; None if it is."""
+    unless = REFUSALS.get(op)
+    return None if unless is None else unless(call, *args, **kwargs)
+
+
+def unlowered(op: OpOverload) -> str:
+    """Why an op has no lowering."""
+    return REASONS.get(op, "no lowering")
+
+
+def supported() -> frozenset[OpOverload]:
+    """Every ATen overload that has a lowering; these should stay whole in the traced graph."""
+    return frozenset(HANDLERS)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusee.aten.passes.constants import Derived, DeriveStep, Slot
-from fusee.aten.passes.parts import parts
+from fusee.aten.passes.weights import Derived, DeriveStep, Slot, parts
 from fusee.backends import lookup
 
 

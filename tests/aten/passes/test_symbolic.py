@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.externs import WHOLE
-from fusee.aten.interpret import run
-from fusee.aten.onednn import is_native, packed
+from fusee.aten.externs import WHOLE, is_native, packed
+from fusee.aten.graph import run
 from fusee.aten.passes import run_passes
 from fusee.aten.trace import trace
 from fusee.config import Options

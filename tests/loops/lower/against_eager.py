@@ -12,11 +12,11 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fusee.aten.tidy import must_run
+from fusee.aten.graph import must_run
 from fusee.loops.ir import Extern, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower
 from fusee.sym.expr import Symbol
-from fusee.sym.from_torch import Symbols
+from fusee.sym.symint import Symbols
 from tests.compare import assert_as_near, measured
 from tests.loops.interpret import interpret
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch._ops import OpOverload
 
-from fusee.loops.lower.graph import supported
-from fusee.loops.lower.table import HANDLERS, REASONS, named
+from fusee.loops.lower.tensor import HANDLERS, REASONS, named, supported
 
 aten = torch.ops.aten
 

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop
+from fusee.loops.ir import Loop, show_step
 from fusee.loops.lower.graph import InputLayout
-from fusee.loops.lower.shape import reshape
 from fusee.loops.lower.tensor import Lowering, Strided
-from fusee.loops.show import show_step
+from fusee.loops.lower.views import reshape
 from fusee.sym.expr import Symbol
 from tests.loops.lower.against_eager import check
 

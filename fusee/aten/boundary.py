@@ -1,0 +1,503 @@
+"""Where the tensors of a program come from: its arguments, its module's attributes, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.graph import (
+    Constant,
+    Fresh,
+    InputItself,
+    InputSpec,
+    Mutation,
+    OutputItself,
+    OutputSpec,
+    Sym,
+    SymbolSource,
+    ViewOfInput,
+    ViewOfOutput,
+)
+from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin, storage_id
+from fusee.aten.tracer import Builder, Store, Value
+from fusee.errors import TraceError
+from fusee.fake.mode import with_bits
+from fusee.sym.expr import Expr, Size, hint, known_ge, product
+from fusee.sym.symint import Symbols
+
+# ---------------------------------------------------------------------------- sources
+
+
+# What is done to the twin of each input: (index, twin, what the input is like).
+Prepare = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+
+class Inputs:
+    """The placeholders of the graph, and the meta twins of what comes in.
+
+    given    what the captured graph is run with, one per placeholder of it
+    values   the Value of each input, None if it is no tensor; those read from the module last
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        gm: fx.GraphModule,
+        examples: Sequence[Any],
+        to_size: Symbols,
+        prepare: Prepare | None = None,
+    ) -> None:
+        self.b = b
+        self.prepare = prepare
+        self.gm = gm
+        self.to_size = to_size
+        self.given: list[Any] = []
+        self.values: list[Value | None] = []
+        self.examples: list[Any] = []
+        self._specs: list[InputSpec] = []
+        self._last: fx.Node | None = None
+        self._names: dict[int, str] | None = None
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        if len(placeholders) != len(examples):
+            raise TraceError(f"{len(examples)} inputs for {len(placeholders)} placeholders")
+        for node, example in zip(placeholders, examples):
+            b.stack_trace = node.stack_trace
+            is_buffer = node.meta.get("is_buffer", False)  # as capture found it
+            self._add(node.target, example, node.meta.get("example_value"), is_static=is_buffer)
+        b.stack_trace = None
+        self.device = self._device()
+
+    def _device(self) -> torch.device:
+        devices = [v.store.device for v in self.values if v is not None]
+        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+    def _add(
+        self,
+        name: str,
+        example: Any,
+        fake: Any,
+        attribute: str | None = None,
+        device: torch.device | None = None,
+        is_static: bool = False,
+    ) -> Any:
+        """Append a placeholder; what stands for it while tracing.
+
+        device   where a call has it, if not where the example is
+        """
+        index = len(self._specs)
+        node = self._placeholder(name)
+        self.examples.append(example)
+        if not isinstance(example, torch.Tensor):
+            given = fake if isinstance(fake, torch.SymInt) else example
+            symbol = self.to_size(given) if isinstance(given, torch.SymInt) else None
+            if isinstance(given, (torch.SymFloat, torch.SymBool)):
+                raise self.b.unsupported(f"the input {name} is a symbolic {type(given).__name__}")
+            node.meta = {"val": given}
+            self._specs.append(InputSpec(index, name, None, (), (), 0, None, symbol=symbol))
+            self.values.append(None)
+            self.given.append(given)
+            return given
+        reason = is_plain(example)
+        if reason is not None:
+            raise self.b.unsupported(f"the input {name} is {reason}")
+        shaped = fake if isinstance(fake, torch.Tensor) else example
+        known = [n if type(n) is int else m for n, m in zip(shaped.shape, example.shape)]
+        if known != list(example.shape) or shaped.dim() != example.dim():
+            raise self.b.unsupported(f"the graph changes the shape of the input {name}")
+        device = device or example.device
+        twin = with_bits(self._twin(shaped, example.dtype, device), example)
+        if self.prepare is not None:
+            self.prepare(index, twin, example)
+        node.meta = {"val": twin, "device": device, "stack_trace": None}
+        value = self.b.fresh(twin, node, device)
+        value.store.origin = index
+        self._specs.append(
+            InputSpec(
+                index,
+                name,
+                twin.dtype,
+                tuple(map(self.to_size, twin.shape)),
+                tuple(map(self.to_size, twin.stride())),
+                self.to_size(twin.storage_offset()),
+                device,
+                is_static=is_static or attribute is not None or is_state(example),
+                attribute=attribute,
+            )
+        )
+        self.values.append(value)
+        self.given.append(twin)
+        return twin
+
+    def _twin(self, shaped: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A twin of the geometry of `shaped`."""
+        offset = shaped.storage_offset()
+        if type(offset) is int and offset == 0:
+            return self.b.twins.empty(shaped.shape, shaped.stride(), dtype, device)
+        extent = offset + 1
+        for size, stride in zip(shaped.shape, shaped.stride()):
+            if type(size) is int and size == 0:  # no element, whatever the strides are
+                extent = offset
+                break
+            extent = extent + (size - 1) * stride
+        flat = self.b.twins.empty((extent,), (1,), dtype, device)
+        with below_autograd():  # to autograd it is no view
+            return flat.as_strided(shaped.shape, shaped.stride(), offset)
+
+    def add_tangent(self, like: Value) -> torch.Tensor:
+        """Append an input of the geometry of `like`, to come with the backward."""
+        name = f"tangent_{len(self._specs)}"
+        found: torch.Tensor = self._add(name, like.tensor, None, device=like.store.device)
+        return found
+
+    def _placeholder(self, name: str) -> fx.Node:
+        graph = self.b.graph
+        if self._last is None:
+            self._last = graph.placeholder(name)
+        else:
+            with graph.inserting_after(self._last):
+                self._last = graph.placeholder(name)
+        return self._last
+
+    # -------------------------------------------------------------------------- the module's own
+
+    def attribute(self, module: torch.nn.Module, target: str) -> Any:
+        """The value of a get_attr node of `module`: tensors become inputs of the graph."""
+        value: Any = module
+        for part in target.split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if module is self.gm:
+            self._known().setdefault(id(value), target)
+        found = self.b.values.get(id(value))
+        return (found or self.lift(value)).tensor
+
+    def lift(self, x: torch.Tensor) -> Value:
+        """The Value of a tensor that the program did not compute."""
+        if is_twin(x):
+            raise self.b.unsupported("a tensor without data that does not come from this graph")
+        name = self._known().get(id(x))
+        if name is None:
+            value = self._constant(x)
+        else:
+            self._add(name.replace(".", "_"), x, None, attribute=name)
+            found = self.values[-1]
+            assert found is not None
+            value = found
+        value.real = x  # else another constant may come to live under its id
+        self.b.values[id(x)] = value
+        return value
+
+    def _constant(self, x: torch.Tensor) -> Value:
+        reason = is_plain(x)
+        if reason is not None:
+            raise self.b.unsupported(f"the graph holds a constant that is {reason}")
+        node = self.b.constant(x)
+        value = self.b.fresh(node.meta["val"], node, x.device)
+        value.store.frozen = "a write to a tensor that is a constant of the graph"
+        return value
+
+    def _known(self) -> dict[int, str]:
+        if self._names is None:
+            self._names = {}
+            for rows in (self.gm.named_parameters, self.gm.named_buffers):
+                for name, x in rows(remove_duplicate=False):
+                    self._names.setdefault(id(x), name)
+        return self._names
+
+    # -------------------------------------------------------------------------- results
+
+    def specs(self) -> tuple[InputSpec, ...]:
+        return tuple(self._specs)
+
+    def symbols(self) -> dict[str, SymbolSource]:
+        """Where a call reads each symbol. raises TraceError if no input shows one of them."""
+        found: dict[str, SymbolSource] = {}
+        for spec in self._specs:
+            for axis, size in [(None, spec.symbol), *enumerate(spec.size)]:
+                name = _only_symbol(size)
+                if name is not None:
+                    found.setdefault(name, SymbolSource(spec.index, axis))
+        for name in self.to_size.by_name:
+            if name not in found:
+                raise TraceError(f"no input has the size {name}, which the graph computes with")
+        return found
+
+    def check_aliases(self, mutations: Sequence[Mutation]) -> None:
+        """raises TraceError if an input that is written to shares its memory with another one."""
+        sharing: dict[int, list[int]] = {}
+        for index, example in enumerate(self.examples):
+            if isinstance(example, torch.Tensor):
+                sharing.setdefault(storage_id(example), []).append(index)
+        for mutation in mutations:
+            for index in sharing[storage_id(self.examples[mutation.index])]:
+                if index != mutation.index:
+                    names = self._specs[mutation.index].name, self._specs[index].name
+                    raise self.b.unsupported(
+                        f"the inputs {names[0]} and {names[1]} share memory and are written to"
+                    )
+
+
+def _only_symbol(size: Size | None) -> str | None:
+    """The name of the symbol that a size is, if it is nothing else."""
+    if isinstance(size, Expr) and len(size.terms) == 1:
+        ((factors, count),) = size.terms.items()
+        if count == 1 and len(factors) == 1:
+            return factors[0].key
+    return None
+
+
+# ---------------------------------------------------------------------------- outputs
+# What a call returns, from the tensors that the traced program returned.
+#
+# Tensors of one storage are returned as one result and views of it, so that they share memory as
+# eager's do. Every other result has memory of its own: never an input's, never another result's.
+
+aten = torch.ops.aten
+
+_VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten.view.dtype,
+        aten.expand.default,
+        aten.permute.default,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.diagonal.default,
+        aten.unfold.default,
+        aten.as_strided.default,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten._conj.default,
+        aten._neg_view.default,
+    }
+)
+
+
+class Results:
+    """The flat tuple that the graph returns, in the making."""
+
+    def __init__(self, b: Builder, inputs: list[Value | None], to_size: Callable[[Any], Size]):
+        self.b = b
+        self.inputs = inputs
+        self.to_size = to_size
+        self.nodes: list[fx.Node] = []
+        self.tensors: list[torch.Tensor] = []
+        self.memory: dict[fx.Node, Store] = {}
+        self.returned: dict[int, int] = {}
+        self.carriers: dict[int, tuple[int, Value]] = {}
+
+    def mutations(self) -> tuple[Mutation, ...]:
+        """One for each input whose storage was written to."""
+        found = []
+        for index, value in enumerate(self.inputs):
+            if value is not None and value.store.version > 0:
+                found.append(Mutation(index, self.position(value)))
+        return tuple(found)
+
+    def outputs(self, leaves: list[Any]) -> tuple[OutputSpec, ...]:
+        """The spec of each returned leaf. Call once, after `mutations`."""
+        self._choose_carriers([self.b.values[id(x)] for x in leaves if id(x) in self.b.values])
+        return tuple(self._output(i, x) for i, x in enumerate(leaves))
+
+    def _output(self, i: int, x: Any) -> OutputSpec:
+        if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return Sym(self.to_size(x))
+        if not isinstance(x, torch.Tensor):
+            return Constant(x)
+        if id(x) in self.returned:
+            return OutputItself(self.returned[id(x)])
+        self.returned[id(x)] = i
+        value = self.b.values[id(x)]
+        store, tensor = value.store, value.tensor
+        size = tuple(map(self.to_size, tensor.shape))
+        stride = tuple(map(self.to_size, tensor.stride()))
+        if store.origin is not None:
+            base = self.inputs[store.origin]
+            assert base is not None
+            if value is base:
+                return InputItself(store.origin)
+            offset = self._offset(tensor, base.tensor)
+            bits = _bits(tensor, base.tensor)
+            return ViewOfInput(store.origin, size, stride, offset, tensor.dtype, bits)
+        position, carrier = self.carriers[id(store)]
+        if carrier is value:
+            return Fresh(position, size, stride)
+        offset = self._offset(tensor, carrier.tensor)
+        bits = _bits(tensor, carrier.tensor)
+        return ViewOfOutput(position, size, stride, offset, tensor.dtype, bits)
+
+    def _offset(self, view: torch.Tensor, base: torch.Tensor) -> Size:
+        start = base.storage_offset()
+        if view.dtype.itemsize != base.dtype.itemsize:
+            start = start * base.dtype.itemsize // view.dtype.itemsize
+        return self.to_size(view.storage_offset() - start)
+
+    def _choose_carriers(self, values: list[Value]) -> None:
+        """For each storage that is returned, the tensor whose memory holds the others'."""
+        groups: dict[int, dict[int, Value]] = {}
+        for value in values:
+            if value.store.origin is None:
+                groups.setdefault(id(value.store), {})[id(value)] = value
+        for key, group in groups.items():
+            # where autograd is traced, what it knows of carries what is detached from it
+            members = sorted(group.values(), key=lambda v: not v.tensor.requires_grad)
+            base = members[0].store.base
+            carrier = members[0]
+            if len(members) > 1 or not self._is_dense(carrier):
+                whole = [v for v in members if self._is_whole(v, base)]
+                carrier = whole[0] if whole else base
+            self.carriers[key] = (self.position(carrier), carrier)
+
+    def _is_dense(self, value: Value) -> bool:
+        size = [self.to_size(n) for n in value.tensor.shape]
+        return _is_non_overlapping(size, [self.to_size(s) for s in value.tensor.stride()])
+
+    def _is_whole(self, value: Value, base: Value) -> bool:
+        """Whether every element of the storage is one of `value`, once."""
+        x, y = value.tensor, base.tensor
+        counts = [product(map(self.to_size, t.shape)) for t in (x, y)]
+        return x.dtype == y.dtype and counts[0] == counts[1] and self._is_dense(value)
+
+    def position(self, value: Value) -> int:
+        """Append a result: what `value` holds, in memory that no other storage has."""
+        node = self.b.node(value)
+        root = _root(node)
+        if root.op in ("placeholder", "get_attr") or self.memory.get(root, value.store) is not (
+            value.store
+        ):
+            node = self.b.copy(node, value)
+            root = node
+        self.memory[root] = value.store
+        self.nodes.append(node)
+        self.tensors.append(value.tensor)
+        return len(self.nodes) - 1
+
+
+def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:
+    """What is to be called on elements of `base` for those of `view`."""
+    flips = []
+    if view.dtype.is_complex and view.is_conj() != (base.dtype.is_complex and base.is_conj()):
+        flips.append("conj")
+    if view.is_neg() != base.is_neg():
+        flips.append("_neg_view")
+    return tuple(flips)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` would share if eager ran the graph."""
+    while node.target in _VIEWS:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node
+
+
+def _is_non_overlapping(size: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Whether no two elements share memory, as far as it can be told from the strides alone."""
+    if 0 in size:
+        return True
+    expected: Size = 1
+    for step, count in sorted(zip(stride, size), key=lambda pair: hint(pair[0])):
+        if count == 1:
+            continue
+        if not known_ge(step, expected):
+            return False
+        expected = step * (count - 1) + 1
+    return True
+
+
+def flatten(x: Any, leaves: list[Any]) -> Callable[[list[Any]], Any]:
+    """Append the leaves of nested tuples, lists and dicts; the function that rebuilds the nest."""
+    if isinstance(x, (tuple, list)):
+        parts = [flatten(item, leaves) for item in x]
+        kind = type(x)
+        if hasattr(x, "_fields"):
+            return lambda values: kind(*(part(values) for part in parts))
+        if kind is tuple:
+            return lambda values: tuple([part(values) for part in parts])
+        return lambda values: [part(values) for part in parts]
+    if isinstance(x, dict):
+        rows = {name: flatten(item, leaves) for name, item in x.items()}
+        return lambda values: {name: part(values) for name, part in rows.items()}
+    at = len(leaves)
+    leaves.append(x)
+    return lambda values: values[at]
+
+
+# ---------------------------------------------------------------------------- derive
+# What passes compute from parameters that is no single ATen operator.
+#
+# These functions appear as static nodes of the graph until `constants` moves them out. What they
+# compute per channel they compute in float64: folding must not cost accuracy that eager has.
+
+
+def norm_scale(
+    weight: Tensor | None, variance: Tensor, eps: float, dtype: torch.dtype, trailing: int = 0
+) -> Tensor:
+    """The factor that batch norm multiplies each channel by: (channels, 1, .. trailing times)."""
+    scale = (variance.double() + eps).rsqrt_()
+    if weight is not None:
+        scale *= weight
+    return scale.to(dtype).view(-1, *[1] * trailing)
+
+
+def norm_shift(
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    trailing: int = 0,
+) -> Tensor:
+    """What batch norm adds to each channel after the factor; of the same shape."""
+    return folded_bias(None, weight, bias, mean, variance, eps, dtype).view(-1, *[1] * trailing)
+
+
+def folded_weight(
+    layer_weight: Tensor,
+    weight: Tensor | None,
+    variance: Tensor,
+    eps: float,
+    transposed_groups: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """A layer's weight with the following batch norm's factor in it.
+
+    shapes   (out, ...), or with transposed_groups = g > 0 a transposed convolution's
+             (in, out / g, ...), whose g groups of inputs make consecutive groups of outputs
+    """
+    scale = norm_scale(weight, variance, eps, dtype)
+    wide = layer_weight.to(dtype)
+    if not transposed_groups:
+        return wide * scale.view(-1, *[1] * (wide.dim() - 1))
+    rest = wide.shape[1:]
+    grouped = wide.reshape(transposed_groups, -1, *rest)
+    scale = scale.view(transposed_groups, 1, rest[0], *[1] * (len(rest) - 1))
+    return (grouped * scale).reshape(wide.shape)
+
+
+def folded_bias(
+    layer_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """A layer's bias with the following batch norm in it; 1-d."""
+    centre = mean.double().neg() if layer_bias is None else layer_bias.double() - mean
+    shift = centre * norm_scale(weight, variance, eps, torch.float64)
+    if bias is not None:
+        shift += bias
+    return shift.to(dtype)
+
+
+DERIVATIONS = frozenset({norm_scale, norm_shift, folded_weight, folded_bias})

@@ -1,0 +1,736 @@
+"""Operators that are another spelling of one that we want to see whole.
+
+    layer_norm -> native_layer_norm        conv2d -> convolution        softmax.int -> _softmax
+Each rule does what torch's composite kernel does on the CPU, in fewer steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusee.aten.fake_tensors import is_opaque, is_row_major
+from fusee.aten.torch_api import (
+    OpOverload,
+    decomposition_tables,
+    further_decompositions,
+    is_composite,
+    same_ints,
+    storage_id,
+)
+from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
+from fusee.fake.products import LAYERS
+from fusee.fake.rules import suggested_layout
+
+# ---------------------------------------------------------------------------- always
+# Operators that give a view or not, depending on what they get: decided while tracing.
+#
+# Views are recorded in few forms, with arguments made absolute: view and expand with their whole
+# shape, slice with bounds inside the axis, permute for every transpose. Operators that split a
+# tensor become slices. What gives all of its operand back leaves no node.
+
+aten = torch.ops.aten
+
+ALWAYS: dict[OpOverload, Rule] = {}
+
+_END = 2**63 - 1  # how Python's x[a:] spells its end
+
+
+def _rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        ALWAYS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+# ------------------------------------------------------------------------------ aliases
+
+
+@_rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
+def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.same(args[0])
+
+
+@_rule(aten.lift_fresh.default)
+def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.literal(args[0])
+
+
+@_rule(aten.detach_.default, aten.requires_grad_.default)
+def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return args[0]
+
+
+@_rule(aten.resolve_conj.default, aten.resolve_neg.default, aten.real.default)
+def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.composite(op, args, kwargs) if is_opaque(args[0]) else args[0]
+
+
+@_rule(aten.scalar_tensor.default)
+def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.call(aten.full.default, [], args[0], **kwargs)
+
+
+_QUERIES = (
+    "size.default sym_size.default sym_size.int stride.default sym_stride.default sym_stride.int"
+    " storage_offset.default sym_storage_offset.default numel.default sym_numel.default"
+    " dim.default is_contiguous.default is_contiguous.memory_format is_strides_like_format.default"
+    " sym_is_contiguous.default is_non_overlapping_and_dense.default"
+).split()
+
+
+def _queries() -> list[OpOverload]:
+    """Operators that ask a tensor with symbolic sizes for its geometry."""
+    found = [torch.ops.prim.device.default, torch.ops.prim.layout.default]
+    for name in _QUERIES:
+        packet, _, overload = name.partition(".")
+        found.append(getattr(getattr(aten, packet), overload))
+    return found
+
+
+@_rule(*_queries())
+def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return op(t.value(args[0]).tensor, *args[1:], **kwargs)
+
+
+# ------------------------------------------------------------------------------ shapes
+
+
+@_rule(aten.view.default, aten._unsafe_view.default)
+def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    shape = _whole(x, args[1])
+    return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
+
+
+@_rule(aten.reshape.default, aten._reshape_copy.default)
+def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    shape = _whole(x, args[1])
+    if op is aten.reshape.default and same_ints(shape, x.shape):
+        return t.same(x)
+    if op is not aten.reshape.default or not _can_view(x, shape):
+        x = t.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+    return t.view(aten.view.default, x, shape)
+
+
+def _can_view(x: torch.Tensor, shape: list[Any]) -> bool:
+    return is_row_major(x) or storage_id(aten.reshape.default(x, shape)) == storage_id(x)
+
+
+def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
+    """`shape` for the elements of `x`, with the size that -1 stands for.
+
+    Sizes on both sides cancel before anything is divided: symbolic products stay small.
+    """
+    numbers = _ints(shape)
+    if -1 not in numbers:
+        return list(shape)
+    if 0 in numbers:
+        return list(x.new_empty(x.shape).view(shape).shape)
+    left = list(x.shape)
+    rest: list[Any] = []
+    for n in shape:
+        twin = next((k for k, size in enumerate(left) if same_ints((size,), (n,))), None)
+        if twin is not None:
+            del left[twin]
+        elif not _is_open(n):
+            rest.append(n)
+    size = _product(left) // _product(rest) if rest else _product(left)
+    return [size if _is_open(n) else n for n in shape]
+
+
+def _is_open(n: Any) -> bool:
+    return type(n) is int and n == -1
+
+
+@_rule(aten.flatten.using_ints)
+def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    rank = x.dim()
+    if rank == 0:
+        return t.call(aten.reshape.default, x, [1])
+    given: Args = (*args[1:], *(0, -1)[len(args) - 1 :])
+    first, last = given[0] % rank, given[1] % rank
+    if first >= last:
+        return args[0]
+    merged = _product(x.shape[first : last + 1])
+    return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
+
+
+@_rule(aten.expand.default)
+def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    shape = list(op(x, args[1]).shape)
+    return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
+
+
+@_rule(aten.unsqueeze.default)
+def _unsqueeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    return t.view(op, x, args[1] % (x.dim() + 1))
+
+
+@_rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    asked: Sequence[int] = range(x.dim())
+    if op is not aten.squeeze.default:
+        asked = [args[1]] if isinstance(args[1], int) else args[1]
+    axes = sorted(axis % x.dim() for axis in asked) if x.dim() else []
+    axes = [axis for axis in axes if x.shape[axis] == 1]
+    return t.view(aten.squeeze.dims, x, axes) if axes else t.same(x)
+
+
+@_rule(aten.permute.default)
+def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axes = [axis % x.dim() for axis in args[1]]
+    if axes == list(range(x.dim())):
+        return t.same(x)
+    return t.view(aten.permute.default, x, axes)
+
+
+@_rule(aten.transpose.int, aten.t.default)
+def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axes = list(range(x.dim()))
+    if axes:
+        i, j = args[1:] if op is aten.transpose.int else (0, -1)
+        axes[i], axes[j] = axes[j], axes[i]
+    return t.call(aten.permute.default, x, axes)
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+@_rule(aten.slice.Tensor)
+def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    given: Args = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    axis, start, end, step = given
+    axis %= x.dim()
+    n = x.shape[axis]
+    start, end = _bound(start, n, 0), _bound(end, n, n)
+    if step == 1 and same_ints((start, end), (0, n)):
+        return t.same(x)
+    if type(start) is int and type(end) is int:
+        end = max(start, end)
+    return t.view(op, x, axis, start, end, step)
+
+
+def _bound(at: Any, n: Any, default: Any) -> Any:
+    """A bound of a slice, counted from the start of an axis of n and inside it."""
+    if at is None or (type(at) is int and at == _END):
+        return default
+    if at < 0:
+        at = at + n
+        return at if at >= 0 else 0
+    return at if at <= n else n
+
+
+@_rule(aten.select.int)
+def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    axis, index = args[1] % x.dim(), args[2]
+    if index < 0:
+        index = index + x.shape[axis]
+    return t.view(op, x, axis, index)
+
+
+@_rule(aten.unbind.int)
+def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    x = t.value(args[0]).tensor
+    axis = (args[1] if len(args) > 1 else 0) % x.dim()
+    count = operator.index(x.shape[axis])
+    return [t.view(aten.select.int, x, axis, i) for i in range(count)]
+
+
+@_rule(aten.split.Tensor, aten.unsafe_split.Tensor)
+@_rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    x = t.value(args[0]).tensor
+    axis = (args[2] if len(args) > 2 else 0) % x.dim()
+    parts = []
+    start: Any = 0
+    for part in op(x, *args[1:]):
+        end = start + part.shape[axis]
+        parts.append(t.view(aten.slice.Tensor, x, axis, start, end, 1))
+        start = end
+    return parts
+
+
+@_rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
+@_rule(aten.view_as_real.default, aten.view_as_complex.default)
+@_rule(aten._conj.default, aten._neg_view.default)
+def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], complex):  # a factor that autograd takes for a tensor
+        args = (t.literal(torch.tensor(args[0], dtype=torch.complex128)), *args[1:])
+    if op is aten.view.dtype and args[0].dtype == args[1]:
+        return t.same(args[0])
+    return t.view(op, *args, **kwargs)
+
+
+@_rule(aten.as_strided.default)
+def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # The offset counts from the start of the storage, so only the base gives the right elements.
+    x = t.value(args[0])
+    base = x.store.base
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    if offset is None:
+        offset = x.tensor.storage_offset()
+    elif x.store.origin is not None:
+        t.b.from_start.add(x.store.origin)
+    _within(t, base.tensor, x.tensor.dtype, args[1], args[2], offset)
+    return t.view(op, base.tensor, list(args[1]), list(args[2]), offset)
+
+
+@_rule(aten.as_strided_scatter.default)
+def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    value = t.value(args[0])
+    x = value.tensor
+    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    if offset is not None and value.store.origin is not None:
+        t.b.from_start.add(value.store.origin)
+    _within(t, x, x.dtype, args[2], args[3], 0 if offset is None else offset)
+    return t.record(op, args, kwargs)
+
+
+def _within(
+    t: Tracer, base: torch.Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any
+) -> None:
+    """raises  TraceError unless these elements are among those of `base`, a whole storage"""
+    if base.dtype != dtype or base.storage_offset() != 0:
+        raise t.b.unsupported("as_strided of a tensor that starts inside a larger storage")
+    known = all(type(n) is int for n in (*size, *stride, offset, *base.shape, *base.stride()))
+    if known and 0 not in size:
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride))
+        there = sum((n - 1) * step for n, step in zip(base.shape, base.stride()))
+        if last > there or base.numel() == 0:
+            raise t.b.unsupported("as_strided reaches beyond the elements of its tensor")
+
+
+# ------------------------------------------------------------------------------ copies
+
+
+@_rule(aten.contiguous.default)
+def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0]).tensor
+    layout = kwargs.get("memory_format", torch.contiguous_format)
+    if x.is_contiguous(memory_format=layout):
+        return args[0]
+    return t.call(aten.clone.default, x, memory_format=layout)
+
+
+@_rule(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
+def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args)), **kwargs}
+    if "other" in given:
+        other = t.value(given["other"])
+        given["dtype"], given["device"] = other.tensor.dtype, other.store.device
+    return convert(
+        t,
+        args[0],
+        given.get("dtype"),
+        given.get("device"),
+        given.get("memory_format"),
+        bool(given.get("copy")),
+    )
+
+
+@_rule(aten.type_as.default)
+def _type_as(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    other = t.value(args[1])
+    return convert(t, args[0], other.tensor.dtype, other.store.device)
+
+
+@_rule(aten._to_copy.default)
+def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    layout = kwargs.get("memory_format")
+    return convert(t, args[0], kwargs.get("dtype"), kwargs.get("device"), layout, True)
+
+
+def convert(
+    t: Tracer,
+    tensor: Any,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    layout: torch.memory_format | None = None,
+    always: bool = False,
+) -> Any:
+    """`tensor` in that dtype, on that device; itself if it is so already, unless `always`."""
+    if not isinstance(tensor, torch.Tensor):  # a number that functorch has made a tensor of
+        dtype = dtype or torch.get_default_dtype()
+        return t.call(aten.full.default, [], tensor, dtype=dtype, device=t.device)
+    value = t.value(tensor)
+    x = value.tensor
+    kwargs: dict[str, Any] = {}
+    if dtype is not None and dtype != x.dtype:
+        kwargs["dtype"] = dtype
+    if device is not None and not _is_there(torch.device(device), value.store.device):
+        kwargs["device"] = torch.device(device)
+    if layout is not None and layout is not torch.preserve_format:
+        if always or not x.is_contiguous(memory_format=layout):
+            kwargs["memory_format"] = layout
+    if not kwargs and not always:
+        return tensor
+    if "dtype" not in kwargs and "device" not in kwargs:
+        return t.call(aten.clone.default, x, **kwargs)
+    return t.record(aten._to_copy.default, (x,), kwargs)
+
+
+@_rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, probability, is_training = args
+    return t.composite(op, args, kwargs) if is_training and probability != 0 else x
+
+
+@_rule(aten.convolution.default)
+def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    rank = args[0].dim() - 2
+    whole = [list(x) * rank if isinstance(x, (list, tuple)) and len(x) == 1 else x for x in args]
+    return t.record(op, tuple(whole), {})
+
+
+# ------------------------------------------------------------------------------ indexing
+
+
+@_rule(aten.one_hot.default)
+def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, classes = t.value(args[0]).tensor, args[1] if len(args) > 1 else -1
+    if type(classes) is int and classes < 1:
+        raise t.b.unsupported("how many classes one_hot() sees only the values tell")
+    shape = [*x.shape, classes]
+    zeros = t.call(aten.full.default, shape, 0, dtype=torch.int64, device=t.device_of((x,)))
+    return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
+
+
+@_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
+        raise t.b.unsupported(
+            "indexing with a mask gives as many elements as the mask has ones",
+            remedy="torch.where, or masked_fill, keeps the shape",
+        )
+    return t.record(aten.index.Tensor, args, kwargs)
+
+
+def _is_there(asked: torch.device, present: torch.device) -> bool:
+    if asked.type == "meta":  # code that asked a meta twin for its device
+        return True
+    return asked.type == present.type and asked.index in (None, present.index)
+
+
+def _ints(sizes: Sequence[Any]) -> list[int]:
+    return [n for n in sizes if type(n) is int]
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    total: Any = 1
+    for n in sizes:
+        total = total * n
+    return total
+
+
+# ---------------------------------------------------------------------------- canonical
+
+
+CANONICAL: dict[OpOverload, Rule] = {}
+
+_ROWS = {aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3}
+_TRANSPOSED = {
+    aten.conv_transpose1d.default: 1,
+    aten.conv_transpose2d.input: 2,
+    aten.conv_transpose3d.input: 3,
+}
+
+
+def _canonical(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        CANONICAL.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
+    """All arguments in the order of the schema, defaults filled in."""
+    arguments = op._schema.arguments
+    found = list(args)
+    for argument in arguments[len(args) :]:
+        found.append(kwargs.get(argument.name, argument.default_value))
+    return found
+
+
+# ------------------------------------------------------------------------------ convolution
+
+
+@_canonical(*_ROWS)
+def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, weight, bias, stride, padding, dilation, groups = bound(op, args, kwargs)
+    rank = _ROWS[op]
+    if x.dtype.is_complex:  # four convolutions, or three
+        return t.composite(op, args, kwargs)
+    batched = x.dim() == rank + 2
+    if not batched:
+        x = t.call(aten.unsqueeze.default, x, 0)
+    out = t.call(
+        aten.convolution.default,
+        x,
+        weight,
+        bias,
+        _each(stride, rank),
+        _each(padding, rank),
+        _each(dilation, rank),
+        False,
+        [0] * rank,
+        groups,
+    )
+    return out if batched else t.call(aten.squeeze.dim, out, 0)
+
+
+@_canonical(*_TRANSPOSED)
+def _conv_transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, weight, bias, stride, padding, extra, groups, dilation = bound(op, args, kwargs)
+    rank = _TRANSPOSED[op]
+    if x.dtype.is_complex:
+        return t.composite(op, args, kwargs)
+    batched = x.dim() == rank + 2
+    if not batched:
+        x = t.call(aten.unsqueeze.default, x, 0)
+    out = t.call(
+        aten.convolution.default,
+        x,
+        weight,
+        bias,
+        _each(stride, rank),
+        _each(padding, rank),
+        _each(dilation, rank),
+        True,
+        _each(extra, rank),
+        groups,
+    )
+    return out if batched else t.call(aten.squeeze.dim, out, 0)
+
+
+def _each(given: Sequence[int], rank: int) -> list[int]:
+    return list(given) * rank if len(given) == 1 else list(given)
+
+
+# ------------------------------------------------------------------------------ norms
+
+
+@_canonical(aten.layer_norm.default)
+def _layer_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, shape, weight, bias, eps, _ = bound(op, args, kwargs)
+    return t.call(aten.native_layer_norm.default, x, list(shape), weight, bias, eps)[0]
+
+
+@_canonical(aten.group_norm.default)
+def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, groups, weight, bias, eps, _ = bound(op, args, kwargs)
+    meta = t.value(x).tensor
+    x = t.call(aten.contiguous.default, x, memory_format=suggested_layout(meta))
+    n, channels = meta.shape[0], meta.shape[1]
+    pixels: Any = 1
+    for size in meta.shape[2:]:
+        pixels = pixels * size
+    found = t.call(
+        aten.native_group_norm.default, x, weight, bias, n, channels, pixels, groups, eps
+    )
+    return found[0]
+
+
+@_canonical(aten.batch_norm.default)
+def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, weight, bias, mean, var, training, momentum, eps, _ = bound(op, args, kwargs)
+    return batch_norm(t, x, weight, bias, mean, var, training, momentum, eps)[0]
+
+
+def batch_norm(
+    t: Tracer,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Batch normalisation, with the running statistics written when training."""
+    if mean is None or var is None:
+        op = aten._native_batch_norm_legit.no_stats
+        found = t.call(op, x, weight, bias, True, momentum, eps)
+    elif not training:
+        op = aten._native_batch_norm_legit_no_training.default
+        found = t.call(op, x, weight, bias, mean, var, momentum, eps)
+    else:
+        op = aten._native_batch_norm_legit.default
+        found = t.call(op, x, weight, bias, mean, var, True, momentum, eps)
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------ softmax
+
+
+@_canonical(aten.softmax.int, aten.log_softmax.int)
+def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, axis, dtype = bound(op, args, kwargs)
+    kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
+    if dtype is not None:
+        x = convert(t, x, dtype, None)
+    return t.call(kernel, x, axis, False)
+
+
+@_canonical(aten._safe_softmax.default)
+def _safe_softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, axis, dtype = bound(op, args, kwargs)
+    out = t.call(aten.softmax.int, x, axis, dtype)
+    masked = t.call(aten.all.dim, t.call(aten.eq.Scalar, x, float("-inf")), axis, True)
+    zero = t.call(aten.full.default, [], 0, dtype=out.dtype, device=t.device)
+    return t.call(aten.where.self, masked, zero, out)
+
+
+# ------------------------------------------------------------------------------ recurrent layers
+
+
+@_canonical(*LAYERS)
+def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # whole, as ATen runs them; but autocast casts what they are made of
+    return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
+
+
+# ------------------------------------------------------------------------------ factorisations
+
+
+@_canonical(aten.linalg_svdvals.default)
+def _svdvals(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # torch's own composition asks for vectors too while a dispatch mode is on, by another algorithm
+    return t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]
+
+
+# ---------------------------------------------------------------------------- foreach
+# Operators on lists whose second operand is a tensor: one operator for each tensor of the list.
+#
+# torch's own device-independent kernels of all others call these. Of these they read the operand's
+# value first, which a graph cannot.
+
+_BINARY = {
+    aten._foreach_add.Tensor: aten.add.Tensor,
+    aten._foreach_mul.Tensor: aten.mul.Tensor,
+    aten._foreach_div.Tensor: aten.div.Tensor,
+}
+_SCALED = {
+    aten._foreach_addcmul.Tensor: aten.mul.Tensor,
+    aten._foreach_addcdiv.Tensor: aten.div.Tensor,
+}
+
+
+def _binary(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    tensors, other = args[:2]
+    return [t.call(_BINARY[op], x, other, **kwargs) for x in tensors]
+
+
+def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """x + factor * a * b, or x + factor * a / b, with a factor for each tensor."""
+    found = []
+    for k, (x, a, b) in enumerate(zip(*args[:3], strict=True)):
+        if x.dtype not in (torch.float32, torch.float64):
+            raise t.b.unsupported(f"{op} of {x.dtype}, whose steps ATen does not round")
+        factor = t.call(aten.select.int, args[3], 0, k)
+        product = t.call(_SCALED[op], t.call(aten.mul.Tensor, a, factor), b)
+        found.append(t.call(aten.add.Tensor, x, product))
+    return found
+
+
+FOREACH: dict[OpOverload, Rule] = {
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_SCALED, _scaled),
+}
+
+
+# ---------------------------------------------------------------------------- decompose
+# Decompositions: what an operator that nobody keeps is made of.
+#
+# Tables are dicts from operator to a function in simpler operators. torch's own are the last
+# resort: written for generality, they take a millisecond a call.
+
+Table = Mapping[OpOverload, Callable[..., Any]]
+
+# Not in core ATen, but lowered or called whole.
+_KEPT = frozenset(
+    {
+        aten.linear.default,
+        aten.scaled_dot_product_attention.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten.silu.default,
+        aten.mish.default,
+        aten.softplus.default,
+        aten.hardswish.default,
+        aten.hardsigmoid.default,
+        aten.baddbmm.default,
+        aten.stack.default,
+        aten.upsample_nearest2d.vec,
+        aten.upsample_bilinear2d.vec,
+        aten.upsample_bicubic2d.vec,
+        aten.grid_sampler_2d.default,
+        aten.roll.default,
+    }
+)
+
+
+@functools.cache
+def keep_core(op: OpOverload) -> bool:
+    """The default policy: core ATen and a few whole operators are kept, random ones always."""
+    if op in _KEPT or torch.Tag.core in op.tags:
+        return True
+    return torch.Tag.nondeterministic_seeded in op.tags and not is_composite(op)
+
+
+def decomposition(op: OpOverload) -> Callable[..., Any] | None:
+    """The function that `op` is decomposed by unless the caller has one, or None."""
+    return torch_table().get(op)
+
+
+def taken_apart(op: OpOverload) -> Callable[..., Any] | None:
+    """The function that `op` is decomposed by if someone asks for it, or None."""
+    if op is aten._native_batch_norm_legit_no_training.default:
+        # torch's goes by way of an operator that tracing takes for this one
+        whole = further_decompositions()[aten._native_batch_norm_legit.default]
+        return lambda x, w, b, mean, var, momentum, eps: whole(
+            x, w, b, mean, var, False, momentum, eps
+        )
+    return decomposition(op) or further_decompositions().get(op)
+
+
+# Kernels of these round once in half precision, torch's decompositions after every step.
+_EXACT_ONLY_WHOLE = frozenset(
+    {
+        aten.addr.default,
+        aten.linalg_cross.default,
+        aten.logit.default,
+        aten.upsample_linear1d.default,
+        aten.upsample_linear1d.vec,
+        aten.upsample_trilinear3d.default,
+        aten.upsample_trilinear3d.vec,
+    }
+)
+
+
+@functools.cache
+def torch_table() -> Table:
+    """torch's decompositions down to core ATen, less the inexact and those that draw randomly."""
+    return {
+        op: function
+        for op, function in decomposition_tables().items()
+        if op not in _EXACT_ONLY_WHOLE and torch.Tag.nondeterministic_seeded not in op.tags
+    }

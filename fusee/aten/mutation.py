@@ -1,0 +1,422 @@
+"""Operators that write to their arguments: the functional counterpart runs, then its results are
+written to the tensors by Builder.write.
+
+    add_.Tensor(x, y)           x <- add.Tensor(x, y), in x's dtype
+    add.out(x, y, out=z)        z <- add.Tensor(x, y)
+    uniform_(x, a, b)           x <- uniform(x, a, b)      random operators keep their order
+    transpose_(x, i, j)         x becomes a view of what it was
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fusee.aten.canonicalize import batch_norm, bound, convert
+from fusee.aten.fake_tensors import is_row_major
+from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments, same_ints
+from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
+
+# ---------------------------------------------------------------------------- custom
+# Custom operators that write to their arguments, made functional.
+#
+# Their implementation is opaque: it may call other libraries, so it is never traced. A twin
+# operator takes copies of what is written, runs the operator on them and returns what it returned,
+# then the copies:
+#
+#     mylib::step_(Tensor(a!) x, Tensor y) -> Tensor
+#     fusee::mylib__step__default(Tensor x, Tensor y) -> (Tensor, Tensor)
+
+_ALIAS = re.compile(r"\([a-z]\w*!?\)")
+_make: Any = torch.library.Library  # torch does not annotate it
+_library = _make("fusee", "FRAGMENT")  # operators live as long as it does
+
+
+@functools.cache
+def functional_twin(op: OpOverload) -> OpOverload | None:
+    """The twin of a custom operator; None if it writes to lists or to optional tensors."""
+    written = [name for _, name in mutated_arguments(op)]
+    types = {a.name: str(a.type) for a in op._schema.arguments}
+    if any(types[name] != "Tensor" for name in written):
+        return None
+    if any(result.alias_info is not None for result in op._schema.returns):
+        return None
+    taken, _, returned = _ALIAS.sub("", str(op._schema)).partition("(")[2].rpartition(" -> ")
+    plain = [part for part in returned.strip("()").split(", ") if part]
+    name = re.sub(r"\W+", "__", f"{op._schema.name}__{op._overloadname or 'default'}")
+    _library.define(f"{name}({taken} -> ({', '.join([*plain, *['Tensor'] * len(written)])})")
+    positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values = list(args)
+        copies = []
+        for target in written:
+            place, key = (kwargs, target) if target in kwargs else (values, positions[target])
+            copy = place[key].clone()  # type: ignore[index]
+            place[key] = copy  # type: ignore[index]
+            copies.append(copy)
+        found = op(*values, **kwargs)
+        first = list(found) if len(plain) > 1 else [found] * len(plain)
+        results = [*first, *copies]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    twin: OpOverload = getattr(torch.ops.fusee, name).default
+    return twin
+
+
+# ---------------------------------------------------------------------------- overlap
+# Whether a write reads what it has written: eager refuses it, or its order would show.
+#
+# The rules are those of ATen's TensorIterator. What they call "too hard" to tell passes, as there.
+
+
+def refuse_overlap(t: Tracer, op: object, targets: Iterable[Any], operands: Any) -> None:
+    """raises  TraceError if elements of a target share memory, or it lies partly over an operand"""
+    others = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor)]
+    for target in pytree.tree_leaves(list(targets)):
+        x = t.value(target).tensor
+        if not _is_static(x):
+            continue
+        if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride())):
+            raise t.b.unsupported(f"{op} writes to elements that share memory")
+        for other in others:
+            value = t.value(other)
+            same = value.store is t.value(target).store and value.tensor is not x
+            if same and _is_static(value.tensor) and _is_partial(x, value.tensor):
+                raise t.b.unsupported(f"{op} writes to memory that it reads as another tensor")
+
+
+def _is_static(x: torch.Tensor) -> bool:
+    return all(type(n) is int for n in (*x.shape, *x.stride(), x.storage_offset()))
+
+
+def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two dense tensors of one storage have some memory in common, but not all."""
+    if not (a.numel() and b.numel() and _is_dense(a) and _is_dense(b)):
+        return False
+    (start, end), (first, last) = _range(a), _range(b)
+    if (start, end) == (first, last):
+        return a.stride() != b.stride()
+    return start < last and first < end
+
+
+def _range(x: torch.Tensor) -> tuple[int, int]:
+    start = int(x.storage_offset()) * x.element_size()
+    return start, start + int(x.numel()) * x.element_size()
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    expected = 1
+    for step, n in sorted(zip(x.stride(), x.shape)):
+        if n != 1:
+            if step != expected:
+                return False
+            expected *= n
+    return True
+
+
+# ---------------------------------------------------------------------------- mutate
+
+
+aten = torch.ops.aten
+
+_WRITES: dict[OpOverload, Rule] = {}
+
+# Operators whose counterpart has another name or overload. Where both return something, the
+# counterpart returns that first and the new contents after it.
+_COUNTERPARTS = {
+    aten.normal_.default: aten.normal_functional.default,
+    aten.pow_.Scalar: aten.pow.Tensor_Scalar,
+    aten.pow_.Tensor: aten.pow.Tensor_Tensor,
+    aten.float_power_.Scalar: aten.float_power.Tensor_Scalar,
+    aten.float_power_.Tensor: aten.float_power.Tensor_Tensor,
+    aten.floor_divide_.Tensor: aten.floor_divide.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+
+# Namespaces whose operators may be taken apart.
+_TORCHS = ("aten", "prims", "prim")
+
+_FACTORY = ("dtype", "layout", "device", "pin_memory")
+
+
+def write_rule(op: OpOverload) -> Rule | None:
+    """The rule of an operator that writes to its arguments; None if it writes to none."""
+    if op in _WRITES:
+        return _WRITES[op]
+    written = [name for _, name in mutated_arguments(op)]
+    if not written:
+        return None
+    pure = _COUNTERPARTS.get(op) or _counterpart(op, written)
+    if pure is not None:
+        return _rewrite(op, pure, written)
+    if is_composite(op):
+        return Tracer.composite
+    if op.namespace not in _TORCHS:
+        return _custom(op, written)
+    return Tracer.explicit if is_explicit(op) else _refuse
+
+
+def _custom(op: OpOverload, written: list[str]) -> Rule:
+    twin = functional_twin(op)
+    if twin is None:
+        return _refuse
+    rewritten = _rewrite(op, twin, written)
+
+    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        # so that an operator without a fake implementation is refused by its own name
+        t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
+        return rewritten(t, op, args, kwargs)
+
+    return rule
+
+
+def _writes(*ops: OpOverload) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        _WRITES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+# ------------------------------------------------------------------------------ counterparts
+
+
+def _counterpart(op: OpOverload, written: list[str]) -> OpOverload | None:
+    """add_.Tensor -> add.Tensor; add.out -> the overload of add with the same other arguments."""
+    namespace, _, name = op._schema.name.partition("::")
+    packets = getattr(torch.ops, namespace)
+    if name.endswith("_") and not name.startswith("__"):
+        packet = getattr(packets, name[:-1], None)
+        if packet is None or (op._overloadname or "default") not in packet.overloads():
+            return None
+        found: OpOverload = getattr(packet, op._overloadname)
+        return found if _types(found) == _types(op) else None
+    asked = _signature(op, written)
+    for overload in getattr(packets, name).overloads():
+        other: OpOverload = getattr(getattr(packets, name), overload)
+        if _signature(other, _FACTORY) == asked and not mutated_arguments(other):
+            return other
+    return None
+
+
+def _signature(op: OpOverload, without: Any) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in without]
+
+
+def _types(op: OpOverload) -> list[str]:
+    return [str(a.type) for a in op._schema.arguments]
+
+
+def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
+    positions = {a.name: i for i, a in enumerate(op._schema.arguments) if not a.kwarg_only}
+    takes_dtype = "dtype" in {a.name for a in pure._schema.arguments} and "dtype" not in positions
+    is_out = all(name not in positions for name in written)
+    plain = sum(r.alias_info is None for r in op._schema.returns)
+    returns_nothing = not op._schema.returns
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+
+    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        targets = [
+            args[positions[name]] if positions.get(name, len(args)) < len(args) else kwargs[name]
+            for name in written
+        ]
+        if is_out:
+            kwargs = {name: x for name, x in kwargs.items() if name not in written}
+            if takes_dtype:
+                kwargs.setdefault("dtype", targets[0].dtype)
+        refuse_overlap(t, op, targets, (args, kwargs))
+        if is_random:
+            _refuse_gaps(t, op, targets)
+        found = t.call(pure, *args, **kwargs)
+        results = list(found) if len(written) + plain > 1 else [found]
+        for target, result in zip(targets, results[plain:], strict=True):
+            store(t, target, result, may_resize=is_out)
+        if returns_nothing:
+            return None
+        kept = results[:plain] + (targets if plain == 0 else [])
+        return kept[0] if len(kept) == 1 else tuple(kept)
+
+    return rule
+
+
+def _refuse_gaps(t: Tracer, op: OpOverload, targets: list[Any]) -> None:
+    """raises  TraceError for memory with gaps, which a generator fills in another order"""
+    for x in (t.value(target).tensor for target in targets):
+        if not same_ints(aten.clone.default(x).stride(), x.stride()) and x.numel() > 1:
+            raise t.b.unsupported(f"{op} fills a tensor whose elements lie apart")
+
+
+def store(t: Tracer, target: Any, result: Any, may_resize: bool = False) -> None:
+    """`target` now holds the elements of `result`, cast to its dtype. Lists go pairwise."""
+    if isinstance(target, (list, tuple)):
+        for x, y in zip(target, result, strict=True):
+            store(t, x, y, may_resize)
+        return
+    value = t.value(target)
+    if not same_ints(value.tensor.shape, result.shape):
+        base = value.store.base
+        if may_resize and value.store.origin is None and base.tensor.numel() == 0:
+            _become(t, value, convert(t, result, value.tensor.dtype, None, always=True))
+            return
+        shapes = f"{list(result.shape)} into {list(value.tensor.shape)}"
+        raise t.b.unsupported(f"an operator writes a tensor of shape {shapes}, which resizes it")
+    t.b.write(value, t.node(convert(t, result, value.tensor.dtype, value.store.device)))
+
+
+def _become(t: Tracer, value: Value, result: torch.Tensor) -> None:
+    """An empty tensor, resized by an operator's out=, takes over its result and storage."""
+    tensor = value.tensor
+    t.b.replace(value, tensor, aten.alias.default(tensor))
+    with torch.no_grad():
+        tensor.set_(result)  # type: ignore[call-overload]  # torch's stub lacks this form
+    t.b.alias(tensor, t.value(result), None)
+
+
+def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    raise t.b.unsupported(f"{op} writes to its arguments and has no functional counterpart")
+
+
+# ------------------------------------------------------------------------------ contents
+
+
+@_writes(aten.copy_.default)
+def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    target, source = args[0], args[1]
+    refuse_overlap(t, op, [target], source)
+    x = t.value(target)
+    if not same_ints(x.tensor.shape, source.shape):
+        source = t.call(aten.expand.default, source, list(x.tensor.shape))
+    store(t, target, source)
+    return target
+
+
+@_writes(aten.fill_.Scalar, aten.zero_.default)
+def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x = t.value(args[0])
+    fill = args[1] if len(args) > 1 else 0
+    full = t.call(
+        aten.full.default,
+        list(x.tensor.shape),
+        fill,
+        dtype=x.tensor.dtype,
+        device=x.store.device,
+    )
+    store(t, args[0], full)
+    return args[0]
+
+
+@_writes(aten.fill_.Tensor)
+def _fill_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return t.call(aten.copy_.default, args[0], args[1])
+
+
+@_writes(aten.bernoulli_.float)
+def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    probability = args[1] if len(args) > 1 else 0.5
+    _refuse_gaps(t, op, [args[0]])
+    x = t.value(args[0]).tensor
+    if is_row_major(x):
+        store(t, args[0], t.call(aten.bernoulli.p, args[0], probability, **kwargs))
+        return args[0]
+    # bernoulli_ goes along the memory, bernoulli along the rows: so make the memory's order rows
+    order = sorted(range(x.dim()), key=lambda axis: -x.stride()[axis])
+    rows = t.call(aten.permute.default, args[0], order)
+    found = t.call(aten.bernoulli.p, rows, probability, **kwargs)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    store(t, args[0], t.call(aten.permute.default, found, back))
+    return args[0]
+
+
+@_writes(aten._native_batch_norm_legit.default)
+def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if not training:
+        op = aten._native_batch_norm_legit_no_training.default
+        return t.call(op, x, weight, bias, mean, var, momentum, eps)
+    found = t.call(aten._native_batch_norm_legit_functional.default, *args)
+    store(t, mean, found[3])
+    store(t, var, found[4])
+    return found[:3]
+
+
+@_writes(aten.native_batch_norm.default)
+def _native_batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    # its schema does not say that it writes the running statistics
+    return batch_norm(t, *bound(op, args, kwargs))
+
+
+# ------------------------------------------------------------------------------ geometry
+
+
+@_writes(aten.transpose_.default, aten.t_.default, aten.swapaxes_.default, aten.swapdims_.default)
+@_writes(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default)
+@_writes(aten.as_strided_.default)
+def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    target = args[0]
+    value = _own(t, op, target)
+    old = aten.alias.default(target)
+    t.b.replace(value, target, old)
+    made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
+    op(target, *args[1:], **kwargs)
+    t.b.alias(target, t.value(made), None)
+    return target
+
+
+_VIEWS = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.swapaxes_.default: aten.transpose.int,
+    aten.swapdims_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+
+
+@_writes(aten.resize_.default)
+def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    target, shape = args[0], args[1]
+    value = t.value(target)
+    if same_ints(shape, value.tensor.shape) and not kwargs:
+        return target
+    value = _own(t, op, target)
+    x = value.tensor
+    count = 1
+    for n in shape:
+        count = count * n
+    if count > x.numel() or not x.is_contiguous() or kwargs:
+        if x.numel() != 0:
+            raise t.b.unsupported("resize_ to more elements than the tensor has")
+        made = t.call(aten.empty.memory_format, list(shape), dtype=x.dtype, device=t.device)
+        _become(t, value, made)
+        return target
+    flat = t.call(aten.view.default, x, [-1])
+    made = t.call(aten.view.default, t.call(aten.slice.Tensor, flat, 0, 0, count), list(shape))
+    t.b.replace(value, target, aten.alias.default(target))
+    aten.resize_.default(target, shape)
+    t.b.alias(target, t.value(made), None)
+    return target
+
+
+@_writes(aten.set_.source_Tensor)
+def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    value = _own(t, op, args[0])
+    _become(t, value, args[1])
+    return args[0]
+
+
+def _own(t: Tracer, op: OpOverload, target: torch.Tensor) -> Value:
+    """The Value of a tensor whose geometry may change: one that the caller doesn't hold."""
+    value = t.value(target)
+    if value.store.origin is not None and value.parent is None:
+        raise t.b.unsupported(f"{op} changes the shape or strides of an input")
+    return value

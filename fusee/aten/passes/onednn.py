@@ -1,0 +1,459 @@
+"""Linear layers and convolutions become the fastest call this processor has for them.
+
+    linear(x, w, b)   =>  view(addmm(b, view(x), t(w)))                 float32, float64
+                      =>  mkldnn._linear_pointwise(x, packed(w), b)     bfloat16, float16 if native
+    convolution(...)  =>  mkldnn._convolution_pointwise(..., packed(w)) images
+                      =>  view(addmm(b, view(x), t(squeeze(w))))        images of one pixel
+
+addmm and mm write straight into the arena and cost 2 us a call; the packed operators allocate their
+result and cost 25 us (linear) or 50 us (convolution). A packed float32 linear is up to twice as
+fast for 2 to 64 rows, but two to four times as far from float64 as eager: not used. The rules
+follow the measurements in docs/decisions.md, section Externs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.externs import Packed, is_native, is_view, packed
+from fusee.aten.graph import AtenGraph
+from fusee.aten.passes.rewriter import Editor, bound, on_cpu, only_user, val
+
+# ---------------------------------------------------------------------------- prepack
+
+
+aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def prepack(edit: Editor) -> None:
+    """Run the pass."""
+    ops = packed()
+    done = {"packed linear": 0, "matrix product": 0, "packed convolution": 0}
+    for node in edit.calls(aten.linear.default):
+        kind = _linear(edit, ops, node)
+        if kind:
+            done[kind] += 1
+    for node in edit.calls(aten.addmm.default, aten.mm.default):
+        if ops is not None and _product(edit, ops, node):
+            done["packed linear"] += 1
+    for node in edit.calls(aten.convolution.default):
+        kind = _convolution(edit, ops, node)
+        if kind:
+            done[kind] += 1
+    edit.notes += [f"{count} layers as {kind}" for kind, count in done.items() if count]
+
+
+# ------------------------------------------------------------------------------ linear
+
+
+def packs_linear(dtype: torch.dtype) -> bool:
+    """Whether linear layers of `dtype` take packed weights."""
+    # with instructions for these types ATen calls oneDNN too, which then packs at each call
+    return dtype in (torch.bfloat16, torch.float16) and is_native(dtype)
+
+
+def _packed_linear(
+    edit: Editor, ops: Packed, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None
+) -> None:
+    """Replace `node` by the packed operator; `weight` is (out, in)."""
+    with edit.before(node):
+        opaque = edit.call(ops.reorder_linear, weight, None, like=node, val=val(weight))
+    opaque.meta["packed"] = True
+    edit.become(node, ops.linear, x, opaque, bias, "none", [], "")
+
+
+def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
+    x, weight, bias = bound(node, ("input", "weight", "bias"))
+    rank = val(x).dim()
+    plain = val(weight).dim() == 2 and (bias is None or val(bias).dim() == 1)
+    if not plain or rank < 2 or not on_cpu(node) or val(node).dtype not in _FLOATS:
+        return ""
+    is_static = edit.is_static(weight) and edit.is_static(bias)
+    if ops is not None and is_static and packs_linear(val(node).dtype):
+        _packed_linear(edit, ops, node, x, weight, bias)
+        return "packed linear"
+    with edit.before(node):
+        factor = edit.call(aten.t.default, weight, like=node)
+        rows = _rows(edit, x, node)
+    _become_product(edit, node, rows, factor, bias)
+    return "matrix product"
+
+
+def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:
+    """`x` as a matrix of its last axis."""
+    size = val(x).shape
+    if len(size) == 2:
+        return x
+    if not val(x).is_contiguous():
+        x = edit.call(aten.clone.default, x, like=node, memory_format=torch.contiguous_format)
+    rows = size[0]
+    for n in size[1:-1]:
+        rows = rows * n
+    return edit.call(aten.view.default, x, [rows, size[-1]], like=node)
+
+
+def _become_product(
+    edit: Editor, node: fx.Node, x: fx.Node, factor: fx.Node, bias: fx.Node | None
+) -> None:
+    """Make `node` the matrix product x @ factor + bias, in the shape it has."""
+    op = aten.mm.default if bias is None else aten.addmm.default
+    args = (x, factor) if bias is None else (bias, x, factor)
+    out = val(node)
+    if out.dim() == 2:
+        edit.become(node, op, *args)
+        return
+    size = (val(x).shape[0], val(factor).shape[1])
+    with edit.before(node):
+        made = edit.call(op, *args, like=node, val=out.new_empty(size))
+    edit.become(node, aten.view.default, made, list(out.shape))
+
+
+def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
+    """mm and addmm with a static second factor, as a linear layer with the transposed weight."""
+    if node.target is aten.mm.default:
+        (x, factor), bias = node.args, None
+    else:
+        bias, x, factor = node.args
+        if node.kwargs or not edit.is_static(bias) or val(bias).dim() != 1:  # type: ignore[arg-type]
+            return False
+        if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
+            return False
+    assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
+    if edit.is_static(x) or not edit.is_static(factor) or not on_cpu(node):
+        return False
+    if not packs_linear(val(node).dtype):
+        return False
+    with edit.before(node):
+        weight = edit.call(aten.t.default, factor, like=node)
+        weight = edit.call(
+            aten.clone.default, weight, like=node, memory_format=torch.contiguous_format
+        )
+    _packed_linear(edit, ops, node, x, weight, bias)  # type: ignore[arg-type]
+    return True
+
+
+# ------------------------------------------------------------------------------ convolution
+
+
+def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    out = val(node)
+    is_static = edit.is_static(weight) and edit.is_static(bias)
+    if out.dim() != 4 or transposed or not is_static or not on_cpu(node):
+        return ""
+    if _is_one_pixel(edit, node):
+        _as_product(edit, node, x, weight, bias)  # type: ignore[arg-type]
+        return "matrix product"
+    supported = out.dtype is torch.float32 or (
+        out.dtype in (torch.bfloat16, torch.float16) and is_native(out.dtype)
+    )
+    if ops is None or not supported or 0 in edit.hints(x) or 0 in edit.hints(node):
+        return ""
+    with edit.before(node):
+        opaque = _packed_kernel(edit, ops, node)
+    edit.become(node, ops.conv, x, opaque, bias, padding, stride, dilation, groups, "none", [], "")
+    return "packed convolution"
+
+
+def _packed_kernel(edit: Editor, ops: Packed, node: fx.Node) -> fx.Node:
+    """The weight in the order that oneDNN wants for this image size.
+
+    An order for another size makes oneDNN reorder at each call by its slowest code (25 to 130 ms
+    were measured); a plain channels-last weight costs a tenth of that. Batch sizes do not matter.
+    """
+    x, weight, _, stride, padding, dilation, _, _, groups = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    size = val(x).shape
+    if any(isinstance(n, torch.SymInt) for n in size[2:]):
+        made = edit.call(aten.clone.default, weight, like=node, memory_format=torch.channels_last)
+        made.meta["free"] = True
+        return made
+    made = edit.call(
+        ops.reorder_conv, weight, padding, stride, dilation, groups, edit.hints(x),
+        like=node, val=val(weight),
+    )  # fmt: skip
+    made.meta["packed"] = True
+    return made
+
+
+def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:
+    """A 1x1 kernel on 1x1 images, as squeeze-and-excitation has."""
+    x, weight, _, _, padding, _, _, _, groups = node.args
+    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    pixels = (*val(x).shape[2:], *val(weight).shape[2:])
+    if any(isinstance(n, torch.SymInt) for n in pixels):
+        return False
+    assert isinstance(padding, (tuple, list))
+    return (*pixels, groups, *padding) == (1, 1, 1, 1, 1, 0, 0)
+
+
+def _as_product(
+    edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None
+) -> None:
+    with edit.before(node):
+        flat = edit.call(aten.squeeze.dims, x, [2, 3], like=node)
+        factor = edit.call(aten.squeeze.dims, weight, [2, 3], like=node)
+        factor = edit.call(aten.t.default, factor, like=node)
+    node.meta.pop("layout", None)
+    _become_product(edit, node, flat, factor, bias)
+
+
+# ---------------------------------------------------------------------------- postops
+# What follows a packed operator and costs nothing inside it.
+#
+#     relu(conv(x))              =>  conv(x, "relu")
+#     add(conv(x), y)            =>  conv.binary(x, y, "add")
+#     relu(add(conv(x), y))      =>  conv.binary(x, y, "add", "relu")
+#
+# Only what oneDNN does in a few instructions: for gelu, silu, tanh and sigmoid its code is two to
+# four times slower than a separate pass over the result by our own (docs/decisions.md, Externs), so
+# those stay, and are fused with what follows them. bfloat16 and float16 keep their rounding between
+# operators: their sums are not fused.
+
+PostOp = tuple[str, list[float], str]
+
+
+def postops(edit: Editor) -> None:
+    """Run the pass."""
+    ops = packed()
+    if ops is None:
+        return
+    done: dict[str, int] = {}
+    for node in edit.calls(ops.conv, ops.linear):
+        while (step := _step(edit, ops, node)) is not None:
+            node, name = step
+            done[name] = done.get(name, 0) + 1
+    edit.notes += [f"{count} {name} inside packed operators" for name, count in done.items()]
+
+
+def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | None:
+    """Take the only user of `node` into it: the new node, and the name of what it took in."""
+    user = only_user(node)
+    if user is None or user.op != "call_function":
+        return None
+    if not isinstance(user.meta["val"], Tensor):
+        return None
+    if val(user).dtype is not val(node).dtype or val(user).shape != val(node).shape:
+        return None
+    unary = _unary(user)
+    if unary is not None:
+        return _take_unary(edit, ops, node, user, unary)
+    if user.target is aten.add.Tensor:
+        return _take_sum(edit, ops, node, user)
+    return None
+
+
+# ------------------------------------------------------------------------------ unary
+
+
+def _unary(user: fx.Node) -> PostOp | None:
+    """The post-op that `user` is, in oneDNN's names."""
+    target = user.target
+    if target is aten.relu.default:
+        return "relu", [], ""
+    if target is aten.hardswish.default:
+        return "hardswish", [], ""
+    if target is aten.leaky_relu.default:
+        _, slope = bound(user, ("self", "negative_slope"), (0.01,))
+        return "leaky_relu", [slope], ""
+    if target is aten.hardtanh.default:
+        _, low, high = bound(user, ("self", "min_val", "max_val"), (-1.0, 1.0))
+        return "hardtanh", [low, high], ""
+    if target is aten.clamp.default:
+        _, low, high = bound(user, ("self", "min", "max"))
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
+            return "hardtanh", [low, high], ""
+    return None
+
+
+def _take_unary(
+    edit: Editor, ops: Packed, node: fx.Node, user: fx.Node, unary: PostOp
+) -> tuple[fx.Node, str] | None:
+    # after a sum only relu: the operator takes no other there
+    takes = (node.target is ops.conv_binary and node.args[-3] is None and unary[0] == "relu") or (
+        node.target in (ops.conv, ops.linear) and node.args[-3] == "none"
+    )
+    if not takes:
+        return None
+    return _replace(edit, node.target, [*node.args[:-3], *unary], node, user), unary[0]
+
+
+def _replace(edit: Editor, target: Any, args: list[Any], node: fx.Node, user: fx.Node) -> fx.Node:
+    if "layout" in node.meta:
+        user.meta["layout"] = node.meta["layout"]
+    return edit.become(user, target, *args)
+
+
+# ------------------------------------------------------------------------------ sum
+
+
+def _take_sum(
+    edit: Editor, ops: Packed, node: fx.Node, user: fx.Node
+) -> tuple[fx.Node, str] | None:
+    left, right = user.args[:2]
+    other = right if left is node else left
+    if user.kwargs or not isinstance(other, fx.Node) or other is node:
+        return None
+    if val(node).dtype is not torch.float32 or val(other).dtype is not torch.float32:
+        return None
+    if val(other).shape != val(node).shape or node.args[-3] != "none":
+        return None
+    if not _is_stored(ops, other):
+        return None
+    x, weight, bias = node.args[:3]
+    if node.target is ops.linear:
+        args = [x, other, weight, bias, "add"]
+        return _replace(edit, ops.linear_binary, args, node, user), "add"
+    if node.target is ops.conv and "layout" in node.meta:
+        args = [x, other, weight, bias, *node.args[3:7], "add", None, None, [], None]
+        return _replace(edit, ops.conv_binary, args, node, user), "add"
+    return None
+
+
+def _is_stored(ops: Packed, node: fx.Node) -> bool:
+    """Whether the operand is in memory anyway, in the layout of convolutions.
+
+    An expression that only this sum uses would have to be stored for it: a pass more, not less.
+    """
+    if node.target in (ops.conv, ops.conv_binary, ops.linear, ops.linear_binary):
+        return True
+    return node.op == "call_function" and len(node.users) > 1 and not is_view(node.target)
+
+
+# ---------------------------------------------------------------------------- upcast
+# Matrix products of bfloat16 and float16 in float32, on processors that have no better.
+#
+#     mm(x, w)   =>  to(mm(to(x, float32), to(w, float32)), x.dtype)
+#
+# Both accumulate in float32 and round once; only the speed differs. Casts of large weights run at
+# each call, fused by the code generator, so that memory does not triple; those of convolutions are
+# small beside their images, and are kept.
+
+# From here on float32 wins although it casts the weight at each call: see docs/decisions.md.
+LEAST_ROWS = 6
+
+# operator -> which axes of its result are rows that share the second factor
+_PRODUCTS: dict[Any, slice] = {
+    aten.linear.default: slice(0, -1),
+    aten.mm.default: slice(0, 1),
+    aten.addmm.default: slice(0, 1),
+    aten.bmm.default: slice(1, 2),
+    aten.baddbmm.default: slice(1, 2),
+}
+
+
+def upcast(edit: Editor) -> None:
+    """Run the pass."""
+    if is_native(torch.bfloat16) and is_native(torch.float16):
+        return
+    known: dict[fx.Node, fx.Node] = {}
+    for node in list(edit.graph.nodes):
+        if node.op == "call_function" and _wins(edit, node):
+            _rewrite(edit, node, known)
+
+
+def _wins(edit: Editor, node: fx.Node) -> bool:
+    target = node.target
+    is_conv = target is aten.convolution.default
+    is_attention = target is aten.scaled_dot_product_attention.default
+    if not (is_conv or is_attention or target in _PRODUCTS):
+        return False
+    dtype = val(node).dtype
+    if is_native(dtype) or not on_cpu(node):
+        return False
+    if is_conv:
+        return True
+    if is_attention:
+        return dtype is torch.float16  # the bfloat16 kernel of ATen is vectorised, this one is not
+    return math.prod(edit.hints(node)[_PRODUCTS[target]]) >= LEAST_ROWS
+
+
+def _rewrite(edit: Editor, node: fx.Node, known: dict[fx.Node, fx.Node]) -> None:
+    dtype = val(node).dtype
+    derive = node.target is aten.convolution.default
+
+    def wide(arg: fx.Node) -> fx.Node:
+        if val(arg).dtype is not dtype:
+            return arg
+        found = known.get(arg)
+        if found is None:
+            large = val(arg).dim() > 1 and not derive
+            found = known[arg] = _before_rounding(edit, arg) or edit.cast(
+                arg, torch.float32, node, derive=not large
+            )
+        return found
+
+    with edit.before(node):
+        args, kwargs = fx.map_arg(node.args, wide), fx.map_arg(node.kwargs, wide)
+        meta = val(node).to(torch.float32)
+        product = edit.call(node.target, *args, like=node, val=meta, **kwargs)  # type: ignore[arg-type]
+    edit.become(node, aten._to_copy.default, product, dtype=dtype)
+    edit.notes.append(f"{node} multiplies in float32: {product}")
+
+
+def _before_rounding(edit: Editor, node: fx.Node) -> fx.Node | None:
+    """A folded weight in the precision it was computed in."""
+    if node.target is not aten._to_copy.default or not edit.is_static(node):
+        return None
+    (source,) = node.all_input_nodes
+    is_fold = source.op == "call_function" and val(source).dtype is torch.float32
+    return source if is_fold and not isinstance(source.target, torch._ops.OpOverload) else None
+
+
+# ---------------------------------------------------------------------------- channels last
+# Convolutional networks run in channels-last layout.
+#
+# Marks convolutions of images with meta["layout"] = "channels_last": lowering gives them their
+# input in that layout and takes their result in it; `val` keeps eager's strides, which the outputs
+# of the graph still have. Measured faster for every shape but a first convolution of three
+# channels, and there by less than the change of layout after it would cost (docs/decisions.md,
+# Externs).
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # oneDNN's; others keep ATen's layout
+
+
+def channels_last(edit: Editor) -> None:
+    """Run the pass."""
+    if not edit.options.channels_last or packed() is None:
+        return
+    marked = 0
+    for node in edit.calls(aten.convolution.default):
+        out = val(node)
+        transposed = node.args[6]
+        if out.dim() == 4 and out.dtype in _DTYPES and not transposed and on_cpu(node):
+            node.meta["layout"] = "channels_last"
+            marked += 1
+    if marked:
+        edit.notes.append(f"{marked} convolutions in channels-last layout")
+
+
+# ---------------------------------------------------------------------------- restride
+# An as_strided that moves no element becomes a copy, for graphs that are split.
+#
+# Pools of channels-last images end in one, for the strides of axes of size one. No engine knows
+# strides, so it parted what is an engine's.
+
+
+def restride(graph: AtenGraph) -> None:
+    """Change `graph` in place. Metas stay as they are, strides included."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source: Any = node.args[0]
+        val, made = source.meta["val"], node.meta["val"]
+        before, after = (
+            [(graph.to_size(n), graph.to_size(step)) for n, step in zip(x.shape, x.stride())]
+            for x in (val, made)
+        )
+        same = len(before) == len(after) and all(
+            n == m and (n == 1 or step == other)
+            for (n, step), (m, other) in zip(before, after, strict=True)
+        )
+        if same and val.storage_offset() == made.storage_offset() == 0 and val.dtype == made.dtype:
+            node.target = aten.clone.default
+            node.args, node.kwargs = (source,), {"memory_format": torch.preserve_format}

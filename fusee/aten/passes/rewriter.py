@@ -1,0 +1,235 @@
+"""Rewriting an AtenGraph: new nodes with their metas, sizes as numbers, and what is static.
+
+A node is static if it depends on nothing but parameters, buffers and constants that the graph does
+not write to. Passes compute new weights with ordinary nodes; `constants` moves the static ones out.
+
+node.meta of static nodes may hold
+    packed    an opaque oneDNN weight: its `val` is the plain weight's
+    derive    False: compute it at each call, keeping it would cost more memory than time is gained
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from fusee.aten.boundary import DERIVATIONS
+from fusee.aten.externs import is_pure
+from fusee.aten.graph import AtenGraph
+from fusee.config import Options
+from fusee.sym.expr import Expr, hint
+
+
+class Editor:
+    """One AtenGraph while passes change it in place. `notes` says what they did, in order.
+
+    parameters   whether they are static, as constants are
+    """
+
+    def __init__(self, aten: AtenGraph, options: Options, parameters: bool = True) -> None:
+        self.aten = aten
+        self.graph = aten.graph
+        self.options = options
+        self.notes: list[str] = []
+        written = {mutation.index for mutation in aten.mutations}
+        self._static: set[fx.Node] = {
+            node
+            for node, spec in zip(aten.placeholders, aten.inputs, strict=True)
+            if parameters and spec.is_static and spec.index not in written
+        }
+        for node in self.graph.nodes:
+            self._mark(node)
+
+    # -------------------------------------------------------------------- questions
+
+    def calls(self, *targets: Callable[..., Any]) -> Iterator[fx.Node]:
+        """The nodes, in order, that call one of `targets`. The graph may change meanwhile."""
+        for target in targets:
+            yield from list(self.graph.find_nodes(op="call_function", target=target))
+
+    def is_static(self, node: object) -> bool:
+        """Whether an argument depends on parameters and constants alone. True for no argument."""
+        return node is None or node in self._static
+
+    def hint(self, size: int | torch.SymInt) -> int:
+        """A size as a number: for a symbolic one what it is in the first call."""
+        return size if isinstance(size, int) else hint(self.aten.to_size(size))
+
+    def hints(self, node: fx.Node) -> list[int]:
+        """The shape of a node's result as numbers."""
+        return [self.hint(size) for size in val(node).shape]
+
+    def bytes(self, node: fx.Node) -> int:
+        """Bytes of a node's result."""
+        return math.prod(self.hints(node)) * val(node).itemsize
+
+    def _mark(self, node: fx.Node) -> None:
+        """Extend what is static by one node whose arguments are settled."""
+        if node.op == "get_attr":
+            self._static.add(node)
+        if node.op != "call_function":
+            return
+        target = node.target
+        if not (is_pure(target) or target is operator.getitem or target in DERIVATIONS):
+            return
+        if not all(arg in self._static for arg in node.all_input_nodes):
+            return
+        if self.aten.symbols and _has_symbol((node.args, node.kwargs)):
+            return
+        self._static.add(node)
+
+    # -------------------------------------------------------------------- changes
+
+    def _with_sizes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """SymInts among arguments as the sizes that nodes hold."""
+        if not self.aten.symbols:
+            return args, kwargs
+        to_size = self.aten.to_size
+
+        def convert(arg: Any) -> Any:
+            if isinstance(arg, torch.SymInt):
+                return to_size(arg)
+            if isinstance(arg, (list, tuple)):
+                return [convert(item) for item in arg]
+            return arg
+
+        return tuple(map(convert, args)), {key: convert(arg) for key, arg in kwargs.items()}
+
+    @contextlib.contextmanager
+    def before(self, node: fx.Node) -> Iterator[None]:
+        """Inside, new nodes come before `node`."""
+        with self.graph.inserting_before(node):
+            yield
+
+    def call(
+        self,
+        target: Callable[..., Any],
+        *args: Any,
+        like: fx.Node,
+        val: Any = None,
+        **kwargs: Any,
+    ) -> fx.Node:
+        """A new node. Its meta is `val`, or else what `target` returns for its arguments' metas.
+
+        like    whose device and lines of the user it takes over
+        """
+        if val is None:
+            val = target(*fx.map_arg(args, _meta), **fx.map_arg(kwargs, _meta))
+        node = self.graph.call_function(target, *self._with_sizes(args, kwargs))
+        node.meta = {"val": val, "device": like.meta.get("device")}
+        if "stack_trace" in like.meta:
+            node.meta["stack_trace"] = like.meta["stack_trace"]
+        self._mark(node)
+        return node
+
+    def become(
+        self, node: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> fx.Node:
+        """Make `node` another call with the same result. Cheaper than a new node in its place."""
+        old = node.all_input_nodes
+        node.target = target
+        node.args, node.kwargs = self._with_sizes(args, kwargs)
+        self.erase(*[arg for arg in old if not arg.users])
+        return node
+
+    def adopt(self, node: fx.Node) -> None:
+        """Take a new placeholder as static."""
+        self._static.add(node)
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """All that used `old` uses `new`; `old` goes, and what only it used goes with it."""
+        old.replace_all_uses_with(new)
+        self.erase(old)
+
+    def erase(self, *nodes: fx.Node) -> None:
+        """Drop nodes without users, then the arguments that lost their last user by it."""
+        pending = dict.fromkeys(nodes)
+        gone = set()
+        while pending:
+            node, _ = pending.popitem()
+            if node.users or node in gone or not is_droppable(node):
+                continue
+            gone.add(node)
+            inputs = node.all_input_nodes
+            self.graph.erase_node(node)
+            self._static.discard(node)
+            pending.update(dict.fromkeys(inputs))
+
+    def cast(
+        self, node: fx.Node, dtype: torch.dtype, like: fx.Node, derive: bool = True
+    ) -> fx.Node:
+        """`node` converted to `dtype`; itself if it has that dtype."""
+        if val(node).dtype is dtype:
+            return node
+        made = self.call(torch.ops.aten._to_copy.default, node, dtype=dtype, like=like)
+        made.meta["derive"] = derive
+        return made
+
+
+Pass = Callable[[Editor], None]
+
+
+def val(node: fx.Node) -> Tensor:
+    """A node's one result on the meta device, with eager's shape, strides and dtype."""
+    found: Tensor = node.meta["val"]
+    return found
+
+
+def is_droppable(node: fx.Node) -> bool:
+    """Whether a node without users may go."""
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    return is_pure(node.target) or node.target is operator.getitem or node.target in DERIVATIONS
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """The one node that uses `node`, once."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    return user
+
+
+def bound(node: fx.Node, names: tuple[str, ...], defaults: tuple[Any, ...] = ()) -> list[Any]:
+    """A call's first arguments, called `names`; the last of these have `defaults`."""
+    found = list(node.args[: len(names)])
+    first_default = len(names) - len(defaults)
+    for i in range(len(found), len(names)):
+        default = defaults[i - first_default] if i >= first_default else None
+        found.append(node.kwargs.get(names[i], default))
+    return found
+
+
+def on_cpu(node: fx.Node) -> bool:
+    """Whether eager has the node's result in main memory."""
+    device = node.meta.get("device")
+    return device is None or torch.device(device).type == "cpu"
+
+
+def overload(target: object) -> OpOverload | None:
+    return target if isinstance(target, OpOverload) else None
+
+
+def _meta(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def _has_symbol(args: Any) -> bool:
+    found = False
+
+    def look(leaf: Any) -> Any:
+        nonlocal found
+        found = found or isinstance(leaf, Expr)
+        return leaf
+
+    fx.node.map_aggregate(args, look)
+    return found

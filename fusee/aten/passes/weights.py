@@ -1,0 +1,618 @@
+"""What depends on parameters alone is computed once and kept: the derived weights.
+
+The static part of the graph that the rest reads becomes a program of its own, `Derived`; its
+results are new inputs of the graph. Left where they are
+    views of parameters, and fills      cost nothing at each call
+    what a pass marked derive=False     costs less time than memory
+    what would grow memory              see Budget
+Then its own operands are looked at, so that no more than necessary runs at each call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
+from fusee.aten.externs import is_creation, is_view
+from fusee.aten.graph import AtenGraph, InputSpec
+from fusee.aten.passes.rewriter import Editor, bound, only_user, val
+from fusee.config import Options
+
+# ---------------------------------------------------------------------------- constants
+
+
+class Slot(int):
+    """An argument of a step: the value with this number."""
+
+
+class DeriveStep(NamedTuple):
+    """One call. Its result gets the next number, after the sources' and the constants'."""
+
+    name: str
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    done: tuple[int, ...]  # values that no later step reads
+
+
+@dataclass(eq=False)
+class Derived:
+    """How to compute the derived inputs of a graph from its static inputs.
+
+    sources    indices of inputs: when one of these tensors changes, compute() must run again
+    constants  tensors of the graph
+    steps      values are numbered: sources, then constants, then the steps' results
+    results    the numbers of the values to keep
+    targets    indices of the derived inputs, one per result
+    opaque     the results, by position, that are packed weights: only for the operator they go to
+    """
+
+    sources: tuple[int, ...] = ()
+    constants: tuple[Tensor, ...] = ()
+    steps: tuple[DeriveStep, ...] = ()
+    results: tuple[int, ...] = ()
+    targets: tuple[int, ...] = ()
+    opaque: frozenset[int] = frozenset()
+
+    def compute(self, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The derived inputs for these values of `sources`."""
+        values: list[Any] = [*sources, *self.constants]
+
+        def load(arg: Any) -> Any:
+            if type(arg) is Slot:
+                return values[arg]
+            if isinstance(arg, (list, tuple)):
+                return [load(item) for item in arg]
+            return arg
+
+        with torch.no_grad():
+            for step in self.steps:
+                kwargs = {key: load(arg) for key, arg in step.kwargs.items()}
+                values.append(step.target(*map(load, step.args), **kwargs))
+                for number in step.done:
+                    values[number] = None
+        return tuple(values[number] for number in self.results)
+
+    def __str__(self) -> str:
+        first = len(self.sources) + len(self.constants)
+        rows = [f"v{k} = input {index}" for k, index in enumerate(self.sources)]
+        rows += [f"v{len(rows) + k} = constant {k}" for k in range(len(self.constants))]
+        for k, step in enumerate(self.steps, first):
+            args = [_show(arg) for arg in step.args]
+            args += [f"{key}={_show(arg)}" for key, arg in step.kwargs.items()]
+            name = getattr(step.target, "__name__", str(step.target))
+            rows.append(f"v{k} = {name}({', '.join(args)})  # {step.name}")
+        rows += [
+            f"input {target} = v{number}"
+            for target, number in zip(self.targets, self.results, strict=True)
+        ]
+        return "\n".join(rows)
+
+
+def _show(arg: Any) -> str:
+    if type(arg) is Slot:
+        return f"v{int(arg)}"
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_show, arg))}]"
+    return str(arg)
+
+
+# Tables such as attention masks come from no parameter; up to here they are worth keeping.
+FREE = 2**20
+
+
+@dataclass
+class Budget:
+    """Memory that derived weights may take: as much as the parameters again, packed ones aside.
+
+    free   bytes that one tensor may take however little it comes from
+    """
+
+    edit: Editor
+    left: int
+    spent: int = 0
+    refused: list[str] = field(default_factory=list)
+    free: int = FREE
+
+    def allows(self, node: fx.Node) -> bool:
+        """Whether to keep the result of `node`; if so its bytes are spent."""
+        if node.meta.get("packed") or node.meta.get("free"):
+            return True
+        size = self.edit.bytes(node)
+        sources = _bytes_behind(self.edit, node)
+        if size > self.left or (size > self.free and size > 2 * sources):
+            self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
+            return False
+        self.left -= size
+        self.spent += size
+        return True
+
+
+def constants(edit: Editor) -> Derived:
+    """Split the static part off. Derived inputs are appended to the graph's inputs."""
+    total = sum(
+        edit.bytes(node)
+        for node in edit.graph.nodes
+        if node.op in ("placeholder", "get_attr") and edit.is_static(node) and _is_tensor(node)
+    )
+    budget = Budget(edit, max(total, FREE))
+    kept = frontier(edit, budget)
+    derived = _split(edit, kept)
+    edit.notes += budget.refused
+    if kept:
+        edit.notes.append(
+            f"{len(kept)} tensors derived from {len(derived.sources)} parameters, "
+            f"{len(derived.opaque)} packed, {budget.spent} bytes beside those"
+        )
+    return derived
+
+
+# ------------------------------------------------------------------------------ what to keep
+
+
+def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
+    """The static nodes to keep, in graph order."""
+    chosen: set[fx.Node] = set()
+    refused: set[fx.Node] = set()
+    for reader in edit.graph.nodes:
+        if edit.is_static(reader):
+            continue
+        pending = list(reader.all_input_nodes)
+        while pending:
+            node = pending.pop()
+            if not edit.is_static(node) or node.op != "call_function" or node in chosen:
+                continue
+            if _costs_nothing(node) or node in refused or node.meta.get("derive") is False:
+                pending += node.all_input_nodes
+            elif budget.allows(node):
+                chosen.add(node)
+            else:
+                refused.add(node)
+                pending += node.all_input_nodes
+    return [node for node in edit.graph.nodes if node in chosen]
+
+
+def _costs_nothing(node: fx.Node) -> bool:
+    # items of tuples are kept by themselves, not the tuple
+    return is_view(node.target) or is_creation(node.target) or not _is_tensor(node)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _bytes_behind(edit: Editor, node: fx.Node) -> int:
+    """Bytes of the parameters and constants that `node` is computed from."""
+    seen = {node}
+    pending = [node]
+    total = 0
+    while pending:
+        at = pending.pop()
+        if at.op in ("placeholder", "get_attr"):
+            total += edit.bytes(at)
+        for arg in at.all_input_nodes:
+            if arg not in seen:
+                seen.add(arg)
+                pending.append(arg)
+    return total
+
+
+# ------------------------------------------------------------------------------ the split
+
+
+def _split(edit: Editor, kept: list[fx.Node]) -> Derived:
+    if not kept:
+        return Derived()
+    aten = edit.aten
+    needed = closure(kept)
+    placeholders = zip(aten.placeholders, aten.inputs, strict=True)
+    given = [(node, spec.index) for node, spec in placeholders if node in needed]
+    ordered = [node for node in edit.graph.nodes if node in needed and node.op != "placeholder"]
+    attributes = [node for node in ordered if node.op == "get_attr"]
+    calls = [node for node in ordered if node.op == "call_function"]
+    slots = {node: Slot(k) for k, (node, _) in enumerate(given)}
+    slots |= {node: Slot(len(slots) + k) for k, node in enumerate(attributes)}
+    slots |= {node: Slot(len(slots) + k) for k, node in enumerate(calls)}
+    done = _last_readers(calls, kept)
+    derived = Derived(
+        sources=tuple(index for _, index in given),
+        constants=tuple(aten.constants[str(node.target)] for node in attributes),
+        steps=tuple(_step(node, slots, done) for node in calls),
+        results=tuple(int(slots[node]) for node in kept),
+        targets=tuple(range(len(aten.inputs), len(aten.inputs) + len(kept))),
+        opaque=frozenset(i for i, node in enumerate(kept) if node.meta.get("packed")),
+    )
+    _add_inputs(edit, kept)
+    return derived
+
+
+def _step(
+    node: fx.Node, slots: dict[fx.Node, Slot], done: dict[fx.Node, list[fx.Node]]
+) -> DeriveStep:
+    def slot(arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return slots[arg]
+        if isinstance(arg, (list, tuple)):
+            return [slot(item) for item in arg]
+        return arg
+
+    target = node.target
+    assert callable(target)
+    kwargs = {key: slot(arg) for key, arg in node.kwargs.items()}
+    numbers = tuple(int(slots[arg]) for arg in done.get(node, ()))
+    return DeriveStep(node.name, target, tuple(map(slot, node.args)), kwargs, numbers)
+
+
+def _last_readers(calls: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """For each call the results of calls that it is the last to read."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in calls:
+        for arg in node.all_input_nodes:
+            last[arg] = node
+    stay = set(kept)
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for arg, reader in last.items():
+        if arg.op == "call_function" and arg not in stay:
+            found.setdefault(reader, []).append(arg)
+    return found
+
+
+def closure(kept: list[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they are computed from."""
+    needed = set(kept)
+    pending = list(kept)
+    while pending:
+        for arg in pending.pop().all_input_nodes:
+            if arg not in needed:
+                needed.add(arg)
+                pending.append(arg)
+    return needed
+
+
+def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:
+    """Make a placeholder of each kept node, after the others."""
+    aten = edit.aten
+    specs = list(aten.inputs)
+    with aten.graph.inserting_before(_first_call(aten)):
+        inputs = [aten.graph.placeholder(f"derived_{node.name}") for node in kept]
+    for node, made in zip(kept, inputs, strict=True):
+        meta = val(node)
+        made.meta = {key: value for key, value in node.meta.items() if key != "stack_trace"}
+        edit.adopt(made)
+        is_opaque = bool(node.meta.get("packed"))
+        specs.append(
+            InputSpec(
+                index=len(specs),
+                name=made.name,
+                dtype=meta.dtype,
+                size=tuple(map(aten.to_size, meta.shape)),
+                stride=() if is_opaque else tuple(map(aten.to_size, meta.stride())),
+                offset=0,
+                device=node.meta.get("device"),
+                is_static=True,
+            )
+        )
+        edit.replace(node, made)
+    aten.inputs = tuple(specs)
+
+
+def _first_call(aten: AtenGraph) -> fx.Node:
+    """The first node that is no placeholder."""
+    for node in aten.graph.nodes:
+        if node.op != "placeholder":
+            found: fx.Node = node
+            return found
+    raise AssertionError("a graph ends with its output")
+
+
+# ---------------------------------------------------------------------------- parts
+# Derived weights in parts that share no parameter: one that changes recomputes its part alone.
+
+
+def parts(derived: Derived) -> list[tuple[tuple[int, ...], Derived]]:
+    """Per part: positions among `derived.results`, and how to compute these.
+
+    What comes from constants alone is computed in each part that reads it.
+    """
+    first = len(derived.sources) + len(derived.constants)
+    reads = {k: sorted(set(_slots(step))) for k, step in enumerate(derived.steps, first)}
+    group = _groups(len(derived.sources), first, reads)
+    members: dict[int, list[int]] = {}
+    for position, number in enumerate(derived.results):
+        members.setdefault(group[number], []).append(position)
+    return [(tuple(taken), _part(derived, taken, reads)) for taken in members.values()]
+
+
+def _slots(step: DeriveStep) -> Iterator[int]:
+    pending: list[Any] = [step.args, *step.kwargs.values()]
+    while pending:
+        arg = pending.pop()
+        if type(arg) is Slot:
+            yield int(arg)
+        elif isinstance(arg, (list, tuple)):
+            pending += arg
+
+
+def _groups(sources: int, first: int, reads: dict[int, list[int]]) -> list[int]:
+    """Per value, a number that connected values have in common; -1 if no source is behind it."""
+    above = [*range(sources), *[-1] * (first - sources + len(reads))]
+
+    def top(number: int) -> int:
+        while number != -1 and above[number] != number:
+            number = above[number]
+        return number
+
+    for number, read in reads.items():
+        found = {top(k) for k in read} - {-1}
+        lead = min(found, default=-1)
+        above[number] = lead
+        for other in found:
+            above[other] = lead
+    return [top(number) for number in range(len(above))]
+
+
+def _part(derived: Derived, positions: list[int], reads: dict[int, list[int]]) -> Derived:
+    """The steps behind these results, their values numbered anew."""
+    needed = {derived.results[k] for k in positions}
+    for number in reversed(reads):
+        if number in needed:
+            needed.update(reads[number])
+    ordered = sorted(needed)
+    new = {number: Slot(k) for k, number in enumerate(ordered)}
+    inputs = len(derived.sources)
+    first = inputs + len(derived.constants)
+    last = {k: number for number in ordered for k in reads.get(number, ())}
+    results = {derived.results[k] for k in positions}
+
+    def renamed(arg: Any) -> Any:
+        if type(arg) is Slot:
+            return new[int(arg)]
+        if isinstance(arg, (list, tuple)):
+            return [renamed(item) for item in arg]
+        return arg
+
+    def step(number: int) -> DeriveStep:
+        old = derived.steps[number - first]
+        done = [k for k in reads[number] if k >= first and last[k] == number and k not in results]
+        return DeriveStep(
+            old.name,
+            old.target,
+            tuple(map(renamed, old.args)),
+            {key: renamed(arg) for key, arg in old.kwargs.items()},
+            tuple(int(new[k]) for k in done),
+        )
+
+    return dataclasses.replace(
+        derived,
+        sources=tuple(derived.sources[k] for k in ordered if k < inputs),
+        constants=tuple(derived.constants[k - inputs] for k in ordered if inputs <= k < first),
+        steps=tuple(step(k) for k in ordered if k >= first),
+        results=tuple(int(new[derived.results[k]]) for k in positions),
+        targets=tuple(derived.targets[k] for k in positions),
+        opaque=frozenset(at for at, k in enumerate(positions) if k in derived.opaque),
+    )
+
+
+# ---------------------------------------------------------------------------- fold
+# What a graph computes from no input is computed ahead, and becomes a constant.
+#
+# For graphs that are split: T5's position buckets, int64 from aranges alone, were no engine's, and
+# parted what is. Our own compiler keeps such values with the weights (`constants`).
+
+# Constants may take this part of the parameters' memory.
+_SHARE = 16
+
+
+def fold(aten: AtenGraph, options: Options) -> None:
+    """Change `aten` in place. Its results, and views and fills, stay as they are."""
+    edit = Editor(aten, options, parameters=False)
+    inputs = zip(aten.placeholders, aten.inputs, strict=True)
+    most = max(FREE, sum(edit.bytes(node) for node, spec in inputs if spec.is_static) // _SHARE)
+    results = set(aten.results)
+    kept = [n for n in frontier(edit, Budget(edit, most, free=most)) if n not in results]
+    values = _values(aten, closure(kept))
+    for node in kept:
+        value = values.get(node)
+        if isinstance(value, Tensor) and _geometry(value) == _geometry(val(node)):
+            name = f"_folded{len(aten.constants)}"
+            aten.constants[name] = value
+            with edit.before(node):
+                made = aten.graph.create_node("get_attr", name)
+            made.meta = dict(node.meta)
+            edit.replace(node, made)
+
+
+def _values(aten: AtenGraph, needed: set[fx.Node]) -> dict[fx.Node, Any]:
+    """What these nodes give, but for those that raise: in a call they do so in their turn."""
+    values: dict[fx.Node, Any] = {}
+    with torch.no_grad():
+        for node in aten.graph.nodes:
+            if node not in needed:
+                continue
+            if node.op == "get_attr":
+                values[node] = aten.constants[str(node.target)]
+            elif all(arg in values for arg in node.all_input_nodes):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                try:
+                    values[node] = cast(Callable[..., Any], node.target)(*args, **kwargs)
+                except (RuntimeError, IndexError, ValueError):
+                    continue
+    return values
+
+
+def _geometry(x: Tensor) -> tuple[Any, ...]:
+    return x.dtype, tuple(x.shape), x.stride()
+
+
+# ---------------------------------------------------------------------------- fold norm
+# Batch norm in inference becomes part of the layer before it, or one factor and one addend.
+#
+#   conv(x, w, b) -> batch_norm     =>  conv(x, w', b')         if nothing else sees the convolution
+#   linear(x, w, b) -> batch_norm   =>  linear(x, w', b')       for 2-d results
+#   batch_norm(x)                   =>  x * scale + shift       otherwise
+#
+# w', b', scale and shift are derived from parameters, in float64. The last form is what eager
+# itself computes; only that eager derives scale and shift anew at each call.
+
+aten = torch.ops.aten
+
+_FORMS: dict[Any, tuple[str, ...]] = {
+    aten.batch_norm.default: (
+        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps",
+    ),
+    aten.native_batch_norm.default: (
+        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps",
+    ),
+    aten._native_batch_norm_legit_no_training.default: (
+        "input", "weight", "bias", "running_mean", "running_var", "momentum", "eps",
+    ),
+}  # fmt: skip
+
+
+class Norm(NamedTuple):
+    """One batch norm with statistics that are static."""
+
+    node: fx.Node
+    result: fx.Node  # the normalised tensor: the node, or the item 0 of its tuple
+    input: fx.Node
+    weight: fx.Node | None
+    bias: fx.Node | None
+    mean: fx.Node
+    variance: fx.Node
+    eps: float
+
+
+def fold_norm(edit: Editor) -> None:
+    """Run the pass."""
+    for node in edit.calls(*_FORMS):
+        norm = _match(edit, node)
+        if norm is None:
+            continue
+        if not (_into_convolution(edit, norm) or _into_linear(edit, norm)):
+            _as_affine(edit, norm)
+
+
+def _match(edit: Editor, node: fx.Node) -> Norm | None:
+    names = _FORMS[node.target]
+    named = dict(zip(names, bound(node, names), strict=True))
+    if named.get("training"):
+        return None
+    x, mean, variance = named["input"], named["running_mean"], named["running_var"]
+    if mean is None or variance is None:
+        return None
+    weight, bias = named["weight"], named["bias"]
+    if not all(map(edit.is_static, (weight, bias, mean, variance))):
+        return None
+    result = node
+    if node.target is not aten.batch_norm.default:
+        items = [user for user in node.users if user.users]
+        if len(items) != 1 or items[0].target is not operator.getitem or items[0].args[1] != 0:
+            return None
+        result = items[0]
+        edit.erase(*[user for user in node.users if user is not result])
+    if not val(result).dtype.is_floating_point:
+        return None
+    return Norm(node, result, x, weight, bias, mean, variance, named["eps"])
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What eager computes in before it rounds to `dtype`."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _foldable(edit: Editor, norm: Norm, weight: object, bias: object) -> bool:
+    layer = norm.input
+    return (
+        only_user(layer) is norm.node
+        and val(layer).dtype is val(norm.result).dtype
+        and weight is not None
+        and edit.is_static(weight)
+        and edit.is_static(bias)
+    )
+
+
+def _folded(
+    edit: Editor, norm: Norm, weight: fx.Node, bias: fx.Node | None, transposed_groups: int
+) -> tuple[fx.Node, fx.Node]:
+    """New weight and bias nodes for the layer before `norm`, in the layer's dtype."""
+    dtype = val(norm.input).dtype
+    wide = _wide(dtype)
+    with edit.before(norm.node):
+        new_weight = edit.call(
+            folded_weight, weight, norm.weight, norm.variance, norm.eps, transposed_groups, wide,
+            like=norm.node, val=_typed(weight, wide),
+        )  # fmt: skip
+        new_bias = edit.call(
+            folded_bias, bias, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide,
+            like=norm.node, val=_typed(norm.mean, wide),
+        )  # fmt: skip
+        return edit.cast(new_weight, dtype, norm.node), edit.cast(new_bias, dtype, norm.node)
+
+
+def _typed(node: fx.Node, dtype: torch.dtype) -> torch.Tensor:
+    """The meta of `node` converted to `dtype`."""
+    meta = val(node)
+    return meta if meta.dtype is dtype else torch.empty_like(meta, dtype=dtype)
+
+
+def _into_convolution(edit: Editor, norm: Norm) -> bool:
+    conv = norm.input
+    if conv.op != "call_function" or conv.target is not aten.convolution.default:
+        return False
+    x, weight, bias, *rest = conv.args
+    if not _foldable(edit, norm, weight, bias):
+        return False
+    assert isinstance(weight, fx.Node)
+    transposed, groups = rest[3], rest[5]
+    new = _folded(edit, norm, weight, bias, groups if transposed else 0)  # type: ignore[arg-type]
+    edit.notes.append(f"folded {norm.node} into {conv}")
+    edit.become(norm.result, aten.convolution.default, x, *new, *rest)
+    return True
+
+
+def _into_linear(edit: Editor, norm: Norm) -> bool:
+    linear = norm.input
+    if linear.op != "call_function" or linear.target is not aten.linear.default:
+        return False
+    x, weight, bias = bound(linear, ("input", "weight", "bias"))
+    # batch norm's channels are axis 1, a linear layer's the last
+    if val(linear).dim() != 2 or not _foldable(edit, norm, weight, bias):
+        return False
+    new = _folded(edit, norm, weight, bias, 0)
+    edit.notes.append(f"folded {norm.node} into {linear}")
+    edit.become(norm.result, aten.linear.default, x, *new)
+    return True
+
+
+def _as_affine(edit: Editor, norm: Norm) -> None:
+    out = val(norm.result)
+    wide = _wide(out.dtype)
+    trailing = val(norm.input).dim() - 2
+    channels = _typed(norm.mean, wide).view(-1, *[1] * trailing)
+    image = _typed(norm.result, wide)
+    like = norm.node
+    with edit.before(norm.node):
+        scale = edit.call(
+            norm_scale, norm.weight, norm.variance, norm.eps, wide, trailing,
+            like=like, val=channels,
+        )  # fmt: skip
+        shift = edit.call(
+            norm_shift, norm.weight, norm.bias, norm.mean, norm.variance, norm.eps, wide, trailing,
+            like=like, val=channels,
+        )  # fmt: skip
+        x = edit.cast(norm.input, wide, like)
+        scaled = edit.call(aten.mul.Tensor, x, scale, like=like, val=image)
+        if out.dtype is not wide:
+            shifted = edit.call(aten.add.Tensor, scaled, shift, like=like, val=image)
+    edit.notes.append(f"{norm.node} became one factor and one addend")
+    if out.dtype is wide:
+        edit.become(norm.result, aten.add.Tensor, scaled, shift)
+    else:
+        edit.become(norm.result, aten._to_copy.default, shifted, dtype=out.dtype)

@@ -1,0 +1,588 @@
+"""Compiled forward and backward as one torch.autograd.Function, made per compiled graph.
+
+All that is differentiated goes through the Function: inputs in, results out, what the backward
+needs through save_for_backward. So hooks on saved tensors, version checks, retain_graph,
+accumulation and gradients of some inputs are torch's own. Views, and writes to inputs that
+autograd must know of, happen after it, on its results: see `Joint`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.boundary import flatten
+from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput
+from fusee.aten.torch_api import below_autograd, without_autocast
+from fusee.autodiff.joint import Gradient, Joint, Saved, Split
+from fusee.autodiff.torch_api import (
+    clear_saved,
+    has_saved_tensor_hooks,
+    has_storage,
+    keeps_graph,
+    modified,
+)
+from fusee.errors import DoubleBackwardError, InputError
+
+# ---------------------------------------------------------------------------- again
+# Gradients of gradients: eager's autograd goes once more through the captured graph.
+#
+# The compiled backward knows the values of gradients, not where they come from. Whoever asks for
+# them with create_graph=True gets these values, in a Function whose own backward runs the captured
+# graph eagerly, from what the compiled call was given, and differentiates that as often as is asked
+# for. Until then a call pays for keeping inputs that its backward does not need:
+#
+#     saved by the Function     as they come back from there
+#     leaves, constants         themselves; no tensor that autograd could lead back to the Function
+#     computed by others        their memory and their place in autograd, not the tensor
+#     written to by the graph   a copy, if a result or gradient depends on what was there before
+#     random numbers            the generator's state, 5 KB, so that the same are drawn again
+
+# Why a graph is differentiated by eager, for reports.
+_REASON = "double backward or gradients in batches: the graph is differentiated by eager's autograd"
+
+_FUNCTION = "autograd_function_apply"
+
+
+class Held(NamedTuple):
+    """What one call keeps.
+
+    values    of the inputs at `positions`
+    watched   tensors that share with them the counters of writes, which were at `versions`
+    others    by position: what no write from outside can change
+    states    of the generators
+    """
+
+    positions: list[int]
+    values: list[Tensor]
+    watched: list[Tensor]
+    versions: list[int]
+    others: dict[int, Any]
+    states: list[Tensor]
+
+
+class Again:
+    """How a captured graph is differentiated by eager.
+
+    gm      takes the forward's inputs, those apart that it has as attributes
+    saved   the inputs that are saved anyway
+    tell    is told, once, that it was needed
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, joint: Joint, saved: Sequence[Saved], tell: Callable[[str], None]
+    ) -> None:
+        specs = joint.aten.inputs[: joint.forward_inputs]
+        self.gm, self.tell = gm, tell
+        self.tangents, self.outputs = joint.tangents, joint.aten.outputs
+        self.attributes = [spec.attribute for spec in specs if spec.attribute is not None]
+        self.saved = {s.position: k for k, s in enumerate(saved) if s.kind == "input"}
+        self.rebinds = {position: index for index, position in joint.rebinds}
+        self.written = {m.index for m in joint.aten.mutations} | set(self.rebinds.values())
+        self.joint, self.count = joint, len(specs)
+        self.behind = functools.cache(self._behind)
+        self.copied = self._behind(frozenset(range(len(self.tangents)))) & self.written
+        self.generators = _generators(joint)
+        self.autocast = joint.aten.no_autocast, torch.get_autocast_dtype("cpu")
+        unsaved = [k for k in range(self.count) if k not in self.saved]
+        self.others = [k for k in unsaved if k in self.written or specs[k].dtype is None]
+        self.plain = [k for k in unsaved if k not in self.others]
+        self.told = False
+
+    # -------------------------------------------------------------------------- the forward
+
+    def hold(self, inputs: Sequence[Any]) -> Held:
+        """Called before the forward runs."""
+        found = _watch([inputs[k] for k in self.plain])
+        others = {k: self._other(k, inputs[k]) for k in self.others}
+        return Held(self.plain, *found, others, [g.get_state() for g in self.generators])
+
+    def hold_saved(self, held: Held, saved: Sequence[Any]) -> Held:
+        """`held` for a later backward, to which what was saved comes without autograd."""
+        values, watched, versions = _watch([saved[k] for k in self.saved.values()])
+        return held._replace(
+            positions=[*held.positions, *self.saved],
+            values=[*held.values, *values],
+            watched=[*held.watched, *watched],
+            versions=[*held.versions, *versions],
+        )
+
+    def _other(self, index: int, x: Any) -> Any:
+        if index in self.copied:
+            with torch.enable_grad():
+                return x.clone()
+        return x.detach() if isinstance(x, Tensor) else x
+
+    def inputs(self, held: Held, saved: Sequence[Any]) -> list[Any]:
+        """The forward's inputs, with their places in autograd.
+
+        saved    what came back of the values that the Function saved
+        """
+        found = {index: saved[k] for index, k in self.saved.items()}
+        found.update(held.others)
+        found.update(zip(held.positions, held.values, strict=True))
+        return [found[k] for k in range(self.count)]
+
+    # -------------------------------------------------------------------------- the backward
+
+    def _behind(self, present: frozenset[int]) -> frozenset[int]:
+        """The inputs that the gradients which come from these tangents depend on."""
+        graph, given = self.joint.aten, self.joint.aten.placeholders
+        above = {given[self.count + k] for k in present}
+        for node in graph.graph.nodes:
+            if not above.isdisjoint(node.all_input_nodes):
+                above.add(node)
+        results = graph.results
+        pending = [
+            results[k] for k in self.joint.gradients if k is not None and results[k] in above
+        ]
+        below: set[fx.Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in below:
+                below.add(node)
+                pending += node.all_input_nodes
+        return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
+
+    def differentiable(
+        self, held: Held, inputs: list[Any], tangents: list[Tensor | None], found: Sequence[Any]
+    ) -> Sequence[Any]:
+        """`found`, the gradients per input, as values that can be differentiated.
+
+        raises   DoubleBackwardError for a graph that does not say how
+        """
+        if any(map(_hides_grad, self.gm.modules())):
+            raise DoubleBackwardError(
+                "a torch.autograd.Function in a graph of torch.compile has a backward without"
+                " gradients of its own",
+                did="stopped this backward; parameters keep the gradients they have",
+                remedy="fusee.compile, or call the module itself where create_graph=True",
+            )
+        behind = self.behind(frozenset(k for k, t in enumerate(tangents) if t is not None))
+        operands = [
+            x.detach() if isinstance(x, Tensor) and k not in behind else x
+            for k, x in enumerate(inputs)
+        ]
+        operands += tangents
+        differentiable: Callable[..., Sequence[Any]] = _Twice.apply
+        return differentiable(self, held, found, *operands)
+
+    def gradients(
+        self,
+        held: Held,
+        inputs: Sequence[Any],
+        tangents: Sequence[Tensor | None],
+        create_graph: bool,
+    ) -> list[Tensor | None]:
+        """The gradient of each input by eager's autograd, through a new run of the graph.
+
+        raises   RuntimeError, as autograd does, if an input has been written to since
+        """
+        if _versions(held.watched) != held.versions:
+            raise modified()
+        if not self.told:
+            self.told = True
+            self.tell(_REASON)
+        with torch.enable_grad():
+            twins = [self._twin(k, x) for k, x in enumerate(inputs)]
+            wanted = {
+                k: torch.autograd.graph.get_gradient_edge(x)
+                for k, x in enumerate(twins)
+                if isinstance(x, Tensor) and x.requires_grad
+            }
+            with self._as_it_was(held.states):
+                ends = self._results(twins)
+            pairs = [(x, t) for x, t in zip(ends, tangents, strict=True) if t is not None]
+        found = torch.autograd.grad(
+            [x for x, _ in pairs],
+            list(wanted.values()),
+            [t for _, t in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        by_index = dict(zip(wanted, found, strict=True))
+        return [by_index.get(k) for k in range(self.count)]
+
+    def _twin(self, index: int, x: Any) -> Any:
+        """What the graph gets for an input: a tensor that it may write to, and that is no leaf."""
+        if not isinstance(x, Tensor):
+            return x
+        if index in self.written:
+            return x.clone()
+        return x.view_as(x) if x.requires_grad else x
+
+    @contextlib.contextmanager
+    def _as_it_was(self, states: Sequence[Tensor]) -> Iterator[None]:
+        enabled, dtype = self.autocast
+        present = [generator.get_state() for generator in self.generators]
+        try:
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
+            with torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
+                yield
+        finally:
+            for generator, state in zip(self.generators, present, strict=True):
+                generator.set_state(state)
+
+    def _results(self, twins: list[Any]) -> list[Tensor]:
+        """Run the graph: the results that tangents belong to."""
+        split = len(twins) - len(self.attributes)
+        if self.attributes:
+            own = dict(zip(self.attributes, twins[split:], strict=True))
+            returned = torch.func.functional_call(self.gm, own, tuple(twins[:split]))
+        else:
+            returned = self.gm.forward(*twins)
+        leaves: list[Any] = []
+        flatten(returned, leaves)
+        by_position: dict[int, Tensor | None] = {}
+        for spec, leaf in zip(self.outputs, leaves, strict=True):
+            if isinstance(spec, Fresh):
+                by_position[spec.position] = leaf
+            elif isinstance(spec, ViewOfOutput) and leaf.requires_grad:
+                by_position.setdefault(spec.position, leaf._base)
+        for position, index in self.rebinds.items():
+            by_position[position] = twins[index]
+        found = []
+        for position in self.tangents:
+            result = by_position.get(position)
+            if result is None:
+                raise DoubleBackwardError(
+                    f"result {position} of a graph cannot be found in a second run of it",
+                    did="stopped this backward; parameters keep the gradients they have",
+                    remedy="call the module itself where create_graph=True",
+                )
+            found.append(result)
+        return found
+
+
+def _watch(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Values, watched and versions of Held for these inputs."""
+    versions = _versions(given)
+    if all(map(_is_leaf, given)):
+        return given, given, versions
+    with torch.enable_grad():
+        values = [x if x.is_leaf else _Place.apply(x) for x in given]  # type: ignore[no-untyped-call]
+    return values, [x if x.is_leaf else x.detach() for x in given], versions
+
+
+def _versions(given: list[Tensor]) -> list[int]:
+    try:
+        return list(map(_version, given))
+    except RuntimeError:  # tensors of inference mode count no writes
+        return [0 if x.is_inference() else x._version for x in given]
+
+
+_is_leaf, _version = operator.attrgetter("is_leaf"), operator.attrgetter("_version")
+
+
+class _Place(torch.autograd.Function):
+    """The memory of a tensor and its place in autograd, without the tensor.
+
+    A later write to that tensor may lead autograd from it to whoever holds it: never freed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with below_autograd():
+            return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
+class _Twice(torch.autograd.Function):
+    """Gradients as compiled; their own gradients are eager's."""
+
+    @staticmethod
+    def forward(ctx: Any, again: Again, held: Held, found: Sequence[Any], *operands: Any) -> Any:
+        ctx.again, ctx.held = again, held
+        ctx.are_tensors = [isinstance(x, Tensor) for x in operands]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in operands]
+        ctx.save_for_backward(*(x for x in operands if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *seconds: Any) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        again: Again = ctx.again
+        with torch.enable_grad():
+            operands = [
+                (lambda x: x.view_as(x) if x.requires_grad else x)(next(tensors)) if there else x
+                for there, x in zip(ctx.are_tensors, ctx.others, strict=True)
+            ]
+            inputs, tangents = operands[: again.count], operands[again.count :]
+            firsts = again.gradients(ctx.held, inputs, tangents, create_graph=True)
+        pairs = [
+            (first, second)
+            for first, second in zip(firsts, seconds, strict=True)
+            if first is not None and second is not None and first.requires_grad
+        ]
+        wanted = {k: x for k, x in enumerate(operands) if isinstance(x, Tensor) and x.requires_grad}
+        found: Sequence[Any] = ()
+        if pairs:
+            found = torch.autograd.grad(
+                [first for first, _ in pairs],
+                list(wanted.values()),
+                [second for _, second in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+            )
+        by_position = dict(zip(wanted, found))
+        return (None, None, None, *(by_position.get(k) for k in range(len(operands))))
+
+
+def _hides_grad(module: torch.nn.Module) -> bool:
+    """Whether it calls a backward that TorchDynamo has captured, with gradients off inside."""
+    if not isinstance(module, fx.GraphModule):
+        return False
+    calls = (n for n in module.graph.nodes if getattr(n.target, "__name__", "") == _FUNCTION)
+    backwards = [module.get_submodule(str(node.args[1].target)) for node in calls]
+    return any(
+        inner.target is torch._C._set_grad_enabled
+        for backward in backwards
+        if isinstance(backward, fx.GraphModule)
+        for inner in backward.graph.nodes
+    )
+
+
+def _generators(joint: Joint) -> list[torch.Generator]:
+    """Those that the graph draws from."""
+    found = {}
+    for node in joint.aten.graph.nodes:
+        target = node.target
+        drawn = isinstance(target, torch._ops.OpOverload) and (
+            torch.Tag.nondeterministic_seeded in target.tags
+        )
+        if drawn:
+            generator: Any = node.kwargs.get("generator") or torch.default_generator
+            found[id(generator)] = generator
+    return list(found.values())
+
+
+# ---------------------------------------------------------------------------- runtime
+
+
+# Inputs, one per InputSpec, to results.
+Call = Callable[..., Sequence[Any]]
+
+# The same, from a list that it empties: what is in it lives no longer than it is needed.
+Consuming = Callable[[list[Any]], Sequence[Any]]
+
+
+def differentiable(
+    joint: Joint, split: Split, forward: Call, backward: Callable[[Split], Consuming], again: Again
+) -> Callable[..., Sequence[Any]]:
+    """A function of the forward's inputs; its results are those of the joint graph's forward.
+
+    forward   runs split.forward on its inputs
+    backward  gives what runs the backward of `split`, or of one without some of the tangents
+    again     differentiates the graph where the compiled backward cannot: gradients that are
+              themselves differentiated, and those in batches
+    raises    (in backward) InputError if a hook on saved tensors gave back another kind of tensor
+    """
+    differentiated = set(joint.tangents)
+    constant = [k for k in range(joint.forward_results) if k not in differentiated]
+    saved, count = split.saved, joint.forward_results
+    numbers = _numbers(joint)
+    chosen = functools.cache(functools.partial(_Variant, joint, split))
+
+    class CompiledGraph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.held = again.hold(inputs)
+            with below_autograd():  # what it returns is a view of nothing
+                results = forward(*inputs)
+            ctx.save_for_backward(
+                *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
+            )
+            ctx.numbers = numbers(inputs)
+            ctx.done, ctx.later = frozenset(), ()
+            ctx.has_hooks = has_saved_tensor_hooks()
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(results[k] for k in constant))
+            return tuple(results[:count])
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            grads = [given[k] for k in joint.tangents]
+            del given
+            if all(g is None for g in grads):  # eager's loss would not lead here
+                return (None,) * len(ctx.needs_input_grad)
+            variant = chosen(tuple(g is None for g in grads))
+            held = ctx.held
+            kept = variant.saved(ctx, again)
+            is_twice = torch.is_grad_enabled()
+            if not all(g is None or has_storage(g) for g in grads):  # vmap runs this backward
+                return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
+            operands = (again.inputs(held, kept), list(grads)) if is_twice else None
+            kept += variant.rest(grads, ctx.numbers)
+            del grads
+            run = backward(variant.split)
+            with torch.no_grad(), below_autograd(), without_autocast():
+                found = run(kept)
+            gradients = [_gradient(of, found) for of in variant.split.gradients]
+            if operands is None:
+                return tuple(gradients)
+            return tuple(again.differentiable(held, *operands, gradients))
+
+    apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
+    if joint.unreached and any(gradient is not None for gradient in joint.gradients):
+        apply = _detaching(apply, joint.unreached)
+    return _without_casts(apply) if joint.aten.no_autocast else apply
+
+
+def _detaching(apply: Callable[..., Sequence[Any]], indices: Sequence[int]) -> Call:
+    """Backward passes go on to these inputs no more than in eager: what made them stays free."""
+
+    def run(*inputs: Any) -> Any:
+        given = list(inputs)
+        for index in indices:
+            given[index] = given[index].detach()
+        return apply(*given)
+
+    return run
+
+
+def _without_casts(apply: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def run(*inputs: Any) -> Any:
+        with without_autocast():
+            return apply(*inputs)
+
+    return run
+
+
+def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
+    """A function of the forward's inputs: the value of each symbol."""
+    sources = list(joint.aten.symbols.values())
+
+    def numbers(inputs: Sequence[Any]) -> list[int]:
+        return [
+            inputs[s.index] if s.axis is None else inputs[s.index].size(s.axis) for s in sources
+        ]
+
+    return numbers
+
+
+def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
+    if not isinstance(of, tuple):
+        return None if of is None else found[of]
+    total: Tensor | None = None
+    for part in of:
+        if isinstance(part, int):
+            x = found[part]
+        else:
+            rows, indices = found[part.rows], found[part.indices]
+            x = torch.ops.aten.embedding_sparse_backward.default(rows, indices, *part.options)
+        if total is not None:
+            x = x + total if total.is_sparse and not x.is_sparse else total + x
+        total = x
+    return total
+
+
+class _Variant:
+    """How the backward is called when the loss has come through some results alone.
+
+    missing  per tangent: whether it is None
+    """
+
+    def __init__(self, joint: Joint, split: Split, missing: tuple[bool, ...]) -> None:
+        count = len(split.saved)
+        absent = frozenset(k for k, is_missing in enumerate(missing) if is_missing)
+        self.split = split if split.without is None or not absent else split.without(absent)
+        self._sizes = [list(joint.aten.symbols).index(name) for name in self.split.sizes]
+        self._tangents = _tangents(joint, self.split.absent)
+        self._parts = frozenset(joint.parts)
+        self._present = frozenset(p for p, none in zip(joint.parts, missing) if not none)
+        self._read = [k for k, x in enumerate(self.split.backward.placeholders[:count]) if x.users]
+
+    def saved(self, ctx: Any, again: Again) -> list[Any]:
+        """What was saved, which this backward frees: but not yet for parts that it leaves out."""
+        if ctx.done and ctx.done.isdisjoint(self._present):
+            if any(ctx.later[k][0]._version != ctx.later[k][1] for k in self._read):
+                raise modified()
+            kept = [x for x, _ in ctx.later]
+        else:
+            kept = list(ctx.saved_tensors)
+            clear_saved(ctx)
+        ctx.done |= self._present
+        if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
+            if not ctx.later:
+                ctx.held = again.hold_saved(ctx.held, kept)
+            ctx.later = [(x.detach(), x._version) for x in kept]
+        else:
+            ctx.later = ()
+            if not keeps_graph():
+                ctx.held = None
+        if ctx.has_hooks:
+            kept = [_as_saved(x, spec) for x, spec in zip(kept, self.split.backward.inputs)]
+        return kept
+
+    def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
+        """What the backward takes after the saved values."""
+        return [*(numbers[k] for k in self._sizes), *self._tangents(grads, numbers)]
+
+
+def _tangents(
+    joint: Joint, absent: frozenset[int]
+) -> Callable[[list[Tensor | None], Sequence[int]], list[Tensor]]:
+    """A function (gradients of results, values of symbols) -> tangents as they are compiled for.
+
+    source   generated once, as sizes and strides may be expressions
+    """
+    names: dict[str, Any] = {"zeros": _zeros, "laid_out": _laid_out}
+    lines = ["def tangents(grads, numbers):"]
+    if joint.aten.symbols:
+        lines.append(f"    {', '.join(joint.aten.symbols)}, = numbers")
+    for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
+        if k in absent:
+            continue
+        size, stride = _tuple(spec.size), _tuple(spec.stride)
+        names[f"dtype{k}"] = spec.dtype
+        lines.append(f"    g = grads[{k}]")
+        lazy = "is_conj" if spec.dtype is not None and spec.dtype.is_complex else "is_neg"
+        lines.append(f"    if g is not None and g.{lazy}(): g = grads[{k}] = g.clone()")
+        lines.append(f"    if g is None: grads[{k}] = zeros({size}, {stride}, dtype{k})")
+        lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
+    listed = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
+    lines.append(f"    return [{', '.join(listed)}]")
+    exec(compile("\n".join(lines), "<fusee tangents>", "exec"), names)
+    found: Callable[[list[Tensor | None], Sequence[int]], list[Tensor]] = names["tangents"]
+    return found
+
+
+def _tuple(sizes: Sequence[object]) -> str:
+    return "(" + "".join(f"{size}, " for size in sizes) + ")"
+
+
+def _zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype).zero_()
+
+
+def _laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
+    """What a hook gave back, as the backward takes it.
+
+    raises   InputError for another dtype or number of dimensions, or other sizes
+    """
+    known = all(not isinstance(n, int) or n == m for n, m in zip(spec.size, x.shape))
+    if x.dtype != spec.dtype or x.dim() != len(spec.size) or not known:
+        raise InputError(
+            f"a hook on saved tensors gave back {x.dtype}{list(x.shape)} for {spec.name}, which was"
+            f" {spec.dtype}{list(spec.size)}",
+            remedy="unpack must give back what pack was given",
+        )
+    stride = tuple(spec.stride)
+    if all(isinstance(n, int) for n in stride) and x.stride() != stride:
+        return _laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
+    return x

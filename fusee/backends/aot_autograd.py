@@ -1,0 +1,123 @@
+"""Backends made of a user's own compilers for the forward and the backward graph.
+
+    my = fusee.backends.aot(fw_compiler=mine)       # mine(gm, example_inputs) -> callable
+    model = fusee.compile(model, backend=my)
+
+A compiler gets a functional graph of ATen operators as a GraphModule, and the inputs it will be
+called with as examples: twins without data for what is computed first. What it returns is called
+with the graph's inputs and returns the graph's results, as a tuple. Mutations, views and autograd
+are around it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from fusee.aten.graph import AtenGraph, around, executable
+from fusee.aten.trace import trace
+from fusee.autodiff.joint import Joint, Split
+from fusee.autodiff.partition import partition
+from fusee.autodiff.partition import partition as min_cut
+from fusee.autodiff.trace import trace_joint
+from fusee.backends.report import Report, first_line
+from fusee.backends.runtime_wrapper import apart, from_start, is_differentiated, train
+from fusee.errors import TraceError
+
+# ---------------------------------------------------------------------------- two graphs
+
+
+GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequence[Any]]]
+
+
+def aot(
+    *,
+    fw_compiler: GraphCompiler,
+    bw_compiler: GraphCompiler | None = None,
+    partition: Callable[[Joint], Split] = min_cut,
+) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    """A backend for fusee.compile and torch.compile from functions that compile ATen graphs.
+
+    bw_compiler  for backward graphs; None: fw_compiler
+    partition    from a joint graph to the two; ours saves and recomputes by a minimum cut
+    raises       (when it compiles) TraceError for a graph without a functional ATen form, and for
+                 one with symbolic sizes: GraphModules hold numbers
+    source       torch._dynamo.backends.common.aot_autograd, and functorch's aot_module
+    """
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if is_differentiated(gm, example_inputs):
+            joint = trace_joint(gm, example_inputs)
+            _refuse_symbols(joint.aten)
+            return train(gm, joint, partition, _by(fw_compiler), _by(bw_compiler or fw_compiler))
+        graph = trace(gm, example_inputs)
+        _refuse_symbols(graph)
+        call = _by(fw_compiler)(graph)
+        return lambda *inputs: call(*inputs, *graph.attributes(gm))
+
+    return compile_graph
+
+
+def _by(compiler: GraphCompiler) -> Callable[[AtenGraph], Callable[..., Any]]:
+    """A compiler of graph modules as one of AtenGraphs."""
+
+    def compile_one(graph: AtenGraph) -> Callable[..., Any]:
+        examples = [node.meta["val"] for node in graph.placeholders]
+        return around(graph, compiler(graph.module, examples))
+
+    return compile_one
+
+
+def _refuse_symbols(graph: AtenGraph) -> None:
+    if graph.symbols:
+        raise TraceError(
+            f"the graph has symbolic sizes ({', '.join(graph.symbols)})",
+            did="stopped before compiling",
+            remedy="dynamic=False, or the backend 'aot_eager'",
+        )
+
+
+# ---------------------------------------------------------------------------- eager
+# Backends that compile nothing, the first two steps of any bisection.
+#
+# `eager` runs the captured graph as it is: what differs from plain PyTorch is capture. `aot_eager`
+# runs its functional ATen form on eager kernels, backward included: what differs from `eager` is
+# fusee.aten and fusee.autodiff.
+
+
+def run_captured(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """The captured graph itself."""
+    call: Callable[..., Any] = gm.forward
+    return call
+
+
+def _with_attributes(
+    run: Callable[..., Any], aten: AtenGraph, gm: fx.GraphModule, *inputs: Any
+) -> Any:
+    return run(*inputs, *aten.attributes(gm))
+
+
+def run_aten(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+) -> Callable[..., Any]:
+    """The functional ATen graph on eager kernels, and its backward if anything requires grad.
+
+    raises   TraceError if the graph has no functional ATen form
+    """
+    report = Report("aot_eager", first_line(gm))
+    if is_differentiated(gm, example_inputs):
+        joint = trace_joint(gm, example_inputs, overlapping=True)
+        aten = joint.aten
+        call = train(gm, joint, partition, executable, executable)
+        written = {m.index for m in aten.mutations} | {index for index, _ in joint.rebinds}
+    else:
+        aten = trace(gm, example_inputs, overlapping=True)
+        run = executable(aten)
+        call = functools.partial(_with_attributes, run, aten, gm)
+        written = {mutation.index for mutation in aten.mutations}
+    return from_start(gm, apart(gm, call, aten.inputs, written, report), aten, report)

@@ -1,0 +1,1 @@
+"""ONNX Runtime as an engine: claims of operators, conversion to ONNX, options."""

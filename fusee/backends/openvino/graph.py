@@ -1,0 +1,541 @@
+"""A region as the fx graph that OpenVINO's decoder reads: weights as attributes, sizes as nodes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.graph import AtenGraph, is_pure
+from fusee.aten.torch_api import OpOverload
+from fusee.backends.openvino.api import bindings, element_of, last_line, wrap
+from fusee.backends.regions import HEAD, fits, interval, lasting
+from fusee.errors import BackendError
+
+# ---------------------------------------------------------------------------- openvino graph
+
+
+aten = torch.ops.aten
+
+
+def decodable(
+    graph: AtenGraph,
+    weights: Mapping[int, Tensor],
+    results: Sequence[fx.Node],
+    computed: Sequence[fx.Node] = (),
+) -> fx.GraphModule:
+    """The graph up to these results, with the inputs in `weights` as attributes.
+
+    computed   calls whose values are inputs, after all others
+    """
+    return _Rewriter(graph, weights, results, computed).run()
+
+
+def distinct(graph: AtenGraph) -> tuple[list[fx.Node], list[int]]:
+    """Results without copies, and for each result which of these it is; ~k: a copy of input k.
+
+    OpenVINO takes a copy for the same tensor, and refuses to give that out twice. If it is an
+    input, and not all that there is, OpenVINO writes to that.
+    """
+    inputs = {node: k for k, node in enumerate(graph.placeholders)}
+    found: dict[fx.Node, int] = {}
+    places = []
+    for node in graph.results:
+        source = node
+        while source.target is aten.clone.default and isinstance(source.args[0], fx.Node):
+            if source.args[0].op != "call_function":
+                break
+            source = source.args[0]
+        copied = inputs.get(_unmoved(graph, node))
+        places.append(found.setdefault(source, len(found)) if copied is None else ~copied)
+    return list(found), places
+
+
+def _unmoved(graph: AtenGraph, node: fx.Node) -> fx.Node:
+    """The first node whose elements a node has, in the same places of the same sizes."""
+
+    def sizes(x: fx.Node) -> list[object]:
+        return [graph.to_size(n) for n in x.meta["val"].shape]
+
+    found = here = node
+    while here.target in _IN_ORDER or here.target in _IF_ALL:
+        source: Any = here.args[here.target is aten.copy.default]
+        if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        if here.target in _IF_ALL and _without_ones(sizes(source)) != _without_ones(sizes(here)):
+            break
+        here = source
+        if sizes(here) == sizes(node):
+            found = here
+    return found
+
+
+def _without_ones(sizes: Sequence[object]) -> list[object]:
+    return [n for n in sizes if n != 1]
+
+
+# What keeps the order of elements; what does if it keeps their number.
+_IN_ORDER = {aten.clone.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims}
+_IF_ALL = {aten.copy.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
+
+
+class _Rewriter:
+    def __init__(
+        self,
+        graph: AtenGraph,
+        weights: Mapping[int, Tensor],
+        results: Sequence[fx.Node],
+        computed: Sequence[fx.Node],
+    ) -> None:
+        self.aten = graph
+        self.results = results
+        self.computed = computed
+        self.weights = weights
+        self.made = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.symbols: dict[str, Any] = {}
+        self.sizes: dict[Any, fx.Node] = {}
+
+    def run(self) -> fx.GraphModule:
+        attributes: dict[str, Any] = dict(self.aten.constants)
+        for node, spec in zip(self.aten.placeholders, self.aten.inputs, strict=True):
+            if spec.index in self.weights:
+                name = f"weight{spec.index}"
+                attributes[name] = self.weights[spec.index].detach()
+                self.copies[node] = self.made.get_attr(name)
+            else:
+                self.copies[node] = self.made.placeholder(node.name)
+        for node in self.computed:
+            self.copies[node] = self.made.placeholder(node.name)
+        self._name_symbols()
+        for node in self.aten.graph.nodes:
+            if node.op == "get_attr":
+                self.copies[node] = self.made.get_attr(str(node.target))
+            elif node.op == "call_function" and node not in self.computed:
+                self._call(node)
+        self.made.output(tuple(self.copies[node] for node in self.results))
+        self.made.eliminate_dead_code()
+        return fx.GraphModule(attributes, self.made, "Region")
+
+    def _name_symbols(self) -> None:
+        for name, source in self.aten.symbols.items():
+            node: Any = self.copies[self.aten.placeholders[source.index]]
+            if source.axis is not None:
+                node = self.made.call_function(aten.sym_size.int, (node, source.axis))
+            self.symbols[name] = _Number(self.made, node)
+
+    def _call(self, node: fx.Node) -> None:
+        args = self._short_shape(node)
+        args, kwargs = self._mapped(args), self._mapped(node.kwargs)
+        made = self.made.create_node("call_function", node.target, tuple(args), kwargs, node.name)
+        self.copies[node] = made
+
+    def _short_shape(self, node: fx.Node) -> Sequence[Any]:
+        """A call's arguments, with -1 in a shape wherever that says the same."""
+        if node.target not in (aten.view.default, aten.expand.default):
+            return node.args
+        source: Any = node.args[0]
+        shape: Any = node.args[1]
+        if node.target is aten.view.default:
+            open_ = [k for k, n in enumerate(shape) if not isinstance(n, int)]
+            if len(open_) == 1 and 0 not in shape:
+                shape = [-1 if k == open_[0] else n for k, n in enumerate(shape)]
+        else:
+            old: list[Any] = [self.aten.to_size(n) for n in source.meta["val"].shape]
+            old = [None] * (len(shape) - len(old)) + old
+            shape = [-1 if n == m and not isinstance(n, int) else n for n, m in zip(shape, old)]
+        return [source, shape, *node.args[2:]]
+
+    def _mapped(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self.copies[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self._mapped(item) for item in arg]
+        if isinstance(arg, dict):
+            return {name: self._mapped(item) for name, item in arg.items()}
+        if isinstance(arg, (int, float, str)) or arg is None or not hasattr(arg, "terms"):
+            return arg
+        return self._size(arg)
+
+    def _size(self, size: Any) -> fx.Node:
+        """The node that computes a symbolic size: sizes print as Python, which runs on nodes."""
+        if size not in self.sizes:
+            self.sizes[size] = eval(
+                str(size), {**self.symbols, "min": _least, "max": _greatest}
+            ).node
+        return self.sizes[size]
+
+
+class _Number:
+    """An integer of the graph: arithmetic with it adds nodes."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph, self.node = graph, node
+
+    def call(self, target: Any, *args: Any) -> _Number:
+        plain = tuple(arg.node if isinstance(arg, _Number) else arg for arg in args)
+        return _Number(self.graph, self.graph.call_function(target, plain))
+
+    def __add__(self, other: Any) -> _Number:
+        return self.call(operator.add, self, other)
+
+    def __sub__(self, other: Any) -> _Number:
+        return self.call(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> _Number:
+        return self.call(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> _Number:
+        return self.call(operator.mul, self, other)
+
+    def __neg__(self) -> _Number:
+        return self.call(operator.neg, self)
+
+    def __pow__(self, other: int) -> _Number:
+        return self if other == 1 else self.call(operator.mul, self, self ** (other - 1))
+
+    def __floordiv__(self, other: Any) -> _Number:
+        return self.call(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> _Number:
+        return self.call(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> _Number:
+        return self.call(operator.sub, self, self.call(operator.mul, self // other, other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _least(a: Any, b: Any) -> Any:
+    return _extreme(aten.minimum.default, a, b)
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    return _extreme(aten.maximum.default, a, b)
+
+
+def _extreme(target: Any, a: Any, b: Any) -> _Number:
+    number: _Number = a if isinstance(a, _Number) else b
+    return number.call(target, a, b)
+
+
+# ---------------------------------------------------------------------------- packed
+# Weights that a program unpacks from a few bits on each call, as GPTQ and AWQ do.
+#
+#     q = bitwise_and(bitwise_right_shift(qweight.expand(...), shifts), 15)
+#     y = x @ ((q - zeros) * scales).view(inputs, outputs)
+#
+# A matrix product is taken together with all that makes its weight out of parameters, its origin.
+# An engine that has compressed weights is given q, zeros and scales, as `Packed`, and never sees
+# how they were unpacked: that is computed once, by torch. How it is spelt does not matter, as long
+# as an integer of at most eight bits is shifted and scaled last.
+
+# More calls than any spelling needs.
+_MOST = 64
+
+# Which argument of a product is its weight, and along which axis of it sums run.
+_WEIGHTS: dict[Any, tuple[int, int]] = {
+    aten.mm.default: (1, 0),
+    aten.addmm.default: (2, 0),
+    aten.linear.default: (1, 1),
+}
+_SHIFTS = (
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
+_SAME_VALUES = (
+    aten.view.default,
+    aten.permute.default,
+    aten.clone.default,
+    aten._to_copy.default,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight (q - zero) * scale, in groups along the axis that a product sums over.
+
+    q      uint8, (outputs, groups, size of a group)
+    zero   uint8 or as `scale`, (outputs, groups, 1); None: nothing is subtracted
+    scale  of the weight's dtype, (outputs, groups, 1)
+    axis   of the weight, that the product sums over
+    """
+
+    q: Tensor
+    zero: Tensor | None
+    scale: Tensor
+    axis: int
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The calls that make one product's weight, in order; the last one gives it."""
+
+    head: fx.Node
+    calls: tuple[fx.Node, ...]
+
+    @property
+    def weight(self) -> fx.Node:
+        return self.calls[-1]
+
+    def packed(self, values: Mapping[fx.Node, Tensor]) -> Packed | Tensor:
+        """The weight from the values of placeholders and constants.
+
+        A Tensor, the weight itself, if neighbours along the axis share no scale.
+        """
+        found = dict(values)
+        with torch.no_grad():
+            for node in self.calls:
+                target: Any = node.target
+                found[node] = target(*fx.map_arg(node.args, found.__getitem__), **node.kwargs)
+            tail = _tail(self.weight)
+            assert tail is not None
+            return _grouped(tail, found, _WEIGHTS[self.head.target][1]) or found[self.weight]
+
+
+def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[Any], bool]) -> None:
+    """Mark what makes weights of products, so that it runs with them; each gets calls of its own.
+
+    examples   per input, as for `note_values`
+    refuses    operators that must not be among these calls
+    """
+    good = lasting(aten_graph, examples)
+    for origin in list(_origins(aten_graph.graph, set(good))):
+        if any(refuses(node.target) for node in (*origin.calls, origin.head)):
+            continue
+        _set_apart(aten_graph.graph, origin)
+
+
+def _set_apart(graph: fx.Graph, origin: Origin) -> None:
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(origin.head):
+        for node in origin.calls:
+            copies[node] = graph.node_copy(node, lambda x: copies.get(x, x))
+            copies[node].meta[HEAD] = origin.head
+    origin.head.replace_input_with(origin.weight, copies[origin.weight])
+    for node in reversed(origin.calls):
+        if not node.users:
+            graph.erase_node(node)
+
+
+def find_origins(graph: AtenGraph) -> list[Origin]:
+    """The origins that `gather` marked, in a part of its graph."""
+    marked = {node for node in graph.graph.nodes if HEAD in node.meta}
+    if not marked:
+        return []
+    return list(_origins(graph.graph, set(graph.placeholders), marked))
+
+
+def _origins(
+    graph: fx.Graph, inputs: set[fx.Node], among: set[fx.Node] | None = None
+) -> Iterator[Origin]:
+    """Products whose weight is unpacked from `inputs` and constants alone."""
+    for head in graph.nodes:
+        if head.op != "call_function" or head.target not in _WEIGHTS:
+            continue
+        weight = head.args[_WEIGHTS[head.target][0]]
+        if head.args.count(weight) != 1 or weight.op != "call_function":
+            continue
+        calls = _above(weight, inputs)
+        if calls is None or (among is not None and not among.issuperset(calls)):
+            continue
+        if _is_unpacked(weight) and _tail(weight) is not None:
+            yield Origin(head, tuple(calls))
+
+
+def _above(weight: fx.Node, inputs: set[fx.Node]) -> list[fx.Node] | None:
+    """All calls that a value depends on, in order; None if they need more than `inputs`."""
+    found: set[fx.Node] = set()
+    waiting = [weight]
+    while waiting:
+        node = waiting.pop()
+        if node in found or node in inputs or node.op == "get_attr":
+            continue
+        val = node.meta.get("val")
+        if not isinstance(node.target, OpOverload) or not isinstance(val, Tensor):
+            return None
+        is_open = any(not isinstance(n, int) for n in val.shape)
+        if is_open or not is_pure(node) or len(found) == _MOST:
+            return None
+        found.add(node)
+        waiting += node.all_input_nodes
+    return [node for node in weight.graph.nodes if node in found]
+
+
+# ------------------------------------------------------------------------------ values
+
+
+@dataclass(frozen=True, eq=False)
+class _Tail:
+    """The last calls of an origin: from q, the nodes through which it becomes the weight."""
+
+    q: fx.Node
+    steps: tuple[fx.Node, ...]
+
+
+def _tail(weight: fx.Node) -> _Tail | None:
+    steps: list[fx.Node] = []
+    node: Any = weight
+    wanted = [aten.sub.Tensor, aten.mul.Tensor]
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        bounds = None if node.meta["val"].is_floating_point() else interval(node)
+        is_scaled = aten.mul.Tensor not in wanted
+        is_small = bounds is not None and bounds[0] >= 0 and bounds[1] <= 255 and fits(node)
+        if is_scaled and is_small:
+            return _Tail(node, tuple(reversed(steps)))
+        if node.target in wanted and (is_scaled or node.target is aten.mul.Tensor):
+            del wanted[wanted.index(node.target) :]
+        elif node.target not in _SAME_VALUES:
+            return None
+        steps.append(node)
+        node = _source(node)
+    return None
+
+
+def _source(step: fx.Node) -> Any:
+    """The operand by which q comes in: of two factors, the one that is unpacked."""
+    first = step.args[0]
+    if step.target is aten.mul.Tensor and not _is_unpacked(first):
+        return step.args[1]
+    return first
+
+
+def _is_unpacked(x: Any) -> bool:
+    return isinstance(x, fx.Node) and (x.target in _SHIFTS or any(map(_is_unpacked, x.args)))
+
+
+def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Packed | None:
+    """The weight in the largest groups that share a scale; None if there are none."""
+    tables: list[Tensor] = [values[tail.q]]  # q, scale, zero
+    for step in tail.steps:
+        if step.target in (aten.mul.Tensor, aten.sub.Tensor):
+            (other,) = (x for x in step.args[:2] if x is not _source(step))
+            table = values[other] if isinstance(other, fx.Node) else torch.tensor(other)
+            at = len(tables) if step.target is aten.sub.Tensor else 1
+            tables.insert(at, table)
+            shape: Any = step.meta["val"].shape
+            tables = [x.expand(shape) for x in tables]
+        elif step.target is aten.view.default:
+            shape = step.args[1]
+            tables = [x.reshape(shape) for x in tables]
+        elif step.target is aten.permute.default:
+            order: Any = step.args[1]
+            tables = [x.permute(order) for x in tables]
+    size = _group_size([x.movedim(axis, 1) for x in tables[1:]])
+    weight = values[tail.steps[-1]]
+    *groups, wanted = (
+        x.movedim(axis, 1).reshape(weight.shape[1 - axis], -1, size) for x in (*tables, weight)
+    )
+    q, scale, *zeros = groups
+    zero = zeros[0][..., :1] if zeros else torch.zeros(1, dtype=torch.uint8)
+    if zero.is_floating_point() or int(zero.min()) < 0 or int(zero.max()) > 255:
+        zero = zero.to(weight.dtype)
+    else:
+        zero = zero.to(torch.uint8)
+    q, scale = q.to(torch.uint8), scale[..., :1].to(weight.dtype)
+    again = (q.to(weight.dtype) - zero.to(weight.dtype)) * scale
+    if size == 1 or not torch.allclose(again, wanted, rtol=1e-3, atol=0):
+        return None
+    return Packed(q, zero if zeros else None, scale, axis)
+
+
+def _group_size(tables: Sequence[Tensor]) -> int:
+    """How many neighbours along axis 1 have the same row in all tables."""
+    n = tables[0].shape[1]
+    size = n
+    for table in tables:
+        changes = (table[:, 1:] != table[:, :-1]).any(0).nonzero().flatten() + 1
+        for at in changes.tolist():
+            size = math.gcd(size, at)
+    return size
+
+
+# ---------------------------------------------------------------------------- openvino convert
+# Adapter to OpenVINO's PyTorch frontend: graphs become models. Tested with openvino 2026.4.1.
+#
+# Not public there: `openvino.frontend.pytorch.fx_decoder` and `ts_decoder` (since 2023.2).
+
+# A fixed size, or the bounds of one that calls may choose.
+Size = int | tuple[int, int]
+
+
+@functools.cache
+def _frontend() -> Any:
+    manager = importlib.import_module("openvino.frontend").FrontEndManager()
+    return manager.load_by_framework("pytorch")
+
+
+def convert_fx(gm: fx.GraphModule, inputs: Sequence[tuple[torch.dtype, Sequence[Size]]]) -> Any:
+    """The model of an fx graph of ATen operators. Attributes become constants, without copies.
+
+    raises   BackendError with what the frontend says
+    """
+    decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder")
+    shapes = [_shape(sizes) for _, sizes in inputs]
+    types = [dtype for dtype, _ in inputs]
+    return _convert(decoder.TorchFXPythonDecoder(gm, input_shapes=shapes, input_types=types))
+
+
+def convert_traced(script: Any, inputs: Sequence[tuple[torch.dtype, Sequence[Size]]]) -> Any:
+    """The model of a TorchScript module that torch.jit.trace made."""
+    decoder = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
+    model = _convert(decoder.TorchScriptPythonDecoder(script, skip_freeze=True))
+    for port, (dtype, sizes) in zip(model.inputs, inputs, strict=True):
+        port.get_node().set_element_type(element_of(dtype))
+        port.get_node().set_partial_shape(_shape(sizes))
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def fill(model: Any, weights: Sequence[Packed | Tensor]) -> None:
+    """Constants in place of a model's last inputs; packed ones as its plugins keep them packed."""
+    ops = importlib.import_module("openvino.opset13")
+    for parameter, weight in zip(model.get_parameters()[-len(weights) :], weights):
+        if isinstance(weight, Tensor):
+            value = _constant(weight)
+        else:
+            element = element_of(weight.scale.dtype)
+            value = ops.convert(_constant(weight.q), element)
+            if weight.zero is not None:
+                value = ops.subtract(value, ops.convert(_constant(weight.zero), element))
+            value = ops.multiply(value, _constant(weight.scale))
+            rows = ops.constant([weight.q.shape[0], -1], element_of(torch.int64))
+            value = ops.reshape(value, rows, special_zero=False)
+            if weight.axis == 0:
+                value = ops.transpose(value, ops.constant([1, 0], element_of(torch.int64)))
+        parameter.output(0).replace(value.output(0))
+        model.remove_parameter(parameter)
+
+
+def _constant(x: Tensor) -> Any:
+    """A constant of its own memory; bytes of four bits as such."""
+    ops = importlib.import_module("openvino.opset13")
+    x = x.detach().contiguous()
+    if x.dtype == torch.uint8 and x.numel() % 2 == 0 and int(x.max()) < 16:
+        pairs = x.view(-1, 2)
+        halves = (pairs[:, 0] | pairs[:, 1] << 4).numpy()
+        ov = bindings()
+        return ops.constant(ov.Tensor(halves, list(x.shape), ov.Type.u4), shared_memory=False)
+    return ops.constant(wrap(x), shared_memory=False)
+
+
+def _convert(decoder: Any) -> Any:
+    try:
+        frontend = _frontend()
+        return frontend.convert(frontend.load(decoder))
+    except Exception as error:
+        raise BackendError(f"it cannot be converted: {last_line(error)}\n{error}") from error
+
+
+def _shape(sizes: Sequence[Size]) -> Any:
+    ov = bindings()
+    return ov.PartialShape([n if isinstance(n, int) else ov.Dimension(*n) for n in sizes])

@@ -1,0 +1,200 @@
+"""One region in OpenVINO as it is called, and its models on disk: all that needs no graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.backends.openvino import api
+from fusee.backends.openvino.api import Executable
+from fusee.backends.openvino.options import OpenVINOOptions
+from fusee.backends.regions import Bound, Declined, Followed
+from fusee.backends.report import CompiledGraph
+from fusee.backends.resume import Ahead, Resuming, digest, find, name_of
+from fusee.errors import BackendError
+from fusee.runtime.cache import Sidecar
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """What calls of a region need besides its compiled model. Can be pickled.
+
+    graph      digest of the region's graph and constants
+    fixed      positions of the inputs that are constants of the model
+    bounds     what integer buffers among them were taken for
+    outputs    dtype and rank of each of the model's results
+    places     which of these each result of the region is, ~k for a copy of input k; None: it has
+               the same
+    prepare    source of `prepare(inputs)`: memory for the model's results, once a call's inputs are
+               looked at. It may name `check`, `empty`, `torch` and `Declined`
+    times      how often it is compiled for new values of its parameters before they become inputs;
+               None: they never do
+    """
+
+    graph: str
+    fixed: tuple[int, ...]
+    bounds: tuple[Bound, ...]
+    outputs: tuple[tuple[torch.dtype, int], ...]
+    places: tuple[int, ...] | None
+    prepare: str
+    times: int | None
+
+
+class Models:
+    """The compiled models of one function, on disk where the options say so."""
+
+    def __init__(self, options: OpenVINOOptions, name: str) -> None:
+        """name   of the backend"""
+        self.options, self.name = options, name
+        self.ahead = read_ahead(options)
+
+    @property
+    def identity(self) -> list[str]:
+        """What all of them depend on: versions, device, configuration."""
+        options = self.options
+        config = sorted((name, str(value)) for name, value in options.config.items())
+        device = api.identity(options.device)
+        return [self.name, device, torch.__version__, options.device, str(config)]
+
+    @property
+    def kept_for(self) -> list[str]:
+        """What a split graph depends on besides; nothing if none are kept."""
+        if self.ahead is None:
+            return []
+        options = self.options
+        ops = [sorted(map(str, x)) for x in (options.decompositions, options.disabled_ops)]
+        return [*self.identity, str(ops), str(options.aot_autograd)]
+
+    def key(self, spec: RegionSpec, weights: Mapping[int, Tensor]) -> str | None:
+        """By what the model with these weights is found; None if none are kept."""
+        if self.ahead is None:
+            return None
+        return digest([*self.identity, spec.graph, str(sorted(weights)), *weights.values()])
+
+    def find(self, key: str | None, spec: RegionSpec) -> Executable | None:
+        """The model on disk, if there is one that can be used."""
+        if self.ahead is None or key is None:
+            return None
+        try:
+            read = self.ahead.get(key)
+            if read is None:
+                return None
+            compiled, memory = read
+            found = Executable(compiled, spec.outputs, memory)
+        except BackendError as error:
+            self.ahead.blobs.refuse(key, error.what)
+            return None
+        self.ahead.note(key)
+        return found
+
+    def keep(self, key: str | None, executable: Executable) -> None:
+        """Write a model; where that cannot be, it is told."""
+        if self.ahead is None or key is None:
+            return
+        try:
+            self.ahead.blobs.write(key, executable.blob())
+            self.ahead.note(key)
+        except BackendError as error:
+            self.ahead.blobs.skip(f"{self.options.device}: {error.what}")
+
+
+def read_ahead(options: OpenVINOOptions) -> Ahead | None:
+    """Models on disk, which are being read from the first call on.
+
+    Not earlier: a process that only forks must have none, since OpenVINO's threads do not survive.
+    """
+    if not options.model_caching:
+        return None
+
+    def load(blob: Tensor) -> Any:
+        return api.import_blob(blob, options.device, options.config)
+
+    return find(options.cache_dir, options.device, options.config, load)
+
+
+class RegionCall:
+    """One compiled region. May be called from several threads."""
+
+    def __init__(
+        self,
+        spec: RegionSpec,
+        examples: tuple[Any, ...],
+        make: Callable[[Mapping[int, Tensor]], Executable],
+    ) -> None:
+        """examples   the first call's inputs; make   what runs the region with these constants"""
+        self.spec = spec
+        self.made = Followed(spec.fixed, spec.bounds, examples, make, spec.times)
+        names = {"check": _check, "empty": torch.empty, "torch": torch, "Declined": Declined}
+        exec(compile(spec.prepare, "<fusee region>", "exec"), names)
+        self.prepare: Any = names["prepare"]
+
+    def primitives(self) -> dict[str, int]:
+        """What OpenVINO executes: kinds of primitives, and how often each runs."""
+        return self.made.latest.executable.primitives()
+
+    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
+        made = self.made.current(inputs)
+        outputs: list[Tensor] = self.prepare(inputs)
+        taken = [x for k, x in enumerate(inputs) if k not in made.weights]
+        made.executable([x if isinstance(x, Tensor) else torch.tensor(x) for x in taken], outputs)
+        if self.spec.places is None:
+            return outputs
+        given_out: set[int] = set()
+        results = []
+        for k in self.spec.places:
+            if k < 0:
+                results.append(inputs[~k].detach().clone(memory_format=torch.contiguous_format))
+                continue
+            results.append(outputs[k].clone() if k in given_out else outputs[k])
+            given_out.add(k)
+        return results
+
+
+def _check(index: Tensor, low: int, size: int) -> None:
+    """raises  Declined if an index is out of range: our compiler raises what eager does"""
+    if index.numel():
+        least, greatest = torch.aminmax(index)
+        if least < low or greatest >= size:
+            raise Declined
+
+
+# ------------------------------------------------------------------------------ backends
+
+
+def begin(options: Mapping[str, object]) -> None:
+    """Read what the last process used."""
+    read_ahead(OpenVINOOptions.parse(options))
+
+
+def resume(
+    sidecar: Sidecar,
+    examples: Sequence[Any],
+    anew: Callable[[Sequence[Any]], Any],
+    options: Mapping[str, object],
+    name: str = "openvino",
+) -> CompiledGraph | None:
+    """What another process kept of a graph, as `Backend.resume`."""
+    parsed = OpenVINOOptions.parse(options)
+    models = Models(parsed, name)
+    if models.ahead is None:
+        return None
+
+    def make(spec: RegionSpec, weights: Mapping[int, Tensor]) -> Executable:
+        found = models.find(models.key(spec, weights), spec)
+        if found is None:
+            raise BackendError("there is no model of these weights on disk")
+        return found
+
+    def take_up(spec: RegionSpec, given: tuple[Any, ...]) -> RegionCall:
+        return RegionCall(spec, given, functools.partial(make, spec))
+
+    how = Resuming(parsed.name or name, name, parsed.device, take_up)
+    return how.resume(sidecar, name_of(models.kept_for, examples), examples, anew)
+
+
+resume_ts = functools.partial(resume, name="openvino_ts")

@@ -1,0 +1,540 @@
+"""Split graphs that another process compiled: called again without the graph.
+
+- What was kept is found by a name that says all it depends on: the capture, the engine's options,
+  the geometry of the inputs, torch's modes, our code.
+- It holds no graph. What it cannot serve, a changed weight or an error of the engine's, is served
+  by compiling the captured graph, as if nothing had been kept, from then on.
+- Parts run again then: those that are kept have no effects, and inputs are written after them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import pickle
+import re
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee import log
+from fusee.aten.graph import PartSource
+from fusee.backends.graph_cache import situation
+from fusee.backends.report import (
+    CompiledGraph,
+    ExternRow,
+    RegionRow,
+    Report,
+    UnclaimedRow,
+    remember,
+)
+from fusee.errors import CacheWarning, warn
+from fusee.runtime import jit
+from fusee.runtime.cache import Sidecar, code_salt
+
+# ---------------------------------------------------------------------------- resumed
+
+
+RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
+
+# The packages whose code decides how a graph is split and what its parts are.
+_DECIDED_BY = ("aten", "autodiff", "backends", "runtime", "sym")
+# Who listens to these wants to see the graph.
+_ARTEFACTS = ("graph", "aten", "host")
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class NotServed(Exception):
+    """What was kept cannot serve a call."""
+
+
+@dataclass(frozen=True)
+class ClaimedPart:
+    """An engine's part.
+
+    ops      how often each operator is in it
+    spec     what the engine makes its call of
+    inputs   which of the graph's inputs it takes; None for what is computed
+    """
+
+    name: str
+    ops: dict[str, int]
+    spec: Any
+    inputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class KeptSplit:
+    """A split graph without the graph.
+
+    body   source of the function that calls the parts
+    rows   `where`, `unclaimed`, `externs` and `notes` of its report
+    """
+
+    body: str
+    parts: tuple[ClaimedPart | PartSource, ...]
+    where: str | None
+    unclaimed: tuple[UnclaimedRow, ...]
+    externs: tuple[ExternRow, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, body: str, parts: Sequence[ClaimedPart | PartSource | None], report: Report
+    ) -> KeptSplit | None:
+        """None if a part is not there."""
+        known = tuple(part for part in parts if part is not None)
+        if len(known) < len(parts):
+            return None
+        rows = tuple(report.unclaimed), tuple(report.externs), tuple(report.notes)
+        return cls(body, known, report.where, *rows)
+
+    def entry(self, engine: Sequence[str], examples: Sequence[Any]) -> tuple[str, bytes] | None:
+        """Its name and content, for the folder of machine code, as trusted as pickles must be."""
+        name = name_of(engine, examples)
+        return None if name is None else (name, pickle.dumps(self, protocol=5))
+
+
+def name_of(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
+    """All that a split graph depends on, but for what was captured; None if that cannot be told.
+
+    engine   its versions and options; none: nothing is kept for it
+    """
+    if not engine or any(type(x) not in _PLAIN_TYPES for x in examples):
+        return None
+    return repr((list(engine), situation(examples), code_salt(*_DECIDED_BY)))
+
+
+def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Tensor, ...]]:
+    """The function that calls the parts."""
+    names: dict[str, Any] = {f"part{k}": call for k, call in enumerate(calls)}
+    names.update(row_major=_row_major, laid_out=_laid_out, no_grad=torch.no_grad)
+    exec(compile(source, "<fusee body>", "exec"), names)
+    body: Callable[..., tuple[Tensor, ...]] = names["body"]
+    return body
+
+
+def _row_major(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """A result with the strides that it has as a view of what is no result."""
+    if x.stride() == steps:
+        return x
+    held = x
+    for axis, step in enumerate(steps):
+        held = held if step else held.narrow(axis, 0, min(1, x.shape[axis]))
+    made = torch.empty_strided(held.shape, steps, dtype=x.dtype, device=x.device).copy_(held)
+    return made.expand(x.shape)
+
+
+# ------------------------------------------------------------------------------ resuming
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """How an engine calls what was kept for it.
+
+    label     what reports call the graph
+    engine    what its regions run in, on `device`
+    take_up   from the spec of a part and its first inputs, what runs it; raises anything
+    """
+
+    label: str
+    engine: str
+    device: str
+    take_up: Callable[[Any, tuple[Any, ...]], RegionCall]
+
+    def resume(
+        self,
+        sidecar: Sidecar,
+        name: str | None,
+        examples: Sequence[Any],
+        anew: Callable[[Sequence[Any]], Any],
+    ) -> CompiledGraph | None:
+        """The compiled graph that was kept under a name; None if none can be used.
+
+        examples   the first call's inputs
+        anew       compiles the captured graph, for these inputs
+        """
+        begin = time.perf_counter()
+        if name is None or any(map(log.wants, _ARTEFACTS)):
+            return None
+        data = sidecar.get(name)
+        if data is None:
+            return None
+        kept: KeptSplit = pickle.loads(data)
+        report = Report(self.label, kept.where)
+        report.unclaimed += kept.unclaimed
+        report.externs += kept.externs
+        report.notes += kept.notes
+        try:
+            calls = [
+                _Claimed(self, part, examples, report)
+                if isinstance(part, ClaimedPart)
+                else _starred(part.bind({}))
+                for part in kept.parts
+            ]
+        except NotServed as reason:
+            log.publish("cache", self.label, f"what was kept of it is of no use: {reason}")
+            return None
+        report.notes.append("another process split it: it was not traced")
+        report.stages_ms["resume"] = (time.perf_counter() - begin) * 1e3
+        remember(report)
+        return _Resumed(body_of(kept.body, calls), report, anew)
+
+
+def _starred(call: Callable[..., tuple[Any, ...]]) -> RegionCall:
+    return lambda inputs: call(*inputs)
+
+
+class _Claimed:
+    """A part in its engine."""
+
+    def __init__(
+        self, how: Resuming, part: ClaimedPart, examples: Sequence[Any], report: Report
+    ) -> None:
+        given = tuple(None if k is None else examples[k] for k in part.inputs)
+        try:
+            self.call = how.take_up(part.spec, given)
+        except Exception as error:  # the engine is another project's code
+            raise NotServed(str(error) or type(error).__name__) from error
+        primitives = getattr(self.call, "primitives", None)
+        self.row = RegionRow(part.name, how.engine, how.device, part.ops, primitives=primitives)
+        report.regions.append(self.row)
+
+    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
+        begin = time.perf_counter()
+        try:
+            results = self.call(inputs)
+        except Exception as error:  # the engine is another project's code
+            raise NotServed(str(error) or type(error).__name__) from error
+        self.row.calls += 1
+        self.row.seconds += time.perf_counter() - begin
+        return results
+
+
+class _Resumed(CompiledGraph):
+    """Served by what was kept as long as that can. May be called from several threads."""
+
+    __slots__ = ("anew", "lock")
+
+    def __init__(
+        self, body: Callable[..., Any], report: Report, anew: Callable[[Sequence[Any]], Any]
+    ) -> None:
+        super().__init__(body, report)
+        self.anew: Callable[[Sequence[Any]], Any] | None = anew
+        self.lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        try:
+            return super().__call__(*inputs)
+        except NotServed as reason:
+            log.publish("cache", self.report().name, f"compiled after all: {reason}")
+        with self.lock:
+            if self.anew is not None:
+                self.become(self.anew(inputs))
+                self.anew = None
+        return super().__call__(*inputs)
+
+
+# ---------------------------------------------------------------------------- blobs
+# Compiled models on disk, for engines that can export theirs: one file for each key.
+#
+# A file begins with a mark and a check of what follows, and is written in one step. What cannot be
+# read or written is told once for each folder, and nothing is lost but time.
+
+# Mark, check, length, key: 64 bytes, so that what follows is as aligned as the memory it is read
+# into.
+_HEADER = struct.Struct("<12s I Q 40s")
+_MARK = b"fusee blob 3"
+_PIECE = 1 << 23
+_DID = "compiled the model anew"
+_told: set[tuple[str, str]] = set()
+
+
+def digest(parts: Iterable[str | bytes | Tensor | None]) -> str:
+    """A name for texts and tensors, contents and geometry included.
+
+    Pieces are digested side by side; SHA-256, for which processors have instructions.
+    """
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        found = b"".join(pool.map(lambda piece: hashlib.sha256(piece).digest(), _pieces(parts)))
+    return hashlib.sha256(found).hexdigest()[:40]
+
+
+def _pieces(parts: Iterable[str | bytes | Tensor | None]) -> Iterator[bytes | memoryview]:
+    for part in parts:
+        if not isinstance(part, Tensor):
+            yield part if isinstance(part, bytes) else str(part).encode()
+            continue
+        x = part.detach()
+        yield f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode()
+        if x.numel():
+            content = x.contiguous().view(-1).view(torch.uint8).numpy().data
+            yield from (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
+
+
+class Blobs:
+    """The blobs in one folder, which is made when the first is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def size(self, key: str) -> int:
+        """Bytes of a blob's file, 0 if there is none."""
+        try:
+            return self._path(key).stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, key: str, tell: bool = True) -> Tensor | None:
+        """The blob's bytes, or None if there is none that is whole."""
+        path = self._path(key)
+        try:
+            with path.open("rb") as file:
+                header = file.read(_HEADER.size)
+                blob = torch.empty(os.fstat(file.fileno()).st_size - len(header), dtype=torch.uint8)
+                count = file.readinto(blob.numpy().data)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if tell:
+                self._tell("cannot be read", f"{error.strerror} ({path})")
+            return None
+        if count == blob.numel() and header == _header(key, blob.numpy().data):
+            return blob
+        if tell:
+            self.refuse(key, "it is truncated or not ours")
+        return None
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Say that a blob is of no use; it is written anew."""
+        self._tell("has a compiled model that cannot be used", f"{reason} ({self._path(key)})")
+
+    def skip(self, reason: str) -> None:
+        """Say that nothing can be kept."""
+        self._tell("is of no use", reason)
+
+    def write(self, key: str, blob: bytes, did: str = _DID) -> None:
+        """Keep a blob; a folder that cannot be written to is no error. did: what goes on then"""
+        temporary: str | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            with os.fdopen(file, "wb") as out:
+                out.write(_header(key, blob))
+                out.write(blob)
+            os.replace(temporary, self._path(key))
+        except OSError as error:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+            self._tell("cannot be written to", error.strerror or str(error), did)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.blob"
+
+    def _tell(self, what: str, reason: str, did: str = _DID) -> None:
+        if (str(self.folder), what) in _told:
+            return
+        _told.add((str(self.folder), what))
+        warn(
+            CacheWarning,
+            f"the model cache {self.folder} {what}: {reason}",
+            did=did,
+            remedy="cache_dir names another folder; model_caching=False does without one",
+        )
+
+
+def _header(key: str, blob: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MARK, zlib.crc32(blob), len(blob), key.encode())
+
+
+# ---------------------------------------------------------------------------- ahead
+# Compiled models read from disk before they are asked for, while Python traces a graph.
+#
+# A file of keys says what a program that started alike used last time, in that order. They are read
+# one after another in one of the threads that compile.
+#
+# - A model is found by its key alone, which holds the graph and its weights: a wrong guess costs
+#   time and is never used.
+# - What fails here is not told and leaves nothing: whoever asks for that key reads it again, and
+#   meets the same.
+# - Wrong guesses keep no memory: a key that was not expected drops what is left, and so does a
+#   minute. No more than a quarter of the free memory is filled.
+# - A fork waits for the model being read, and its child expects none; the end of a program waits
+#   for it, too, and no more are begun.
+
+# Seconds that a model waits for being asked for.
+_PATIENCE = 60
+# How many programs one folder remembers: arguments that are never twice the same must not fill it.
+_PROGRAMS = 100
+
+_all: dict[str, Ahead] = {}
+_finding = threading.Lock()
+# Models of a forked child's parent, never freed: OpenVINO would wait for threads that are gone.
+_inherited: list[dict[str, Future[Any]]] = []
+
+
+class Ahead:
+    """The compiled models of one folder, device and configuration. For use by several threads."""
+
+    def __init__(self, blobs: Blobs, index: str, load: Callable[[Tensor], Any]) -> None:
+        """index   key of the list of keys; load   a compiled model of a blob"""
+        self.blobs, self.index, self.load = blobs, index, load
+        self.lock = threading.Lock()
+        self.used: list[str] = []
+        text = blobs.read(index, tell=False)
+        self.expected = [] if text is None else _keys(text)
+        self.waiting = _that_fit(blobs, self.expected)
+        self.begun: dict[str, Future[Any]] = {}
+        if self.waiting:
+            self._begin()
+            timer = threading.Timer(_PATIENCE, self.drop)
+            timer.daemon = True
+            timer.start()
+
+    def get(self, key: str) -> Any:
+        """The model of a key, read now unless it was before; None if there is none.
+
+        raises   what `load` does
+        """
+        found = self._take(key)
+        if found is None:
+            blob = self.blobs.read(key)
+            found = None if blob is None else self.load(blob)
+        return found
+
+    def note(self, key: str) -> None:
+        """Remember that this program used a key, which is on disk."""
+        with self.lock:
+            if key not in self.used:
+                self.used.append(key)
+            if key not in self.expected:
+                self._remember()
+
+    def finish(self) -> None:
+        """Forget keys that the program used another time only."""
+        with self.lock:
+            if self.used and not set(self.expected) <= set(self.used):
+                self._remember()
+
+    def drop(self) -> None:
+        """Begin nothing more, and keep nothing that was not asked for."""
+        with self.lock:
+            self.waiting.clear()
+            self.begun.clear()
+
+    def _take(self, key: str) -> Any:
+        if key not in self.expected:
+            self.drop()
+        with self.lock:
+            if key in self.waiting:
+                self.waiting.remove(key)
+            future = self.begun.pop(key, None)
+        if future is None:
+            return None
+        if future.cancel():  # it waited for a thread: reading it here is faster
+            self._begin()
+            return None
+        return None if future.exception() is not None else future.result()
+
+    def _begin(self) -> None:
+        with self.lock:
+            if self.waiting:
+                key = self.waiting.pop(0)
+                self.begun[key] = jit.submit(self._read, key)
+
+    def _read(self, key: str) -> Any:
+        try:
+            blob = self.blobs.read(key, tell=False)
+            return None if blob is None else self.load(blob)
+        finally:
+            self._begin()  # refused when the program ends: then nobody asks
+
+    def _remember(self) -> None:
+        self.expected = list(self.used)
+        self.blobs.write(
+            self.index,
+            "\n".join(self.used).encode(),
+            did="went on; the next start will not read models ahead",
+        )
+        with contextlib.suppress(OSError):  # what cannot be cleared away stays
+            files = sorted(self.blobs.folder.glob("index-*"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-_PROGRAMS]:
+                path.unlink()
+
+
+def find(
+    folder: Path, device: str, config: Mapping[str, object], load: Callable[[Tensor], Any]
+) -> Ahead:
+    """The models of a folder for this program; the first time their reading begins."""
+    alike = repr((sys.argv, device, sorted((name, str(config[name])) for name in config)))
+    index = f"index-{hashlib.sha256(alike.encode()).hexdigest()[:34]}"
+    name = f"{folder} {index}"
+    with _finding:
+        if name not in _all:
+            _all[name] = Ahead(Blobs(folder), index, load)
+        return _all[name]
+
+
+def _keys(text: Tensor) -> list[str]:
+    found = re.findall(r"^[0-9a-f]{40}$", text.numpy().tobytes().decode("ascii", "replace"), re.M)
+    return list(dict.fromkeys(found))
+
+
+def _that_fit(blobs: Blobs, keys: list[str]) -> list[str]:
+    """The first keys whose models fit: each takes its blob's memory, and packs it in as much."""
+    left = _available_bytes() // 4
+    found = []
+    for key in keys:
+        left -= 2 * blobs.size(key)
+        if left < 0:
+            break
+        found.append(key)
+    return found
+
+
+def _available_bytes() -> int:
+    """Free memory and what the page cache would give back; 0 where this is not known."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.M)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _finish() -> None:
+    for models in list(_all.values()):
+        models.finish()
+
+
+def _in_child() -> None:
+    global _finding
+    _finding = threading.Lock()
+    for models in _all.values():
+        models.lock = threading.Lock()
+        _inherited.append(models.begun)
+        models.waiting, models.begun = [], {}
+    _all.clear()  # what a child uses says little of the next start
+
+
+atexit.register(_finish)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

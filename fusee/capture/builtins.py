@@ -1,0 +1,624 @@
+"""What stands in for C functions that take objects of any kind, or know torch's state.
+
+C code must not look into objects from outside on its own: it would read without guards.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import enum
+import functools
+import inspect
+import itertools
+import logging
+import operator
+import os
+import re
+import sys
+import types
+import typing
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fusee.capture import attributes
+from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
+from fusee.capture.frame import Line, is_scalar, variables
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import ABSENT
+from fusee.capture.inputs import Later
+from fusee.capture.iterators import Called
+from fusee.capture.numbers import Computed, Number, converted
+from fusee.capture.sources import Call, Held, is_trusted
+from fusee.capture.torch_api import (
+    FIXED_ANSWERS,
+    STATE_QUERIES,
+    STATE_SWITCHES,
+    FakeTensor,
+    enter_inference_mode,
+    is_deterministic,
+    set_deterministic,
+)
+
+# ---------------------------------------------------------------------------- stand ins
+
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Stand = Callable[[Capturing, Args, Kwargs], Any]
+
+SPECIAL: dict[Any, Stand] = {}
+# By id of the code that closures share: `(function, capturing, args, kwargs) -> result`.
+BY_CODE: dict[int, Callable[..., Any]] = {}
+# By the class of a function in C, likewise.
+BY_TYPE: dict[type, Callable[..., Any]] = {}
+_function: Any
+
+
+def special(function: Any) -> Stand | None:
+    """What stands in for a function, if something does."""
+    if type(function) is types.FunctionType:
+        of_code = BY_CODE.get(id(function.__code__))
+        if of_code is not None:
+            return functools.partial(of_code, function)
+    elif (of_type := BY_TYPE.get(type(function))) is not None:
+        return functools.partial(of_type, function)
+    try:
+        return SPECIAL.get(function)
+    except TypeError:  # not hashable: an instance with its own __eq__
+        return None
+
+
+def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
+    def register(stand: Stand) -> Stand:
+        SPECIAL.update(dict.fromkeys(functions, stand))
+        return stand
+
+    return register
+
+
+# ------------------------------------------------------------------------------ about objects
+
+
+@stands_for(isinstance)
+def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    obj, kinds = args
+    if isinstance(obj, Computed):
+        return issubclass(obj.kind, kinds)
+    if isinstance(kinds, tuple):
+        return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
+    own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
+    meta = type(kinds)
+    if not isinstance(kinds, type) or (meta is not type and kinds is not own):
+        custom = attributes.class_lookup(m, meta, "__instancecheck__")
+        if isinstance(custom, types.FunctionType) and not _is_abc(custom):
+            return m.truth(m.call(custom, (kinds, obj), {}))
+    if not isinstance(obj, FakeTensor):
+        return isinstance(obj, kinds)
+    return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
+
+
+def _is_abc(function: types.FunctionType) -> bool:
+    return function.__module__ in ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
+
+
+@stands_for(getattr)
+def _getattr(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    obj, name, *default = args
+    try:
+        return m.attribute(obj, name)
+    except AttributeError:
+        if not default:
+            raise
+        return default[0]
+
+
+@stands_for(hasattr)
+def _hasattr(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    try:
+        m.attribute(*args)
+    except AttributeError:
+        return False
+    return True
+
+
+@stands_for(type)
+def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1:
+        (obj,) = args
+        if isinstance(obj, FakeTensor):
+            return m.attribute(obj, "__class__")
+        return m.kind_of(obj)
+    refuse_hooks(*args)
+    made = type(*args, **kwargs)
+    m.made_classes.add(made)
+    return made
+
+
+def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> None:
+    """End the graph before a class whose making runs code of the program's within `type`."""
+    metas = {meta, *map(type, bases)}
+    hooks = [
+        (x, hook) for x in metas for hook in ("__call__", "__new__", "__init__", "__prepare__")
+    ]
+    hooks += [(base, "__init_subclass__") for base in bases]
+    hooks += [(type(item), "__set_name__") for item in namespace.values()]
+    for owner, hook in hooks:
+        found = getattr(owner, hook, None)
+        found = getattr(found, "__func__", found)
+        if isinstance(found, types.FunctionType) and not is_trusted(found.__module__):
+            raise GraphBreak(f"making the class {name} calls {found.__qualname__}")
+
+
+@stands_for(id)
+def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    (obj,) = args
+    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module))
+    is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
+    if m.is_outside(obj) and not is_fixed and not is_memo:
+        raise GraphBreak("id() of an object from outside differs from call to call")
+    m.world.passing.append("an address")
+    return id(obj)
+
+
+@stands_for(sys.exc_info)
+def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
+    error = _handled(m)
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+def _handled(m: Capturing) -> BaseException | None:
+    if m.handled is None:
+        if sys.exception() is not None:
+            raise GraphBreak("whoever calls the compiled function is handling an exception")
+        outer = Held(sys.exception, "the exception that is handled")
+        m.world.fact("equals", Call(outer, operator.call, ""), None)
+    return m.handled
+
+
+@stands_for(hash)
+def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    if (found := attributes.ask(m, *args, "__hash__")) is not ABSENT:
+        return found  # type: ignore[no-any-return]
+    m.look(args, COMPARED)
+    if getattr(type(args[0]), "__hash__", None) is object.__hash__:
+        _id(m, args, kwargs)  # which it is made of
+    m.world.passing.append("a hash")
+    return hash(*args)
+
+
+@stands_for(vars)
+def _vars(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        raise GraphBreak("vars() without an argument")
+    return m.attribute(args[0], "__dict__")
+
+
+def breaking(reason: str, remedy: str = "") -> Stand:
+    """What ends the graph in place of a function."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        raise GraphBreak(reason, remedy)
+
+    return stand
+
+
+SPECIAL[print] = breaking(
+    "print() shows what is known only when the graph has run", "remove the print"
+)
+stands_for(eval, exec, compile, open, input, breakpoint, __import__, dir)(
+    breaking("a builtin that reaches beyond its arguments")
+)
+
+
+@stands_for(globals)
+def _globals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    names = m.frames[-1].globals
+    module = names.get("__name__", "")
+    m.world.mirror_of_globals(names, module)
+    return m.world.hold(names, module)
+
+
+@stands_for(locals)
+def _locals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if m.frames[-1].code.co_freevars:
+        raise GraphBreak("locals() with variables of a function around")
+    return variables(m)
+
+
+def _natively(function: Any) -> Stand:
+    reads = function in (range, itertools.count, itertools.repeat)
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        m.look(args if reads else (), AS_NUMBERS)
+        return function(*args, **kwargs)
+
+    return stand
+
+
+for _function in (
+    itertools.repeat, itertools.count, range, slice, object, property, staticmethod, classmethod,
+    types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
+    functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
+    torch.profiler.record_function, *STATE_QUERIES,
+):  # fmt: skip
+    SPECIAL[_function] = _natively(_function)
+
+
+def _is_deterministic(function: Any) -> Stand:
+    place = Call(Held(function, f"{function.__name__}()"), operator.call, "")
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+        found = bool(function())
+        if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
+            return found  # the program itself has set it
+        return bool(m.world.load(found, place))
+
+    return stand
+
+
+for _function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
+    SPECIAL[_function] = _is_deterministic(_function)
+
+
+@stands_for(torch.cuda.is_available)
+def _has_gpu(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    found = torch.cuda.is_available()
+    m.world.recorder.answers.append((torch.cuda.is_available, (), {}, found))
+    return found
+
+
+# ------------------------------------------------------------------------------ operators
+
+# What is an operation of the machine's, or of attributes.py's, on the same operands.
+_SAME: dict[Any, Callable[..., Any]] = {
+    setattr: lambda m, *args: m.store_attribute(*args),
+    delattr: lambda m, *args: m.delete_attribute(*args),
+    object.__setattr__: attributes.store_plainly,
+    object.__getattribute__: attributes.of_instance,
+    operator.getitem: lambda m, *args: m.subscript(*args),
+    operator.setitem: lambda m, *args: m.store_subscript(*args),
+    operator.is_: lambda m, *args: m.identical(*args),
+    operator.is_not: lambda m, *args: not m.identical(*args),
+    bool: lambda m, x=False: m.truth(x),
+    operator.truth: lambda m, x: m.truth(x),
+    super: attributes.super_of,
+    sys.exception: _handled,
+    typing.cast: lambda m, kind, x: x,
+    vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (
+        function if obj is None else types.MethodType(function, obj)
+    ),
+    torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
+    torch.compiler.is_compiling: lambda m: _is_compiling(m),
+    torch.compiler.is_dynamo_compiling: lambda m: _is_compiling(m),
+    # a graph has no parts to name
+    torch.profiler.record_function.__enter__: lambda m, manager: manager,
+    torch.profiler.record_function.__exit__: lambda m, *args: None,
+}
+
+
+def _is_compiling(m: Capturing) -> bool:
+    m.asks_compiling = True
+    return m.is_compiling
+
+
+def _with_operands(function: Callable[..., Any]) -> Stand:
+    return lambda m, args, kwargs: function(m, *args, **kwargs)
+
+
+SPECIAL.update((function, _with_operands(stand)) for function, stand in _SAME.items())
+
+
+def _as_text(conversion: str) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> str:
+        if len(args) != 1 or kwargs:
+            m.look(args)
+            return str(*args, **kwargs)
+        return m.format(args[0], conversion, None)
+
+    return stand
+
+
+@stands_for(os.fspath)
+def _fspath(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    found = attributes.ask(m, args[0], "__fspath__")
+    return os.fspath(args[0]) if found is ABSENT else found
+
+
+SPECIAL[str], SPECIAL[repr] = _as_text("s"), _as_text("r")
+
+
+def _to_number(kind: Any, method: str) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if args and attributes.python_method(m, args[0], method) is not None:
+            return m.call(m.special(args[0], method), (), {})
+        if args and isinstance(args[0], FakeTensor):
+            return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
+        if args and type(args[0]) is Number:
+            return converted(args[0], kind)
+        m.look(args, AS_NUMBERS)
+        return kind(*args, **kwargs)
+
+    return stand
+
+
+# a FakeTensor's own asks for each element
+SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
+SPECIAL[int], SPECIAL[float] = _to_number(int, "__int__"), _to_number(float, "__float__")
+
+
+# ------------------------------------------------------------------------------ torch's state
+
+
+def _switching(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        m.world.recorder.graph.call_function(function, args)
+        return function(*args)
+
+    return stand
+
+
+def _always(value: Any) -> Stand:
+    return lambda m, args, kwargs: value
+
+
+SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.items())
+SPECIAL.update((function, _switching(function)) for function in STATE_SWITCHES)
+
+
+@stands_for(set_deterministic)
+def _set_deterministic(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if not m.world.recorder.is_main:
+        raise GraphBreak("whether algorithms are deterministic is switched in a function of a call")
+    # as it was is what the graph ends with
+    for function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
+        m.call(function, (), {})
+    m.world.recorder.graph.call_function(set_deterministic, args, kwargs)
+    set_deterministic(*args, **kwargs)
+
+
+# Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not
+# at all: its piece enters the mode around the graph. While it is captured the mode is really on.
+_mode: Any = torch.inference_mode
+
+
+@stands_for(_mode.__enter__)
+def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    (manager,) = args
+    m.inference.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
+
+
+@stands_for(_mode.__exit__)
+def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if not m.inference or m.inference[-1][0] is not args[0]:
+        raise GraphBreak("inference mode, which began before this graph, ends here")
+    _, context = m.inference.pop()
+    context.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def left(m: Capturing) -> Iterator[None]:
+    """Leaves, at the end, what the program entered, and lets no more of it run."""
+    try:
+        yield
+    finally:
+        m.is_over = True
+        while m.inference:
+            m.inference.pop()[1].__exit__(None, None, None)
+
+
+# ---------------------------------------------------------------------------- library
+# What stands in for functions of Python's library: re, warnings, logging, frames, weakref, and what
+# changes a class.
+#
+# Warnings and records of a log come after the graph, from the program's own lines, as long as no
+# code of the program's gets them: a handler, a filter or a stream of its own ends the graph.
+
+# ------------------------------------------------------------------------------ re
+
+
+def _on_text(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) > 1 and isinstance(args[1], types.FunctionType):
+            args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
+        if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
+            raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
+        return function(*args, **kwargs)
+
+    return stand
+
+
+for _function in (
+    re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
+    re.compile, re.escape,
+):  # fmt: skip
+    SPECIAL[_function] = _on_text(_function)
+
+# ------------------------------------------------------------------------------ classes
+
+
+def _of_made_class(function: Any) -> Stand:
+    """What only changes a class: one that the program made is real, others are not changed."""
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not args or args[0] not in m.made_classes:
+            raise GraphBreak(f"{function.__qualname__}() of a class from outside")
+        made = function(*args, **kwargs)
+        m.made_classes.add(made)
+        return made
+
+    return stand
+
+
+_process_class: Any = vars(dataclasses)["_process_class"]
+for _function in (_process_class, functools.total_ordering, typing.runtime_checkable, enum.unique):
+    SPECIAL[_function] = _of_made_class(_function)
+
+
+@stands_for(collections.namedtuple)
+def _namedtuple(m: Capturing, args: Args, kwargs: Kwargs) -> type:
+    kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
+    make: Any = collections.namedtuple
+    made: type = make(*args, **kwargs)
+    m.made_classes.add(made)
+    return made
+
+
+# ------------------------------------------------------------------------------ weakref
+
+
+@stands_for(weakref.ref)
+def _reference(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """A weak reference is real: on the machine objects live as long as they do in Python."""
+    obj, *callback = args
+    if any(x is not None for x in callback):
+        raise GraphBreak("a weak reference that tells the program when its object is gone")
+    if isinstance(obj, (FakeTensor, Computed)) or type(obj) is types.GeneratorType:
+        raise GraphBreak(f"a weak reference to a {m.kind_of(obj).__name__} of the graph")
+    return weakref.ref(obj, **kwargs)
+
+
+# ------------------------------------------------------------------------------ frames
+
+
+class _Unknown:
+    """An attribute of a frame that only Python knows."""
+
+    def __get__(self, frame: Any, kind: Any = None) -> Any:
+        raise GraphBreak("the variables of a frame, or who called the compiled function")
+
+
+class _Standing(types.SimpleNamespace):
+    """What sys._getframe gives: of a frame on the machine what a program asks it for."""
+
+    f_back = f_locals = f_lasti = f_trace = f_builtins = _Unknown()
+
+
+@stands_for(sys._getframe)
+def _getframe(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    (depth,) = args or (0,)
+    if depth >= len(m.frames):
+        raise GraphBreak("the frame of whoever called the compiled function")
+    f = m.frames[-1 - depth]
+    names, module = f.globals, f.globals.get("__name__", "")
+    m.world.mirror_of_globals(names, module)
+    found = _Standing(f_code=f.code, f_lineno=f.instruction.line)
+    found.f_globals = m.world.hold(names, module)
+    if depth + 1 < len(m.frames):
+        found.__dict__["f_back"] = _getframe(m, (depth + 1,), {})
+    return found
+
+
+_module_name: Any = getattr(sys, "_getframemodulename", _getframe)  # from 3.12 on
+SPECIAL[_module_name] = lambda m, args, kwargs: _getframe(m, args, kwargs).f_globals["__name__"]
+
+# ------------------------------------------------------------------------------ what is said
+
+
+def say_later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
+    """Call a function after the graph, from the lines that the program is at."""
+    for x in (*args, *kwargs.values()):
+        origin = m.world.origin(x)
+        if isinstance(x, logging.Logger) and origin is not None:
+            m.world.fact("is", origin, x)
+        elif not is_scalar(x) and not isinstance(x, type):
+            raise GraphBreak("what is said of an object may be another thing after the graph")
+    m.world.later.append(Later(function, args, kwargs, [Line.of(f) for f in m.frames]))
+
+
+_warnings: Any = warnings
+_SEEN = "code of the program's takes what is said, and may tell others"
+
+
+def _sink() -> Any:
+    """The list that warnings are appended to; else whether code of the program's gets them."""
+    show = _warnings._showwarnmsg_impl
+    if warnings.showwarning is not _warnings._showwarning_orig:
+        return True
+    if isinstance(show, types.BuiltinFunctionType):
+        return show.__self__ if type(show.__self__) is list else True
+    return show.__module__ != "warnings" or not _is_in_c(sys.stderr)
+
+
+def _is_in_c(stream: Any) -> bool:
+    return stream is None or isinstance(stream.write, types.BuiltinFunctionType)
+
+
+_SINK = Call(Held(_sink, "what warnings go to"), operator.call, "")
+
+
+@stands_for(warnings.warn)
+def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+    if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
+        raise GraphBreak("a warning that names the line of whoever called the compiled function")
+    if m.world.is_changed_inside(warnings) or m.world.said_to(_sink(), _SINK):
+        raise GraphBreak(_SEEN)
+    say_later(m, warnings.warn, args, kwargs)
+
+
+def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+        logger, *said = args if is_method else (m.world.hold(logging.root, "root logger"), *args)
+        at = said[0] if level is None else level
+        origin = m.world.origin(logger)
+        if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
+            raise GraphBreak("logging with what is known only as the program runs")
+        if m.world.is_changed_inside(*_asked(logger)):
+            raise GraphBreak("logging, of which the program has changed something before")
+        asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
+        seen_by = m.world.load(_who_sees(at, logger), asked)
+        if seen_by == "the program":
+            raise GraphBreak(_SEEN)
+        if seen_by:
+            say_later(m, function, args, kwargs)
+
+    return stand
+
+
+def _asked(logger: logging.Logger) -> list[Any]:
+    """The loggers, their lists and the handlers that decide about a record."""
+    found: list[Any] = [logger.manager]
+    at: logging.Logger | None = logger
+    while at is not None:
+        found += [at, at.handlers, *at.handlers]
+        at = at.parent if at.propagate else None
+    return found
+
+
+_FILES = ("FileHandler", "RotatingFileHandler", "TimedRotatingFileHandler")
+
+
+def _who_sees(level: int, logger: logging.Logger) -> str:
+    """Who gets to know of a record: nobody (""), "others", or "the program"."""
+    if not logger.isEnabledFor(level):
+        return ""
+    handlers = [x for x in _asked(logger) if isinstance(x, logging.Handler)]
+    is_plain = type(logger) in (logging.Logger, logging.RootLogger) and not logger.filters
+    is_plain &= logging.getLogRecordFactory() is logging.LogRecord
+    return "others" if is_plain and all(map(_is_stock, handlers)) else "the program"
+
+
+def _is_stock(handler: Any) -> bool:
+    """Whether a handler only writes text to a stream in C."""
+    kind = type(handler)
+    is_known = kind in (logging.NullHandler, logging.StreamHandler) or (
+        kind.__module__ in ("logging", "logging.handlers") and kind.__name__ in _FILES
+    )
+    formats = type(handler.formatter) in (type(None), logging.Formatter)
+    is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
+    return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
+
+
+for _name, _level in (
+    ("debug", 10), ("info", 20), ("warning", 30), ("warn", 30), ("error", 40), ("critical", 50),
+    ("log", None),
+):  # fmt: skip
+    SPECIAL[getattr(logging.Logger, _name)] = _logs(getattr(logging.Logger, _name), _level, True)
+    SPECIAL[getattr(logging, _name)] = _logs(getattr(logging, _name), _level, False)

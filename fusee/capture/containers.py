@@ -1,0 +1,268 @@
+"""What stands in for C functions that iterate, collect and sort: each step is the machine's.
+
+C code that went through an iterable on its own would read what is outside without guards, and run
+Python code of the program out of the machine's sight.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from fusee.capture import attributes
+from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
+from fusee.capture.builtins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.frame import CONTAINERS, is_scalar
+from fusee.capture.guards import ABSENT
+from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
+from fusee.capture.torch_api import FakeTensor
+
+# ---------------------------------------------------------------------------- iteration
+
+
+_function: Any
+
+
+@stands_for(len)
+def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    (x,) = args
+    if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
+        return int(found)
+    if isinstance(x, CONTAINERS):
+        return m.length(x)
+    m.look(args)
+    return len(x)
+
+
+SPECIAL[iter] = lambda m, args, kwargs: m.iterate(*args) if len(args) == 1 else iter(*args)
+
+
+@stands_for(next)
+def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    iterator, *default = args
+    try:
+        return m.next(iterator)
+    except StopIteration:
+        if not default:
+            raise
+        return default[0]
+
+
+def _iterable(m: Capturing, x: Any) -> Any:
+    """An iterable that C code may go through."""
+    if isinstance(x, FakeTensor) or m.is_generator(x):
+        return x
+    iterator = m.iterate(x)
+    if m.is_outside(iterator) and is_finite_iterator(iterator):
+        return m.world.opened(iterator)
+    is_python = attributes.python_method(m, iterator, "__next__") is not None
+    return Stepping(m, iterator) if is_python else iterator
+
+
+def _collecting(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if not args:
+            return function(**kwargs)
+        if function in (any, all):
+            return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
+        first = m.items(args[0])
+        if function is sum:
+            start = kwargs.get("start", args[1] if len(args) > 1 else 0)
+            return functools.reduce(functools.partial(m.binary, 0), first, start)
+        if function not in (list, tuple, collections.deque):
+            m.hashed(first)
+        return function(first, *args[1:], **kwargs)
+
+    return stand
+
+
+for _function in (
+    list, tuple, set, frozenset, sum, any, all, collections.deque, dict.fromkeys,
+    collections.OrderedDict.fromkeys, collections.defaultdict.fromkeys,
+):  # fmt: skip
+    SPECIAL[_function] = _collecting(_function)
+
+
+@stands_for(tuple.__new__)
+def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    cls, *items = args
+    return tuple.__new__(cls, *(m.items(x) for x in items), **kwargs)
+
+
+def _lazily(function: Any) -> Stand:
+    is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
+
+    def given(m: Capturing, x: Any) -> Any:
+        if is_scalar(x) and not isinstance(x, (str, bytes, range)):
+            return Called(m, x, is_test) if is_test else x
+        is_function = callable(x) and not hasattr(type(x), "__iter__")
+        return Called(m, x, is_test) if is_function else _iterable(m, x)
+
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
+            args = (*args, operator.add)
+        kwargs = {k: given(m, x) if k in ("func", "key") else x for k, x in kwargs.items()}
+        return function(*(given(m, x) for x in args), **kwargs)
+
+    return stand
+
+
+for _function in (
+    zip, map, filter, itertools.chain, itertools.product, itertools.accumulate, itertools.groupby,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap,
+    itertools.compress, itertools.cycle, itertools.pairwise, itertools.zip_longest,
+    itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+):  # fmt: skip
+    SPECIAL[_function] = _lazily(_function)
+
+
+SPECIAL[itertools.chain.from_iterable] = lambda m, args, kwargs: itertools.chain.from_iterable(
+    _iterable(m, x) for x in m.items(args[0])
+)
+SPECIAL[enumerate] = lambda m, args, kwargs: enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
+
+
+@stands_for(itertools.islice)
+def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.look(args[1:], AS_NUMBERS)
+    return itertools.islice(_iterable(m, args[0]), *args[1:])
+
+
+@stands_for(functools.reduce)
+def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    function, iterable, *start = args
+    return functools.reduce(lambda a, b: m.call(function, (a, b), {}), m.items(iterable), *start)
+
+
+@stands_for(reversed)
+def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if (found := attributes.ask(m, args[0], "__reversed__")) is not ABSENT:
+        return found
+    is_python = attributes.python_method(m, args[0], "__getitem__") is not None
+    if is_python and not hasattr(type(args[0]), "__reversed__"):
+        return reversed(Indexed(m, args[0]))
+    m.look(args)
+    return reversed(m.plain(args[0]))
+
+
+class _Key:
+    """A value that C code sorts by comparing on the machine."""
+
+    __slots__ = ("m", "value")
+
+    def __init__(self, m: Capturing, value: Any) -> None:
+        self.m = m
+        self.value = value
+
+    def __lt__(self, other: _Key) -> bool:
+        return self.m.truth(self.m.compare("<", self.value, other.value))
+
+    def __gt__(self, other: _Key) -> bool:
+        return self.m.truth(self.m.compare(">", self.value, other.value))
+
+
+def sort_key(m: Capturing, key: Any) -> Callable[[Any], Any]:
+    """A key by which C code sorts as the program would."""
+    return lambda x: _Key(m, x if key is None else m.call(key, (x,), {}))
+
+
+@stands_for(sorted)
+def _sorted(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
+    reverse = m.truth(kwargs.get("reverse", False))
+    return sorted(m.items(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
+
+
+def _extreme(function: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        items = m.items(args[0]) if len(args) == 1 else list(args)
+        if not items and "default" in kwargs:
+            return kwargs["default"]
+        return function(items, key=sort_key(m, kwargs.get("key")))
+
+    return stand
+
+
+SPECIAL[min], SPECIAL[max] = _extreme(min), _extreme(max)
+
+
+def _mapping(kind: Any) -> Stand:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        made = kind()
+        if args:
+            is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
+            pairs = m.mapping(args[0]) if is_mapping else map(m.items, m.items(args[0]))
+            made.update(pairs)
+        made.update(kwargs)
+        m.hashed(made)
+        return made
+
+    return stand
+
+
+SPECIAL[dict] = _mapping(dict)
+SPECIAL[collections.OrderedDict] = _mapping(collections.OrderedDict)
+
+
+@stands_for(collections.defaultdict)
+def _defaultdict(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return collections.defaultdict(*args[:1], *(m.mapping(x) for x in args[1:]), **kwargs)
+
+
+_count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
+
+
+@stands_for(_count_elements)
+def _count(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    counts, iterable = args
+    for x in m.items(iterable):
+        before = m.call(m.attribute(counts, "get"), (x, 0), {})
+        m.store_subscript(counts, x, m.binary(0, before, 1))
+
+
+# ---------------------------------------------------------------------------- dicts
+# What dicts give: items, and what `__missing__` makes of keys that are not there.
+#
+# C code would run the `__missing__` of a class, or the factory of a defaultdict, out of the
+# machine's sight.
+
+
+def item(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
+    """What `dict.__getitem__` does."""
+    found = _there(m, container, key)
+    if found is ABSENT:
+        found = ask(m, container, "__missing__", key)
+    if found is ABSENT and isinstance(container, collections.defaultdict):
+        return _made(m, container, key)
+    if found is ABSENT:
+        raise KeyError(key)
+    return found
+
+
+def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
+    if not m.is_outside(container):
+        m.look((key,), COMPARED + AS_NUMBERS)
+        return dict.get(container, m.plain(key), ABSENT)
+    mirror = m.world.mirror(container)
+    if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
+        return attributes.item_by_tensor(m, mirror, key)
+    if not is_scalar(key) and mirror.copy is None:
+        m.world.whole(container)
+    return m.world.get(mirror, key)
+
+
+def _made(m: Capturing, container: Any, key: Any) -> Any:
+    """What `defaultdict.__missing__` does."""
+    factory = m.world.slot(container, "default_factory")
+    if factory is None:
+        raise KeyError(key)
+    value = m.call(factory, (), {})
+    m.store_subscript(container, key, value)
+    return value
+
+
+# Methods in C that are these.
+METHODS = {"__getitem__": item, "__missing__": _made}

@@ -1,0 +1,725 @@
+"""Compiled functions: their entries, and how a call goes from piece to piece.
+
+A function has a Site for its beginning and one for each place at which a graph ended. A Site has
+entries, each good for calls that pass its check. Between two pieces the one instruction that no
+graph could hold runs in Python, on real values; functions of the user's that it calls are
+compiled too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+import os
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusee import log
+from fusee.capture.between import Between, around
+from fusee.capture.bytecode import first_line, parameters, program
+from fusee.capture.captured import FEW, Captured, Index, Keeper, Place
+from fusee.capture.frame import UNBOUND, Frame, raise_at
+from fusee.capture.graph_break import GraphFailed, Unready
+from fusee.capture.guards import Fact, Guard, describe, is_one_more
+from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
+from fusee.capture.sources import is_trusted
+from fusee.capture.torch_api import (
+    AROUND_FORWARD,
+    DYNAMO,
+    dynamo_stance,
+    dynamo_switch,
+    skip_frame,
+    unseen_by_hooks,
+    without_dynamo,
+)
+from fusee.errors import GraphBreakError, RecompileError, source_line
+
+# ---------------------------------------------------------------------------- entrances
+# How calls come in: functions with the signature of what is compiled, written as source.
+
+
+def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
+    """For a CompiledFunction: one with its signature; and one that calls the function by Python.
+
+    Python itself binds the arguments, with the function's own defaults and messages.
+    """
+    function, code = owner.function, owner.function.__code__
+    names = parameters(code)
+    text = _source(function, names)
+    held: dict[str, Any] = {
+        "code": code,
+        "dynamo": DYNAMO,
+        "entries": owner.start.entries,
+        "site": owner.start,
+        "failed": GraphFailed,
+        "finish": without_dynamo(owner.finish),
+        "is_dynamo": torch.compiler.is_dynamo_compiling,
+        "is_other_stance": dynamo_stance,
+        "miss": without_dynamo(owner.miss),
+        "modules": sys.modules,
+        "policy": owner.policy,
+        "call_given": functools.partial(_call_given, code),
+        "renew": owner.renew,
+        "unset": UNBOUND,
+        "function": function,
+    }
+    # names of ours have more underscores than any of the program's
+    mark = "_" * (1 + max((len(n) - len(n.lstrip("_")) for n in names), default=0))
+    space = {mark + name: x for name, x in held.items()}
+    exec(
+        compile(text.replace("§", mark), f"<entrance of {function.__qualname__}>", "exec"),
+        space,
+    )
+    call: types.FunctionType = space["call"]
+    functools.update_wrapper(call, function)
+    skip_frame(call.__code__)
+    call.__dict__.update({ORIGINAL: function, WRAPPER: id(call)})
+    return call, space["native"]
+
+
+def _source(function: types.FunctionType, names: Sequence[str]) -> str:
+    """Both functions, with § before names of ours."""
+    listed = ", ".join(names)
+    signature, passed = _signature(function)
+    values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    fill = _fill(function)
+    filled = _filled(fill, values)
+    return (
+        f"def call({signature}):\n"
+        f"    if §is_dynamo():\n"  # for TorchDynamo, which inlines this, it is True
+        f"{fill}"
+        f"        return §function({passed})\n"
+        f"    if §function.__code__ is not §code:\n"
+        f"        return §call_given(§renew(), {values})\n"
+        f"{filled}"
+        f"    if §policy.is_unusual or §dynamo in §modules and §is_other_stance():\n"
+        f"        return §miss({values})\n"
+        f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
+        f"        if §e.check({listed}):\n"
+        f"            if §e.run is None:\n"
+        f"                return §function({passed})\n"
+        f"            try:\n"
+        f"                if §e.captured.stop is None:\n"
+        f"                    return §e.run({listed})\n"
+        f"                §r = §e.run({listed})\n"
+        f"            except §failed:\n"
+        f"                break\n"
+        f"            return §finish(§e, §r)\n"
+        f"    else:\n"
+        f"        return §miss({values})\n"
+        f"    return §function({passed})\n"
+        f"def native({listed}):\n"
+        f"    return §function({passed})\n"
+    )
+
+
+def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    """Call a function with what the parameters of `code` were given."""
+    args = []
+    for name in code.co_varnames[: code.co_argcount]:
+        if values[name] is UNBOUND:
+            break
+        args.append(values.pop(name))
+    rest = code.co_argcount + code.co_kwonlyargcount
+    if code.co_flags & inspect.CO_VARARGS:
+        args += values.pop(code.co_varnames[rest])
+        rest += 1
+    more = values.pop(code.co_varnames[rest]) if code.co_flags & inspect.CO_VARKEYWORDS else {}
+    given = {name: value for name, value in values.items() if value is not UNBOUND}
+    return function(*args, **given, **more)
+
+
+def _fill(function: types.FunctionType) -> str:
+    """Source: parameters that are not given get the default that the function has now."""
+    count, named = function.__code__.co_argcount, function.__kwdefaults__ or {}
+    optional = function.__code__.co_varnames[count - len(function.__defaults__ or ()) : count]
+    if not optional and not named:
+        return ""
+    places = [(name, f"§d[{k - len(optional)}]") for k, name in enumerate(optional)]
+    places += [(name, f"§w[{name!r}]") for name in named]
+    lines = [f"if {name} is §unset: {name} = {place}" for name, place in places]
+    lines.insert(0, "§d, §w = §function.__defaults__, §function.__kwdefaults__")
+    return "".join(f"        {line}\n" for line in lines)
+
+
+def _filled(fill: str, values: str) -> str:
+    """Source: the same, and Python's own error if the function has lost a default."""
+    if not fill:
+        return ""
+    return (
+        f"    try:\n{fill}"
+        f"    except (TypeError, LookupError):\n"
+        f"        §d = §unset\n"
+        f"    if §d is §unset:\n"
+        f"        return §call_given(§function, {values})\n"  # which raises: there are too few
+    )
+
+
+_PASSED: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
+def _signature(function: types.FunctionType) -> tuple[str, str]:
+    """The parameters as in a `def`, and as a call passes them on."""
+    bare = types.FunctionType(program(function.__code__).taking, {}, argdefs=function.__defaults__)
+    bare.__kwdefaults__ = function.__kwdefaults__
+    found = inspect.signature(bare)
+    listed = found.parameters.values()
+    taken = [p if p.default is p.empty else p.replace(default=UNBOUND) for p in listed]
+    passed = [_PASSED.get(p.kind, "{0}").format(p.name) for p in listed]
+    text = str(found.replace(parameters=taken)).replace(f"={UNBOUND}", "=§unset")
+    return text[1:-1], ", ".join(passed)
+
+
+# ---------------------------------------------------------------------------- dispatch
+
+
+Compile = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+
+# Takes one sentence that the user should read, and the line that it is about.
+Notice = Callable[[str, str], None]
+GuardFilter = Callable[[list[Guard]], Sequence[bool]]
+
+RECOMPILE_LIMIT = 8
+
+# What functions of one code may differ in.
+_OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
+
+_AGAIN = object()
+
+
+@dataclass
+class Entry:
+    """One way to run from a place on. `run` is None if Python runs it.
+
+    times    milliseconds of each stage
+    number   grows with each entry of the process
+    """
+
+    captured: Captured
+    check: Callable[..., bool]
+    check_source: Callable[[], str]
+    run: Callable[..., Any] | None
+    compiled: Callable[..., Any] | None = None
+    times: dict[str, float] = field(default_factory=dict)
+    number: int = field(default_factory=itertools.count().__next__)
+
+
+@dataclass
+class Site:
+    """All entries of one place.
+
+    index    finds them, if they are many
+    missed   what the last call without an entry missed, in words, and what was there
+    steps    for how many such calls in a row that was one more
+    growing  the fact that such calls missed
+    """
+
+    place: Place
+    entries: list[Entry] = field(default_factory=list)
+    index: Index | None = None
+    is_full: bool = False
+    is_met: bool = False
+    missed: tuple[str, Any] | None = None
+    steps: int = 0
+    growing: Fact | None = None
+
+    def find(self, values: dict[str, Any]) -> Entry | None:
+        given = values.values()
+        few = self.entries if self.index is None else self.index.candidates(*given)
+        return next((entry for entry in few if entry.check(*given)), None)
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        if len(self.entries) > FEW:
+            self.index = self.index or Index(self.place.parameters)
+            self.index.add(self.entries)
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.index, self.is_full, self.is_met = None, False, False
+        self.missed, self.steps, self.growing = None, 0, None
+
+
+def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
+    """What a piece gives; _AGAIN if Python is to run it."""
+    if entry is None or entry.run is None:
+        return _AGAIN
+    try:
+        return entry.run(*values.values())
+    except GraphFailed:
+        return _AGAIN
+
+
+class CompiledFunction:
+    """A Python function that runs as graphs.
+
+    compile_graph   the backend: `(gm, example_inputs) -> callable`; `begin`, if it has one, is
+                    called before each capture
+    fullgraph       whether a graph break is an error
+    guard_filter    says which facts are checked: one bool for each Guard
+    notice          takes what the user should know
+    keeper          where captures outlive the process; None: nowhere
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        compile_graph: Compile,
+        policy: Policy,
+        recompile_limit: int = RECOMPILE_LIMIT,
+        *,
+        fullgraph: bool = False,
+        guard_filter: GuardFilter | None = None,
+        notice: Notice | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.function = function
+        self.compile_graph = compile_graph
+        self.policy = policy
+        self.recompile_limit = recompile_limit
+        self.fullgraph = fullgraph
+        self.guard_filter = guard_filter
+        self.notice = notice or self._log_notice
+        self.keeper = keeper if guard_filter is None else None
+        # of another function, or with another backend, under the same settings
+        self.another: Callable[..., CompiledFunction] = functools.partial(
+            CompiledFunction,
+            policy=policy,
+            recompile_limit=recompile_limit,
+            fullgraph=fullgraph,
+            guard_filter=guard_filter,
+            notice=notice,
+            keeper=keeper,
+        )
+        self.start = Site(Place(function))
+        self.sites: dict[tuple[Any, ...], Site] = {}
+        self.varying: dict[str, bool] = {}  # numbers that changed: whether they are inputs
+        self.lock = threading.RLock()
+        self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
+        self._nested = weakref.WeakKeyDictionary()  # by module or function
+        self._nested_codes: dict[types.CodeType, int] = {}
+        self.call, self._native = entrances(self)
+        self.is_forced = False
+        self._forced: dict[Any, CompiledFunction] = {}  # by the backend that a stance names
+        self._owner: Callable[[], Any] = lambda: None
+        self.is_told = False  # that there is no graph; of callees nobody is
+        live.add(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries, the beginning's first."""
+        return [e for site in (self.start, *self.sites.values()) for e in site.entries]
+
+    @property
+    def callees(self) -> list[CompiledFunction]:
+        """Functions that are called between pieces and are compiled as well."""
+        return [one for some in self._nested.values() for one in some.values()]
+
+    def has_graph(self) -> bool:
+        """Whether there is a graph, here or in what it calls."""
+        mine = any(e.compiled is not None for e in self.entries)
+        return mine or any(one.has_graph() for one in self.callees)
+
+    def reset(self) -> None:
+        """Forget all that was compiled."""
+        with self.lock:
+            for site in (self.start, *self.sites.values()):
+                site.clear()
+            self.sites.clear()
+            self._nested.clear()
+            self._nested_codes.clear()
+
+    def renew(self) -> Callable[..., Any]:
+        """Compile anew, since the function's code is another one. Gives `call`."""
+        with self.lock:
+            self.reset()
+            made, self._native = entrances(self)
+            self.call.__globals__.update(made.__globals__)
+            for name in ("__defaults__", "__kwdefaults__", "__code__"):
+                setattr(self.call, name, getattr(made, name))
+        return self.call
+
+    def _log_notice(self, text: str, where: str) -> None:
+        log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
+
+    # ---------------------------------------------------------------------- pieces
+
+    def miss(self, values: dict[str, Any]) -> Any:
+        """A call that no entry of the beginning is good for, or not for sure."""
+        if self.policy.is_eager():
+            return self._native(**values)
+        other = self._stand_in(values)
+        if other is not self:
+            return other.miss(values)
+        entry = self._entry(self.start, values)
+        result = _ran(entry, values)
+        if entry is not None and result is not _AGAIN:
+            result = self.finish(entry, result)
+            self._tell_of_no_graph()
+            return result
+        result = self._native(**values)
+        if entry is not None and entry.captured.raises:
+            self._tell_of_error(entry.captured)
+        return result
+
+    def _stand_in(self, values: dict[str, Any]) -> CompiledFunction:
+        """What runs a call in place of this: with the stance's backend, or a copy's own."""
+        backend = self.policy.now().backend
+        if backend is not None and not self.is_forced and self.policy.lookup is not None:
+            if backend not in self._forced:
+                made = self.another(self.function, self.policy.lookup(backend))
+                made.is_forced = True
+                self._forced[backend] = made
+            return self._forced[backend]
+        owner = next(iter(values.values()), None)
+        if not isinstance(owner, torch.nn.Module) or owner is self._owner():
+            return self
+        if self._owner() is None:
+            self._owner = weakref.ref(owner)
+            return self
+        for name, method in list(owner.__dict__.items()):
+            if type(method) is types.MethodType and method.__func__ is self.call:
+                made = self.another(self.function, self.compile_graph)
+                owner.__dict__[name] = types.MethodType(made.call, owner)
+                return made
+        return self
+
+    def _around(self, *given: Any) -> Any:
+        """The function's own lines in Python; what it calls is compiled."""
+        f = Frame.of(Between(self.nested), self.function)
+        f.locals = dict(zip(self.start.place.parameters, given))
+        return self._ends(f, f.run)
+
+    def finish(self, entry: Entry, result: Any) -> Any:
+        """Go on after a piece: its result if the function returned, else the next pieces'."""
+        captured = entry.captured
+        if captured.stop is None:
+            return result
+        between = Between(self.nested)
+        f = Frame.of(between, self.function)
+        try:
+            return self._go_on(f, between, captured, result)
+        finally:
+            del f.machine  # it knows its frames: what they hold must not live until they are found
+
+    def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:
+        closure = {n: c for n, c in f.cells.items() if n in f.code.co_freevars}
+        while True:
+            variables, stack, cells, between.handled = result
+            f.locals, f.stack, f.cells = dict(variables), list(stack), {**closure, **cells}
+            for part in (variables, stack, cells):  # callers' frames know them for longer
+                part.clear()
+            f.at, f.keywords = captured.at, captured.keywords
+            # a call takes its keywords with it, so the pair is one step
+            between.frames, f.unwound = [f], None
+            if self._ends(f, f.step):
+                return f.result
+            if captured.raises and f.unwound is None:
+                self._tell_of_error(captured)
+            entry, values = self._next(f, between)
+            result = _ran(entry, values)
+            values.clear()  # an exception shows this frame, and keeps what it holds
+            if entry is None or result is _AGAIN:
+                between.frames = []
+                self._ends(f, f.run)
+                return f.result
+            captured = entry.captured
+            if captured.stop is None:
+                return result
+
+    def _ends(self, f: Frame, run: Callable[[], Any]) -> Any:
+        """Whether a frame ends with what it does now; an exception shows the user's line."""
+        try:
+            return run()
+        except Exception as error:  # noqa: BLE001  # whatever the program raises
+            raise_at(f, error)
+
+    def _next(self, f: Frame, between: Between) -> tuple[Entry | None, dict[str, Any]]:
+        """The entry that goes on from where a frame stands."""
+        names = tuple(name for name, value in f.locals.items() if value is not UNBOUND)
+        own = tuple(name for name in f.cells if name not in f.code.co_freevars)
+        handled = between.handled is not None
+        key = (f.at, len(f.stack), names, own, handled)
+        site = self.sites.get(key)
+        if site is None:
+            place = Place(self.function, f.at, len(f.stack), names, own, handled)
+            site = self.sites.setdefault(key, Site(place))
+        values = {name: f.locals[name] for name in names}
+        values.update({f".s{k}": x for k, x in enumerate(f.stack)})
+        values.update({f".c_{name}": f.cells[name] for name in own})
+        if handled:
+            values[".h"] = between.handled
+        return self._entry(site, values), values
+
+    def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:
+        """Capture and compile for these values; None if Python is to run this call."""
+        if len(site.entries) == 1 and self.policy.now().unchecked:
+            return site.entries[0]
+        if (known := site.find(values)) is not None:
+            return known
+        with self.lock:
+            if (known := site.find(values)) is not None:
+                return known
+            if self._is_refused(site, values):
+                return None
+            if site.entries:
+                self._explain_miss(site.entries[-1], values)
+            try:
+                with unseen_by_hooks():
+                    entry = self._made(site.place, values)
+            except Unready:
+                return None
+            # what raised may not raise the next time: under fullgraph it is tried again
+            if not (self.fullgraph and entry.captured.raises):
+                site.add(entry)
+            log.publish("guards", self.function.__qualname__, entry.check_source)
+            for listener in listeners:
+                listener(entry)
+            return entry
+
+    def _made(self, place: Place, values: dict[str, Any]) -> Entry:
+        begin = time.perf_counter()
+        keeper = None if any(self.varying.values()) or place.at >= 0 else self.keeper
+        if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
+            read_ahead()
+        known = None if keeper is None else keeper.find(place, values, self.policy)
+        captured = known or capture(place, values, self.policy, self.varying)
+        times = {"capture": _milliseconds(begin)}
+        self._refuse_break(captured)
+        begin = time.perf_counter()
+        if self.guard_filter is not None:
+            captured.facts.keep(self.guard_filter, values)
+        check, check_source = captured.check(values)
+        times["guards"] = _milliseconds(begin)
+        run = compiled = None
+        # under fullgraph Python runs all of a function that raises: it has no pieces
+        if not captured.eager and not (self.fullgraph and captured.raises):
+            begin = time.perf_counter()
+            compiled = captured.compiled(self.compile_graph)
+            if compiled is not None:
+                times["backend"] = _milliseconds(begin)
+            run = captured.run(compiled, self.nested)
+        elif captured.is_around and place.at < 0:
+            run = self._around
+        if keeper is not None and known is None:
+            keeper.keep(captured, compiled, values, self.policy)
+        captured.examples = []  # the tensors of a call would live as long as its entry
+        return Entry(captured, check, check_source, run, compiled, times)
+
+    def _refuse_break(self, captured: Captured) -> None:
+        """Raise for a break where the user wants none; tell of a function that runs eagerly."""
+        stop = captured.breaks[0] if captured.breaks else captured.stop
+        said = None if stop is None else stop.is_error
+        is_error = self.fullgraph if said is None else said
+        if captured.eager:
+            if is_error:
+                raise self._broken(captured.eager, stop.where if stop else "", "")
+            self.notice(f"{self.function.__qualname__} runs eagerly: {captured.eager}", "")
+        elif stop is not None and is_error and not captured.raises:
+            raise self._broken(stop.reason, stop.where, stop.remedy)
+
+    def _tell_of_error(self, captured: Captured) -> None:
+        """Python has run what raises under capture, and nothing was raised."""
+        stop = captured.stop
+        assert stop is not None
+        if self.fullgraph:
+            raise self._broken(stop.reason, stop.where, "")
+        stop.raises = False  # say it once
+        self.notice(
+            f"a line of {self.function.__qualname__} runs in Python: under capture {stop.reason},"
+            " and run by Python it does not; please report it",
+            stop.where,
+        )
+
+    def _tell_of_no_graph(self) -> None:
+        """Python has run all of a call, piece by piece, and none of them was a graph."""
+        if self.is_told or self.has_graph():
+            return
+        stop = next((e.captured.stop for e in self.entries if e.captured.stop is not None), None)
+        if stop is not None:
+            self.is_told = True
+            text = f"nothing of it became a graph; the first of its breaks: {stop.reason}"
+            self.notice(f"{self.function.__qualname__} runs eagerly: {text}", stop.where)
+
+    def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
+        return GraphBreakError(
+            reason,
+            where=source_line(where or first_line(self.function)),
+            did="stopped before running anything of it",
+            remedy=remedy or "leave fullgraph out: the function is split there and goes on",
+        )
+
+    def _is_refused(self, site: Site, values: dict[str, Any]) -> bool:
+        """Whether nothing may be compiled for a place now."""
+        stance = self.policy.now().name
+        if stance == "eager_on_recompile" or self.policy.is_eager():
+            return True
+        if stance == "fail_on_recompile":
+            raise self._recompile_error(site, values, f'the stance is "{stance}"')
+        if site.entries and dynamo_switch("error_on_recompile"):
+            raise self._recompile_error(site, values, "torch's error_on_recompile is on")
+        if stance == "eager_then_compile" and not site.is_met:
+            site.is_met = True
+            return True
+        if len(site.entries) < self.recompile_limit:
+            return bool(site.entries) and self._grows(site, values)
+        if not site.is_full:
+            site.is_full = True
+            missed = site.entries[-1].captured.facts.first_miss(values)
+            changed = f"; the last one was of no use since {describe(*missed)}" if missed else ""
+            self.notice(
+                f"{self.function.__qualname__} has {self.recompile_limit} compiled versions, and"
+                f" other calls run eagerly{changed}",
+                missed[0].where if missed else "",
+            )
+        return True
+
+    def _grows(self, site: Site, values: dict[str, Any]) -> bool:
+        """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
+
+        Two versions show it; to compile each of the others would never be of use again.
+        """
+        facts = site.entries[-1].captured.facts
+        if site.growing is not None:  # it alone is looked at: this comes at every token
+            return bool(facts.found(site.growing, values) != site.growing.value)
+        missed = facts.first_miss(values)
+        if missed is None:
+            return False
+        fact, found = missed
+        words = str(fact.origin)
+        last, before = site.missed or ("", None)
+        before = before if last == f"{fact.kind} {words}" else None
+        is_step = is_one_more(fact.kind, fact.value if before is None else before, found)
+        site.steps = site.steps + 1 if is_step else 0
+        site.missed = f"{fact.kind} {words}", found
+        if site.steps < 2:
+            return False
+        site.growing = fact
+        if fact.kind == "equals":  # a count that decides something: nobody can give it one size
+            log.publish("recompiles", self.function.__qualname__, f"{words} grows at each call")
+            return True
+        self.notice(
+            f"{self.function.__qualname__} runs eagerly while {words} grows at each call:"
+            f" {describe(fact, found)}. Give it one size for all calls (transformers' generate()"
+            ' does so with cache_implementation="static")',
+            fact.where,
+        )
+        return True
+
+    def _recompile_error(self, site: Site, values: dict[str, Any], since: str) -> RecompileError:
+        missed = site.entries[-1].captured.facts.first_miss(values) if site.entries else None
+        why = describe(*missed) if missed else "nothing is compiled for it yet"
+        return RecompileError(
+            f"a call of {self.function.__qualname__} needs a new version: {why}",
+            where=source_line(missed[0].where if missed else first_line(self.function)),
+            did=f"nothing was compiled, since {since}",
+            remedy="undo that, or call with what was compiled",
+        )
+
+    def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
+        if (missed := entry.captured.facts.first_miss(values)) is not None:
+            fact, found = missed
+            if (number := fact.number(found)) is not None:
+                if self.varying.setdefault(str(number), True):  # from now on it is an input
+                    now = f"{number} is an input now"
+                    log.publish("dynamic", self.function.__qualname__, now)
+            text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
+            log.publish("guards", self.function.__qualname__, text)
+
+    # ---------------------------------------------------------------------- callees
+
+    def nested(self, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
+        """A function that is called between two pieces, compiled unless there is no point.
+
+        Each module has entries of its own: a hundred layers don't fight for a limit of eight.
+        """
+        of_module = isinstance(owner, torch.nn.Module)
+        same: Any = function
+        if not any(getattr(function, name) for name in _OWN):
+            same = function.__code__  # made anew, it does the same
+        owner = owner if of_module else same
+        known = self._nested.get(owner, {}).get(same)
+        if known is not None and known.function.__globals__ is function.__globals__:
+            return known
+        code = function.__code__
+        is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
+        is_around = is_around or code in AROUND_FORWARD
+        if is_python(function.__module__ or "") and not is_around:
+            return function
+        is_comprehension = code.co_varnames[:1] == (".0",)
+        if is_around or is_comprehension or is_suspending(function):
+            return functools.partial(around, self.nested, function)
+        if self.policy.refusal(function) is not None:
+            return function
+        if original(function) is not None:
+            return function
+        count = self._nested_codes.get(code, 0)
+        if count >= self.recompile_limit and not of_module:  # made anew at each call
+            return function
+        self._nested_codes[code] = count + 1
+        made = self.another(function, self.compile_graph)
+        made.is_told = True
+        self._nested.setdefault(owner, {})[same] = made
+        return made
+
+
+# Called with each entry that is made, in the thread that made it.
+listeners: list[Callable[[Entry], None]] = []
+
+# All that are alive: to reset them, and to renew their locks in a forked process.
+live: weakref.WeakSet[CompiledFunction] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for one in live:
+        one.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+# What is imported before the first capture, and by no process that finds all captures kept.
+machinery = ["fusee.capture.trace"]
+
+
+def capture(*given: Any) -> Captured:
+    """As in trace.py."""
+    *_, trace = [importlib.import_module(name) for name in reversed(machinery)]
+    return trace.capture(*given)  # type: ignore[no-any-return]
+
+
+# Modules of torch and of Python whose functions run what the program gave them, or its modules.
+_PASS_ON = (
+    "torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.", "torch.utils._contextlib",
+    "torch.utils.checkpoint", "torch.amp.", "contextlib", "functools",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def is_python(module: str) -> bool:
+    """Whether functions of a module run in Python: nothing of the program's is behind them."""
+    home = module.partition(".")[0]
+    is_known = is_trusted(home) or home in sys.stdlib_module_names
+    return is_known and not module.startswith(_PASS_ON)
+
+
+def _milliseconds(begin: float) -> float:
+    return (time.perf_counter() - begin) * 1e3

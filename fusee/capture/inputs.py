@@ -1,0 +1,720 @@
+"""What lies outside the program that is captured: read under guards, written only afterwards.
+
+Every object from outside is known by identity to its origin. Scalars are facts (equal to this
+value), modules, functions and classes too (this very object); instances and containers are facts of
+their type, and of each attribute, length or element once it is looked at. A tensor from outside
+becomes a FakeTensor.
+
+Nothing outside changes while a program is captured. An attribute or an element that is written goes
+into the object's Mirror, which later reads consult first, and which is replayed after the graph.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import operator
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from fusee.capture import numbers, torch_api
+from fusee.capture.frame import (
+    BOUND_IN_C,  # fmt: skip
+    CONTAINERS,  # fmt: skip
+    EXACT,  # fmt: skip
+    FIXED,  # fmt: skip
+    HELD_OWNERS,  # fmt: skip
+    IMMUTABLE,  # fmt: skip
+    Line,
+    is_named,  # fmt: skip
+    is_scalar,  # fmt: skip
+)
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import ABSENT, At, Distinct, Facts, TensorFact
+from fusee.capture.iterators import FEW, coming, remaining
+from fusee.capture.recorder import Recorder
+from fusee.capture.sources import (
+    Attr,  # fmt: skip
+    Call,  # fmt: skip
+    Cell,  # fmt: skip
+    ClassDict,  # fmt: skip
+    Dict,  # fmt: skip
+    Entry,  # fmt: skip
+    Held,  # fmt: skip
+    Item,  # fmt: skip
+    Local,  # fmt: skip
+    Origin,
+    input_name,  # fmt: skip
+    is_remade,  # fmt: skip
+)
+from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
+
+# ---------------------------------------------------------------------------- mirror
+# What the program makes of containers and iterators from outside, before it is done to them.
+
+
+class Opened:
+    """An iterator from outside that the program goes through.
+
+    asked     how often it was asked for the next element alone
+    stand_in  what gives all others, once they are needed; `size` is how many those were
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.asked = 0
+        self.stand_in: Any = None
+        self.size = 0
+
+
+class Later(NamedTuple):
+    """A call that comes after the graph, as if from these lines, the outermost first."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lines: list[Line]
+
+
+class Mirror:
+    """What becomes of one list, dict, set or deque from outside, or of an instance's attributes.
+
+    writes   items of a dict that the program wrote before anybody looked at the whole
+    moved    those of them that were deleted before, so that they come last
+    tail     what was appended to a list before anybody looked at the whole
+    copy     the whole, once somebody did; `before` is what it was then
+    """
+
+    __slots__ = ("before", "copy", "moved", "obj", "origin", "tail", "writes")
+
+    def __init__(self, obj: Any, origin: Origin) -> None:
+        self.obj = obj
+        self.origin = origin
+        self.writes: dict[Any, Any] = {}
+        self.moved: set[Any] = set()
+        self.tail: list[Any] = []
+        self.copy: Any = None
+        self.before: Any = None
+
+    def is_changed(self) -> bool:
+        if self.copy is None:
+            return bool(self.writes or self.tail)
+        return not _same_items(self.copy, self.before)
+
+    def gave_up(self, x: Any) -> bool:
+        """Whether `x` was here, and it or something else was changed."""
+        was = self.before if self.copy is not None else self.obj
+        held = was.values() if isinstance(was, dict) else was
+        return self.is_changed() and any(item is x for item in held)
+
+    def has_other_keys(self) -> bool:
+        """Of a dict: whether it has not the same keys in the same order any more."""
+        if self.copy is None:
+            return bool(self.moved) or any(
+                value is ABSENT or not dict.__contains__(self.obj, key)
+                for key, value in self.writes.items()
+            )
+        return [*map(id, self.copy)] != [*map(id, self.before)]
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        # keys by identity: a tensor may be one, whose == is no answer
+        return [*map(id, a)] == [*map(id, b)] and all(
+            x is y for x, y in zip(a.values(), b.values())
+        )
+    if isinstance(a, (set, frozenset)):
+        return bool(a == b)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
+
+
+def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The class in C that keeps the items of a dict."""
+    ordered = isinstance(obj, collections.OrderedDict)
+    return collections.OrderedDict if ordered else dict
+
+
+def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
+    return tuple(dict_class(obj).keys(obj))
+
+
+def items_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
+    return tuple(dict_class(obj).values(obj))
+
+
+def empty_like(obj: Any) -> Any:
+    """An empty container of the same class; what its constructor would do is left out."""
+    kind: Any = type(obj)
+    if kind is collections.defaultdict:
+        return collections.defaultdict(obj.default_factory)
+    if kind is collections.deque:
+        return collections.deque(maxlen=obj.maxlen)
+    return kind.__new__(kind)
+
+
+def snapshot(x: Any) -> Any:
+    """The elements of a container as they are now."""
+    if isinstance(x, dict):
+        return dict(dict.items(x))
+    return set(x) if isinstance(x, set) else list(x)
+
+
+# ---------------------------------------------------------------------------- world
+
+
+DELETED = ABSENT
+
+
+def _is_exact(x: Any) -> bool:
+    """Whether `x` is a tuple of which one comparison says all."""
+    return type(x) is tuple and all(type(item) in EXACT for item in x)
+
+
+class World:
+    """All that one capture knows of the outside.
+
+    where    gives the user's present line
+    varies   whether a float from outside is an input of the graph, not a constant
+    """
+
+    def __init__(
+        self, where: Callable[[], str], varies: Callable[[Origin], bool] = numbers.is_learning_rate
+    ) -> None:
+        self.where = where
+        self.varies = varies
+        self.facts = Facts()
+        self.mode = fake_mode()
+        self.recorder = Recorder(self.mode, self._stray)
+        self.recorder.where = where
+        self.recorder.begins = self._begins
+        self.mirrors: dict[int, Mirror] = {}
+        self.slots: dict[tuple[int, str], tuple[Any, Origin, Any]] = {}
+        self.later: list[Later] = []
+        self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
+        self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
+        self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
+        self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
+        self.numbers: dict[str, numbers.Number] = {}
+        self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
+        self.machine: Any = None  # whose world this is
+        # subclass and attributes, by id of the fake
+        self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
+        self._origins: dict[int, Origin] = {}
+        self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
+        self._dicts: dict[int, Origin] = {}
+        self._parts: dict[Any, Origin] = {}
+        self.made_classes: set[type] = set()
+        self._class_items: dict[tuple[type, str], tuple[Any]] = {}
+        self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
+        self.passing: list[str] = []  # what the capture saw that is another in each process
+        self._keep: list[Any] = []
+
+    # ---------------------------------------------------------------------- reading
+
+    def fact(self, kind: str, origin: Origin, value: Any) -> None:
+        if type(value) is not At or value.origin is not origin:
+            self.facts.add(kind, origin, value, self.where)
+
+    def origin(self, obj: Any) -> Origin | None:
+        """Where an object came from; None for one that the program made, and for scalars."""
+        return self._origins.get(id(obj))
+
+    def load(self, obj: Any, origin: Origin) -> Any:
+        """What the program sees in place of an object from outside, guarded."""
+        if is_scalar(obj):
+            if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin):
+                return numbers.load(self, obj, origin)
+            self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
+            return obj
+        if isinstance(obj, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                return self._load_tensor(obj, origin)
+        if (found := numbers.loaded(self, obj, origin)) is not None:
+            return found
+        known = self._origins.get(id(obj))
+        if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
+            if known is not None:
+                self.fact("is", origin, At(known))
+                return obj
+            self.fact("type", origin, types.FunctionType)
+            self.know(obj, origin)
+            self.fact("is", self.place(obj, "__code__"), obj.__code__)
+            return obj
+        is_bound = isinstance(obj, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
+        if is_bound and known is None:
+            return self._load_bound(obj, origin)
+        if isinstance(obj, FIXED) and not is_bound:
+            # one fact per path: two paths to one object may part later
+            self.fact("is", origin, obj)
+            known = known or Held(obj, str(origin))
+            if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
+                self.fact("type", known, type(obj))  # `__class__` can be written to
+            return self.know(obj, known)
+        if isinstance(obj, tuple):
+            return self._load_tuple(obj, origin)
+        if type(obj) is slice:
+            return self._load_slice(obj, origin)
+        if type(obj) is frozenset and all(type(item) in EXACT for item in obj):
+            self._exactly(obj, origin)
+            return obj
+        if type(obj) is frozenset and all(map(is_named, obj)):
+            self.fact("equals", origin, obj)
+            return self._hold_items(obj, origin)
+        if known is not None:
+            self.fact("is", origin, At(known))
+            return obj
+        if isinstance(obj, types.MethodType):
+            self.fact("type", origin, types.MethodType)
+            owner = self.load(obj.__self__, Attr(origin, "__self__"))
+            function = self.load(obj.__func__, Attr(origin, "__func__"))
+            if owner is obj.__self__ and function is obj.__func__:
+                return self.know(obj, origin)
+            return types.MethodType(function, owner)
+        self.fact("type", origin, type(obj))
+        if isinstance(obj, numbers.VALUES):
+            self._exactly(obj, origin)
+        return self.know(obj, origin)
+
+    def _exactly(self, obj: Any, origin: Origin) -> None:
+        self.fact("equals", Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj))
+
+    def _load_bound(self, obj: Any, origin: Origin) -> Any:
+        """A method in C of an object from outside: `log.append`, say, alive at a break."""
+        self.fact("type", origin, type(obj))
+        self.load(obj.__name__, Attr(origin, "__name__"))
+        owner = self.load(obj.__self__, Attr(origin, "__self__"))
+        return self.know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
+
+    def know(self, obj: Any, origin: Origin) -> Any:
+        self._origins[id(obj)] = origin
+        self._keep.append(obj)
+        return obj
+
+    def hold(self, obj: Any, words: str) -> Any:
+        """Know an object that the capture may rely on without a guard."""
+        if id(obj) not in self._origins:
+            self.know(obj, Held(obj, words))
+        return obj
+
+    def opened(self, iterator: Any) -> Any:
+        """What stands for an iterator of C from outside, such as a loop's when a graph ended."""
+        opened = self._opened(iterator)
+        if opened.stand_in is None:
+            origin = self._origins[id(iterator)]
+            rest = Call(origin, remaining, "the rest of ")
+            items = remaining(iterator)
+            self.fact("length", rest, len(items))
+            listed = list(enumerate(items))[opened.asked :]
+            loaded = iter([self.load(item, Item(rest, k)) for k, item in listed])
+            opened.stand_in, opened.size = self.know(loaded, origin), len(listed)
+            self.iterators[id(loaded)] = opened
+        return opened.stand_in
+
+    def _opened(self, iterator: Any) -> Opened:
+        return self.iterators.get(id(iterator)) or self.iterators.setdefault(
+            id(iterator), Opened(iterator)
+        )
+
+    def next_of(self, iterator: Any) -> Any:
+        """The next element; how many more there are is no fact, so that turns of a loop share it.
+
+        raises   StopIteration
+        """
+        opened = self._opened(iterator)
+        if opened.stand_in is not None or opened.asked == FEW:
+            return next(self.opened(iterator))
+        coming_of = Call(self._origins[id(iterator)], coming, "what comes of ")
+        place, k = self._parts.setdefault(("coming", id(iterator)), coming_of), opened.asked
+        opened.asked += 1
+        items = coming(iterator)
+        if k < len(items):
+            return self.load(items[k], self.item(place, k))
+        self.fact("length", place, len(items))
+        raise StopIteration
+
+    def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
+        """What a module of torch or of Python holds: constant, and so without a guard."""
+        self.taken[module, name] = obj
+        is_value = _is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
+        return obj if is_value else self.hold(obj, f"{module}.{name}")
+
+    def referent(self, ref: weakref.ref[Any]) -> Any:
+        """What a weak reference leads to."""
+        origin, obj = self._origins.get(id(ref)), ref()
+        if self._is_let_go(self._fakes.get(id(obj), obj)):
+            raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
+        if origin is None:
+            return obj
+        place = Call(origin, operator.call, "the object of ")
+        return self.load(obj, self._parts.setdefault(("referent", id(ref)), place))
+
+    def _is_let_go(self, x: Any) -> bool:
+        """Whether an object from outside is not in the variable, or the place, where it was."""
+        origin = self._origins.get(id(x))
+        if isinstance(origin, Local):
+            held = (y for f in self.machine.frames for y in (*f.locals.values(), *f.stack))
+            return not any(y is x for y in held)
+        return origin is not None and any(m.gave_up(x) for m in self.mirrors.values())
+
+    def is_changed_inside(self, *objects: Any) -> bool:
+        """Whether the program has written to one of some objects from outside since it began."""
+        known = (self.mirrors.get(id(y)) for x in objects for y in (x, getattr(x, "__dict__", x)))
+        return any(mirror is not None and mirror.is_changed() for mirror in known)
+
+    def said_to(self, sink: Any, origin: Origin) -> bool:
+        """Whether what is said, to a list or to others (True), can be seen by the program."""
+        if self.load(sink, origin) is sink and type(sink) is list:
+            self.sinks[id(sink)] = origin
+            return id(sink) in self.mirrors
+        return bool(sink)
+
+    def mirror_of_globals(self, names: dict[str, Any], module: str) -> Mirror:
+        """The Mirror of a module's variables."""
+        return self.mirrors.get(id(names)) or self.mirror(names, Held(names, module))
+
+    def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
+        known = self._fakes.get(id(x))
+        if known is not None:
+            first = self._origins[id(known)]
+            if first is not origin and str(first) != str(origin):
+                self.fact("is", origin, At(first))
+            return known
+        place, plain = origin, x
+        if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            self.fact("type", origin, type(x))
+            self.allow(type(x))
+            place = Call(origin, torch_api.plain_tensor, "the tensor of ")
+            plain = torch_api.plain_tensor(x)
+            self.fact("equals", Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf)
+        if x.layout is not torch.strided or x.is_quantized:
+            raise GraphBreak(f"tensors of layout {x.layout} are not captured")
+        self.fact("tensor", place, TensorFact.of(plain))
+        fake = self._fakes[id(x)] = self.input(x, place, origin)
+        self._origins[id(fake)] = origin
+        if plain is not x:
+            attributes = self.mirror(x.__dict__, self._dicts.setdefault(id(x), Dict(origin)))
+            self.seen[id(fake)] = type(x), attributes
+        return fake
+
+    def allow(self, kind: type) -> None:
+        """Make sure of a subclass of torch.Tensor; GraphBreak if its instances are not captured."""
+        if why := torch_api.why_unseen(kind):
+            raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
+        for cls in torch_api.own_classes(kind):
+            self.fact("keys", self._of_class(cls), tuple(cls.__dict__))
+
+    def input(self, x: torch.Tensor, origin: Origin, named: Origin) -> torch.Tensor:
+        """The stand-in for an input of the graph, found at `origin`, named after `named`."""
+        fake = fake_of(self.mode, x)
+        self._keep += [x, fake]
+        self.inputs[id(fake)] = (x, origin)
+        self.recorder.add_input(fake, input_name(named))
+        return fake
+
+    def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
+        if _is_exact(obj):
+            self.fact("equals", origin, obj)
+            return obj
+        # tuples may be nested deeper than Python's calls
+        half_loaded: list[tuple[tuple[Any, ...], Origin, list[Any]]] = [(obj, origin, [])]
+        while True:
+            whole, place, items = half_loaded[-1]
+            if not items:
+                self.fact("type", place, type(whole))
+                self.fact("length", place, len(whole))
+            if len(items) == len(whole):
+                half_loaded.pop()
+                loaded: Any = whole
+                if not all(a is b for a, b in zip(items, whole)):
+                    is_named = hasattr(whole, "_fields")
+                    loaded = type(whole)(*items) if is_named else type(whole)(items)
+                if not half_loaded:
+                    return loaded
+                half_loaded[-1][2].append(loaded)
+                continue
+            item, part = whole[len(items)], self.item(place, len(items))
+            if type(item) is tuple and not _is_exact(item):
+                half_loaded.append((item, part, []))
+            else:
+                items.append(self.load(item, part))
+
+    def _hold_items(self, obj: Any, origin: Origin) -> Any:
+        """Know the functions and classes in a set that is a fact."""
+        for item in obj:
+            if not is_scalar(item):
+                self.hold(item, f"an element of {origin}")
+        return obj
+
+    def _load_slice(self, obj: Any, origin: Origin) -> Any:
+        self.fact("type", origin, slice)
+        ends = [(getattr(obj, name), Attr(origin, name)) for name in ("start", "stop", "step")]
+        loaded = [self.load(end, place) for end, place in ends]
+        is_same = all(a is b for a, (b, _) in zip(loaded, ends))
+        return self.know(obj, origin) if is_same else slice(*loaded)
+
+    def _begins(self, fake: torch.Tensor) -> int:
+        """Where an input begins in its memory, as a fact."""
+        real, origin = self.inputs[id(fake)]
+        begin = int(real.storage_offset())
+        self.fact("equals", Call(origin, torch.Tensor.storage_offset, "the offset of "), begin)
+        return begin
+
+    def _stray(self, x: torch.Tensor) -> torch.Tensor:
+        """A real tensor among the arguments of a torch function."""
+        known = self._fakes.get(id(x))
+        if known is not None:
+            return known
+        if isinstance(x, FakeTensor):
+            raise GraphBreak("a tensor of another capture came in")
+        raise GraphBreak("a tensor came in by a way that capture did not see")
+
+    # ---------------------------------------------------------------------- attributes
+
+    def attributes(self, obj: Any) -> Mirror | None:
+        """The Mirror of an outside instance's `__dict__`; None if it has none or is not outside."""
+        origin = self._origins.get(id(obj))
+        if origin is None:
+            return None
+        try:
+            base = threading.local if isinstance(obj, threading.local) else object
+            found = base.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        place = self._dicts.get(id(obj)) or self._dicts.setdefault(id(obj), Dict(origin))
+        return self.mirror(found, place)
+
+    def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
+        found = self.mirrors.get(id(obj))
+        if found is None and id(obj) in self.sinks:
+            raise GraphBreak("the list is read that warnings are appended to")
+        if found is None:
+            origin = origin or self._origins[id(obj)]
+            found = self.mirrors[id(obj)] = Mirror(obj, origin)
+            self._keep.append(obj)
+            if isinstance(origin, Dict):
+                self.fact("type", origin, type(obj))
+        elif (origin := origin or self._origins.get(id(obj), found.origin)) is not found.origin:
+            self.fact("is", origin, At(found.origin))  # two objects with one `__dict__`
+        return found
+
+    def get(self, mirror: Mirror, key: Any) -> Any:
+        """An item of an outside dict, or ABSENT; either is a fact."""
+        if mirror.copy is not None:
+            return mirror.copy.get(key, ABSENT)
+        if key in mirror.writes:
+            return mirror.writes[key]
+        if dict.__contains__(mirror.obj, key):
+            return self.load(dict.__getitem__(mirror.obj, key), self.part(mirror, key))
+        self.fact("absent", mirror.origin, key)
+        return ABSENT
+
+    def part(self, mirror: Mirror, key: Any) -> Origin:
+        """The origin of an item: one object per key, so that facts about it are found again."""
+        slot = ("item", id(mirror.obj), type(key), key)
+        return self._parts.get(slot) or self._parts.setdefault(slot, Item(mirror.origin, key))
+
+    def item(self, origin: Origin, k: int) -> Origin:
+        """The origin of an element of what is at `origin`."""
+        return self._parts.setdefault(("element", origin, k), Item(origin, k))
+
+    def entry(self, mirror: Mirror, key: Any, words: str) -> Origin:
+        """The origin of an item of a dict whose key is an object."""
+        place = Entry(mirror.origin, key, words)
+        return self._parts.setdefault(("entry", id(mirror.obj), id(key)), place)
+
+    def set(self, mirror: Mirror, key: Any, value: Any) -> None:
+        is_moved = key in mirror.moved or mirror.writes.get(key) is DELETED
+        if isinstance(value, FakeTensor) and mirror.copy is None and not is_moved:
+            there = ("item", id(mirror.obj), type(key), key) in self._parts
+            if there and self._fakes.get(id(dict.get(mirror.obj, key))) is value:
+                mirror.writes.pop(key, None)  # what was there is back
+                return
+        if mirror.copy is not None:
+            kind = dict_class(mirror.copy)  # not what a subclass makes of it
+            if value is DELETED:
+                kind.pop(mirror.copy, key, None)
+            else:
+                kind.__setitem__(mirror.copy, key, value)
+            return
+        if mirror.writes.get(key) is DELETED and value is not DELETED:
+            del mirror.writes[key]  # it comes back behind all others
+            mirror.moved.add(key)
+        mirror.writes[key] = value
+
+    def class_item(self, cls: type, name: str) -> Any:
+        """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
+        if cls.__flags__ & IMMUTABLE or cls in self.made_classes:
+            return cls.__dict__.get(name, ABSENT)
+        known = self._class_items.get((cls, name))
+        if known is None:
+            known = self._class_items[cls, name] = (self._class_item(cls, name),)
+        return known[0]
+
+    def _class_item(self, cls: type, name: str) -> Any:
+        place = self._of_class(cls)
+        if name not in cls.__dict__:
+            self.fact("absent", place, name)
+            return ABSENT
+        value = cls.__dict__[name]
+        part = self._parts.setdefault((id(cls), name), Item(place, name))
+        if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
+            return self.load(value, part)
+        self.fact("is", part, value)
+        return self.hold(value, f"{cls.__qualname__}.{name}")
+
+    def _of_class(self, cls: type) -> Origin:
+        """The origin of what a class itself holds."""
+        self._keep.append(cls)
+        return self._dicts.setdefault(id(cls), ClassDict(cls.__dict__, cls.__qualname__, cls))
+
+    # ---------------------------------------------------------------------- containers
+
+    def whole(self, obj: Any) -> Any:
+        """A copy of an outside container that stands for it: all its elements are facts now."""
+        mirror = self.mirror(obj)
+        if mirror.copy is not None:
+            return mirror.copy
+        if isinstance(obj, dict):
+            mirror.copy = self._whole_dict(mirror)
+        elif isinstance(obj, (list, collections.deque)):
+            self.fact("length", mirror.origin, len(obj))
+            items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
+            mirror.copy = empty_like(obj)
+            mirror.copy.extend(items)
+        else:
+            if not all(is_scalar(item) or is_named(item) for item in obj):
+                raise GraphBreak("a set from outside holds more than numbers, texts and functions")
+            self.fact("equals", mirror.origin, set(obj))
+            self._hold_items(obj, mirror.origin)
+            mirror.copy = empty_like(obj)
+            mirror.copy.update(obj)
+        mirror.before = mirror.copy.copy() if type(obj) in CONTAINERS else snapshot(mirror.copy)
+        for key, value in mirror.writes.items():
+            if key in mirror.moved:
+                self.set(mirror, key, DELETED)
+            self.set(mirror, key, value)
+        if mirror.tail:
+            mirror.copy.extend(mirror.tail)
+        return mirror.copy
+
+    def append(self, obj: list[Any], value: Any) -> None:
+        """`obj.append(value)` of a list from outside: what it has already is no fact."""
+        mirror = self.mirror(obj)
+        (mirror.tail if mirror.copy is None else mirror.copy).append(value)
+
+    def _whole_dict(self, mirror: Mirror) -> Any:
+        obj = mirror.obj
+        keys = tuple(dict_class(obj).keys(obj))
+        if not all(is_scalar(key) or isinstance(key, (*FIXED, torch.Tensor)) for key in keys):
+            raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
+        shown = keys
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            shown = self.load(keys, Call(mirror.origin, keys_of, "the keys of "))
+            self.hash(shown)
+        else:
+            self.fact("keys", mirror.origin, keys)
+        copy, places = empty_like(obj), Call(mirror.origin, items_of, "the items of ")
+        for k, (key, name) in enumerate(zip(keys, shown)):
+            place = self.part(mirror, key) if name is key else self.item(places, k)
+            dict_class(obj).__setitem__(copy, name, self.load(dict.__getitem__(obj, key), place))
+        return copy
+
+    def differs(self, obj: Any) -> bool:
+        """Whether an outside container is to be changed; all its elements are facts now."""
+        return self.whole(obj) is not None and self.mirror(obj).is_changed()
+
+    def distinct(self, a: Origin, b: Origin) -> None:
+        """Two objects from outside must not become one."""
+        if not (isinstance(a, Held) and isinstance(b, Held)):
+            self.fact("not", a, At(b))
+
+    def changes(self) -> Any:
+        """What has been written so far, as far as it can be told without the values."""
+        sizes = [
+            (len(m.writes), len(m.tail), len(m.copy or ()), m.is_changed())
+            for m in self.mirrors.values()
+        ]
+        return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[-1]]
+
+    # ---------------------------------------------------------------------- slots and cells
+
+    def slot(self, obj: Any, name: str) -> Any:
+        """An attribute that lies outside of `__dict__`, such as a cell's contents."""
+        written = self.slots.get((id(obj), name))
+        if written is not None:
+            if written[2] is DELETED:
+                raise AttributeError(name)
+            return written[2]
+        value = getattr(obj, name)
+        return value if id(obj) not in self._origins else self.load(value, self.place(obj, name))
+
+    def place(self, obj: Any, name: str) -> Origin:
+        """The origin of an attribute that lies outside of `__dict__`."""
+        return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
+
+    def set_slot(self, obj: Any, name: str, value: Any) -> None:
+        origin = self._origins.get(id(obj))
+        if origin is not None:
+            self.slots[id(obj), name] = (obj, origin, value)
+        elif value is DELETED:
+            object.__delattr__(obj, name)
+        else:
+            object.__setattr__(obj, name, value)
+
+    def cell(self, cell: types.CellType, name: str) -> Any:
+        """The contents of a cell; ValueError or AttributeError if there are none."""
+        if id(cell) in self._origins:
+            place = Cell(self._origins[id(cell)], name)
+            self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
+        return self.slot(cell, "cell_contents")
+
+    def separate(self, new: Any) -> None:
+        """What was written must not be, under another name, what was read, but for what is new."""
+        read = [part.of for part in self._parts.values() if isinstance(part, Cell)]
+        self._separate([x[1] for x in self.slots.values() if type(x[0]) is types.CellType], read)
+        kinds: dict[type, tuple[list[Origin], list[Origin]]] = {}
+        for mirror in self.mirrors.values():
+            if mirror.obj is not new:
+                changed, others = kinds.setdefault(type(mirror.obj), ([], []))
+                (changed if mirror.is_changed() else others).append(mirror.origin)
+        for changed, others in kinds.values():
+            self._separate(changed, others)
+        self._separate(list(self.hashed.values()), [])
+        lists = [m.origin for m in self.mirrors.values() if type(m.obj) is list]
+        self._separate(list(self.sinks.values()), lists)
+
+    def hash(self, keys: Iterable[Any]) -> None:
+        """Tensors from outside that are told apart by identity, in sets and as keys of dicts."""
+        for x in keys:
+            if isinstance(x, FakeTensor) and id(x) in self._origins:
+                self.hashed[id(x)] = self._origins[id(x)]
+
+    def _separate(self, written: list[Origin], others: list[Origin]) -> None:
+        """No object that is written to may be another one of these."""
+        first = tuple(dict.fromkeys(written))
+        known = set(first)
+        rest = tuple(x for x in dict.fromkeys(others) if x not in known)
+        if len(first) == 1:
+            for other in rest:
+                self.distinct(first[0], other)
+        elif first and not all(isinstance(x, Held) for x in (*first, *rest)):
+            self.fact("distinct", first[0], Distinct(first, rest))
+
+    def know_cells(self, function: types.FunctionType) -> None:
+        """The cells of a function from outside. If the function is fixed, so are its cells."""
+        owner = self._origins.get(id(function))
+        if owner is None:
+            return
+        for k, cell in enumerate(function.__closure__ or ()):
+            name = function.__code__.co_freevars[k]
+            if isinstance(owner, Held):
+                self.hold(cell, name)
+            else:
+                self.load(cell, self.item(self.place(function, "__closure__"), k))

@@ -1,0 +1,382 @@
+"""The machine that captures: Python's semantics on real objects, with tensors that hold no data.
+
+It differs from Python in three ways. Objects from outside are read under guards and written to
+mirrors (inputs.py). Torch calls are recorded, not run (recorder.py). What could show the program
+anything that the graph does not know raises GraphBreak.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import itertools
+import operator
+import sys
+import types
+from typing import Any
+
+import torch
+
+from fusee.capture import attributes, containers, opcodes, tensor_objects
+from fusee.capture import builtins as _library  # noqa: F401  # its stand-ins
+from fusee.capture import calls as _copying  # noqa: F401  # its stand-ins
+from fusee.capture import tensor_objects as _leaves  # noqa: F401  # its stand-ins
+from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
+from fusee.capture.calls import call
+from fusee.capture.frame import BINARY, COMPARE, CONTAINERS, UNARY, Frame, is_scalar, unbound
+from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.guards import ABSENT
+from fusee.capture.inputs import DELETED
+from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.numbers import VALUES, Computed, Number, compute
+from fusee.capture.sources import is_trusted
+from fusee.capture.torch_api import FakeTensor
+
+_IN_PLACE = len(BINARY) // 2
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+_NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
+
+
+class Machine(Capturing):
+    """What instructions mean while a program is captured."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
+
+    # ---------------------------------------------------------------------- names
+
+    def load_global(self, f: Frame, name: str) -> Any:
+        module = f.globals.get("__name__", "")
+        if is_trusted(module):
+            mirror = self.world.mirrors.get(id(f.globals))
+            if mirror is not None and mirror.writes.get(name, DELETED) is not DELETED:
+                return mirror.writes[name]
+            return self.world.hold_from_trusted(super().load_global(f, name), module, name)
+        found = self.world.get(self.world.mirror_of_globals(f.globals, module), name)
+        if found is not ABSENT:
+            return found
+        value = getattr(builtins, name, ABSENT)
+        if value is ABSENT:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        return self.world.hold_from_trusted(value, "builtins", name)
+
+    def store_global(self, f: Frame, name: str, value: Any) -> None:
+        names = self.world.mirror_of_globals(f.globals, f.globals.get("__name__", ""))
+        if value is DELETED and self.world.get(names, name) is ABSENT:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        self.world.set(names, name, value)
+
+    def delete_global(self, f: Frame, name: str) -> None:
+        self.store_global(f, name, DELETED)
+
+    def load_cell(self, f: Frame, name: str) -> Any:
+        try:
+            found = self.world.cell(f.cells[name], name)
+        except (ValueError, AttributeError):
+            found = ABSENT
+        if type(found) is Opaque:
+            raise found.met()
+        if found is ABSENT:
+            raise unbound(f, name)  # not above: it would have the other one as its context
+        return found
+
+    def store_cell(self, f: Frame, name: str, value: Any) -> None:
+        self.world.set_slot(f.cells[name], "cell_contents", value)
+
+    def delete_cell(self, f: Frame, name: str) -> None:
+        self.load_cell(f, name)  # raises if there is nothing to delete
+        self.world.set_slot(f.cells[name], "cell_contents", DELETED)
+
+    def import_name(self, f: Frame, name: str, level: int, names: Any) -> Any:
+        package = f.globals.get("__package__") or ""
+        full = importlib.util.resolve_name("." * level + name, package)
+        if full not in sys.modules:
+            raise GraphBreak(f"importing {full} runs its code", "import it at the top of the file")
+        module = super().import_name(f, name, level, names)
+        return self.world.hold(module, full)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        found = self.call(getattr, (module, name, ABSENT), {})
+        if found is ABSENT:
+            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}")
+        return found
+
+    def caught(self, error: BaseException) -> None:
+        if error is self.world.recorder.raised:
+            what = f"{type(error).__name__}: {error}"
+            raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
+
+    # ---------------------------------------------------------------------- operators
+
+    def binary(self, kind: int, left: Any, right: Any) -> Any:
+        in_place = kind >= _IN_PLACE
+        if in_place and not isinstance(left, FakeTensor) and isinstance(right, FakeTensor):
+            in_place, kind = False, kind - _IN_PLACE  # numbers are never changed in place
+        function = BINARY[kind]
+        if _is_of_tensors(left, right):
+            return self.tensor_operator(function, left, right)
+        if type(left) in _NUMBERS and type(right) in _NUMBERS:
+            return function(left, right)
+        if type(left) is Number or type(right) is Number:
+            return compute(self.world.recorder.graph, function, (left, right))
+        name = function.__name__.strip("_")
+        plain = name[1:] if in_place else name
+        tries = [(left, name, right), (left, plain, right), (right, f"r{plain}", left)]
+        custom = self._by_method(*tries[not in_place :])
+        if custom is not NotImplemented:
+            return custom
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
+        self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
+        if isinstance(left, (str, bytes, set, frozenset)):
+            self.look((right,), SHOWN + COMPARED)
+        plain_left, plain_right = self.plain(left), self.plain(right)
+        result = function(plain_left, plain_right)
+        return left if result is plain_left and in_place else result
+
+    def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
+        """What methods in Python make of an operator; NotImplemented if there are none."""
+        for owner, name, other in tries:
+            if isinstance(owner, FakeTensor):
+                continue  # torch does it, which knows when to leave it to the other one
+            result = ask(self, owner, f"__{name}__", other)
+            if result is not ABSENT and result is not NotImplemented:
+                return result
+        return NotImplemented
+
+    def unary(self, kind: str, x: Any) -> Any:
+        if isinstance(x, FakeTensor):
+            return self.tensor_operator(UNARY[kind], x)
+        if type(x) is Number:
+            return compute(self.world.recorder.graph, UNARY[kind], (x,))
+        if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
+            return found
+        self.look((x,))
+        return UNARY[kind](x)
+
+    def compare(self, symbol: str, left: Any, right: Any) -> Any:
+        function = COMPARE[symbol]
+        if _is_of_tensors(left, right):
+            return self.tensor_operator(function, left, right)
+        if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
+            return function(left, right)
+        name = function.__name__
+        swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
+        custom = self._by_method((left, name, right), (right, swapped, left))
+        if custom is not NotImplemented:
+            return custom
+        if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
+            return self.tensor_operator(function, left, right)
+        pairs = (left, right), (right, left)
+        if symbol == "!=":
+            asked = [(x, "eq", other) for x, other in pairs if _derives(x)]
+            custom = self._by_method(*asked)
+            if custom is not NotImplemented:
+                return not self.truth(custom)
+        if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
+            return (left is right) is (symbol == "==")
+        left, right = self.deep(left), self.deep(right)
+        self.look((left, right), COMPARED)
+        return function(left, right)
+
+    def identical(self, left: Any, right: Any) -> bool:
+        one, other = self.world.origin(left), self.world.origin(right)
+        if left is not right and one is not None and other is not None:
+            self.world.distinct(one, other)
+        return left is right
+
+    def contains(self, container: Any, item: Any) -> bool:
+        if isinstance(container, FakeTensor):
+            return bool(container.__contains__(item))
+        if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
+            return self.truth(answer)
+        if attributes.python_method(self, container, "__iter__") is not None:
+            return any(
+                x is item or self.truth(self.compare("==", x, item)) for x in self.items(container)
+            )
+        if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
+            found = self.world.get(self.world.mirror(container), item)
+            return found is not ABSENT
+        if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
+            return any(x is item for x in self.plain(container)) or item in self.plain(container)
+        item, container = self.deep(item), self.deep(container)
+        looked = dict.keys(container) if isinstance(container, dict) else (container,)
+        self.look((item, *looked), COMPARED)
+        return item in container
+
+    def truth(self, x: Any) -> bool:
+        if type(x) in _NUMBERS:
+            return bool(x)
+        for name in ("__bool__", "__len__"):
+            if (found := ask(self, x, name)) is not ABSENT:
+                return found if type(found) is bool else _as_truth(name, found)
+        if self.is_outside(x) and isinstance(x, CONTAINERS):
+            return self.length(x) > 0
+        self.look((x,))
+        return bool(x)
+
+    def decides(self, f: Frame, at: int, x: Any) -> bool:
+        if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
+            raising = opcodes.raising_truth(f.program, at)
+            if raising is not None and not opcodes.is_caught(self.frames):
+                holds = opcodes.condition(x, not raising)
+                if holds is not None:
+                    self.checks.append(holds)
+                    torch._assert_async(holds)
+                    return not raising
+        return self.truth(x)
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        if isinstance(container, FakeTensor):
+            return self.tensor_operator(operator.getitem, container, self.plain(key))
+        if type(container).__module__ == "typing":
+            return container[key]  # Optional[int]
+        if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
+            return found
+        if isinstance(container, type):
+            generic: Any = container
+            return generic[key]  # list[int]
+        if isinstance(container, dict):
+            return containers.item(self, container, key)
+        if self.is_outside(container):
+            return self.outside_item(container, key)
+        self.look((container,))
+        ends = (key.start, key.stop, key.step) if type(key) is slice else (key,)
+        self.look(ends, COMPARED + AS_NUMBERS)
+        return container[self.plain(key)]
+
+    def outside_item(self, container: Any, key: Any) -> Any:
+        """An element of a container from outside, guarded alone if possible."""
+        world = self.world
+        if isinstance(container, CONTAINERS):
+            mirror = world.mirror(container)
+            is_element = type(key) is int and 0 <= key < len(container)
+            if mirror.copy is None and is_element and isinstance(container, list):
+                return world.load(container[key], world.part(mirror, key))
+            return world.whole(container)[key]
+        raise GraphBreak(f"an element of a {type(container).__qualname__}")
+
+    def store_subscript(self, container: Any, key: Any, value: Any) -> None:
+        if isinstance(container, FakeTensor):
+            self.tensor_operator(operator.setitem, container, self.plain(key), value)
+        elif ask(self, container, "__setitem__", key, value) is not ABSENT:
+            return
+        elif isinstance(container, dict) and is_scalar(key) and self.is_outside(container):
+            self.world.set(self.world.mirror(container), key, value)
+        else:
+            if isinstance(key, slice) and not isinstance(container, Computed):
+                value = self.items(value)
+            self._own(container, key)[key] = value
+
+    def delete_subscript(self, container: Any, key: Any) -> None:
+        if ask(self, container, "__delitem__", key) is ABSENT:
+            del self._own(container)[key]
+
+    def _own(self, container: Any, *keys: Any) -> Any:
+        """What C code may write to, at these keys."""
+        if self.is_outside(container):
+            return self.world.whole(container)
+        self.look(keys, COMPARED + AS_NUMBERS)
+        return container
+
+    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+        if isinstance(x, FakeTensor):
+            raise GraphBreak("printing a tensor needs its values")
+        names = {"r": ("__repr__",), "a": ("__repr__",)}.get(conversion, ("__str__", "__repr__"))
+        if not conversion and spec is not None:
+            names = ("__format__", *names)
+        for name in names:
+            given = (spec,) if name == "__format__" else ()
+            if (text := ask(self, x, name, *given)) is not ABSENT:
+                return text if given or spec is None else format(text, spec)
+            if getattr(type(x), name, None) is not getattr(object, name):
+                break  # a class in C has its own
+        x = self.deep(x)
+        self.look((x,), SHOWN)
+        return super().format(x, conversion, spec)
+
+    # ---------------------------------------------------------------------- attributes
+
+    attribute = attributes.lookup
+    store_attribute = attributes.store
+    delete_attribute = attributes.delete
+
+    def special(self, obj: Any, name: str) -> Any:
+        method = attributes.python_method(self, obj, name)
+        return super().special(obj, name) if method is None else types.MethodType(method, obj)
+
+    # ---------------------------------------------------------------------- iteration, calls
+
+    def iterate(self, x: Any) -> Any:
+        if (found := ask(self, x, "__iter__")) is not ABSENT:
+            return found
+        if self.is_outside(x):
+            if isinstance(x, CONTAINERS):
+                return self.iterate(self.world.whole(x))
+            if is_finite_iterator(x):
+                return x
+            raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
+        if attributes.python_method(self, x, "__getitem__") and not hasattr(x, "__iter__"):
+            raise GraphBreak("iterating by __getitem__ alone")
+        if isinstance(x, (set, frozenset)):
+            self.world.passing.append("the order of a set")
+        return iter(x)
+
+    def next(self, iterator: Any) -> Any:
+        if (found := ask(self, iterator, "__next__")) is not ABSENT:
+            return found
+        if self.is_outside(iterator):
+            if is_finite_iterator(iterator):
+                return self.world.next_of(iterator)
+            raise GraphBreak(f"advancing a {type(iterator).__qualname__} from outside")
+        return next(iterator)
+
+    def items(self, x: Any) -> list[Any]:
+        if type(x) in (list, tuple) and not self.is_outside(x):
+            return list(x)
+        return list(map(self.next, itertools.repeat(self.iterate(x))))
+
+    def mapping(self, x: Any) -> dict[Any, Any]:
+        if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:
+            return dict(dict.items(self.plain(x)))
+        if not hasattr(type(x), "keys"):
+            return {**x}  # the TypeError
+        keys = self.items(self.call(self.attribute(x, "keys"), (), {}))
+        return {key: self.subscript(x, key) for key in keys}
+
+    call = call
+
+
+def _as_truth(name: str, found: Any) -> bool:
+    """What Python makes of what `__bool__` or `__len__` gave."""
+    return bool(type("", (), {name: lambda self: found})())
+
+
+def _is_of_tensors(left: Any, right: Any) -> bool:
+    """Whether torch is asked for an operator: no class of the program's has a say."""
+    if isinstance(left, FakeTensor):
+        left, right = right, left
+    kind: Any = type(left)
+    is_in_c = bool(kind.__flags__ & _IMMUTABLE) or hasattr(kind, "__torch_function__")
+    return isinstance(right, FakeTensor) and (is_in_c or kind is Number)
+
+
+def _derives(x: Any) -> bool:
+    """Whether `!=` of an object is what its `==` is not."""
+    kind: Any = type(x)
+    return kind.__ne__ is object.__ne__
+
+
+def _answered(symbol: str, x: Any, other: Any) -> bool:
+    """Whether nothing is left to ask `x` once methods in Python have not known if it is `other`."""
+    if isinstance(x, Computed):
+        return False
+    if type(x) in _NUMBERS and type(x) is not tuple:
+        return not isinstance(other, VALUES)
+    if type(x) in (*CONTAINERS, tuple):
+        return type(other) in _NUMBERS and type(other) is not tuple
+    method: Any = getattr(type(x), "__eq__" if symbol == "==" or _derives(x) else "__ne__")
+    return method is object.__eq__ or isinstance(method, types.FunctionType)

@@ -1,0 +1,619 @@
+"""Source that makes, from the results of a graph, what the program would have made.
+
+A value of the capture becomes an expression: a tensor is an output of the graph, an object from
+outside is found by its origin, one that the program made is made again, each once however
+often it occurs. What cannot be made again raises Lost, and the graph ends before it was made.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import inspect
+import itertools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from fusee.capture.attributes import Capturing
+from fusee.capture.between import Between, Nested, around, for_c
+from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
+from fusee.capture.inputs import DELETED, Mirror, Opened, World, dict_class
+from fusee.capture.iterators import (
+    LAZY,
+    Called,
+    Indexed,
+    Stepping,
+    advance,
+    consumed,
+    gone_through,
+    links,
+    reduced,
+)
+from fusee.capture.numbers import Number
+from fusee.capture.opcodes import refused
+from fusee.capture.sources import Source
+from fusee.capture.torch_api import FakeTensor, of_subclass
+
+# ---------------------------------------------------------------------------- rebuild
+
+
+def _resumed(
+    nested: Nested,
+    code: types.CodeType,
+    globals_: dict[str, Any],
+    at: int,
+    variables: dict[str, Any],
+    stack: list[Any],
+    cells: dict[str, types.CellType],
+    state: str,
+) -> Generator[Any, Any, Any]:
+    """A generator that goes on where one stood when a graph ended."""
+    f = Frame(Between(nested), code, globals_)
+    f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
+    made = suspended(f, state == inspect.GEN_SUSPENDED)
+    if state == inspect.GEN_CLOSED:
+        made.close()
+    elif state == inspect.GEN_SUSPENDED:
+        next(made)
+    return made
+
+
+# Iterators that know when their dict has grown, and so must go on over the dict itself.
+_OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
+
+
+class Lost(BaseException):
+    """Here no graph can end, and `reason` says why: a value that is alive cannot be made again.
+    No `except` of the program that is traced may catch it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+_ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_CLASS = _ON_HEAP | 1 << 8  # and Py_TPFLAGS_IMMUTABLETYPE: a class in C has not the first alone
+# Nothing but a class, an import or a `def` makes these.
+_FOUND = (
+    type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.UnionType, types.GenericAlias,
+)  # fmt: skip
+_BASES = {object, dict, collections.OrderedDict, list, set}  # classes in C that can be refilled
+
+
+# A maker at work: it gives away a part, is given the part's expression, and returns its own.
+Making = Generator[Any, str, str]
+
+
+def _each(parts: Iterable[Any]) -> Generator[Any, str, list[str]]:
+    found = []
+    for part in parts:
+        found.append((yield part))  # no comprehension can give away
+    return found
+
+
+class Rebuild:
+    """Writes one function's body.
+
+    is_return whether the function ends there: Python runs generators that it gives away
+    source    its first part: objects from outside, evaluated before anything changes
+    lines     its second part, after the graph has run
+    outputs   the tensors that the graph must give
+    """
+
+    def __init__(self, machine: Capturing, source: Source, *, is_return: bool = False) -> None:
+        self.is_return = is_return
+        self.world = world = machine.world
+        self.made_classes = machine.made_classes
+        self.generators = machine.generators
+        self.source = source
+        self.lines: list[str] = []
+        self.outputs: list[torch.Tensor] = []
+        self._memo: dict[int, str] = {}
+        mirrors = world.mirrors.values()
+        self._copies = {id(m.copy): m.origin for m in mirrors if m.copy is not None}
+        self._places: list[str] = []
+        self._empty_cells: list[tuple[str, Any]] = []
+        self._open: set[int] = set()
+        self._replayed: set[int] = set()
+        self._keep: list[Any] = []
+        self._count = 0
+
+    # ---------------------------------------------------------------------- values
+
+    def value(self, x: Any) -> str:
+        """An expression for `x`."""
+        text = self._value(x)
+        while self._empty_cells and not self._open:
+            name, contents = self._empty_cells.pop()
+            self.lines.append(f"{name}.cell_contents = {self._value(contents)}")
+        return text
+
+    def _value(self, x: Any) -> str:
+        """The same, but for the contents of cells. What is half made stands on a stack of its own:
+        the program's objects may be nested deeper than Python's calls."""
+        half_made: list[tuple[int, Making]] = []
+        text = self._found(x)
+        while True:
+            if text is None:
+                if id(x) in self._open:
+                    raise Lost("a container that contains itself cannot be made again")
+                self._open.add(id(x))
+                half_made.append((id(x), self._made(x)))
+            elif not half_made:
+                return text
+            try:
+                x = half_made[-1][1].send(text)  # type: ignore[arg-type]  # None starts it
+                text = self._found(x)
+            except StopIteration as made:
+                at, _ = half_made.pop()
+                text = self._memo[at] = made.value
+                self._open.discard(at)
+
+    def _found(self, x: Any) -> str | None:
+        """The expression for `x`; None if it must be made."""
+        if is_scalar(x) or isinstance(x, Marker):
+            return self.source.constant(x)
+        found = self._memo.get(id(x))
+        if found is not None:
+            return found
+        self._keep.append(x)
+        origin = self.world.origin(x) or self._copies.get(id(x))
+        if origin is not None:
+            found = self._memo[id(x)] = self.source.variable(origin)
+        return found
+
+    def has(self, x: Any) -> bool:
+        """Whether `x` is among what is made again."""
+        return id(x) in self._memo
+
+    def _tensor(self, x: torch.Tensor) -> Making:
+        self.outputs.append(x)
+        text = f"_out[{len(self.outputs) - 1}]"
+        if id(x) in self.world.recorder.leaves:
+            return self._leaf(x, text)
+        if id(x) not in self.world.seen:
+            return text
+        kind, mirror = self.world.seen[id(x)]
+        if kind in self.made_classes:
+            raise Lost(f"the class {kind.__qualname__} is made anew at each call")
+        with torch._C.DisableTorchFunction():
+            grad = str(x.requires_grad)
+        made = self.call(of_subclass, text, self.source.constant(kind), grad)
+        name = self._memo[id(x)] = self._named(made)
+        for key, item in mirror.copy.items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
+        return name
+
+    def _leaf(self, x: torch.Tensor, text: str) -> str:
+        if not self.world.recorder.leaves[id(x)]:
+            raise Lost("a view, made without gradients, of a tensor that requires grad")
+        with torch._C.DisableTorchFunction():
+            grad = str(x.requires_grad)
+        if getattr(x, "_is_param", False):
+            return self._named(self.call(torch.nn.Parameter, text, grad))
+        return self._named(f"{text}.detach().requires_grad_({grad})")
+
+    def call(self, function: Any, *args: str) -> str:
+        """An expression that calls an object."""
+        return f"{self.source.constant(function)}({', '.join(args)})"
+
+    def _named(self, text: str) -> str:
+        name = f"_r{self._count}"
+        self._count += 1
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def _made(self, x: Any) -> Making:
+        """Makes `x`: gives away each of its parts, for the part's expression."""
+        kind = type(x)
+        if isinstance(x, FakeTensor):
+            return (yield from self._tensor(x))
+        if kind is Number:
+            if x.made:  # Python computes it from the same numbers
+                function, *operands = x.made
+                return self._named(self.call(function, *(yield from _each(operands))))
+            raise Lost("a float that the graph computes is alive where it ends")
+        maker = MAKERS.get(kind)
+        if maker is not None:
+            return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
+        if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            if isinstance(x.__self__, HELD_OWNERS):
+                return self.source.constant(x)
+            return self._named(f"{yield x.__self__}.{x.__name__}")
+        if isinstance(x, LAZY):
+            return (yield from self._iterator(x))
+        if isinstance(x, _FOUND) or kind.__module__ == "typing":
+            if isinstance(x, type) and x in self.made_classes:
+                raise Lost(f"the class {x.__name__} is made anew at each call")
+            return self.source.constant(x)
+        if isinstance(x, tuple):
+            made, items = self.source.constant(kind), ", ".join((yield from _each(x)))
+            return self._named(
+                f"{made}({items})" if hasattr(x, "_fields") else f"{made}(({items},))"
+            )
+        if kind is types.GeneratorType and x in self.generators:
+            return (yield from self._generator(x))
+        return (yield from self._instance(x))
+
+    def _iterator(self, x: Any) -> Making:
+        try:
+            made, args, *state = reduced(x)
+        except RuntimeError as error:  # its dict or set has another size now
+            raise Lost(f"an iterator is alive that goes no further: {error}") from None
+        owner = next((d for d in gc.get_referents(x) if type(d) is dict), None)
+        if type(x) in _OF_DICTS and owner is not None:
+            # a dict that has grown comes first: its iterators would not go on
+            self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
+            name = self._named(
+                f"{self.source.python('iter')}({yield owner}.{_OF_DICTS[type(x)]}())"
+            )
+            place = len(owner) - operator.length_hint(x)
+            self.lines.append(self.call(advance, name, str(place)))
+            return name
+        name = self._named(self.call(made, *(yield from _each(args))))
+        if made is itertools.islice is not type(x):
+            raise Lost("an itertools.accumulate that has given None is alive")
+        is_new = made is iter and state == [0]
+        if state and state[0] is not None and not is_new:
+            # once its list is what it should be: a place beyond the end is cut to the end
+            self._places.append(f"{name}.__setstate__({yield state[0]})")
+        return name
+
+    def _generator(self, x: Any) -> Making:
+        f, state = self.generators[x], inspect.getgeneratorstate(x)
+        code, names = f.code, f.code.co_varnames[: f.code.co_argcount]
+        is_plain = not (code.co_kwonlyargcount or code.co_flags & 12)
+        if is_plain and state == inspect.GEN_CREATED:
+            args = [f.cells[n].cell_contents if n in f.cells else f.locals[n] for n in names]
+            function, *given = yield from _each([f.function, *args])
+            if self.is_return:
+                return self._named(f"{function}({', '.join(given)})")
+            return self._named(self.call(around, "_nested", function, *given))
+        if refused(code):
+            raise Lost(f"a generator is half way: {refused(code)}")
+        parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
+        parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), state])
+        return self._named(self.call(_resumed, "_nested", *parts))
+
+    def _instance(self, x: Any) -> Making:
+        cls = type(x)
+        in_c = [base for base in cls.__mro__ if base.__flags__ & _CLASS != _ON_HEAP]
+        maker = getattr(cls.__new__, "__self__", None)  # a class, if it is in C
+        is_known = {*in_c} <= _BASES and (maker is None or maker in _BASES)
+        if not is_known and not isinstance(x, BaseException):
+            raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
+        if cls in self.made_classes:
+            raise Lost(f"the class {cls.__qualname__} is made anew at each call")
+        kind = self.source.constant(cls)
+        args = yield from _each(x.args if isinstance(x, BaseException) else ())
+        name = self._named(f"{kind}.__new__({', '.join([kind, *args])})")
+        self._memo[id(x)] = name  # its attributes may point back to it
+        if isinstance(x, dict):
+            own = [
+                part for pair in dict.items(x) for part in pair
+            ]  # not what its class makes of it
+            pairs = _braces(*(yield from _each(own)))
+            update = self.source.constant(dict_class(x).update)
+            self.lines.append(f"{update}({name}, {pairs})")
+        elif isinstance(x, (list, set)):
+            fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
+            self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
+        elif isinstance(x, BaseException):
+            yield from self._exception(x, name)
+        for key, item in getattr(x, "__dict__", {}).items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
+        for key in _slots(cls):
+            if hasattr(x, key):
+                item = yield getattr(x, key)
+                setattr_ = f"{self.source.python('object')}.__setattr__"
+                self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
+        return name
+
+    def _exception(self, x: BaseException, name: str) -> Generator[Any, str, None]:
+        """What the classes in C keep, and how the exception came about."""
+        in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
+        init = f"{self.source.constant(in_c)}.__init__"
+        self.lines.append(f"{init}({', '.join([name, *(yield from _each(x.args))])})")
+        for key in ("__cause__", "__context__", "__suppress_context__"):
+            if getattr(x, key):  # the last one last: setting the cause sets it too
+                self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")
+
+    # ---------------------------------------------------------------------- effects
+
+    def effects(self) -> None:
+        """Write what the program wrote to objects from outside."""
+        for opened in dict.fromkeys(self.world.iterators.values()):
+            self._advance(opened)
+        self._replay_all(list(self.world.mirrors.values()))
+        for (_, name), (_, origin, value) in list(self.world.slots.items()):
+            target, is_gone = self.source.variable(origin), value is DELETED
+            given = f"{target}, {name!r}" + ("" if is_gone else f", {self.value(value)}")
+            self.lines.append(
+                f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
+            )
+        self.lines += self._places
+
+    def later(self) -> list[str]:
+        """The calls that the program made and that come after its graph."""
+        calls = []
+        for function, args, kwargs, lines in self.world.later:
+            given = [*map(calling_from, lines), function, *args]
+            first, *more = map(self.source.constant, given)
+            more += [f"{key}={self.source.constant(x)}" for key, x in kwargs.items()]
+            calls.append(f"{first}({', '.join(more)})")
+        return calls
+
+    def _advance(self, opened: Opened) -> None:
+        for reader, container in gone_through(opened.iterator):
+            mirror = self.world.mirrors.get(id(container))
+            of_keys = _OF_DICTS.get(type(reader)) == "keys"
+            if mirror is not None and (mirror.has_other_keys if of_keys else mirror.is_changed)():
+                raise Lost("a container changes while an iterator goes through it")
+        count = opened.asked + consumed(opened.stand_in, opened.size)
+        if count:
+            self.lines.append(self.call(advance, self.value(opened.iterator), str(count)))
+
+    def _replay_all(self, mirrors: Iterable[Mirror]) -> None:
+        for mirror in mirrors:
+            if mirror.is_changed() and id(mirror) not in self._replayed:
+                self._replayed.add(id(mirror))
+                self._replay(mirror)
+
+    def _replay(self, mirror: Mirror) -> None:
+        # by its own origin: `x.__dict__` may be written although nothing is known of `x` else
+        target = self.source.variable(mirror.origin)
+        if isinstance(mirror.obj, dict):
+            self._replay_dict(mirror, target)
+            return
+        items = _items(self, mirror.tail if mirror.copy is None else mirror.copy)
+        if mirror.copy is None:
+            self.lines.append(self.call(list.extend, target, f"[{items}]"))
+        elif isinstance(mirror.obj, list):
+            given = self.call(list.__setitem__, target, self.call(slice, "None"), f"[{items}]")
+            self.lines.append(given)
+        else:
+            method = "extend" if isinstance(mirror.obj, collections.deque) else "update"
+            self.lines += [f"{target}.clear()", f"{target}.{method}([{items}])"]
+
+    def _replay_dict(self, mirror: Mirror, target: str) -> None:
+        kind = self.source.constant(dict_class(mirror.obj))
+        moved = mirror.moved if mirror.copy is None else set()
+        if mirror.copy is None:
+            changes = mirror.writes
+        else:
+            before, after = mirror.before, mirror.copy
+            changes = {key: DELETED for key in before if key not in after}
+            kept = [key for key in before if key in after]
+            if [*map(id, after)][: len(kept)] != [*map(id, kept)]:
+                self.lines.append(f"{kind}.clear({target})")
+                changes = dict(dict.items(after))
+            else:
+                for key, value in dict.items(after):
+                    if key not in before or before[key] is not value:
+                        changes[key] = value
+        for key, value in changes.items():
+            name = self.value(key)
+            if value is DELETED or key in moved:
+                self.lines.append(f"{kind}.pop({target}, {name}, None)")
+            if value is not DELETED:
+                self.lines.append(f"{kind}.__setitem__({target}, {name}, {self.value(value)})")
+
+
+def _slots(cls: type) -> list[str]:
+    found: list[str] = []
+    for base in cls.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        found += [names] if isinstance(names, str) else list(names)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+# ------------------------------------------------------------------------------ makers
+
+
+def _items(r: Rebuild, x: Any) -> str:
+    return ", ".join(map(r.value, x))
+
+
+def _listed(*texts: str) -> str:
+    return f"[{', '.join(texts)}]"
+
+
+def _pairs(x: Any) -> list[Any]:
+    """The keys and values of a dict in turn."""
+    return [part for pair in x.items() for part in pair]
+
+
+def _braces(*texts: str) -> str:
+    return "{" + ", ".join(f"{k}: {v}" for k, v in zip(texts[::2], texts[1::2])) + "}"
+
+
+_OF_FUNCTIONS = ("__qualname__", "__module__", "__doc__", "__kwdefaults__", "__annotations__")
+
+
+def _own(x: types.FunctionType) -> list[str]:
+    """The attributes of a function that `def` alone would not give it."""
+    plain = types.FunctionType(x.__code__, x.__globals__, closure=x.__closure__)
+    return [key for key in _OF_FUNCTIONS if getattr(x, key) != getattr(plain, key)]
+
+
+def _of_function(x: types.FunctionType) -> list[Any]:
+    own = [getattr(x, key) for key in _own(x)]
+    return [x.__defaults__ or None, *(x.__closure__ or ()), *own, *_pairs(x.__dict__)]
+
+
+def _function(r: Rebuild, x: types.FunctionType, defaults: str, *rest: str) -> str:
+    parts = [r.source.constant(x.__code__), r.source.constant(x.__globals__), repr(x.__name__)]
+    count, own = len(x.__closure__ or ()), _own(x)
+    cells, values, attributes = rest[:count], rest[count:][: len(own)], rest[count + len(own) :]
+    parts += [defaults, f"({', '.join(cells)},)" if cells else "None"]
+    text = r.call(types.FunctionType, *parts)
+    if not own and not x.__dict__:
+        return text
+    name = r._named(text)
+    r.lines += [f"{name}.{key} = {value}" for key, value in zip(own, values)]
+    if x.__dict__:
+        r.lines.append(f"{name}.__dict__.update({_braces(*attributes)})")
+    return name
+
+
+def _cell(r: Rebuild, x: types.CellType) -> str:
+    made = r.call(types.CellType)
+    try:
+        contents = x.cell_contents
+    except ValueError:
+        return made
+    # its contents come later: a function may close over itself
+    name = r._named(made)
+    r._empty_cells.append((name, contents))
+    return name
+
+
+def _referent(x: weakref.ref[Any]) -> tuple[Any]:
+    if (obj := x()) is None:
+        raise Lost("a weak reference to what is gone is alive")
+    return (obj,)
+
+
+def _chain_links(x: itertools.chain[Any]) -> list[Any]:
+    rest, *current = links(x)
+    return [[*current], rest]
+
+
+def _chain(r: Rebuild, x: Any, current: str, rest: str) -> str:
+    return r.call(itertools.chain.from_iterable, r.call(itertools.chain, current, rest))
+
+
+_EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+
+
+class Maker(NamedTuple):
+    """How objects of a class are made again.
+
+    source   their expression, given those of their parts
+    parts    the objects that they are made of
+    """
+
+    source: Callable[..., str]
+    parts: Callable[[Any], Iterable[Any]] = lambda x: ()
+
+
+_REDUCED = Maker(lambda r, x, *t: r.call(x.__reduce__()[0], *t), lambda x: x.__reduce__()[1])
+# `d.items()` and the like
+_VIEW = Maker(lambda r, x, t: f"{t}.{type(x).__name__.rpartition('_')[2]}()", gc.get_referents)
+
+MAKERS: dict[type, Maker] = {
+    tuple: Maker(lambda r, x, *t: f"({', '.join(t)},)" if t else "()", tuple),
+    list: Maker(lambda r, x, *t: _listed(*t), list),
+    dict: Maker(lambda r, x, *t: _braces(*t), _pairs),
+    set: Maker(lambda r, x, *t: f"{{{', '.join(t)}}}" if t else r.call(set), list),
+    frozenset: Maker(lambda r, x, *t: r.call(frozenset, _listed(*t)), list),
+    slice: Maker(lambda r, x, *t: r.call(slice, *t), lambda x: (x.start, x.stop, x.step)),
+    collections.deque: Maker(
+        lambda r, x, *t: r.call(collections.deque, _listed(*t), str(x.maxlen)), list
+    ),
+    collections.OrderedDict: Maker(
+        lambda r, x, *t: r.call(collections.OrderedDict, _braces(*t)), _pairs
+    ),
+    collections.defaultdict: Maker(
+        lambda r, x, made, *t: r.call(collections.defaultdict, made, _braces(*t)),
+        lambda x: (x.default_factory, *_pairs(x)),
+    ),
+    types.MappingProxyType: Maker(
+        lambda r, x, *t: r.call(types.MappingProxyType, _braces(*t)), _pairs
+    ),
+    Called: Maker(
+        lambda r, x, t: t if r.is_return else r.call(for_c, "_nested", t), lambda x: (x.function,)
+    ),
+    Stepping: Maker(lambda r, x, t: t, lambda x: (x.iterator,)),
+    Indexed: Maker(lambda r, x, t: t, lambda x: (x.sequence,)),
+    bytearray: Maker(lambda r, x: r.call(bytearray, repr(bytes(x)))),
+    itertools.chain: Maker(_chain, _chain_links),
+    weakref.ref: Maker(lambda r, x, t: r.call(weakref.ref, t), _referent),
+    operator.itemgetter: _REDUCED,
+    operator.attrgetter: _REDUCED,
+    **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},
+    types.FunctionType: Maker(_function, _of_function),
+    types.MethodDescriptorType: Maker(lambda r, x: r.source.constant(x)),
+    types.CellType: Maker(_cell),
+    functools.partial: Maker(
+        lambda r, x, f, a, k: r.call(functools.partial, f, f"*{a}", f"**{k}"),
+        lambda x: (x.func, x.args, x.keywords),
+    ),
+    types.MethodType: Maker(
+        lambda r, x, *t: r.call(types.MethodType, *t), lambda x: (x.__func__, x.__self__)
+    ),
+    types.SimpleNamespace: Maker(
+        lambda r, x, *t: r.call(types.SimpleNamespace, f"**{_braces(*t)}"),
+        lambda x: _pairs(vars(x)),
+    ),
+}
+
+
+# ---------------------------------------------------------------------------- regions
+# Regions of a program in which a graph break is an error, or is none.
+#
+# Plain Python that is captured like the user's own: what is in force is an attribute of an object
+# from outside, so that it holds in the graphs, between them, and in functions that are called
+# there.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _State:
+    is_error: bool | None
+
+
+_state = _State()
+_state.is_error = None  # as fullgraph says
+
+
+class error_on_graph_break:
+    """Within it a graph break raises GraphBreakError (True) or splits the function (False).
+
+    As a decorator or a context manager, inside a compiled function or around its parts. It goes
+    before `fullgraph`.
+
+    source   torch._dynamo.error_on_graph_break
+    """
+
+    def __init__(self, error_on_graph_break: bool) -> None:
+        self.is_error = error_on_graph_break
+        self.before: bool | None = None
+
+    def __enter__(self) -> None:
+        self.before = _state.is_error
+        _state.is_error = self.is_error
+
+    def __exit__(self, *error: object) -> None:
+        _state.is_error = self.before
+
+    def __call__(self, function: F) -> F:
+        wanted = self.is_error
+
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with error_on_graph_break(wanted):
+                return function(*args, **kwargs)
+
+        within.__dict__["_fusee_inlined"] = True
+        return within  # type: ignore[return-value]
+
+
+def is_error(world: World) -> bool | None:
+    """What error_on_graph_break says where a capture stands; None if nothing."""
+    mirror = world.mirrors.get(id(_state.__dict__))
+    written = {} if mirror is None else mirror.writes if mirror.copy is None else mirror.copy
+    found: bool | None = written.get("is_error", _state.is_error)
+    return found
+
+
+for _region_function in ("__init__", "__enter__", "__exit__"):
+    error_on_graph_break.__dict__[_region_function].__dict__["_fusee_inlined"] = True

@@ -1,0 +1,762 @@
+"""The graph that a capture writes: each torch call on FakeTensors becomes an fx node.
+
+The recorder is a torch function mode, so that it sees the calls of torch's C code and of functions
+that are not interpreted as well. A torch function in Python that offers itself to modes
+(layer_norm, multi_head_attention_forward) arrives whole, as backends of torch.compile expect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.numbers import (
+    TAKE_NUMBERS,
+    Number,
+    argument,
+    holds_number,
+    meets_integers,
+    need_values,
+    printable,
+    read,
+    shown,
+)
+from fusee.capture.torch_api import (
+    STATE_SWITCHES,
+    FakeTensor,
+    OpOverload,
+    OpOverloadPacket,
+    State,
+    graph_module,
+    set_grad_enabled,
+)
+from fusee.errors import source_line
+from fusee.fake.raising import name_may_raise, raises
+from fusee.fake.rules import is_dense
+
+# ---------------------------------------------------------------------------- effects
+# What a call in a graph may do besides computing its result.
+
+# The attribute of a target that has the calls of a function under a transform: transforms.py.
+BODY = "_fusee_body"
+
+
+def effects(node: fx.Node) -> set[str]:
+    """What a call may do besides computing.
+
+    writes     to its operands
+    anywhere   to what nobody knows
+    draws      it moves a random generator
+    raises     for values that the graph computes, such as an index
+    """
+    target: Any = node.target
+    if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
+        return set()
+    bodies = [x.meta[BODY] for x in node.all_input_nodes if BODY in x.meta]
+    if hasattr(target, BODY) or bodies:
+        calls = [n for body in (getattr(target, BODY, ()), *bodies) for n in body]
+        found = set[str]().union(*map(effects, calls))
+        return found | {"anywhere"} if "writes" in found else found
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    module = getattr(target, "__module__", None) or "torch"
+    is_torchs = target is getattr or module.split(".")[0] in ("torch", "_operator")
+    place, key, default = _WRITE_IF.get(name, (0, "inplace", None))
+    written = node.args[place] if 0 < place < len(node.args) else node.kwargs.get(key, default)
+    found = set()
+    is_asked = (written is not None and written is not False) or node.kwargs.get("out") is not None
+    if is_asked or target in _IN_PLACE or is_in_place(name):
+        found.add("writes")
+    is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
+    is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
+    # without a result it was called for something else
+    if node.meta.get("example_value", node) is None and not name.startswith("_assert"):
+        is_unknown = True
+    if is_unknown:
+        found |= {"writes", "anywhere"}
+    if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
+        found.add("draws")
+    name = name.partition(".")[0]  # of an operator's overload
+    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
+    with torch._C.DisableTorchFunction():  # the recorder may be on
+        refuses = name_may_raise(name) or raises(node, name, "example_value")
+    if indexes or refuses or name.startswith("_assert"):
+        found.add("raises")
+    return found
+
+
+def is_in_place(name: str) -> bool:
+    """Whether an operator with this name writes to its first operand."""
+    return name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS
+
+
+# Functions of the module `operator` that would otherwise be words of Python.
+_KEYWORDS = ("and_", "or_", "not_")
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node must stay even if nobody uses its result."""
+    is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
+    return is_bound or bool(effects(node))
+
+
+_RANDOM = {"multinomial", "poisson", "rrelu", "gumbel_softmax", "scaled_dot_product_attention"}
+_RANDOM_WORDS = ("rand", "drop", "bernoulli", "normal")
+
+# Which argument, by place or name, says that these write to an operand; what it is by default.
+_WRITE_IF: dict[str, tuple[int, str, Any]] = {
+    **dict.fromkeys(("batch_norm", "native_batch_norm"), (5, "training", False)),
+    "instance_norm": (5, "use_input_stats", True),
+    **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
+}
+
+_IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
+    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
+    operator.iand, operator.ior,
+}  # fmt: skip
+
+
+def is_mutable(func: Any) -> bool:
+    """Whether an operator's schema says that it writes to its operands."""
+    if isinstance(func, OpOverloadPacket):
+        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
+        return any(is_mutable(getattr(func, name)) for name in names)
+    return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
+
+
+def storages(nodes: Iterable[fx.Node]) -> set[int]:
+    """The memory behind the tensors that nodes give."""
+    tensors = [node.meta.get("example_value") for node in nodes]
+    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
+
+
+# ---------------------------------------------------------------------------- geometry
+# Calls that give a tensor another shape, other strides or more memory: the graph ends before them.
+#
+# Compiled code writes to a tensor of the caller's as that was when the graph began. What eager
+# resizes (`out=` of another size, `resize_`, `set_`) or turns (`t_`, `unsqueeze_`) runs in Python,
+# with eager's warnings, unless the tensor is the graph's own and nothing can share its memory.
+
+# These change the shape or the strides of a tensor, and not its memory.
+_TURN = {
+    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
+}  # fmt: skip
+# These change its memory, too.
+_RESIZE = {"resize_", "resize_as_", "set_"}
+
+
+def refuse_new_geometry(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_input: Callable[[Tensor], bool],
+    run: Callable[..., Any],
+) -> None:
+    """End the graph before a call on FakeTensors that changes more than the values of one.
+
+    is_input  whether a tensor is there before the graph
+    run       calls `func` on fakes, and writes nothing down
+    raises    GraphBreak; what eager raises for these arguments
+    """
+    name = getattr(func, "__name__", "").partition(".")[0]
+    is_operator = isinstance(func, (OpOverload, OpOverloadPacket))
+    if is_operator and name in _RESIZE:
+        raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
+    if name in _TURN and args and isinstance(args[0], Tensor) and is_input(args[0]):
+        raise GraphBreak(
+            f"{name}() changes the shape or strides of a tensor from outside the graph"
+        )
+    names = set(_results(func)) if is_operator else {"out"}
+    given = {key: x for key, x in kwargs.items() if key in names and x is not None}
+    outs = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
+    with torch._C.DisableTorchFunction():
+        kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
+        if not kept:
+            return
+        # meta kernels resize: so they get others to try
+        likes = pytree.tree_map_only(Tensor, _like, given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run(func, args, {**kwargs, **likes})
+        for x, like in zip(outs, pytree.tree_leaves(likes), strict=True):
+            if like.shape != x.shape and any(x is one for one in kept):
+                raise GraphBreak(
+                    f"out= is resized from {list(x.shape)} to {list(like.shape)}",
+                    "give it a tensor of the result's shape",
+                )
+
+
+def _like(x: Tensor) -> Tensor:
+    return x.new_empty_strided(x.shape, x.stride())
+
+
+def _results(op: Any) -> Iterator[str]:
+    """The arguments by name that an operator writes to."""
+    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, o) for o in op.overloads()]
+    for overload in overloads:
+        for given in overload._schema.arguments:
+            if given.kwarg_only and given.alias_info is not None:
+                yield given.name
+
+
+# ---------------------------------------------------------------------------- unknown
+# Torch calls whose results nobody knows before they have run: they end the graph.
+#
+# Adapter of what FakeTensors raise, torch._subclasses and its texts. Tested with torch 2.13.
+
+VALUE = "needs the value of a tensor, which is known only when the graph has run"
+KEEP_ON_DEVICE = "compute on tensors (torch.where, masks) instead, or move the line out"
+# Whose operators are not the user's to complete.
+_TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
+
+
+def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
+    """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
+    if _needs_values(error):
+        return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
+    operator = _without_fake(error)
+    if operator is None:
+        return None
+    operator = _op_of(function) or operator or name
+    remedy = ""
+    if "::" in operator and operator.partition("::")[0] not in _TORCHS:
+        remedy = f"torch.library.register_fake({operator!r}) says what they look like"
+    return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
+
+
+def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
+    """End the graph at a write that ATen may refuse, since elements share memory.
+
+    FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
+    """
+    written = kwargs.get("out")
+    may_be_operand = written is None or _is_pointwise(name)
+    if written is None and is_in_place(name) and args:
+        written = args[0]
+    for x in written if isinstance(written, (tuple, list)) else (written,):
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            continue
+        shares = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride()))
+        if shares or any(_overlap(x, y, may_be_operand) for y in args):
+            raise GraphBreak(
+                f"{name} writes to memory that several elements or operands share", "clone() first"
+            )
+
+
+def refuse_masked_gradients(name: str, *operands: Any) -> None:
+    """End the graph at `x[mask] = y` if y gets a gradient: of as many rows as mask has ones."""
+    if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
+        return
+    _, index, value = operands[:3]
+    index = index if isinstance(index, (tuple, list)) else (index,)
+    kinds = [i.dtype for i in index if isinstance(i, torch.Tensor)]
+    if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
+
+
+def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
+    """Whether two dense tensors have a part of their memory in common, or all of it."""
+    if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
+        return y is x and not may_be_same
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+        return False
+    if not (is_dense(x) and is_dense(y)):
+        return False
+    first, second = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (x, y))
+    if first == second and x.stride() == y.stride():
+        return not may_be_same
+    return first[0] < second[1] and second[0] < first[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_pointwise(name: str) -> bool:
+    """Whether each element depends on those at its place alone: `out` may be an operand."""
+    packet: Any = getattr(torch.ops.aten, name, None)
+    overloads = () if packet is None else packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+def _needs_values(error: Exception) -> bool:
+    """Whether a call on FakeTensors would have to know their elements."""
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return True
+    text = str(error)  # of a kernel in C++ that looked for them; of the indices in a mask
+    return "data is not allocated yet" in text or "data-independent implementation" in text
+
+
+def _without_fake(error: Exception) -> str | None:
+    """The operator whose results nobody knows before it runs, if that is what an error says."""
+    if isinstance(error, UnsupportedOperatorException):
+        return _op_of(error.func) or str(error.func)
+    text = str(error)
+    if isinstance(error, NotImplementedError) or "no fake impl registered" in text:
+        found = re.search(r"\w+::\w+", text)
+        return found[0] if found else ""
+    return None
+
+
+def _op_of(function: Any) -> str | None:
+    """`mylib::myop`, if a call is one of an operator."""
+    if isinstance(function, OpOverload):
+        return str(function._schema.name)
+    return str(function._qualified_op_name) if isinstance(function, OpOverloadPacket) else None
+
+
+# ---------------------------------------------------------------------------- record
+
+
+# Methods of tensors that leave the world of tensors.
+_VALUES = {
+    "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
+    "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
+    "untyped_storage", "storage", "__repr__", "__format__", "__reduce_ex__",
+}  # fmt: skip
+
+# Methods that change what a tensor is, or what happens in a backward pass.
+_STATEFUL = {
+    "register_hook", "register_post_accumulate_grad_hook",
+    "retain_grad", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_",
+    "_set_data", "rename_", "as_subclass", "__deepcopy__", "swap_tensors",
+}  # fmt: skip
+
+# A model of 100 layers has about 5,000.
+_MOST_CALLS = 50_000
+
+# Attributes that are tensors themselves.
+_TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
+
+# How a method of tensors is written as an operator.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in (
+            "add sub mul truediv floordiv mod pow matmul neg pos abs invert lshift rshift xor"
+            " eq ne lt le gt ge iadd isub imul itruediv ifloordiv imod ilshift irshift ixor"
+        ).split()
+    },
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__iand__": operator.iand,
+    "__ior__": operator.ior,
+}
+
+
+class Recorder(TorchFunctionMode):
+    """Writes the graph of one capture.
+
+    lift   makes a FakeTensor of a tensor that came from outside; raises GraphBreak
+    mode   the FakeTensorMode of the capture
+    """
+
+    def __init__(self, mode: Any, lift: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.mode = mode
+        self.lift = lift
+        self.graph = fx.Graph()
+        self.nodes: dict[int, fx.Node] = {}
+        self.bodies = torch.nn.Module()  # of functions that nodes call
+        self.where: Callable[[], str] = str
+        self._keep: list[Any] = []
+        self._parts = 0
+        self._inputs: dict[int, fx.Node] = {}
+        self._input_names: dict[str, int] = {}  # and the last number behind each
+        self._main, self._last_inputs = self.graph, dict[fx.Graph, fx.Node]()
+        self.calls = 0
+        self.inference: bool | None = None  # whether its calls are in inference mode
+        self.has_numbers = False
+        self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
+        self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
+        self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
+        self.raised_by = ""
+        self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
+        self.off = 0  # how often subclasses are told to let calls pass
+        self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
+        self.seen: dict[int, Any] = {}  # their instances, by id
+        # by id, tensors of the program's where autograd begins; False: views without gradients
+        self.leaves: dict[int, bool] = {}
+        self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
+
+    # ---------------------------------------------------------------------- inputs
+
+    def add_input(self, fake: torch.Tensor, words: str) -> None:
+        """A placeholder for a tensor from outside, named after where it came from."""
+        stem = name = re.sub(r"\W+", "_", words).strip("_") or "x"
+        count = self._input_names.get(stem, 0)
+        while name in self._input_names or name[0].isdigit():
+            count += 1
+            name = f"{'x' if stem[0].isdigit() else ''}{stem}_{count}"
+        self._input_names[stem] = count
+        self._input_names.setdefault(name, 0)
+        self._placeholder(self._main, name, fake)
+        self._inputs[id(fake)] = self.nodes[id(fake)]
+
+    def _placeholder(self, graph: fx.Graph, name: str, fake: torch.Tensor) -> None:
+        last = self._last_inputs.get(graph)
+        with graph.inserting_before() if last is None else graph.inserting_after(last):
+            node = self._last_inputs[graph] = graph.placeholder(name)
+        node.meta["example_value"] = fake
+        self.adopt(fake, node)
+
+    def adopt(self, fake: torch.Tensor, node: fx.Node) -> None:
+        self.nodes[id(fake)] = node
+        self._keep.append(fake)
+
+    def item(
+        self, fake: torch.Tensor, origins: frozenset[str] = frozenset(), kind: type = float
+    ) -> Number:
+        """The number in a tensor, which the graph reads."""
+        self.has_numbers = True
+        node = self.graph.call_method("item", (self.node(fake),))
+        return Number(lambda: node, origins, kind)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether calls go into the graph itself, not into the body of one of its nodes."""
+        return self.graph is self._main
+
+    # ---------------------------------------------------------------------- calls
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.dispatch(func, args, kwargs)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `func` on fakes and write it down."""
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__"):
+            return self._attribute(func, name, args)
+        if isinstance(func, (OpOverload, OpOverloadPacket)):
+            name = ""
+        if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
+            raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
+        if name in _VALUES:
+            if (found := read(self, name, args)) is not None:
+                return found
+            raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
+        if self.has_numbers and holds_number((*args, *kwargs.values())):
+            is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
+            if not is_known or meets_integers(*args, *kwargs.values()):
+                need_values(*args, *kwargs.values())
+        if name == "is_inference":
+            raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
+        if name == "storage_offset":
+            return self._offset(args[0])
+        if name == "backward":
+            raise GraphBreak("backward() runs autograd, between two graphs", "")
+        if name == "requires_grad_":
+            return self.begin_at(*args, **kwargs)
+        if kwargs.get("requires_grad") is True:
+            made = self.call(func, args, {**kwargs, "requires_grad": False})
+            return self.begin_at(made)
+        if name in _STATEFUL:
+            raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
+        args, kwargs = self._lifted(args), self._lifted(kwargs)
+        refuse_masked_gradients(name, *args)
+        if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
+            index = args[1] if isinstance(args[1], tuple) else args[1:]
+            func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
+        if kwargs or name.endswith("_") or not name:
+            refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
+        out = self._run(func, args, kwargs, name)
+        if out is not None and not _holds_tensor(out):
+            if is_mutable(func):
+                raise GraphBreak("an operator that writes to its operands and gives no tensor")
+            if not _holds_tensor((*args, *kwargs.values())):
+                self.answers.append((func, args, kwargs, out))
+            return out
+        self.write(func, name, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
+        if name.startswith("_foreach_") and name.endswith("_"):
+            return args[0]  # values change, and nothing else of hundreds of tensors
+        try:
+            with torch._C.DisableTorchFunction(), self.mode:
+                refuse_overlaps(name, args, kwargs)
+                out = func(*shown(args), **shown(kwargs))
+        except Exception as error:
+            unknown = ended_by(error, func, name)
+            if unknown is not None:
+                raise unknown from None
+            self.raised, self.raised_by = error, name or str(func)
+            raise
+        if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
+            raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
+        return out
+
+    def _offset(self, fake: torch.Tensor) -> int | torch.SymInt:
+        """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
+        with torch._C.DisableTorchFunction():
+            storage = fake.untyped_storage()._cdata
+            inputs = (x for x in self._keep if id(x) in self._inputs)
+            below = next((x for x in inputs if x.untyped_storage()._cdata == storage), None)
+            more = 0 if below is None or self.begins is None else self.begins(below)
+            return fake.storage_offset() + more
+
+    def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
+        name = func.__self__.__name__
+        if access != "__get__":
+            raise GraphBreak(
+                f"setting the attribute {name} of a tensor changes more than its values"
+            )
+        if name == "grad":
+            raise GraphBreak("a tensor's grad is the result of a backward pass")
+        args = self._lifted(args)
+        # the getter in C goes through torch's dispatcher, which imports torch.distributed for it
+        out = args[0].device if name == "device" else func(*args)
+        if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
+            node = self.graph.call_function(getattr, (self.node(args[0]), name))
+            self._finish(node, out)
+        elif isinstance(out, torch.Tensor) and id(out) not in self.nodes:
+            raise GraphBreak(f"the attribute {name} of a tensor is another tensor")
+        return out
+
+    def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        """`requires_grad_()`: of a tensor that the program made, or as it is already."""
+        with torch._C.DisableTorchFunction():
+            if fake.requires_grad != requires_grad:
+                if not self.is_main or id(fake) in self._inputs:
+                    raise GraphBreak("requires_grad_() changes a tensor from outside")
+                fake.requires_grad_(requires_grad)
+                self.leaves[id(fake)] = True
+        return fake
+
+    def write(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
+        inference = torch.is_inference_mode_enabled()
+        if self.inference is None:
+            self.inference = inference
+        elif self.inference is not inference:
+            raise GraphBreak("a graph is in inference mode as a whole, or not at all")
+        given = functools.partial(self._argument, name)
+        nodes, named = fx.node.map_aggregate((args, kwargs), given)
+        if isinstance(func, str) or not _is_method(func):
+            node = self.graph.call_function(func, nodes, named)
+        elif name in _OPERATORS and not kwargs:
+            node = self.graph.call_function(_OPERATORS[name], nodes)
+        elif name.startswith("__r") and hasattr(operator, f"{name[3:-2]}") and len(nodes) == 2:
+            node = self.graph.call_function(getattr(operator, name[3:-2]), nodes[::-1])
+        else:
+            node = self.graph.call_method(name, nodes, named)
+        self.calls += 1
+        if self.calls > _MOST_CALLS:
+            raise GraphBreak(
+                f"the graph has grown to {_MOST_CALLS} calls: a loop is written out in it",
+                "compile the body of the loop instead of the loop",
+            )
+        self._finish(node, out)
+
+    def _finish(self, node: fx.Node, out: Any) -> None:
+        node.meta["example_value"] = out
+        if self.leaves:
+            self._refuse_gradients(node, out)
+        where = self.where()
+        if where:
+            node.meta["stack_trace"] = _stack_trace(where)
+        self._adopt_all(node, out)
+
+    def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
+        """End the graph before what a leaf of its own would get a gradient of."""
+        if not any(id(x.meta.get("example_value")) in self.leaves for x in node.all_input_nodes):
+            return
+        with torch._C.DisableTorchFunction():
+            for x in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
+                    if torch.is_grad_enabled():
+                        raise GraphBreak("a tensor that requires grad is made and used")
+                    self.leaves[id(x)] = False
+
+    def _adopt_all(self, node: fx.Node, out: Any) -> None:
+        """Results inside tuples and lists become getitem nodes."""
+        if isinstance(out, torch.Tensor):
+            if id(out) not in self.nodes:  # an operator in place gives its operand back
+                self.adopt(out, node)
+            return
+        pairs = enumerate(out) if isinstance(out, (tuple, list)) else dict(out or ()).items()
+        for key, item in pairs:
+            if _holds_tensor(item) and id(item) not in self.nodes:
+                part = self.graph.call_function(operator.getitem, (node, key))
+                part.meta = {**node.meta, "example_value": item}
+                self._adopt_all(part, item)
+
+    # ---------------------------------------------------------------------- parts
+
+    @contextlib.contextmanager
+    def apart(self, *inputs: torch.Tensor) -> Iterator[fx.Graph]:
+        """What is recorded inside goes into this graph.
+
+        Its placeholders are these inputs, and then the tensors from outside that it uses.
+        """
+        outer, nodes = self.graph, self.nodes
+        self.graph, self.nodes = fx.Graph(), dict(nodes)
+        for fake in inputs:
+            self._placeholder(self.graph, f"x{len(self.graph.nodes)}", fake)
+        try:
+            yield self.graph
+        finally:
+            # what is made inside is of no graph any more; inputs of the capture remain
+            self.graph, self.nodes = outer, {**self._inputs, **nodes}
+
+    @contextlib.contextmanager
+    def recomputed(self) -> Iterator[list[fx.Node]]:
+        """Lists the nodes that are recorded inside, marked as torch's own partitioners read it.
+
+        meta["ac_graph_id"] is a number of all that is computed again at once.
+        """
+        before, number = set(self.graph.nodes), self._parts
+        self._parts += 1
+        made: list[fx.Node] = []
+        yield made
+        made += [n for n in self.graph.nodes if n not in before and n.op != "placeholder"]
+        for node in made:
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta["ac_graph_id"] = number  # the outermost's, if they are nested
+
+    # ---------------------------------------------------------------------- arguments
+
+    def node(self, x: torch.Tensor) -> fx.Node:
+        if id(x) not in self.nodes:
+            x = self.lift(x)
+        if self.nodes[id(x)].graph is not self.graph:
+            self._placeholder(self.graph, f"x{len(self.graph.nodes)}", x)
+        return self.nodes[id(x)]
+
+    def _argument(self, name: str, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return self.node(x)
+        if isinstance(x, fx.GraphModule):
+            count = len(self.bodies._modules)
+            self.bodies.add_module(f"{x.meta['name']}_{count}", x)
+            node = self.graph.get_attr(f"{x.meta['name']}_{count}")
+            node.meta[BODY] = x.meta[BODY]
+            return node
+        return argument(printable(x), name, self.graph)
+
+    def _lifted(self, x: Any) -> Any:
+        """Arguments with FakeTensors in place of tensors from outside."""
+        if isinstance(x, torch.Tensor):
+            if id(x) in self.nodes:
+                return x
+            return self.lift(x)
+        if type(x) is dict:
+            return {key: self._lifted(item) for key, item in x.items()}
+        if type(x) in (tuple, list):
+            return type(x)(self._lifted(item) for item in x)
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*(self._lifted(item) for item in x))
+        return x
+
+    # ---------------------------------------------------------------------- the end
+
+    def leave(self, state: State) -> None:
+        """Let the graph end in this state of torch."""
+        for function, args, kwargs in State.now().switches(state):
+            self.graph.call_function(function, args, kwargs)
+
+    def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
+        """With gradients or without, if all calls run so: the graph then switches nothing itself.
+
+        ambient   how it is when the graph begins
+        """
+        mode, modes, switches = ambient, set(), []
+        for node in graph.nodes:
+            if node.target is set_grad_enabled:
+                mode = bool(node.args[0])
+                switches.append(node)
+            elif node.op not in ("placeholder", "output"):
+                modes.add(mode)
+        if modes != {not ambient}:
+            return ambient
+        for node in switches:
+            graph.erase_node(node)
+        return not ambient
+
+    def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """The module, its outputs a tuple in this order; without what nobody needs."""
+        self.graph.output(tuple(self.node(x) for x in outputs))
+        self.graph.eliminate_dead_code(has_effect)
+        for node in self.graph.find_nodes(op="placeholder"):
+            if not node.users:
+                self.graph.erase_node(node)
+        return graph_module(self.graph, self.bodies)
+
+    def is_needed(self, graph: fx.GraphModule) -> bool:
+        """Whether running the graph gives or changes anything."""
+        last = next(iter(reversed(graph.graph.nodes)))
+        return bool(last.args[0]) or any(
+            node.op not in ("placeholder", "output") and node.target not in STATE_SWITCHES
+            for node in graph.graph.nodes
+        )
+
+    def changes_inputs(self, nodes: Iterable[fx.Node]) -> bool:
+        """Whether these write to memory that is there before the graph, as far as can be told."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        with torch._C.DisableTorchFunction():
+            outside = storages(inputs)
+            return any(
+                "anywhere" in done or ("writes" in done and outside & storages(n.all_input_nodes))
+                for n in nodes
+                for done in (effects(n),)
+            )
+
+    def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function as one node, whatever it does."""
+        if self.seen:
+            raise GraphBreak("a function in the graph as a whole, beside subclasses of Tensor")
+        args, kwargs = self._lifted(args), self._lifted(kwargs)
+        with torch._C.DisableTorchFunction():
+            out = self._run(func, args, kwargs, "")
+        self.write(func, "", args, kwargs, out)
+        return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _stack_trace(where: str) -> str:
+    """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
+    place, code = source_line(where).partition(":   ")[::2]
+    place, _, function = place.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    return f'  File "{file}", line {line}, in {function}\n    {code}\n'
+
+
+def _is_method(func: Any) -> bool:
+    """Methods of torch.Tensor, in C or Python."""
+    name = getattr(func, "__name__", "")
+    return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
+        "method_descriptor", "wrapper_descriptor",
+    )  # fmt: skip
+
+
+def _is_the_programs(method: Any) -> bool:
+    """Whether the program gave it to torch.Tensor; torch's own names it for what it replaces."""
+    if type(method) is not types.FunctionType:
+        return False
+    return str(method.__globals__.get("__name__")).partition(".")[0] != "torch"
+
+
+def _holds_tensor(x: Any) -> bool:
+    parts = tuple(x.values()) if isinstance(x, dict) else x
+    if isinstance(parts, (tuple, list)):
+        return any(map(_holds_tensor, parts))
+    return isinstance(x, torch.Tensor)

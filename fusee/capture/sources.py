@@ -1,0 +1,324 @@
+"""Where an object came from: the expression that finds it again at the next call.
+
+    Local("x")                      x
+    Item(Dict(Local("x")), "scale") x.scale
+    Held(module)                    an object known by identity: a module, a function, a class
+
+An origin yields the guard on an object, the code that hands it to a graph or rebuilds it, and the
+words in which reports name it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import types
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+# ---------------------------------------------------------------------------- origin
+
+
+_TRUSTED = frozenset(
+    "torch numpy math cmath operator functools itertools collections contextlib typing abc enum"
+    " dataclasses copy re inspect types warnings logging os sys random builtins weakref threading"
+    " importlib string numbers time traceback _operator _functools _collections _collections_abc"
+    " typing_extensions".split()
+)
+
+_MOST_NAMED = 24  # parts of an origin in the name of an input
+
+
+@functools.lru_cache(maxsize=4096)
+def is_trusted(module: str | None) -> bool:
+    """Whether what a module holds is taken as constant: torch's own names and Python's."""
+    return module is not None and module.partition(".")[0] in _TRUSTED
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """An expression; each kind below is one way to get at an object. Equal only to itself.
+
+    SOURCE   its Python source, given that of its parent and that of the constant that it needs
+    WORDS    how reports name it
+    HOLDS    the field with that constant, if it needs one
+    """
+
+    SOURCE: ClassVar[str]
+    WORDS: ClassVar[str]
+    HOLDS: ClassVar[str] = ""
+
+    def code(self, parent: str, constant: str) -> str:
+        return self.SOURCE.format(self, parent=parent, constant=constant)
+
+    def words_after(self, parent: str) -> str:
+        """How reports name it, given how they name what it is a part of."""
+        return self.WORDS.format(self, parent=parent)
+
+    def __str__(self) -> str:
+        return _words(self.path())
+
+    @property
+    def parent(self) -> Origin | None:
+        return None
+
+    @property
+    def root(self) -> Origin:
+        """What all of this is a part of."""
+        return self.path()[0]
+
+    def path(self) -> list[Origin]:
+        """What all of this is a part of, what is a part of that, and so on to this."""
+        return self.beyond(())
+
+    def beyond(self, known: Container[Origin]) -> list[Origin]:
+        """The end of the path: this, and what it is a part of up to what is known."""
+        found: list[Origin] = []
+        at: Origin | None = self
+        while at is not None and at not in known:
+            found.append(at)
+            at = at.parent
+        return found[::-1]
+
+    @property
+    def constant(self) -> Any:
+        """The object that the code needs to hold, if any."""
+        return getattr(self, self.HOLDS) if self.HOLDS else None
+
+
+def variable(name: str) -> str:
+    """How generated code calls a variable: its own names begin with an underscore.
+
+    name   of the program's variable; ".s0" and the like for what has none
+    """
+    if name.startswith("."):
+        return f"_{name[1:]}"
+    if not name.isidentifier():  # code that was generated, as pytest's `@py_assert1`
+        return "_n" + "".join(c if c.isalnum() else f"_{ord(c)}_" for c in name)
+    return f"p{name}" if name.lstrip("p").startswith("_") else name
+
+
+@dataclass(frozen=True, eq=False)
+class Local(Origin):
+    """A variable of the function that is compiled: a parameter, or a value alive at a break."""
+
+    name: str
+    SOURCE, WORDS = "{0.variable}", "{0.name}"
+
+    @property
+    def variable(self) -> str:
+        return variable(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Origin):
+    """An object that the entry holds itself, since a guard has made sure that it is this one."""
+
+    value: Any
+    words: str
+    SOURCE, WORDS, HOLDS = "{constant}", "{0.words}", "value"
+
+
+@dataclass(frozen=True, eq=False)
+class ClassDict(Held):
+    """What a class itself holds; `value` is a view of it, another one each time it is asked for."""
+
+    cls: type
+
+
+@dataclass(frozen=True, eq=False)
+class _Part(Origin):
+    of: Origin
+
+    @property
+    def parent(self) -> Origin | None:
+        return self.of
+
+
+@dataclass(frozen=True, eq=False)
+class Attr(_Part):
+    """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
+
+    name: str
+    SOURCE, WORDS = "{parent}.{0.name}", "{parent}.{0.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Dict(Attr):
+    """The dict that holds the attributes of an instance."""
+
+    name: str = "__dict__"
+
+
+@dataclass(frozen=True, eq=False)
+class Cell(_Part):
+    """The contents of a closure's cell."""
+
+    name: str
+    SOURCE, WORDS = "{parent}.cell_contents", "{0.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Item(_Part):
+    """An element of a list, tuple or dict."""
+
+    key: Any
+    SOURCE, HOLDS = "{parent}[{constant}]", "key"
+
+    def words_after(self, parent: str) -> str:
+        if isinstance(self.of, Dict) and isinstance(self.key, str):
+            return f"{parent.removesuffix(f'.{self.of.name}')}.{self.key}"
+        return f"{parent}[{self.key!r}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Entry(Item):
+    """An element of a dict whose key is an object: `words` are shown for it."""
+
+    words: str
+
+    def words_after(self, parent: str) -> str:
+        return f"{parent}[{self.words}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Call(_Part):
+    """What a method without arguments gives: `tuple` of the keys of a dict, for one."""
+
+    function: Any
+    words: str
+    SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({parent})", "function"
+
+
+def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
+    """Whether another function of the same code may come by the next time: a lambda argument."""
+    if known is not None:
+        return not isinstance(known, Held)
+    return isinstance(origin.root, Local) and "<" in function.__qualname__
+
+
+def is_buffer(origin: Origin) -> bool:
+    """Whether this is where a module keeps a buffer."""
+    place = origin.parent
+    return isinstance(place, Item) and place.key == "_buffers" and isinstance(place.of, Dict)
+
+
+def input_name(origin: Origin) -> str:
+    """Words for a tensor that is an input of a graph: the end of its path, if that is long."""
+    parts: list[Origin] = []
+    at: Origin | None = origin
+    while at is not None and len(parts) < _MOST_NAMED:
+        parts.append(at)
+        at = at.parent
+    text = _words(parts[::-1])
+    return text.replace("._parameters", "").replace("._modules", "").replace("._buffers", "")
+
+
+def _words(path: Iterable[Origin]) -> str:
+    text = ""
+    for part in path:
+        text = part.words_after(text)
+    return text
+
+
+# ---------------------------------------------------------------------------- expressions
+# Python source of expressions over origins: what checks and rebuilding code are written with.
+
+_CONTAINERS = (list, dict, set, tuple, collections.deque)
+_ACTS_ALONE = {*_CONTAINERS, collections.OrderedDict}
+
+
+class Source:
+    """Python source of expressions over origins, with the constants they need.
+
+    An origin that is used more than once is a variable; those of held objects are constants.
+
+    kinds   the classes of containers, by origin
+    known   names of variables that are there, by origin
+    """
+
+    def __init__(
+        self, kinds: dict[Origin, type] | None = None, known: dict[Origin, str] | None = None
+    ) -> None:
+        self.kinds = kinds or {}
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._constants: dict[int, str] = {}
+        self._variables = known or {}
+        self._values: dict[Origin, Any] = {}
+
+    def bind(self, values: Mapping[str, Any]) -> None:
+        """Let `now` find the program's variables."""
+        self.names.update({variable(name): x for name, x in values.items()})
+
+    def constant(self, value: Any) -> str:
+        """A name, or a literal, for `value`."""
+        if value is None or isinstance(value, bool) or type(value) is int or type(value) is str:
+            return repr(value)
+        name = self._constants.get(id(value))
+        if name is None:
+            name = self._constants[id(value)] = f"_k{len(self._constants)}"
+            self.names[name] = value
+        return name
+
+    def python(self, name: str) -> str:
+        """A name for a builtin that no parameter of the user's hides."""
+        self.names[f"_{name}"] = getattr(builtins, name)
+        return f"_{name}"
+
+    def expression(self, origin: Origin) -> str:
+        """Source of the object at `origin`; what it is a part of becomes a variable."""
+        found = self._variables.get(origin)
+        if found is not None:
+            return found
+        return self.code(origin, "" if origin.parent is None else self.variable(origin.parent))
+
+    def code(self, origin: Origin, parent: str) -> str:
+        """Source of the object at `origin`, given that of what it is a part of."""
+        if isinstance(origin, Item):
+            raw, key = self.raw(origin.of), self.constant(origin.key)
+            return f"{raw}.__getitem__({parent}, {key})" if raw else origin.code(parent, key)
+        if isinstance(origin, Dict):
+            asks = getattr(self._kind(origin.of), "__getattribute__", None)
+            if isinstance(asks, types.FunctionType):  # the user's
+                return f"{self.python('object')}.__getattribute__({parent}, '__dict__')"
+        constant = "" if origin.constant is None else self.constant(origin.constant)
+        return origin.code(parent, constant)
+
+    def raw(self, origin: Origin) -> str:
+        """The class in C below a container's class, which may act in Python; else "".
+
+        Guards must neither run the user's code nor make what a defaultdict lacks.
+        """
+        kind = self._kind(origin)
+        if kind is None or kind in _ACTS_ALONE or not issubclass(kind, _CONTAINERS):
+            return ""
+        return self.constant(next(base for base in kind.__mro__ if base in _ACTS_ALONE))
+
+    def _kind(self, origin: Origin) -> type | None:
+        return type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
+
+    def variable(self, origin: Origin) -> str:
+        """A name that holds the object at `origin` from here on."""
+        for part in origin.beyond(self._variables):
+            text = self.code(part, "" if part.parent is None else self._variables[part.parent])
+            self._variables[part] = text if text.isidentifier() else self.once(text)
+        return self._variables[origin]
+
+    def once(self, text: str) -> str:
+        """A name for the value of an expression."""
+        if text.isidentifier():
+            return text
+        name = f"_v{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def value(self, origin: Origin) -> Any:
+        """The object itself, as it was when first asked for. Only where `names` has the locals."""
+        for part in origin.beyond(self._values):
+            found = None if part.parent is None else self._values[part.parent]
+            names = collections.ChainMap({"_found": found}, self.names)
+            self._values[part] = eval(self.code(part, "_found"), {}, names)
+        return self._values[origin]

@@ -1,0 +1,302 @@
+"""Instances of subclasses of torch.Tensor, and what their `__torch_function__` makes of calls.
+
+To the graph such an instance is a plain tensor on the same memory; the world knows its class and
+its attributes (`World.seen`). A torch function that gets one goes to `__torch_function__` of the
+class that torch would ask, and that runs on the machine. What torch's own one does, which is to
+compute without asking again and to give results the class, is `_by_default`.
+
+source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-torch-python-api
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
+
+from fusee.capture.attributes import Capturing
+from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for
+from fusee.capture.graph_break import GraphBreak
+from fusee.capture.inputs import Mirror
+from fusee.capture.sources import Call, Held
+from fusee.capture.torch_api import (
+    MODE_STACK,
+    DeviceContext,
+    FakeTensor,
+    asks,
+    function_modes,
+    without_modes,
+)
+
+# ---------------------------------------------------------------------------- modes
+# Torch function modes of the program's: `with torch.device(...)`, `torch.set_default_device`.
+#
+# The recorder is such a mode itself, and the only one that is really on while a program is
+# captured. A torch call goes to the innermost of `Capturing.modes` first: its `__torch_function__`
+# runs on the machine, without it, and what that calls goes to the next one. So a graph has what the
+# modes made of the program's calls, and runs without them. What a piece enters or leaves is done to
+# torch's own stack at its end.
+#
+# source https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-
+# modes
+
+PLACE = Call(Held(function_modes, "the torch function modes"), operator.call, "")
+_device: Any = torch.device
+
+
+def load(m: Capturing, modes: list[Any]) -> None:
+    """Guard the modes that a piece begins within; their number is one of its conditions."""
+    m.modes = [m.world.load(mode, m.world.item(PLACE, k)) for k, mode in enumerate(modes)]
+    if modes:
+        m.world.passing.append("a torch function mode")
+
+
+def apply_mode(m: Capturing, func: Any, kinds: list[type], args: Args, kwargs: Any) -> Any:
+    """What the innermost mode makes of a call."""
+    mode = m.modes.pop()
+    # as torch calls it: without kwargs where its code in C was given none
+    given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
+    try:
+        with without_modes(), m.world.recorder:
+            result = m.call(m.attribute(mode, "__torch_function__"), given, {})
+    finally:
+        m.modes.append(mode)
+    if result is NotImplemented:
+        raise GraphBreak(f"{type(mode).__qualname__}.__torch_function__ leaves a call to others")
+    return result
+
+
+@stands_for(_device.__enter__)
+def _enter_device(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.modes.append(m.call(m.world.hold(DeviceContext, "torch.device"), args, kwargs))
+    return args[0]
+
+
+@stands_for(_device.__exit__, TorchFunctionMode.__exit__)
+def _leave(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    m.modes.pop()
+
+
+@stands_for(MODE_STACK.pop)
+def _pop(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return m.modes.pop()
+
+
+@stands_for(TorchFunctionMode.__enter__, MODE_STACK.push)
+def _push(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.modes += args
+    return args[0]
+
+
+@stands_for(MODE_STACK.length)
+def _length(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    return len(m.modes)
+
+
+@stands_for(MODE_STACK.all)
+def _all(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
+    return list(m.modes)
+
+
+stands_for(torch.set_default_device)(breaking("the default device is set for all that follows"))
+
+
+# ---------------------------------------------------------------------------- subclasses
+
+
+_default: Any = torch.Tensor.__torch_function__
+
+
+def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    """What a call of torch's gives that modes and subclasses may decide about."""
+    recorder, kinds = m.world.recorder, []
+    if m.modes:
+        return apply_mode(m, func, _named(m, func, args, kwargs or {}), args, kwargs)
+    if m.world.seen and not recorder.off:
+        kinds = _asked(m, func, args, kwargs or {})
+    if not kinds:
+        return recorder.call(func, args, kwargs or {})
+    # as torch calls it: without kwargs where its code in C was given none
+    given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
+    with without_modes(), recorder:
+        for kind in kinds:
+            if kind is not torch.Tensor:
+                result = m.call(m.attribute(kind, "__torch_function__"), given, {})
+                if result is not NotImplemented:
+                    return result
+    raise GraphBreak(f"{kinds[0].__qualname__}.__torch_function__ leaves a call to others")
+
+
+def _asked(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
+    """The classes that are asked; none if all tensors are plain."""
+    found = _named(m, func, args, kwargs)
+    return found if any(kind is not torch.Tensor for kind in found) else []
+
+
+_NAMING = (types.FunctionType, types.MethodWrapperType)
+
+
+def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
+    """The classes that torch names in a call, a subclass before its base."""
+    found: list[type] = []
+    for x in (*args, *kwargs.values()):
+        for item in x if type(x) in (list, tuple) else (x,):
+            if not isinstance(item, FakeTensor):
+                continue
+            kind = m.kind_of(item)
+            # functions in Python and attributes name plain tensors among the classes
+            is_named = kind is torch.Tensor and type(func) in _NAMING
+            if kind not in found and (is_named or asks(kind)):
+                later = [k for k, known in enumerate(found) if issubclass(kind, known)]
+                found.insert(later[0] if later else len(found), kind)
+    return found
+
+
+@stands_for(_default.__func__)
+def _by_default(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """torch.Tensor.__torch_function__."""
+    cls, func, kinds, given, named = _bound(*args, **kwargs)
+    if not all(issubclass(cls, kind) for kind in m.items(kinds)):
+        return NotImplemented
+    given, named = m.items(given), {} if named is None else m.mapping(named)
+    m.world.recorder.off += 1
+    try:
+        given, named = tuple(map(m.deep, given)), {key: m.deep(x) for key, x in named.items()}
+        result = m.world.recorder.call(func, given, named)
+    finally:
+        m.world.recorder.off -= 1
+    if func in get_default_nowrap_functions():
+        return result
+    is_new = all(x is not result for x in (*given, *named.values()))
+    is_new &= id(result) not in m.world.seen
+    if isinstance(result, FakeTensor) and is_new and not isinstance(func, types.MethodWrapperType):
+        return _seen(m, result, cls)  # nobody could tell it from another one on its memory
+    return _converted(m, result, cls)
+
+
+def _bound(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return cls, func, types, args, kwargs
+
+
+def _converted(m: Capturing, x: Any, cls: type) -> Any:
+    if isinstance(x, FakeTensor) and not issubclass(m.kind_of(x), cls):
+        return _made(m, x, cls)
+    if isinstance(x, (tuple, list)):
+        return type(x)(_converted(m, item, cls) for item in x)
+    return x
+
+
+# ------------------------------------------------------------------------------ making them
+
+
+def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.default) -> Any:
+    """Another tensor of this class on the same memory."""
+    if not isinstance(x, FakeTensor) or not isinstance(kind, type):
+        raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
+    return _seen(m, m.world.recorder.call(by, (x,), {}), kind)
+
+
+def _seen(m: Capturing, x: Any, kind: type) -> Any:
+    """A tensor that the program sees as one of this class."""
+    if kind is not torch.Tensor:
+        m.world.allow(kind)
+        mirror = Mirror({}, Held(None, kind.__qualname__))
+        mirror.copy = {}
+        m.world.seen[id(x)] = kind, mirror
+    return x
+
+
+@stands_for(torch.Tensor.__new__)
+def _new(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        raise GraphBreak("making a tensor of a subclass from more than a tensor")
+    return _made(m, args[1], args[0])
+
+
+@stands_for(torch.Tensor._make_subclass)
+def _make_subclass(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs or len(args) > 3 or m.truth((*args, False)[2]):
+        raise GraphBreak("making a tensor of a subclass that requires grad")
+    return _made(m, args[1], args[0], torch.Tensor.detach)
+
+
+# ------------------------------------------------------------------------------ torch's state
+
+
+def _manager(cls: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return cls()
+
+
+def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if m.modes:
+        raise GraphBreak("torch functions are switched off within a torch function mode")
+    m.world.recorder.off += 1
+
+
+def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    m.world.recorder.off -= 1
+
+
+_class: Any
+for _class in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction):
+    SPECIAL[_class] = functools.partial(_manager, _class)
+    SPECIAL[_class.__enter__], SPECIAL[_class.__exit__] = _enter, _exit
+
+
+@stands_for(
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
+def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    if m.modes:
+        return True
+    if m.world.recorder.off:
+        return False
+    given = [x for arg in args for x in (arg if type(arg) in (list, tuple) else (arg,))]
+    others = [type(x) for x in given if not isinstance(x, torch.Tensor)]
+    asked = (asks(kind) for kind in others if hasattr(kind, "__torch_function__"))
+    return any(asked) or bool(m.world.seen and _asked(m, None, args, {}))
+
+
+SPECIAL[torch.Tensor.as_subclass] = lambda m, args, kwargs: _made(m, *args, **kwargs)
+SPECIAL[torch._C._is_torch_function_mode_enabled] = lambda m, args, kwargs: bool(m.modes)
+SPECIAL[torch._C._is_torch_function_enabled] = lambda m, args, kwargs: not m.world.recorder.off
+
+
+# ---------------------------------------------------------------------------- leaves
+# Tensors that the program makes and at which autograd begins: Parameters, `requires_grad_()`.
+#
+# In the graph one is what it was made of, detached; to the program it requires grad. What is
+# computed from it with gradients would be lost, so the graph ends there: the real one is made, and
+# the next graph takes it as it takes any leaf from outside.
+
+
+@stands_for(nn.Parameter)
+def _parameter(m: Capturing, args: Args, kwargs: Kwargs) -> torch.Tensor:
+    """nn.Parameter(data, requires_grad)."""
+    data, requires_grad = _given(*args, **kwargs)
+    if data is None:
+        data = m.call(torch.empty, (0,), {})
+    recorder = m.world.recorder
+    if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
+        raise GraphBreak("a Parameter of a tensor whose class, or a mode, is asked about it")
+    if requires_grad is not False and not (data.is_floating_point() or data.is_complex()):
+        raise GraphBreak("a Parameter of integers that requires grad, which is an error")
+    if not recorder.is_main:
+        raise GraphBreak("a Parameter that is made within a transform")
+    fake = recorder.call(torch.Tensor.detach, (data,), {})
+    fake._is_param = True
+    recorder.leaves[id(fake)] = True
+    recorder.begin_at(fake, m.truth(requires_grad))
+    return fake  # type: ignore[no-any-return]
+
+
+def _given(data: Any = None, requires_grad: Any = True) -> tuple[Any, Any]:
+    """The arguments, by the names that a Parameter has for them."""
+    return data, requires_grad

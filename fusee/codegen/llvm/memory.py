@@ -1,0 +1,596 @@
+"""Loads and stores, of one element or of a vector: contiguous, reversed, strided or scattered.
+
+A mask excludes lanes: past the end of the lanes axis, or where the program says that nothing is to
+be read. Where the processor has no masked access of that width, excluded lanes go to a spare place
+on the stack instead of branching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fusee.codegen.llvm.ops import Context, Group, Target, emit, from_memory, round_to, to_memory
+from fusee.codegen.llvm.types import BITS, HELD, mangled, memory_type, vector
+from fusee.loops.ir import Buffer, Mode, Store, Value
+from fusee.sym.expr import Atom, Call, Expr, Size, Symbol, known_ge
+
+# ---------------------------------------------------------------------------- index
+# Index expressions as i64 arithmetic, in parts: each part where it last changes.
+
+# ------------------------------------------------------------------------------ taking apart
+
+
+def changes(ctx: Context, atom: Atom) -> bool:
+    """False for sizes, which a call of the kernel does not change."""
+    if isinstance(atom, Symbol):
+        return atom in ctx.axis_number or atom.payload is not None
+    assert isinstance(atom, Call)
+    return any(
+        changes(ctx, inner)
+        for side in (atom.a, atom.b)
+        if not isinstance(side, int)
+        for mono in side.terms
+        for inner in mono
+    )
+
+
+def groups(ctx: Context, size: Size) -> list[Group]:
+    """The expression as a sum of coefficient times atoms, in an order free of names."""
+    if isinstance(size, int):
+        return [((), size)] if size else []
+    known = ctx.groups.get(size)
+    if known is not None:
+        return known
+    found: dict[tuple[Atom, ...], Size] = {}
+    for mono, coef in size.terms.items():
+        moving = tuple(atom for atom in mono if changes(ctx, atom))
+        fixed = tuple(atom for atom in mono if not changes(ctx, atom))
+        part: Size = Expr({fixed: coef}) if fixed else coef
+        found[moving] = found.get(moving, 0) + part
+    result = [(mono, coef) for mono, coef in found.items() if coef != 0]
+    if len(result) > 1:
+        result.sort(key=lambda group: mono_key(ctx, group[0]))
+    ctx.groups[size] = result
+    return result
+
+
+def mono_key(ctx: Context, mono: tuple[Atom, ...]) -> tuple[Any, ...]:
+    return tuple(sorted(_atom_key(ctx, atom) for atom in mono))
+
+
+def _atom_key(ctx: Context, atom: Atom) -> tuple[Any, ...]:
+    if isinstance(atom, Symbol):
+        if atom in ctx.axis_number:
+            return (0, ctx.axis_number[atom])
+        return (1, ctx.payloads.setdefault(id(atom.payload), len(ctx.payloads)))
+    assert isinstance(atom, Call)
+    sides = (
+        tuple(mono_key(ctx, mono) for mono, _ in groups(ctx, side)) for side in (atom.a, atom.b)
+    )
+    return (2, atom.op, *sides)
+
+
+def mono_rank(ctx: Context, mono: Iterable[Atom]) -> int:
+    return max((ctx.atom_fact(atom)[0] for atom in mono), default=0)
+
+
+def mono_varies(ctx: Context, mono: Iterable[Atom]) -> bool:
+    return any(ctx.atom_fact(atom)[1] for atom in mono)
+
+
+# ------------------------------------------------------------------------------ scalars
+
+
+def scalar_size(ctx: Context, size: Size) -> str:
+    """An expression that is the same in all lanes, as an i64."""
+    return scalar_sum(ctx, groups(ctx, size))
+
+
+def scalar_sum(ctx: Context, terms: Sequence[Group]) -> str:
+    """The sum of terms, each added at the rank where it changes."""
+    total, done = "", 0
+    ordered = _by_rank(ctx, terms)
+    while done < len(ordered):
+        rank, end = _same_rank(ordered, done)
+        level = ctx.ranked[rank]
+        key = ("sum", tuple(group for _, group in ordered[:end]))
+        found = level.known.get(key)
+        if found is None:
+            found = total
+            for _, group in ordered[done:end]:
+                found = _add(ctx, rank, found, group)
+            level.known[key] = found
+        assert isinstance(found, str)
+        total, done = found, end
+    return total or "0"
+
+
+def pointer(ctx: Context, buffer: Buffer, kind: str, terms: Sequence[Group]) -> str:
+    """The address of element sum(terms) of a buffer of `kind`."""
+    address, done = ctx.buffer(buffer), 0
+    ordered = _by_rank(ctx, terms)
+    while done < len(ordered):
+        rank, end = _same_rank(ordered, done)
+        level = ctx.ranked[rank]
+        key = ("pointer", ctx.buffers[buffer], kind, tuple(group for _, group in ordered[:end]))
+        found = level.known.get(key)
+        if found is None:
+            offset = ""
+            for _, group in ordered[done:end]:
+                offset = _add(ctx, rank, offset, group)
+            found = level.op(f"getelementptr {kind}, ptr {address}, i64 {offset}")
+            level.known[key] = found
+        assert isinstance(found, str)
+        address, done = found, end
+    return address
+
+
+def _by_rank(ctx: Context, terms: Sequence[Group]) -> list[tuple[int, Group]]:
+    return sorted(((mono_rank(ctx, group[0]), group) for group in terms), key=lambda item: item[0])
+
+
+def _same_rank(ordered: list[tuple[int, Group]], start: int) -> tuple[int, int]:
+    rank, end = ordered[start][0], start
+    while end < len(ordered) and ordered[end][0] == rank:
+        end += 1
+    return rank, end
+
+
+def _add(ctx: Context, rank: int, total: str, group: Group) -> str:
+    """total + group; "" is no total yet."""
+    mono, coef = group
+    level = ctx.ranked[rank]
+    if coef == -1 and mono:
+        return level.op(f"sub i64 {total or '0'}, {_product(ctx, rank, mono, 1)}")
+    term = _product(ctx, rank, mono, coef)
+    return level.op(f"add i64 {total}, {term}") if total else term
+
+
+def _product(ctx: Context, rank: int, mono: tuple[Atom, ...], coef: Size) -> str:
+    level = ctx.ranked[rank]
+    key = ("product", mono, coef)
+    found = level.known.get(key)
+    if found is None:
+        found = coefficient_name(ctx, mono, coef) if coef != 1 or not mono else ""
+        if found and len(mono) == 1 and mono[0] in ctx.loop_axes:
+            found = level.known[key] = level.times(found)
+            return found
+        for atom in mono:
+            name = _scalar_atom(ctx, atom)
+            found = level.op(f"mul nsw i64 {name}, {found}") if found else name
+        level.known[key] = found
+    assert isinstance(found, str)
+    return found
+
+
+def coefficient_name(ctx: Context, mono: tuple[Atom, ...], coef: Size) -> str:
+    """A coefficient: 0, 1 and -1 stay in the text, others are the host's to give."""
+    if coef in (0, 1, -1):
+        return str(coef)
+    return ctx.param(("of", mono_key(ctx, mono)), coef)
+
+
+def _scalar_atom(ctx: Context, atom: Atom) -> str:
+    if isinstance(atom, Symbol):
+        if atom in ctx.axis_name:
+            return ctx.axis_name[atom]
+        assert isinstance(atom.payload, Value)
+        return ctx.scalar(atom.payload)
+    assert isinstance(atom, Call)
+    rank, _ = ctx.atom_fact(atom)
+    level = ctx.ranked[rank]
+    key = ("call", atom)
+    found = level.known.get(key)
+    if found is None:
+        a, b = scalar_size(ctx, atom.a), _second(ctx, atom)
+        found = _call(ctx, rank, atom, a, b, 1)
+        level.known[key] = found
+    assert isinstance(found, str)
+    return found
+
+
+def _second(ctx: Context, atom: Call) -> str:
+    """The second operand of a call; divisors that are numbers stay in the text."""
+    if isinstance(atom.b, int) and atom.op in ("//", "%"):
+        return str(atom.b)
+    return scalar_size(ctx, atom.b)
+
+
+def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> str:
+    t = ctx.target(rank, lanes)
+    kind = vector("i64", lanes)
+    if atom.op in ("min", "max"):
+        return t.intrinsic(f"s{atom.op}", "i64", a, b)
+    if known_ge(atom.a, 0):
+        return t.level.op(f"{'udiv' if atom.op == '//' else 'urem'} {kind} {a}, {b}")
+    # divisors are positive: only a negative remainder has to be moved
+    rest = t.level.op(f"srem {kind} {a}, {b}")
+    negative = t.level.op(f"ashr {kind} {rest}, {_word(63, lanes)}")
+    if atom.op == "//":
+        quotient = t.level.op(f"sdiv {kind} {a}, {b}")
+        return t.level.op(f"add {kind} {quotient}, {negative}")
+    moved = t.level.op(f"and {kind} {negative}, {b}")
+    return t.level.op(f"add {kind} {rest}, {moved}")
+
+
+def _word(value: int, lanes: int) -> str:
+    return str(value) if lanes == 1 else f"splat (i64 {value})"
+
+
+# ------------------------------------------------------------------------------ vectors
+
+
+def split_lanes(ctx: Context, size: Size) -> tuple[list[Group], list[Group]]:
+    """(terms that differ between lanes, terms that do not)."""
+    varying: list[Group] = []
+    uniform: list[Group] = []
+    for group in groups(ctx, size):
+        (varying if mono_varies(ctx, group[0]) else uniform).append(group)
+    return varying, uniform
+
+
+def lane_stride(ctx: Context, varying: Sequence[Group]) -> list[Group] | None:
+    """The sum by which `varying` grows from lane to lane, or None if it is not constant."""
+    stride: list[Group] = []
+    for mono, coef in varying:
+        rest = tuple(atom for atom in mono if atom != ctx.lane)
+        if len(rest) != len(mono) - 1 or mono_varies(ctx, rest):
+            return None
+        stride.append((rest, coef))
+    return stride
+
+
+def vector_sum(ctx: Context, terms: Sequence[Group], rank: int) -> list[str]:
+    """The sum as vectors of i64, for every copy, emitted at `rank`."""
+    uniform = [group for group in terms if not mono_varies(ctx, group[0])]
+    varying = [group for group in terms if mono_varies(ctx, group[0])]
+    stride = lane_stride(ctx, varying)
+    if stride is not None:
+        return _ramp(ctx, [*varying, *uniform], stride, rank)
+    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
+    totals: list[str] = []
+    for copy in range(ctx.copies):
+        total = ""
+        if uniform:
+            total = ctx.splat(scalar_sum(ctx, uniform), "i64", rank)
+        for group in varying:
+            term = _vector_product(ctx, group, rank)[copy]
+            total = level.op(f"add {kind} {total}, {term}") if total else term
+        totals.append(total)
+    return totals
+
+
+def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: int) -> list[str]:
+    """Start + lane * stride."""
+    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
+    start, step = scalar_sum(ctx, terms), scalar_sum(ctx, stride)
+    numbers = ", ".join(f"i64 {lane}" for lane in range(ctx.lanes))
+    steps = f"<{numbers}>"
+    if step != "1":
+        steps = level.op(f"mul {kind} {steps}, {ctx.splat(step, 'i64', rank)}")
+    totals = []
+    for copy in range(ctx.copies):
+        first = start
+        if copy:
+            ahead = level.op(f"mul i64 {step}, {copy * ctx.lanes}")
+            first = level.op(f"add i64 {start}, {ahead}")
+        totals.append(level.op(f"add {kind} {ctx.splat(first, 'i64', rank)}, {steps}"))
+    return totals
+
+
+def _vector_product(ctx: Context, group: Group, rank: int) -> list[str]:
+    mono, coef = group
+    level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
+    factors = [_vector_atom(ctx, atom, rank) for atom in mono]
+    totals = []
+    for copy in range(ctx.copies):
+        total = factors[0][copy]
+        for factor in factors[1:]:
+            total = level.op(f"mul {kind} {total}, {factor[copy]}")
+        if coef != 1:
+            by = ctx.splat(coefficient_name(ctx, mono, coef), "i64", 0)
+            total = level.op(f"mul {kind} {total}, {by}")
+        totals.append(total)
+    return totals
+
+
+def _vector_atom(ctx: Context, atom: Atom, rank: int) -> list[str]:
+    if not ctx.atom_fact(atom)[1]:
+        name = _scalar_atom(ctx, atom)
+        return [ctx.splat(name, "i64", rank)] * ctx.copies
+    if isinstance(atom, Symbol):
+        if atom == ctx.lane:
+            return _ramp(ctx, [((atom,), 1)], [((), 1)], rank)
+        assert isinstance(atom.payload, Value)
+        return ctx.vectors(atom.payload)
+    assert isinstance(atom, Call)
+    a = vector_sum(ctx, groups(ctx, atom.a), rank)
+    if isinstance(atom.b, int) and atom.op in ("//", "%"):
+        b = [_word(atom.b, ctx.lanes)] * ctx.copies
+    else:
+        b = vector_sum(ctx, groups(ctx, atom.b), rank)
+    return [_call(ctx, rank, atom, x, y, ctx.lanes) for x, y in zip(a, b, strict=True)]
+
+
+# ---------------------------------------------------------------------------- access
+
+
+# What a store mode does with the old and the new element.
+COMBINE: dict[Mode, str] = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
+_COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max": "or"}
+
+
+class Place:
+    """Where the lanes of one access are, at the rank where it is emitted.
+
+    Contiguous (step 1) or reversed (step -1) from `address`; or `offsets`: per copy a vector of
+    element offsets from `address`, or with `stride` given, lane times stride.
+    """
+
+    def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
+        self.ctx, self.rank = ctx, rank
+        self.dtype = buffer.dtype
+        self.kind = memory_type(buffer.dtype, ctx.machine)
+        self.step = 0
+        self.stride = ""
+        self.offsets: list[str] = []
+        varying, uniform = split_lanes(ctx, index)
+        stride = lane_stride(ctx, varying)
+        if stride is None:
+            self.address = pointer(ctx, buffer, self.kind, uniform)
+            self.offsets = vector_sum(ctx, varying, rank)
+            return
+        self.address = pointer(ctx, buffer, self.kind, [*varying, *uniform])
+        self.step = _constant(stride)
+        if abs(self.step) != 1:
+            self.stride = scalar_sum(ctx, stride)
+
+    def t(self, lanes: int = 0) -> Target:
+        return self.ctx.target(self.rank, lanes or self.ctx.lanes)
+
+    def block(self, copy: int) -> str:
+        """The lowest address of a contiguous or reversed copy."""
+        lanes = self.ctx.lanes
+        ahead = copy * lanes if self.step == 1 else -copy * lanes - (lanes - 1)
+        if not ahead:
+            return self.address
+        return self.t().level.op(f"getelementptr {self.kind}, ptr {self.address}, i64 {ahead}")
+
+    def lane(self, copy: int, lane: int, mask: str | None) -> str:
+        """The address of one lane's element, or of a spare one if the lane is masked out."""
+        level = self.t().level
+        if self.offsets:
+            wide = vector("i64", self.ctx.lanes)
+            offset = level.op(f"extractelement {wide} {self.offsets[copy]}, i64 {lane}")
+        elif self.stride in ("0", ""):
+            offset = str(self.step * (copy * self.ctx.lanes + lane))
+        else:
+            by = copy * self.ctx.lanes + lane
+            offset = level.op(f"mul i64 {self.stride}, {by}") if by else "0"
+        address = level.op(f"getelementptr {self.kind}, ptr {self.address}, i64 {offset}")
+        if mask is None:
+            return address
+        wide = vector("i1", self.ctx.lanes)
+        active = level.op(f"extractelement {wide} {mask}, i64 {lane}")
+        return level.op(f"select i1 {active}, ptr {address}, ptr {self.ctx.spare()}")
+
+    def pointers(self, copy: int) -> str:
+        """All lanes' addresses as one vector of pointers."""
+        level, lanes = self.t().level, self.ctx.lanes
+        wide = vector("i64", lanes)
+        if self.offsets:
+            offsets = self.offsets[copy]
+        else:
+            numbers = ", ".join(f"i64 {copy * lanes + lane}" for lane in range(lanes))
+            by = self.ctx.splat(self.stride or str(self.step), "i64", self.rank)
+            offsets = level.op(f"mul {wide} <{numbers}>, {by}")
+        return level.op(f"getelementptr {self.kind}, ptr {self.address}, {wide} {offsets}")
+
+    def reverse(self, kind: str, x: str) -> str:
+        lanes = self.ctx.lanes
+        full = vector(kind, lanes)
+        picks = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
+        return self.t().level.op(
+            f"shufflevector {full} {x}, {full} poison, <{lanes} x i32> <{picks}>"
+        )
+
+
+def _constant(stride: Sequence[Group]) -> int:
+    """The stride if it is 1 or -1, else 0."""
+    if len(stride) == 1 and not stride[0][0] and stride[0][1] in (1, -1):
+        assert isinstance(stride[0][1], int)
+        return stride[0][1]
+    return 0
+
+
+def _both(t: Target, a: str | None, b: str | None) -> str | None:
+    if a is None or b is None:
+        return a or b
+    return t.level.op(f"and {vector('i1', t.lanes)} {a}, {b}")
+
+
+# ------------------------------------------------------------------------------ loads
+
+
+def load_scalar(ctx: Context, value: Value) -> str:
+    buffer, index = value.attr
+    rank = ctx.facts[id(value)][0]
+    t = ctx.target(rank, 1)
+    kind = memory_type(buffer.dtype, ctx.machine)
+    address = pointer(ctx, buffer, kind, groups(ctx, index))
+    if not value.args:
+        return from_memory(t, buffer.dtype, load_element(t, kind, address))
+    mask, other = (ctx.scalar(arg) for arg in value.args)
+    address = t.level.op(f"select i1 {mask}, ptr {address}, ptr {ctx.spare()}")
+    x = from_memory(t, buffer.dtype, load_element(t, kind, address))
+    return t.select(mask, HELD[buffer.dtype], x, other)
+
+
+def load_element(t: Target, kind: str, address: str) -> str:
+    align = max(BITS[kind] // 8, 1)
+    return t.level.op(f"load {vector(kind, t.lanes)}, ptr {address}, align {align}")
+
+
+def load_vector(ctx: Context, value: Value) -> list[str]:
+    """One register per copy."""
+    buffer, index = value.attr
+    rank = ctx.facts[id(value)][0]
+    place = Place(ctx, buffer, index, rank)
+    t = place.t()
+    if not ctx.size_fact(index)[1]:
+        return _load_shared(ctx, place, value)
+    found: list[str] = []
+    guard = value.args[0] if value.args else None
+    shared_guard = guard is not None and not ctx.facts[id(guard)][1]
+    guards = ctx.vectors(guard) if guard is not None and not shared_guard else []
+    if guard is not None and shared_guard and place.step:
+        # one test for all lanes: read from the spare place instead
+        other = t.level.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {ctx.spare()}")
+        shift = (ctx.copies * ctx.lanes - 1) * (BITS[place.kind] // 8)
+        if place.step == -1:
+            behind = t.level.op(f"getelementptr i8, ptr {ctx.spare()}, i64 {shift}")
+            other = t.level.op(f"select i1 {ctx.scalar(guard)}, ptr {place.address}, ptr {behind}")
+        place.address = other
+    elif guard is not None and shared_guard:
+        guards = ctx.vectors(guard)
+    for copy in range(ctx.copies):
+        mask = _both(t, ctx.mask, guards[copy] if guards else None)
+        found.append(from_memory(t, buffer.dtype, _load_copy(place, copy, mask)))
+    if guard is None:
+        return found
+    conditions, others = ctx.vectors(guard), ctx.vectors(value.args[1])
+    return [
+        t.select(condition, HELD[buffer.dtype], x, other)
+        for condition, x, other in zip(conditions, found, others, strict=True)
+    ]
+
+
+def _load_shared(ctx: Context, place: Place, value: Value) -> list[str]:
+    """One element for all lanes whose mask differs between lanes."""
+    t, one = place.t(), place.t(1)
+    masks, others = ctx.vectors(value.args[0]), ctx.vectors(value.args[1])
+    found = []
+    for mask, other in zip(masks, others, strict=True):
+        wide = vector("i1", ctx.lanes)
+        active = _both(t, ctx.mask, mask)
+        any_lane = t.level.call(
+            "i1", f"llvm.vector.reduce.or.{mangled('i1', ctx.lanes)}", (wide, active or mask)
+        )
+        address = t.level.op(f"select i1 {any_lane}, ptr {place.address}, ptr {ctx.spare()}")
+        x = from_memory(one, place.dtype, load_element(one, place.kind, address))
+        kind = HELD[place.dtype]
+        found.append(t.select(mask, kind, ctx.splat(x, kind, place.rank), other))
+    return found
+
+
+def _load_copy(place: Place, copy: int, mask: str | None) -> str:
+    """One vector in memory's type; lanes masked out hold anything."""
+    ctx, t = place.ctx, place.t()
+    full = vector(place.kind, ctx.lanes)
+    if place.step and mask is None:
+        x = load_element(t, place.kind, place.block(copy))
+        return x if place.step == 1 else place.reverse(place.kind, x)
+    if place.step and ctx.machine.can_mask(BITS[place.kind]):
+        if place.step == -1:
+            mask = place.reverse("i1", mask or "")
+        align = BITS[place.kind] // 8
+        x = t.level.call(
+            full,
+            f"llvm.masked.load.{mangled(place.kind, ctx.lanes)}.p0",
+            ("ptr", place.block(copy)),
+            ("i32", str(align)),
+            (vector("i1", ctx.lanes), mask or ""),
+            (full, "zeroinitializer"),
+        )
+        return x if place.step == 1 else place.reverse(place.kind, x)
+    if ctx.machine.has_gather and BITS[place.kind] >= 32:
+        return t.level.call(
+            full,
+            f"llvm.masked.gather.{mangled(place.kind, ctx.lanes)}.v{ctx.lanes}p0",
+            (vector("ptr", ctx.lanes), place.pointers(copy)),
+            ("i32", str(BITS[place.kind] // 8)),
+            (vector("i1", ctx.lanes), mask or "splat (i1 true)"),
+            (full, "zeroinitializer"),
+        )
+    one = place.t(1)
+    x = "poison"
+    for lane in range(ctx.lanes):
+        element = load_element(one, place.kind, place.lane(copy, lane, mask))
+        x = t.level.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
+    return x
+
+
+# ------------------------------------------------------------------------------ stores
+
+
+def store_scalar(ctx: Context, store: Store, rank: int) -> None:
+    dtype = store.buffer.dtype
+    t = ctx.target(rank, 1)
+    kind = memory_type(dtype, ctx.machine)
+    address = pointer(ctx, store.buffer, kind, groups(ctx, store.index))
+    x = ctx.scalar(store.value)
+    if store.mode != "set":
+        old = from_memory(t, dtype, load_element(t, kind, address))
+        x = combined(t, store, old, x)
+    store_element(t, kind, to_memory(t, dtype, x), address)
+
+
+def combined(t: Target, store: Store, old: str, new: str) -> str:
+    dtype = store.buffer.dtype
+    if HELD[dtype] == "i1":
+        return t.level.op(f"{_COMBINE_BOOL[store.mode]} {t.kind(dtype)} {old}, {new}")
+    return round_to(t, dtype, emit(t, COMBINE[store.mode], dtype, [old, new]))
+
+
+def store_element(t: Target, kind: str, x: str, address: str) -> None:
+    align = max(BITS[kind] // 8, 1)
+    t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
+
+
+def store_vector(ctx: Context, store: Store, rank: int) -> None:
+    """Every copy; `rank` is that of the loop whose body the store stands in."""
+    place = Place(ctx, store.buffer, store.index, rank)
+    t, dtype = place.t(), store.buffer.dtype
+    for copy, new in enumerate(ctx.vectors(store.value)):
+        x = new
+        if store.mode != "set":
+            old = from_memory(t, dtype, _load_copy(place, copy, ctx.mask))
+            x = combined(t, store, old, new)
+        _store_copy(place, copy, to_memory(t, dtype, x))
+
+
+def _store_copy(place: Place, copy: int, x: str) -> None:
+    ctx, t, mask = place.ctx, place.t(), place.ctx.mask
+    full = vector(place.kind, ctx.lanes)
+    narrow = not ctx.machine.can_mask(BITS[place.kind])
+    if place.step == -1 and (mask is None or not narrow):
+        x = place.reverse(place.kind, x)
+        mask = place.reverse("i1", mask) if mask else None
+    if place.step and mask is None:
+        store_element(t, place.kind, x, place.block(copy))
+        return
+    if place.step and not narrow:
+        t.level.call(
+            "void",
+            f"llvm.masked.store.{mangled(place.kind, ctx.lanes)}.p0",
+            (full, x),
+            ("ptr", place.block(copy)),
+            ("i32", str(BITS[place.kind] // 8)),
+            (vector("i1", ctx.lanes), mask or ""),
+        )
+        return
+    if ctx.machine.has_gather and BITS[place.kind] >= 32:
+        t.level.call(
+            "void",
+            f"llvm.masked.scatter.{mangled(place.kind, ctx.lanes)}.v{ctx.lanes}p0",
+            (full, x),
+            (vector("ptr", ctx.lanes), place.pointers(copy)),
+            ("i32", str(BITS[place.kind] // 8)),
+            (vector("i1", ctx.lanes), mask or "splat (i1 true)"),
+        )
+        return
+    one = place.t(1)
+    for lane in range(ctx.lanes):
+        element = t.level.op(f"extractelement {full} {x}, i64 {lane}")
+        store_element(one, place.kind, element, place.lane(copy, lane, mask))

@@ -1,0 +1,314 @@
+"""Tensors without data, on torch's private API. Tested with torch 2.13.
+
+torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
+torch._compile      the wrapper that imports torch._dynamo
+torch._C            dispatch keys while a meta kernel runs
+
+torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
+the operators that models are made of at once, by fusee.fake or as views, and leaves all others
+to torch's: other devices than the CPU, symbolic sizes, constants whose values are known.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import logging
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._refs
+from torch._compile import _disable_dynamo
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+from fusee.fake.rules import METAS, broadcast, overload
+
+__all__ = ["FakeTensor", "fake_mode", "fake_of", "with_bits"]
+
+
+def fake_mode() -> Any:
+    """A mode whose tensors are on the device they say, with static sizes."""
+    if "torch._dynamo" not in sys.modules:
+        _keep_dynamo_away()
+    return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
+
+
+# What FakeTensorMode asks torch._dynamo.config for, which takes more than a second to import.
+_DYNAMO_CONFIG = types.SimpleNamespace(
+    fake_tensor_cache_enabled=True,
+    fake_tensor_cache_crosscheck_enabled=False,
+    _custom_ops_profile=None,
+)
+
+
+@functools.cache
+def _keep_dynamo_away() -> None:
+    """Let torch's shape functions run without importing torch._dynamo.
+
+    Many are wrapped so that their first call imports it, for the sake of telling it to stay away
+    from them. Each such function gets what that call would find the next time: itself, as long as
+    torch._dynamo is not there, and what torch puts there as soon as it is.
+    """
+    spaces: list[dict[Any, Any]] = [
+        vars(torch._refs),
+        vars(torch._refs.nn.functional),
+        vars(torch._refs.special),
+        vars(torch._decomp.decompositions),
+        *torch._decomp.global_decomposition_table.values(),
+    ]
+    left = [x for space in spaces for x in space.values() if isinstance(x, types.FunctionType)]
+    seen: set[int] = set()
+    while left:
+        function = left.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        inner = [_contents(cell) for cell in function.__closure__ or ()]
+        left += [x for x in inner if isinstance(x, types.FunctionType)]
+        if function.__code__ is _LAZY_CODE:
+            for wrapped in inner:
+                if callable(wrapped) and not hasattr(wrapped, "__dynamo_disable"):
+                    wrapped.__dynamo_disable = _without_dynamo(wrapped)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+# The code of functions that `torch._disable_dynamo` has wrapped.
+_LAZY_CODE = _disable_dynamo(lambda: None).__code__
+
+
+def _without_dynamo(function: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dynamo = sys.modules.get("torch._dynamo")
+        if dynamo is None or not hasattr(dynamo, "disable"):
+            return function(*args, **kwargs)
+        function.__dynamo_disable = disabled = dynamo.disable(function, True, wrapping=False)
+        return disabled(*args, **kwargs)
+
+    return run
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """torch's log, without the traces of operators that raise: Python says what they raise."""
+
+    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
+        if not str(msg).startswith("failed while attempting to run meta"):
+            super().exception(msg, *args, **kwargs)
+
+
+@functools.cache
+def _mode_without_dynamo() -> type[FakeTensorMode]:
+    """FakeTensorMode, with those of its methods that look at torch._dynamo.config in a namespace
+    in which `torch._dynamo` has nothing but the settings above, at their defaults.
+    """
+    torch_there = types.ModuleType("torch")
+    torch_there.__dict__.update(torch.__dict__)
+    torch_there.__dict__["_dynamo"] = types.SimpleNamespace(config=_DYNAMO_CONFIG)
+
+    def import_there(name: str, *args: Any) -> Any:
+        found = None if name == "torch._dynamo.config" else builtins.__import__(name, *args)
+        return torch_there if found is torch or found is None else found
+
+    home = sys.modules[FakeTensorMode.__module__].__dict__
+    space = {
+        **home,
+        "log": _Quiet(home["log"], {}),
+        "torch": torch_there,
+        "__builtins__": {**builtins.__dict__, "__import__": import_there},
+    }
+    # torch's wrapper of __torch_dispatch__ imports torch._dynamo to tell it to stay away
+    methods: dict[str, Any] = {
+        "__torch_dispatch__": inspect.unwrap(FakeTensorMode.__torch_dispatch__),
+        "_should_skip_dynamo": classmethod(lambda cls: False),
+    }
+    for name in ("__init__", "_dispatch_impl"):
+        own: Any = getattr(FakeTensorMode, name)
+        moved = types.FunctionType(own.__code__, space, name, own.__defaults__, own.__closure__)
+        moved.__kwdefaults__ = own.__kwdefaults__
+        methods[name] = moved
+    return type("FakeTensorMode", (FakeTensorMode,), methods)
+
+
+def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
+    """A tensor without data like `x`, a leaf of autograd if it is one."""
+    meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+    if x.is_leaf:
+        meta = with_bits(meta, x)
+    else:
+        # computed from a leaf with the same layout: writing to it in place is allowed
+        leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
+        whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
+        with torch.enable_grad(), mode:
+            return with_bits(whole.mul_(leaf).as_strided(x.size(), x.stride()), x)
+    if x.device == _CPU:
+        fake = _fake(mode, meta, x.requires_grad)
+    else:
+        fake = FakeTensor(mode, meta.requires_grad_(x.requires_grad), x.device)
+    if isinstance(x, torch.nn.Parameter):
+        fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
+    return fake
+
+
+def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """`twin`, lazily conjugated or negated if `x` is."""
+    if x.dtype.is_complex and x.is_conj():
+        twin = torch.conj(twin)
+    return torch._neg_view(twin) if x.is_neg() else twin
+
+
+def _extent(x: torch.Tensor) -> int:
+    """How many elements a storage has that holds `x` at its beginning."""
+    if not x.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
+
+
+# ------------------------------------------------------------------------------ quick results
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_Mode = Any
+
+# Views (and what changes a view in place), whose C++ kernels take meta tensors.
+_VIEWS = """
+    t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
+    slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
+    diagonal unsafe_split.Tensor transpose_
+""".split()
+_MAKERS = """
+    empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
+    scalar_tensor
+""".split()
+# They write their first operand, and give it back.
+_IN_PLACE = """
+    relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
+    clamp_min_ clamp_max_ zero_ fill_.Scalar copy_ add_.Tensor add_.Scalar sub_.Tensor
+    sub_.Scalar mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar masked_fill_.Scalar
+""".split()
+
+
+def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+    """The result of an operator in place; None if it may have to fail."""
+    for operand in rest:
+        if isinstance(operand, torch.Tensor):
+            if tuple(broadcast(x.shape, operand.shape)) != tuple(x.shape):
+                return None
+            if not torch.can_cast(operand.dtype, x.dtype):
+                return None
+        elif isinstance(operand, (float, complex)) and not x.is_floating_point():
+            return None
+    return x
+
+
+def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
+    if value.dim():  # torch 2.11 does not say so of meta tensors
+        raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
+    return _written(x, value)
+
+
+@functools.cache
+def _quick() -> dict[Any, Callable[..., Any]]:
+    """How to run an operator on meta tensors."""
+    table: dict[Any, Callable[..., Any]] = {op: op for op in map(overload, _VIEWS)}
+    table.update(METAS)
+    table.update(dict.fromkeys(map(overload, _IN_PLACE), _written))
+    table[overload("fill_.Tensor")] = _filled
+    table[overload("result_type.Tensor")] = overload("result_type.Tensor")
+    view = overload("view")
+    table[overload("_unsafe_view")] = lambda x, size: view(x, size)
+    del table[overload("nonzero_static")]
+    return table
+
+
+@functools.cache
+def _quick_mode() -> type[FakeTensorMode]:
+    torch_mode = _mode_without_dynamo()
+    by_torch: Any = torch_mode.__torch_dispatch__
+    makers = frozenset(map(overload, _MAKERS))
+    device_of = torch.ops.prim.device.default
+    runs = _quick()
+
+    def dispatch(
+        self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is device_of:
+            return _META if self.in_kernel_invocation else args[0].fake_device
+        if func in makers:
+            device = torch.device(kwargs.get("device") or _CPU)
+            if device == _CPU and not _holds_open_size(args):
+                return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
+        elif (run := runs.get(func)) is not None and _is_plain(self, args, kwargs):
+            if "device" in kwargs:
+                kwargs = {**kwargs, "device": _META}
+            found = _on_meta(self, run, args, kwargs)
+            if found is not None:
+                return _wrapped(self, found)
+        return by_torch(self, func, kinds, args, kwargs)
+
+    return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch})
+
+
+def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all tensors are fakes on the CPU whose values nobody knows, and all sizes known."""
+    if kwargs.get("device") not in (None, _CPU):
+        return False
+    for arg in (*args, *kwargs.values()):
+        for x in arg if type(arg) in (list, tuple) else (arg,):
+            if isinstance(x, torch.Tensor):
+                if type(x) is not FakeTensor or x.fake_mode is not mode:
+                    return False
+                if x.constant is not None or x.fake_device != _CPU or x.layout != torch.strided:
+                    return False
+                if x.is_conj() or x.is_neg():
+                    return False
+                if mode.shape_env is not None and x._has_symbolic_sizes_strides:
+                    return False
+    return mode.shape_env is None or not _holds_open_size(args)
+
+
+def _holds_open_size(args: tuple[Any, ...]) -> bool:
+    flat = [x for arg in args for x in (arg if type(arg) in (list, tuple) else (arg,))]
+    return any(isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) for x in flat)
+
+
+def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel on the meta tensors that fakes are."""
+    before = mode.in_kernel_invocation
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        mode.in_kernel_invocation = True
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            mode.in_kernel_invocation = before
+
+
+def _wrapped(mode: _Mode, found: Any) -> Any:
+    if type(found) in (tuple, list):
+        return type(found)(_wrapped(mode, x) for x in found)
+    return _fake(mode, found) if type(found) is torch.Tensor else found
+
+
+def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeTensor:
+    """FakeTensor(mode, meta, "cpu") in a tenth of the time: its attributes as they were before."""
+    state = vars(mode).get("_fusee_state")
+    if state is None:
+        first = FakeTensor(mode, meta.requires_grad_(requires_grad), _CPU)
+        mode._fusee_state = dict(vars(first))
+        return first
+    made: Any = torch.Tensor._make_subclass(
+        FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=_CPU
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    vars(made).update(state)
+    fake: FakeTensor = made
+    return fake

@@ -1,1 +1,0 @@
-"""What outlives a process: captures, for the next one that finds everything as it was."""

@@ -1,0 +1,625 @@
+"""Fusion: the steps of a LoopGraph become Kernels, each doing the work of one or more Loops.
+
+Invariants
+  - A kernel's outer axes are free of dependences: for one outer point, everything that a member
+    reads of another member's result was computed at the same outer point, in an earlier phase or
+    earlier in the same phase.
+  - A kernel runs at one place in the program: whatever its members read from others was computed
+    before it, and nothing that they overwrite is read after it.
+
+A loop that shares data with an existing kernel is tried against it: `legality` answers with a
+Placement or a reason, the bytes saved are the score, the best placement wins. What a consumer loads
+from a fused producer is forwarded in registers; stores that nobody reads any more are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusee.loops.ir import (
+    Accumulate,
+    Buffer,
+    Extern,
+    Kernel,
+    Loop,
+    LoopGraph,
+    Phase,
+    Statement,
+    Store,
+    Value,
+    View,
+    cast,
+    joined,
+    payloads,
+    rewrite,
+    rewrite_index,
+    walk,
+)
+from fusee.loops.schedule import order_loops, reads, roots, size, writes
+from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
+
+# ---------------------------------------------------------------------------- group
+# A kernel in the making: its members, and how they become one Kernel.
+
+# A producer's value is computed again in a later phase if it takes no more additions than this;
+# otherwise the later phase loads what the earlier one stored, which is in the nearest cache.
+RECOMPUTE_COST = 8
+# The same where the value is stored anyway: one load replaces it.
+STORED_COST = 2
+
+
+@dataclass(eq=False)
+class Member:
+    """A loop inside a kernel, renamed to the kernel's axes; `space` are those it doesn't reduce."""
+
+    loop: Loop
+    space: tuple[Symbol, ...]
+    reduce: tuple[Symbol, ...]
+    index: Size
+    value: Value
+    result: Value | None
+    which: Value | None
+    phase: int = 0
+
+    def stored(self) -> Value:
+        """What ends up in the buffer, as later statements see it."""
+        if self.loop.acc is None:
+            return cast(self.value, self.loop.buffer.dtype)
+        if self.result is not None:
+            return cast(self.result, self.loop.buffer.dtype)
+        return cast(self.value.table.acc(self.loop.acc), self.loop.buffer.dtype)
+
+
+@dataclass(eq=False)
+class Group:
+    """A kernel in the making."""
+
+    position: int
+    outer: tuple[Symbol, ...]
+    members: list[Member] = field(default_factory=list)
+    phases: list[tuple[Symbol, ...]] = field(default_factory=list)  # inner axes
+    sealed: bool = False  # takes no more members
+    values: int = 0  # how many the members have, those that they share counted each time
+    frozen: bool = False  # a reduction joined: the outer axes are its axes and stay
+
+
+def build(group: Group, live: set[Buffer]) -> Kernel | None:
+    """Forward values between members, drop dead stores, order the loops. None: all is dead."""
+    by_buffer: dict[Buffer, Member] = {}  # of the members so far
+    bodies: list[list[Statement]] = [[] for _ in group.phases]
+    finals: list[list[Statement]] = [[] for _ in group.phases]
+    for member in group.members:
+        replace = _Forwarding(member, by_buffer, live)
+        values = [v for v in (member.value, member.result, member.which) if v is not None]
+        order = walk(values + payloads(member.index))
+        new = dict(zip(map(id, order), rewrite(order, None, replace), strict=True))
+        by_buffer[member.loop.buffer] = member
+        member.value = new[id(member.value)]
+        member.result = None if member.result is None else new[id(member.result)]
+        member.which = None if member.which is None else new[id(member.which)]
+        member.index = rewrite_index(member.index, None, new)
+        store = Store(member.loop.buffer, member.index, member.stored(), member.loop.mode)
+        if member.loop.acc is None:
+            bodies[member.phase].append(store)
+            continue
+        bodies[member.phase].append(Accumulate(member.loop.acc, member.value, member.which))
+        (bodies if member.loop.scan else finals)[member.phase].append(store)
+    phases = []
+    for inner, body, final in zip(group.phases, bodies, finals, strict=True):
+        phases.append(Phase(inner, body))
+        if final:
+            phases.append(Phase((), final))
+    _drop_dead(phases, live)
+    phases = _compact(phases)
+    if not phases:
+        return None
+    ordered = tuple(axis for m in group.members for axis in m.loop.ordered)
+    origin = joined(part for m in group.members for part in m.loop.origin.split(" + ") if part)
+    return order_loops(Kernel(group.outer, phases, None, ordered, origin))
+
+
+class _Forwarding:
+    """Replaces a member's loads of what other members computed by the values themselves."""
+
+    def __init__(self, member: Member, by_buffer: dict[Buffer, Member], live: set[Buffer]) -> None:
+        self.member, self.by_buffer, self.live = member, by_buffer, live
+
+    def __call__(self, value: Value) -> Value | None:
+        if value.op != "load":
+            return None
+        producer = self.by_buffer.get(value.attr[0])
+        if producer is None or producer is self.member or producer.index != value.attr[1]:
+            return None
+        stored = producer.stored()
+        if producer.loop.acc is None and producer.phase != self.member.phase:
+            limit = STORED_COST if producer.loop.buffer in self.live else RECOMPUTE_COST
+            if stored.cost > limit:
+                return None
+        elif producer.loop.scan:
+            return None
+        if value.args:
+            return None  # masked: the mask may protect what the producer never computed
+        return stored
+
+
+def _drop_dead(phases: list[Phase], live: set[Buffer]) -> None:
+    loaded: set[Buffer] = set()
+    for phase in phases:
+        values = [root for s in phase.body for root in roots(s)]
+        loaded.update(v.attr[0] for v in walk(values) if v.op == "load")
+    for phase in phases:
+        phase.body = [
+            s
+            for s in phase.body
+            if not isinstance(s, Store) or s.buffer in live or s.buffer in loaded
+        ]
+
+
+def _compact(phases: list[Phase]) -> list[Phase]:
+    """Phases without statements go; neighbouring phases without inner axes become one."""
+    result: list[Phase] = []
+    for phase in phases:
+        if not phase.body:
+            continue
+        if result and not phase.inner and not result[-1].inner:
+            result[-1].body.extend(phase.body)
+        else:
+            result.append(phase)
+    return result
+
+
+# ---------------------------------------------------------------------------- fuse
+
+
+# A kernel keeps at least this many outer points, or is small, so that threads have work.
+MIN_PARALLEL = 16
+SMALL_WORK = 1 << 15
+# More loops, or values in a body, make no faster kernel: what LLVM compiles takes longer the larger
+# it is, and processors overlap the next vector's work with this one's only in short bodies.
+MAX_MEMBERS, MAX_VALUES = 48, 256
+# About how much faster vectors are than one element at a time, and from which cost on it matters.
+LANES = 8
+COSTLY = 10
+# Elements in one piece from which it does not matter where the next piece lies.
+LONG_RUN = 32
+
+
+@dataclass
+class Placement:
+    """How a loop joins a group."""
+
+    group: Group
+    member: Member
+    outer: tuple[Symbol, ...]
+    inner: tuple[Symbol, ...]
+    saved_bytes: int
+
+
+@dataclass
+class Schedule:
+    """What runs, in order, and why loops stayed apart."""
+
+    items: list[Kernel | Extern]
+    refusals: list[str]
+
+
+def fuse(graph: LoopGraph, merge: bool = True) -> Schedule:
+    """Merge loops into kernels and order their axes. Without `merge`: one kernel a loop."""
+    return _Fuser(graph, merge).run()
+
+
+class _Fuser:
+    def __init__(self, graph: LoopGraph, merge: bool) -> None:
+        self.graph, self.merge = graph, merge
+        self.items: list[Group | Extern] = []
+        self.written: dict[Buffer, list[int]] = {}  # positions of writers
+        self.read: dict[Buffer, list[int]] = {}  # positions of readers
+        self.sharing: dict[Buffer, list[Group]] = {}  # groups that read or write a buffer
+        self.refusals: list[str] = []
+        self.last_extern = -1
+        self.writers: dict[Buffer, int] = {}
+        for step in graph.steps:
+            for buffer in writes(step):
+                self.writers[buffer] = self.writers.get(buffer, 0) + 1
+
+    def run(self) -> Schedule:
+        for step in self.graph.steps:
+            if isinstance(step, Extern):
+                self.last_extern = len(self.items)
+                self.items.append(step)
+                self._note(step, len(self.items) - 1)
+            else:
+                self._place(step)
+        live = self._read_outside()
+        items: list[Kernel | Extern] = []
+        for item in self.items:
+            built = item if isinstance(item, Extern) else build(item, live.get(item, set()))
+            if built is not None:
+                items.append(built)
+        return Schedule(items, self.refusals)
+
+    def _note(self, step: Loop | Extern, position: int) -> None:
+        for buffer in writes(step):
+            self.written.setdefault(buffer, []).append(position)
+        for buffer in reads(step):
+            self.read.setdefault(buffer, []).append(position)
+
+    def _earliest(self, loop: Loop) -> int:
+        """The first position at which the loop may run."""
+        first = 0
+        for buffer in reads(loop):
+            first = max([first, *self.written.get(buffer, ())])
+        for buffer in writes(loop):
+            first = max([first, *self.read.get(buffer, ()), *self.written.get(buffer, ())])
+        return first
+
+    def _place(self, loop: Loop) -> None:
+        earliest = self._earliest(loop)
+        best: Placement | None = None
+        if self.merge and not _stands_alone(loop):
+            for group in self._candidates(loop, earliest):
+                answer = self._try(loop, group)
+                if isinstance(answer, str):
+                    with_whom = group.members[0].loop
+                    self.refusals.append(f"{_label(loop)} with {_label(with_whom)}: {answer}")
+                elif best is None or answer.saved_bytes > best.saved_bytes:
+                    best = answer
+        if best is None:
+            group = Group(len(self.items), loop.axes, sealed=_stands_alone(loop))
+            member = Member(
+                loop, loop.axes, loop.reduce_axes, loop.index, loop.value, loop.result, loop.which
+            )
+            self.items.append(group)
+            _join(Placement(group, member, loop.axes, loop.reduce_axes, 0))
+        else:
+            group = best.group
+            _join(best)
+        self._note(loop, group.position)
+        for buffer in (*reads(loop), *writes(loop)):
+            shared = self.sharing.setdefault(buffer, [])
+            if group not in shared:
+                shared.append(group)
+
+    def _candidates(self, loop: Loop, earliest: int) -> list[Group]:
+        found: dict[int, Group] = {}
+        for buffer in (*reads(loop), *writes(loop)):
+            for group in self.sharing.get(buffer, ())[-4:]:
+                if group.position >= earliest and not group.sealed:
+                    found[group.position] = group
+        return [found[position] for position in sorted(found, reverse=True)[:6]]
+
+    def _try(self, loop: Loop, group: Group) -> Placement | str:
+        if len(group.members) >= MAX_MEMBERS or group.values + size(loop) > MAX_VALUES:
+            return "the kernel is full"
+        produced = {m.loop.buffer: m for m in group.members}
+        for buffer in reads(loop):
+            if buffer in produced and self.writers[buffer] > 1:
+                return f"{buffer} is written in pieces"
+        if loop.buffer in produced:
+            return f"{loop.buffer} is written in pieces"
+        if group.position < self.last_extern and not any(b in produced for b in reads(loop)):
+            return "its result would lie in memory long before it is read"
+        answer = _legality(loop, group, produced)
+        overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
+        if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
+            return "what overwrites its operands shares only a single pass over the same points"
+        return answer
+
+    def _read_outside(self) -> dict[Group, set[Buffer]]:
+        """Per group, the buffers that must really be stored."""
+        outputs = {view.buffer for view in self.graph.outputs if isinstance(view, View)}
+        live: dict[Group, set[Buffer]] = {}
+        for item in self.items:
+            if not isinstance(item, Group):
+                continue
+            for member in item.members:
+                buffer = member.loop.buffer
+                others = any(p != item.position for p in self.read.get(buffer, ()))
+                kept = buffer in outputs or buffer.role != "scratch" or member.loop.stays
+                if others or kept or self.writers[buffer] > 1:
+                    live.setdefault(item, set()).add(buffer)
+        return live
+
+
+def _label(loop: Loop) -> str:
+    return f"{loop.buffer} ({loop.origin})" if loop.origin else str(loop.buffer)
+
+
+def _stands_alone(loop: Loop) -> bool:
+    """Loops whose stores may collide, accumulate in memory or change what others still read."""
+    if loop.ordered or loop.mode != "set":
+        return True
+    return loop.buffer.role == "input" and not _is_update(loop)
+
+
+def _is_update(loop: Loop) -> bool:
+    """Whether a loop changes a tensor of the caller's, each element from that element at most."""
+    if loop.buffer.role != "input" or loop.acc is not None or loop.mode != "set" or loop.ordered:
+        return False
+    return _reads_only_at(loop.value, loop.buffer, loop.index)
+
+
+def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
+    loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
+    return all(v.attr[1] == index for v in loads)
+
+
+def _is_one_body(placement: Placement) -> bool:
+    """Whether the kernel stays one pass over the same points, each of which sees its own alone.
+
+    All that is loaded then was there before the kernel; what is there after it is forwarded.
+    """
+    group, new = placement.group, placement.member
+    (inner, *more) = group.phases
+    members = [*group.members, new]
+    same = placement.outer == group.outer and set(placement.inner) == set(inner) and not more
+    masked = any(v.op == "load" and v.args for v in walk([new.value]))
+    return (
+        same
+        and not masked
+        and all(m.loop.acc is None for m in members)
+        and all(_reads_only_at(m.value, new.loop.buffer, new.index) for m in group.members)
+    )
+
+
+# ------------------------------------------------------------------------------ legality
+
+
+def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Placement | str:
+    """Match the loop's axes to the group's through the data they share."""
+    links = list(_links(loop, group, produced))
+    if not links:
+        return "they read the same data at different places"
+    pairing = _Pairing(loop, group)
+    bytes_saved = 0
+    depends = False
+    points = hint(product(_sizes((*loop.axes, *loop.reduce_axes))))
+    for theirs, ours, buffer, must in links:
+        elements = hint(product(buffer.shape))
+        if not must and 2 * elements < points:
+            continue  # a small table read by both is in the cache anyway
+        matched = pairing.match(theirs, ours)
+        if not matched and must:
+            return f"{buffer} is read elsewhere than where it is written"
+        if matched:
+            bytes_saved += buffer.dtype.itemsize * elements
+            depends |= must
+    if not bytes_saved:
+        return "they read the same data at different places"
+    if not depends and len(pairing.pairs) != len(loop.axes) + len(loop.reduce_axes):
+        return "they share data but not their axes"
+    return _fit(loop, group, pairing, bytes_saved)
+
+
+def _sizes(axes: Iterable[Symbol]) -> list[Size]:
+    return [axis.hi for axis in axes if axis.hi is not None]
+
+
+def _links(
+    loop: Loop, group: Group, produced: dict[Buffer, Member]
+) -> Iterable[tuple[Size, Size, Buffer, bool]]:
+    """(group's index, loop's index, buffer, must be equal) for each buffer both touch."""
+    values = [v for v in (loop.value, loop.result) if v is not None]
+    loads = [v for v in walk(values) if v.op == "load"]
+    shared: list[tuple[Size, Size, Buffer, bool]] = []
+    for load in loads:
+        buffer, index = load.attr
+        if buffer in produced:
+            yield produced[buffer].index, index, buffer, True
+        else:
+            for other in _group_loads(group, buffer):
+                shared.append((other, index, buffer, False))
+    yield from shared
+
+
+def _group_loads(group: Group, buffer: Buffer) -> list[Size]:
+    found: dict[Size, None] = {}
+    for member in group.members:
+        if buffer in reads(member.loop):
+            for value in walk([member.value]):
+                if value.op == "load" and value.attr[0] is buffer:
+                    found[value.attr[1]] = None
+    return list(found)
+
+
+class _Pairing:
+    """Which axis of the loop is which axis of the group; axes are split where sizes ask for it."""
+
+    def __init__(self, loop: Loop, group: Group) -> None:
+        self.group = group
+        self.pairs: dict[Symbol, Symbol] = {}  # loop's axis -> group's axis
+        self.own = {*loop.axes, *loop.reduce_axes}
+        self.theirs = set(group.outer)
+        for inner in group.phases:
+            self.theirs.update(inner)
+
+    def match(self, theirs: Size, ours: Size) -> bool:
+        """Pair axes so that both indices are equal; False (and nothing changed) if impossible."""
+        a, b = self._terms(theirs, self.theirs), self._terms(ours, self.own)
+        if a is None or b is None or a[1] != b[1]:
+            return False
+        left, right = a[0], b[0]
+        pairs = dict(self.pairs)
+        while left and right:
+            (step, x), (step2, y) = left.pop(), right.pop()
+            if step != step2 or x.hi != y.hi:
+                return False
+            if pairs.get(y, x) != x or (y not in pairs and x in pairs.values()):
+                return False
+            pairs[y] = x
+        if left or right:
+            return False
+        self.pairs = pairs
+        return True
+
+    @staticmethod
+    def _terms(index: Size, axes: set[Symbol]) -> tuple[list[tuple[Size, Symbol]], Size] | None:
+        """([(stride, axis)] by falling stride, the rest); None if not linear in its axes."""
+        terms: list[tuple[Size, Symbol]] = []
+        for axis in symbols(index):
+            if axis not in axes:
+                if axis.payload is not None:
+                    return None
+                continue
+            parts = coefficient(index, axis)
+            if parts is None:
+                return None
+            if parts[0] != 0:
+                terms.append((parts[0], axis))
+                index = parts[1]
+        terms.sort(key=lambda term: -abs(hint(term[0])))
+        return terms, index
+
+
+def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement | str:
+    """Outer axes, inner axes and phase for the loop, or why it can't run inside this kernel."""
+    space = [pairing.pairs.get(axis) for axis in loop.axes]
+    outer = tuple(axis for axis in group.outer if axis in space)
+    if outer != group.outer:
+        if group.frozen:
+            return "a reduction fixes the kernel's outer axes"
+        if any(phase for phase in group.phases):
+            return "the kernel has inner loops already"
+    if loop.acc is not None and not loop.scan and len(outer) != len(loop.axes):
+        return "the reduction would leave the kernel's outer axes"
+    if not outer and group.outer:
+        return "no common outer axis is left"
+    work = max(hint(product(_sizes((*loop.axes, *loop.reduce_axes)))), _work(group))
+    points = hint(product(_sizes(outer)))
+    if outer != group.outer and points < MIN_PARALLEL and work > SMALL_WORK:
+        return "too few outer points would be left for the threads"
+    names = _rename(loop, group, pairing)
+    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
+    member = _renamed(loop, axes, names)
+    inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
+    if loop.scan and outer != tuple(names[a] for a in loop.axes):
+        return "a scan keeps its own axes outside"
+    if loop.acc is None and not (
+        _inside(member.index, inner, outer) or _follows(group, member.index, inner, points)
+    ):
+        return "its further axes are not the innermost of what it stores"
+    if _wastes_lanes(group, member, outer, inner):
+        return "one element at a time would be computed of what takes long, for few others"
+    return Placement(group, member, outer, inner, saved)
+
+
+def _wastes_lanes(
+    group: Group, new: Member, outer: tuple[Symbol, ...], inner: tuple[Symbol, ...]
+) -> bool:
+    """True if a costly value is computed per outer point, not as vectors, and takes most time.
+
+    What depends on a reduction in the kernel is worth it: apart, it would need another pass.
+    """
+    if group.frozen or outer != group.outer:
+        return False
+    placed = [(m, group.phases[m.phase]) for m in group.members] + [(new, inner)]
+    alone = max((m.value.cost for m, axes in placed if not axes), default=0)
+    many = max((hint(product(_sizes(a))) * m.value.cost for m, a in placed if a), default=None)
+    return alone > COSTLY and many is not None and LANES * alone > many
+
+
+def _work(group: Group) -> int:
+    points = hint(product(_sizes(group.outer)))
+    return points * max(hint(product(_sizes(inner))) for inner in group.phases)
+
+
+def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -> bool:
+    """True if every inner axis moves the index by less than every outer axis."""
+
+    def stride(axis: Symbol) -> int:
+        parts = coefficient(index, axis)
+        return 0 if parts is None else abs(hint(parts[0]))
+
+    widest = max(map(stride, inner), default=0)
+    return all(stride(axis) >= widest for axis in outer)
+
+
+def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) -> bool:
+    """True if the kernel walks the same axes anyway and the store moves in long runs.
+
+    So does a batch norm: per channel it sums up pieces of all images, then stores them.
+    """
+    if points < MIN_PARALLEL or not any(set(inner) == set(phase) for phase in group.phases):
+        return False
+    run = 1
+    steps = [(coefficient(index, axis), axis) for axis in inner]
+    for parts, axis in sorted(steps, key=lambda step: abs(hint(step[0][0])) if step[0] else 0):
+        if parts is None or axis.hi is None or parts[0] != run:
+            break
+        run *= hint(axis.hi)
+    return run >= LONG_RUN
+
+
+def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:
+    """The group's symbol for each of the loop's axes; unpaired axes take equal-sized inner ones."""
+    names = dict(pairing.pairs)
+    taken = set(names.values())
+    used = {axis.name for axis in pairing.theirs}
+    spare = [axis for inner in group.phases for axis in inner]
+    if len(names) < len(loop.axes):  # the group's outer axes may become inner ones
+        spare += [axis for axis in group.outer if axis not in taken]
+    for axis in (*loop.axes, *loop.reduce_axes):
+        if axis in names:
+            continue
+        twin = next((s for s in spare if s not in taken and s.hi == axis.hi), None)
+        if twin is None:
+            name = axis.name
+            while name in used:
+                name += "_"
+            twin = axis if name == axis.name else Symbol(name, axis.lo, axis.hi, axis.hint)
+        names[axis] = twin
+        taken.add(twin)
+        used.add(twin.name)
+    return names
+
+
+def _renamed(loop: Loop, axes: dict[Symbol, Size], names: dict[Symbol, Symbol]) -> Member:
+    space = tuple(names[a] for a in loop.axes)
+    reduce = tuple(names[a] for a in loop.reduce_axes)
+    if not axes:
+        return Member(loop, space, reduce, loop.index, loop.value, loop.result, loop.which)
+    values = [v for v in (loop.value, loop.result, loop.which) if v is not None]
+    order = walk(values + payloads(loop.index))
+    new = dict(zip(map(id, order), rewrite(order, axes), strict=True))
+
+    def of(value: Value | None) -> Value | None:
+        return None if value is None else new[id(value)]
+
+    index = rewrite_index(loop.index, axes, new)
+    return Member(loop, space, reduce, index, new[id(loop.value)], of(loop.result), of(loop.which))
+
+
+# ------------------------------------------------------------------------------ joining
+
+
+def _join(placement: Placement) -> None:
+    """Put the member into its group: outer axes shrink, the member takes its phase."""
+    group, member = placement.group, placement.member
+    if placement.outer != group.outer:
+        gone = tuple(axis for axis in group.outer if axis not in placement.outer)
+        group.outer = placement.outer
+        group.phases = [gone + inner for inner in group.phases]
+    member.phase = _choose_phase(group, member, placement.inner)
+    if member.phase == len(group.phases):
+        group.phases.append(placement.inner)
+    if member.loop.acc is not None:
+        group.frozen = True
+    group.members.append(member)
+    group.values += size(member.loop)
+
+
+def _choose_phase(group: Group, member: Member, inner: tuple[Symbol, ...]) -> int:
+    """The first phase with the member's inner axes after everything it needs is complete."""
+    first = 0
+    needed = set(reads(member.loop))
+    for other in group.members:
+        if other.loop.buffer in needed:
+            complete = other.loop.acc is not None
+            first = max(first, other.phase + int(complete))
+    for phase in range(first, len(group.phases)):
+        same = set(group.phases[phase]) == set(inner)
+        scans = any(m.phase == phase and m.loop.scan for m in group.members) or member.loop.scan
+        if same and not scans:
+            return phase
+    return len(group.phases)

@@ -1,0 +1,698 @@
+"""ATen's views, copies and casts. None of them moves an element by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.loops.ir import Value, cast, op, rewrite, where
+from fusee.loops.lower.tensor import (
+    Call,
+    Index,
+    Lowering,
+    Number,
+    Pieces,
+    Shape,
+    Strided,
+    Tensor,
+    contiguous,
+    dense,
+    lowers,
+    named,
+    stride_order,
+)
+from fusee.sym.expr import (
+    Size,
+    divides,
+    floordiv,
+    known_eq,
+    known_ge,
+    known_lt,
+    maximum,
+    minimum,
+    mod,
+    product,
+)
+
+# ---------------------------------------------------------------------------- shape
+# Views as index maps: strides where they can say it, closures over the index where not.
+
+# ------------------------------------------------------------------------------ rearranging
+
+
+def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
+    order = [dim % len(x.shape) for dim in dims]
+    shape = tuple(x.shape[dim] for dim in order)
+    if order == list(range(len(order))):
+        return x
+    place = [order.index(dim) for dim in range(len(order))]
+
+    def recipe(s: Strided) -> Strided:
+        return Strided(s.buffer, tuple(s.strides[dim] for dim in order), s.offset)
+
+    if x.pieces is not None:
+        parts = tuple(permute(piece, order) for piece in x.pieces.tensors)
+        pieces = Pieces(place[x.pieces.dim], x.pieces.starts, parts)
+        return x.lowering.beside(shape, x.dtype, pieces)
+    return x.lowering.view(x, shape, lambda ix: tuple(ix[k] for k in place), recipe)
+
+
+def expand(x: Tensor, shape: Shape) -> Tensor:
+    """Broadcast: new dimensions in front, dimensions of size 1 repeated."""
+    lead = len(shape) - len(x.shape)
+    if shape == x.shape:
+        return x
+    repeated = [size == 1 and shape[lead + k] != 1 for k, size in enumerate(x.shape)]
+    if any(repeated) or any(size != 1 for size in shape[:lead]):
+        # its elements are read again and again
+        if x.lowering.is_costly(x):
+            x.lowering.realise(x)
+
+    def recipe(s: Strided) -> Strided:
+        steps = [0 if again else step for again, step in zip(repeated, s.strides, strict=True)]
+        return Strided(s.buffer, (0,) * lead + tuple(steps), s.offset)
+
+    def index_map(ix: Index) -> Index:
+        return tuple(0 if again else ix[lead + k] for k, again in enumerate(repeated))
+
+    if x.pieces is not None:
+        dim = lead + x.pieces.dim
+        parts = tuple(
+            expand(piece, _resized(shape, dim, piece.shape[dim - lead]))
+            for piece in x.pieces.tensors
+        )
+        return x.lowering.beside(shape, x.dtype, Pieces(dim, x.pieces.starts, parts))
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def _resized(shape: Shape, dim: int, size: Size) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def narrow(x: Tensor, dim: int, start: Size, length: Size, step: Size = 1) -> Tensor:
+    """Elements start, start + step, ... of one dimension."""
+    if known_eq(length, x.shape[dim]) and start == 0:
+        return x
+    shape = _resized(x.shape, dim, length)
+
+    def recipe(s: Strided) -> Strided:
+        steps = (*s.strides[:dim], s.strides[dim] * step, *s.strides[dim + 1 :])
+        return Strided(s.buffer, steps, s.offset + start * s.strides[dim])
+
+    def index_map(ix: Index) -> Index:
+        return (*ix[:dim], start + ix[dim] * step, *ix[dim + 1 :])
+
+    if x.pieces is not None and x.storage is None:
+        inside = _narrow_pieces(x, x.pieces, dim, start, length, step)
+        if inside is not None:
+            return inside
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def _narrow_pieces(
+    x: Tensor, pieces: Pieces, dim: int, start: Size, length: Size, step: Size
+) -> Tensor | None:
+    if dim != pieces.dim:
+        parts = tuple(narrow(piece, dim, start, length, step) for piece in pieces.tensors)
+        shape = _resized(x.shape, dim, length)
+        return x.lowering.beside(shape, x.dtype, Pieces(pieces.dim, pieces.starts, parts))
+    if step != 1:
+        return None
+    for begin, piece in zip(pieces.starts, pieces.tensors, strict=True):
+        if known_ge(start, begin) and known_ge(begin + piece.shape[dim], start + length):
+            return narrow(piece, dim, start - begin, length)
+    return None
+
+
+def select(x: Tensor, dim: int, index: Size) -> Tensor:
+    return squeeze(narrow(x, dim, index, 1), (dim,))
+
+
+def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Without the given dimensions, all of size 1."""
+    gone = set(dims)
+    kept = [k for k in range(len(x.shape)) if k not in gone]
+    if not gone:
+        return x
+    shape = tuple(x.shape[k] for k in kept)
+
+    def recipe(s: Strided) -> Strided:
+        return Strided(s.buffer, tuple(s.strides[k] for k in kept), s.offset)
+
+    def index_map(ix: Index) -> Index:
+        rest = iter(ix)
+        return tuple(0 if k in gone else next(rest) for k in range(len(gone) + len(ix)))
+
+    if x.pieces is not None and x.pieces.dim not in gone:
+        parts = tuple(squeeze(piece, dims) for piece in x.pieces.tensors)
+        return x.lowering.beside(
+            shape, x.dtype, Pieces(kept.index(x.pieces.dim), x.pieces.starts, parts)
+        )
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    shape = (*x.shape[:dim], 1, *x.shape[dim:])
+
+    def recipe(s: Strided) -> Strided:
+        step = s.strides[dim] * x.shape[dim] if dim < len(x.shape) else 1
+        return Strided(s.buffer, (*s.strides[:dim], step, *s.strides[dim:]), s.offset)
+
+    if x.pieces is not None:
+        place = x.pieces.dim + (dim <= x.pieces.dim)
+        parts = tuple(unsqueeze(piece, dim) for piece in x.pieces.tensors)
+        return x.lowering.beside(shape, x.dtype, Pieces(place, x.pieces.starts, parts))
+    return x.lowering.view(x, shape, lambda ix: (*ix[:dim], *ix[dim + 1 :]), recipe)
+
+
+def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    turned = {dim % len(x.shape) for dim in dims} if x.shape else set()
+
+    def index_map(ix: Index) -> Index:
+        return tuple(
+            x.shape[k] - 1 - i if k in turned and x.shape[k] != 1 else i for k, i in enumerate(ix)
+        )
+
+    # a torch tensor has no negative strides, so an Extern could not take them
+    return x.lowering.view(x, x.shape, index_map, None)
+
+
+def diagonal(x: Tensor, shape: Shape, offset: Size, dim1: int, dim2: int) -> Tensor:
+    rank = len(x.shape)
+    a, b = dim1 % rank, dim2 % rank
+    rest = [k for k in range(rank) if k not in (a, b)]
+    down, right = maximum(-offset, 0), maximum(offset, 0)
+
+    def recipe(s: Strided) -> Strided:
+        start = s.offset + down * s.strides[a] + right * s.strides[b]
+        steps = (*(s.strides[k] for k in rest), s.strides[a] + s.strides[b])
+        return Strided(s.buffer, steps, start)
+
+    def index_map(ix: Index) -> Index:
+        places = dict(zip(rest, ix[:-1], strict=True))
+        places[a], places[b] = ix[-1] + down, ix[-1] + right
+        return tuple(places[k] for k in range(rank))
+
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def slice_start(start: Size | None, size: Size) -> Size:
+    """The first element of a slice, as Python clamps it."""
+    if start is None:
+        return 0
+    if isinstance(start, int) and start < 0:
+        return maximum(size + start, 0)
+    return minimum(start, size) if isinstance(start, int) and isinstance(size, int) else start
+
+
+# ------------------------------------------------------------------------------ reshaping
+
+
+def _groups(src: Shape, dst: Shape) -> list[tuple[list[int], list[int]]]:
+    """The finest pairs of runs of dimensions with equal products; size 1 is left out."""
+    left = [k for k, size in enumerate(src) if size != 1]
+    right = [k for k, size in enumerate(dst) if size != 1]
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        a, b = [left[i]], [right[j]]
+        p, q = src[left[i]], dst[right[j]]
+        i, j = i + 1, j + 1
+        while not known_eq(p, q):
+            grow_left = _is_smaller(p, q)
+            if (grow_left and i < len(left)) or j >= len(right):
+                if i >= len(left):
+                    break
+                a.append(left[i])
+                p, i = p * src[left[i]], i + 1
+            else:
+                b.append(right[j])
+                q, j = q * dst[right[j]], j + 1
+        groups.append((a, b))
+    if groups:
+        groups[-1][0].extend(left[i:])
+        groups[-1][1].extend(right[j:])
+    return groups
+
+
+def _is_smaller(p: Size, q: Size) -> bool:
+    if isinstance(p, int) and isinstance(q, int):
+        return p < q
+    if divides(p, q):
+        return True
+    return not divides(q, p) and known_lt(p, q)
+
+
+def reshape(x: Tensor, shape: Shape) -> Tensor:
+    """Row-major reinterpretation. Dimensions that survive keep their index, without division."""
+    if shape == x.shape:
+        return x
+    groups = _groups(x.shape, shape) if 0 not in shape else []
+
+    def index_map(ix: Index) -> Index:
+        places: list[Size] = [0] * len(x.shape)
+        for a, b in groups:
+            if len(a) == 1 and len(b) == 1:
+                places[a[0]] = ix[b[0]]
+                continue
+            flat: Size = 0
+            for k, step in zip(b, contiguous([shape[k] for k in b]), strict=True):
+                flat = flat + ix[k] * step
+            for k in reversed(a[1:]):
+                places[k] = mod(flat, x.shape[k])
+                flat = floordiv(flat, x.shape[k])
+            places[a[0]] = flat
+        return tuple(places)
+
+    def recipe(s: Strided) -> Strided | None:
+        if 0 in shape:
+            return Strided(s.buffer, contiguous(shape), s.offset)
+        steps: list[Size | None] = [None] * len(shape)
+        for a, b in groups:
+            last = s.strides[a[-1]]
+            inner = contiguous([x.shape[k] for k in a])
+            if any(not known_eq(s.strides[k], n * last) for k, n in zip(a, inner, strict=True)):
+                return None
+            for k, n in zip(b, contiguous([shape[k] for k in b]), strict=True):
+                steps[k] = n * last
+        return Strided(s.buffer, _fill_ones(steps, shape), s.offset)
+
+    if x.pieces is not None and x.storage is None:
+        apart = _reshape_pieces(x, x.pieces, shape, groups)
+        if apart is not None:
+            return apart
+    return x.lowering.view(x, shape, index_map, recipe)
+
+
+def _fill_ones(steps: list[Size | None], shape: Shape) -> tuple[Size, ...]:
+    """Strides for dimensions of size 1, as a contiguous tensor would have them."""
+    after: Size = 1
+    for k in reversed(range(len(steps))):
+        known = steps[k]
+        if known is None:
+            known = steps[k] = after
+        after = known * shape[k]
+    return tuple(step for step in steps if step is not None)
+
+
+def _reshape_pieces(
+    x: Tensor, pieces: Pieces, shape: Shape, groups: list[tuple[list[int], list[int]]]
+) -> Tensor | None:
+    """Pieces reshaped one by one: their dimension must survive or be split from its front."""
+    for a, b in groups:
+        if a == [pieces.dim]:
+            inner = product(shape[k] for k in b[1:])
+            sizes = [piece.shape[pieces.dim] for piece in pieces.tensors]
+            if not all(divides(inner, n) for n in (*sizes, *pieces.starts)):
+                return None
+            parts = tuple(
+                reshape(piece, _resized(shape, b[0], floordiv(n, inner)))
+                for piece, n in zip(pieces.tensors, sizes, strict=True)
+            )
+            starts = tuple(floordiv(n, inner) for n in pieces.starts)
+            return x.lowering.beside(shape, x.dtype, Pieces(b[0], starts, parts))
+    return None
+
+
+# ------------------------------------------------------------------------------ casting
+
+
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    if x.pieces is not None and x.storage is None:
+        parts = tuple(converted(piece, dtype) for piece in x.pieces.tensors)
+        return x.lowering.beside(x.shape, dtype, Pieces(x.pieces.dim, x.pieces.starts, parts))
+    return x.lowering.computed(x.shape, dtype, lambda ix: cast(x.at(ix), dtype), (x,), x.strides)
+
+
+# ---------------------------------------------------------------------------- view
+
+
+aten = torch.ops.aten
+
+# ------------------------------------------------------------------------------ aten
+
+
+@lowers(aten.permute.default)
+def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return permute(x, dims)
+
+
+@lowers(aten.transpose.int)
+def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    if not x.shape:
+        return x
+    dims = list(range(len(x.shape)))
+    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    return permute(x, dims)
+
+
+@lowers(aten.t.default, aten.numpy_T.default)
+def _t(call: Call, x: Tensor) -> Tensor:
+    return permute(x, range(len(x.shape))[::-1])
+
+
+@lowers(aten.movedim.int)
+def _movedim(call: Call, x: Tensor, source: int, destination: int) -> Tensor:
+    dims = list(range(len(x.shape)))
+    dims.insert(destination % len(dims), dims.pop(source))
+    return permute(x, dims)
+
+
+@lowers(*named("expand broadcast_to expand_as expand_copy"))
+def _expand(call: Call, x: Tensor, *_: object, implicit: bool = False) -> Tensor:
+    return expand(x, call.meta.shape)
+
+
+@lowers(
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.view_as.default,
+    aten.ravel.default,
+    aten.view_copy.default,
+)
+def _reshape(call: Call, x: Tensor, *_: object) -> Tensor:
+    return reshape(x, call.meta.shape)
+
+
+@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(call: Call, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    rank = len(x.shape)
+    if dim is None:
+        dims = range(rank)
+    else:
+        dims = [d % max(rank, 1) for d in ([dim] if isinstance(dim, int) else dim)]  # type: ignore[assignment]
+    return squeeze(x, [d for d in dims if d < rank and x.shape[d] == 1])
+
+
+@lowers(aten.unsqueeze.default)
+def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
+    return unsqueeze(x, dim % (len(x.shape) + 1))
+
+
+@lowers(aten.select.int)
+def _select(call: Call, x: Tensor, dim: int, index: Size) -> Tensor:
+    dim %= len(x.shape)
+    if isinstance(index, int) and index < 0:
+        index = x.shape[dim] + index
+    return select(x, dim, index)
+
+
+@lowers(aten.slice.Tensor)
+def _slice(
+    call: Call,
+    x: Tensor,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> Tensor:
+    dim %= len(x.shape)
+    return narrow(x, dim, slice_start(start, x.shape[dim]), call.meta.shape[dim], step)
+
+
+@lowers(aten.narrow.default)
+def _narrow(call: Call, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
+    dim %= len(x.shape)
+    return narrow(x, dim, slice_start(start, x.shape[dim]), length)
+
+
+@lowers(aten.flip.default)
+def _flip(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return flip(x, dims)
+
+
+@lowers(aten.diagonal.default)
+def _diagonal(call: Call, x: Tensor, offset: Size = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    return diagonal(x, call.meta.shape, offset, dim1, dim2)
+
+
+@lowers(aten.unfold.default)
+def _unfold(call: Call, x: Tensor, dimension: int, size: Size, step: Size) -> Tensor:
+    if not x.shape:
+        return expand(unsqueeze(x, 0), call.meta.shape)
+    dim = dimension % len(x.shape)
+
+    def recipe(s: Strided) -> Strided:
+        steps = (*s.strides[:dim], s.strides[dim] * step, *s.strides[dim + 1 :], s.strides[dim])
+        return Strided(s.buffer, steps, s.offset)
+
+    def index_map(ix: Index) -> Index:
+        return (*ix[:dim], ix[dim] * step + ix[-1], *ix[dim + 1 : -1])
+
+    return call.lowering.view(x, call.meta.shape, index_map, recipe)
+
+
+@lowers(aten.as_strided.default)
+def _as_strided(
+    call: Call,
+    x: Tensor,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> Tensor:
+    lowering = call.lowering
+    strides, begin = call.layout_of(0)
+    storage = lowering.realise(x, strides)
+    offset = storage.offset
+    storage.buffer.bounded = storage.buffer.role not in ("input", "derived", "constant")
+    if storage_offset is not None:
+        # torch counts from the start of the storage, and x may begin later
+        offset = offset + storage_offset - begin
+    return lowering.stored(Strided(storage.buffer, tuple(stride), offset), call.meta.shape)
+
+
+# ------------------------------------------------------------------------------ several results
+
+
+def _cuts(x: Tensor, dim: int, sizes: Sequence[Size]) -> tuple[Tensor, ...]:
+    parts = []
+    start: Size = 0
+    for size in sizes:
+        parts.append(narrow(x, dim, start, size))
+        start = start + size
+    return tuple(parts)
+
+
+@lowers(
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.chunk.default,
+    aten.tensor_split.sections,
+    aten.tensor_split.indices,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default,
+)
+def _split(call: Call, x: Tensor, sections: object, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    return _cuts(x, dim, [meta.shape[dim] for meta in call.metas])
+
+
+@lowers(aten.unbind.int, aten.unbind_copy.int)
+def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    return tuple(select(x, dim, k) for k in range(len(call.metas)))
+
+
+# ------------------------------------------------------------------------------ copies and casts
+
+
+@lowers(
+    aten.alias.default,
+    aten.detach.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+    aten.positive.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+    aten._conj.default,
+    aten.conj.default,
+    aten.real.default,
+)
+def _same(call: Call, x: Tensor, *_: object, memory_format: object = None) -> Tensor:
+    return x
+
+
+@lowers(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
+def _to_copy(call: Call, x: Tensor, *_: object, **options: object) -> Tensor:
+    return converted(x, call.meta.dtype)
+
+
+@lowers(aten.copy.default)
+def _copy(call: Call, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    return expand(converted(src, x.dtype), x.shape)
+
+
+@lowers(aten.repeat.default)
+def _repeat(call: Call, x: Tensor, repeats: Sequence[Size]) -> Tensor:
+    """Each dimension is broadcast to (times, size), then both become one."""
+    lead = len(repeats) - len(x.shape)
+    paired: list[Size] = []
+    spread: list[Size] = []
+    for k, times in enumerate(repeats):
+        size = 1 if k < lead else x.shape[k - lead]
+        paired += [1, size]
+        spread += [times, size]
+    wide = expand(reshape(x, tuple(paired)), tuple(spread))
+    return reshape(wide, call.meta.shape)
+
+
+def _resizes(call: Call, x: Tensor, dtype: torch.dtype) -> str | None:
+    if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype):
+        return "a view of another element size"
+    return None
+
+
+@lowers(*named("view", "dtype"), unless=_resizes)
+def _view_dtype(call: Call, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def at(ix: Index) -> Value:
+        value = x.at(ix)
+        return value.table.make("bitcast", (value,), dtype) if x.dtype is not dtype else value
+
+    return call.lowering.computed(x.shape, dtype, at, (x,), call.meta.strides)
+
+
+# ---------------------------------------------------------------------------- masked
+# Reading where there may be nothing: loads behind masks.
+
+
+def masked(value: Value, mask: Value, other: Value) -> Value:
+    """`value` where `mask`, else `other`; nothing below `value` is read where `mask` is false."""
+    if mask.op == "const":
+        return value if mask.attr else other
+    table = value.table
+    if value.op == "load" and not value.args and not value.operands:
+        buffer, index = value.attr
+        return table.load(buffer, index, mask, other)
+
+    def guard(inner: Value) -> Value | None:
+        if inner.op != "load":
+            return None
+        buffer, index = inner.attr
+        if inner.args:
+            return table.load(buffer, index, op("and", mask, inner.args[0]), inner.args[1])
+        return table.load(buffer, index, mask, table.const(0, inner.dtype))
+
+    return where(mask, rewrite([value], None, guard)[0], other)
+
+
+def inside(lowering: Lowering, i: Size, size: Size, mask: Value | None = None) -> Value | None:
+    """`mask` and 0 <= i < size; None where that is known."""
+    values = lowering.values
+    if not known_ge(i, 0):
+        test = op("ge", values.index(i), values.const(0, torch.int64))
+        mask = test if mask is None else op("and", mask, test)
+    if not known_lt(i, size):
+        test = op("lt", values.index(i), values.index(size))
+        mask = test if mask is None else op("and", mask, test)
+    return mask
+
+
+def pad_constant(x: Tensor, shape: Shape, before: Sequence[Size], fill: Number) -> Tensor:
+    """`x` with `before` elements of `fill` in front of each dimension, and the rest behind."""
+    lowering = x.lowering
+    other = lowering.number(fill, x.dtype)
+
+    def at(ix: Index) -> Value:
+        places = tuple(i - n for i, n in zip(ix, before, strict=True))
+        mask: Value | None = None
+        for k, place in enumerate(places):
+            if shape[k] != x.shape[k] or before[k] != 0:
+                mask = inside(lowering, place, x.shape[k], mask)
+        value = x.at(places)
+        return value if mask is None else masked(value, mask, other)
+
+    return lowering.computed(shape, x.dtype, at, (x,))
+
+
+# ---------------------------------------------------------------------------- grow
+# Concatenations that grow: cat([a, b]), cat([a, b, c]), ... share one buffer.
+#
+# Each is the beginning of the longest. The buffer has the longest one's shape, every part is
+# written once, when the first concatenation that has it is lowered, and each concatenation is a
+# slice of the buffer. Without this, a dense block with n layers would copy its first part n times.
+
+
+@dataclass(eq=False)
+class Growth:
+    """One family of concatenations along `dim`; `length` is the longest's size there."""
+
+    dim: int
+    length: Size = 0
+    whole: Tensor | None = None
+    written: int = 0  # how many parts are in the buffer
+    end: Size = 0  # where they end
+
+    def take(self, parts: Sequence[Tensor]) -> Tensor:
+        """The concatenation of `parts`, those written before and new ones."""
+        lowering = parts[0].lowering
+        if self.whole is None:
+            first = parts[0]
+            shape = (*first.shape[: self.dim], self.length, *first.shape[self.dim + 1 :])
+            order = stride_order(first.shape, lowering.realise(first).strides)
+            self.whole = lowering.whole(lowering.buffer(shape, first.dtype, dense(shape, order)))
+        storage = self.whole.storage
+        assert storage is not None
+        total: Size = 0
+        for position, part in enumerate(parts):
+            if position >= self.written:
+                offset = storage.offset + self.end * storage.strides[self.dim]
+                lowering.write_into(part, Strided(storage.buffer, storage.strides, offset))
+                self.written += 1
+                self.end = self.end + part.shape[self.dim]
+            total = total + part.shape[self.dim]
+        return narrow(self.whole, self.dim, 0, total)
+
+
+def growing(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[Growth, fx.Node]]:
+    """The family of each concatenation that has one, with the family's longest member."""
+    found: dict[fx.Node, tuple[Growth, fx.Node]] = {}
+    cats = [node for node in nodes if _is_plain_cat(node)]
+    by_start: dict[tuple[Any, Any, int], list[fx.Node]] = {}
+    for node in cats:
+        parts = node.args[0]
+        assert isinstance(parts, (list, tuple))
+        by_start.setdefault((parts[0], parts[1], _dim(node)), []).append(node)
+    for (_, _, dim), family in by_start.items():
+        longest = max(family, key=lambda node: len(node.args[0]))  # type: ignore[arg-type]
+        everything = list(longest.args[0])  # type: ignore[arg-type]
+        members = [
+            node
+            for node in family
+            if list(node.args[0]) == everything[: len(node.args[0])]  # type: ignore[arg-type]
+        ]
+        if len(members) > 1:
+            growth = Growth(dim)
+            found.update(dict.fromkeys(members, (growth, longest)))
+    return found
+
+
+def _is_plain_cat(node: fx.Node) -> bool:
+    """A cat of two or more tensors of one dtype that are not empty."""
+    if node.target is not aten.cat.default:
+        return False
+    parts = node.args[0]
+    if not isinstance(parts, (list, tuple)) or len(parts) < 2:
+        return False
+    metas = [part.meta["val"] for part in parts if isinstance(part, fx.Node)]
+    first = metas[0]
+    return first.dim() > 0 and all(m.dtype == first.dtype and m.dim() == first.dim() for m in metas)
+
+
+def _dim(node: fx.Node) -> int:
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    assert isinstance(dim, int)
+    return int(dim % node.meta["val"].dim())

@@ -1,0 +1,413 @@
+"""Loop order of one kernel: axes split, lanes chosen, axes sorted and merged.
+
+    split   an axis that indices use only as i//c and i%c becomes two axes, and the division is gone
+    lanes   vectors run along the axis where most accesses are contiguous
+    sort    outer axes by the stride of what is stored, widest first, the lanes axis last
+    merge   neighbours i, j with stride(i) == stride(j)*size(j) in every access become one axis
+
+All of it is legal for any order of outer axes; inner axes keep their order where the order shows
+(scans, and argmax's first among equals).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+from fusee.loops.ir import (
+    Accumulate,
+    Buffer,
+    Extern,
+    Kernel,
+    Loop,
+    Phase,
+    Statement,
+    Store,
+    Value,
+    View,
+    index_of,
+    payloads,
+    rewrite,
+    rewrite_index,
+    walk,
+)
+from fusee.sym.expr import (
+    Call,
+    Size,
+    Symbol,
+    atoms,
+    coefficient,
+    divides,
+    hint,
+    known_ge,
+    substitute,
+    symbols,
+)
+
+# ---------------------------------------------------------------------------- order
+
+
+def order_loops(kernel: Kernel) -> Kernel:
+    """The kernel with its loops in the order in which they are to run."""
+    kernel = _split_divided(kernel)
+    if kernel.ordered:
+        return kernel
+    kernel.lanes = _choose_lanes(kernel)
+    _sort(kernel)
+    return _merge(kernel)
+
+
+# ------------------------------------------------------------------------------ access
+
+
+def roots(statement: Statement) -> list[Value]:
+    """The values that a statement computes."""
+    if isinstance(statement, Accumulate) and statement.which is not None:
+        return [statement.value, statement.which]
+    return [statement.value]
+
+
+def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
+    """(index, weight, is memory) for every index expression of a body.
+
+    Stores weigh double; numbers made from indices (arange, masks) are no memory.
+    """
+    for statement in body:
+        if isinstance(statement, Store):
+            yield statement.index, 2, True
+    for value in walk([root for statement in body for root in roots(statement)]):
+        if value.op in ("load", "index"):
+            yield index_of(value), 1, value.op == "load"
+
+
+def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[Statement]:
+    """The body with axis variables substituted."""
+    values = [root for statement in body for root in roots(statement)]
+    hidden = [v for s in body if isinstance(s, Store) for v in payloads(s.index)]
+    order = walk(values + hidden)
+    new = dict(zip(map(id, order), rewrite(order, axes), strict=True))
+    result: list[Statement] = []
+    for statement in body:
+        value = new[id(statement.value)]
+        if isinstance(statement, Store):
+            index = rewrite_index(statement.index, axes, new)
+            result.append(Store(statement.buffer, index, value, statement.mode))
+        else:
+            which = None if statement.which is None else new[id(statement.which)]
+            result.append(Accumulate(statement.acc, value, which))
+    return result
+
+
+def reads_own_acc(phase: Phase) -> bool:
+    """True for a scan: the phase reads an accumulator that it is still accumulating."""
+    own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
+    values = walk([root for statement in phase.body for root in roots(statement)])
+    return any(value.op == "acc" and value.attr in own for value in values)
+
+
+def keeps_order(phase: Phase) -> bool:
+    """True if the order of the phase's inner points shows in its results."""
+    return reads_own_acc(phase) or any(
+        isinstance(s, Accumulate) and s.which is not None for s in phase.body
+    )
+
+
+# ------------------------------------------------------------------------------ split
+
+
+def _split_divided(kernel: Kernel) -> Kernel:
+    for _ in range(8):
+        found = _find_split(kernel)
+        if found is None:
+            break
+        kernel = _split(kernel, *found)
+    return kernel
+
+
+def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:
+    """An axis i and c such that i//c or i%c occurs and c divides i's size."""
+    own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
+    for phase in kernel.phases:
+        for index, _, _ in accesses(phase.body):
+            for atom in atoms(index):
+                if not isinstance(atom, Call) or atom.op not in ("//", "%"):
+                    continue
+                found = _splitting_axis(atom, own)
+                if found is not None:
+                    return found
+    return None
+
+
+def _splitting_axis(atom: Call, own: set[Symbol]) -> tuple[Symbol, Size] | None:
+    for axis in symbols(atom.a):
+        parts = coefficient(atom.a, axis)
+        if axis not in own or axis.hi is None or parts is None or parts[0] == 0:
+            continue
+        step, divisor = parts[0], atom.b
+        if not divides(step, divisor):
+            continue
+        chunk = divisor // step
+        if chunk == 1 or not known_ge(chunk, 0):  # negative: what is divided runs backwards
+            continue
+        if chunk != axis.hi and divides(chunk, axis.hi):
+            return axis, chunk
+    return None
+
+
+def split_symbols(axis: Symbol, chunk: Size) -> tuple[Symbol, Symbol, Size]:
+    """(high, low, high*chunk + low): two axes that stand for `axis`."""
+    assert axis.hi is not None
+    high = Symbol(f"{axis.name}a", 0, axis.hi // chunk)
+    low = Symbol(f"{axis.name}b", 0, chunk)
+    return high, low, high.expr * chunk + low.expr
+
+
+def _split(kernel: Kernel, axis: Symbol, chunk: Size) -> Kernel:
+    high, low, whole = split_symbols(axis, chunk)
+
+    def replaced(axes: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
+        pairs = [(high, low) if a == axis else (a,) for a in axes]
+        return tuple(a for pair in pairs for a in pair)
+
+    phases = [
+        Phase(replaced(phase.inner), rewrite_body(phase.body, {axis: whole}))
+        for phase in kernel.phases
+    ]
+    return Kernel(replaced(kernel.outer), phases, None, replaced(kernel.ordered), kernel.origin)
+
+
+# ------------------------------------------------------------------------------ lanes
+
+
+def _contiguity(body: Sequence[Statement], axis: Symbol) -> float:
+    """How well a body's accesses suit vectors along `axis`: share of contiguous minus strided."""
+    good = bad = 0.0
+    for index, weight, is_memory in accesses(body):
+        if not is_memory:
+            continue
+        parts = coefficient(index, axis)
+        if parts is None:
+            bad += 2 * weight
+        elif parts[0] == 1:
+            good += weight
+        elif parts[0] != 0:
+            bad += weight
+    return (good - 2 * bad) / max(good + bad, 1.0)
+
+
+def _fullness(axis: Symbol) -> float:
+    """Short axes fill vectors badly; 16 is the widest vector's float32 lanes."""
+    assert axis.hi is not None
+    size = hint(axis.hi)
+    return min(size / 16, 1.0)
+
+
+def _choose_lanes(kernel: Kernel) -> Symbol | None:
+    """The outer axis for lanes, or None when the phases' own inner axes serve better."""
+    best_outer, best_score = None, float("-inf")
+    looped = [phase for phase in kernel.phases if phase.inner]
+    weighed = looped or kernel.phases
+    for axis in kernel.outer:
+        score = min(_contiguity(p.body, axis) for p in weighed) + _fullness(axis)
+        if score >= best_score:
+            best_outer, best_score = axis, score
+    if not looped or any(reads_own_acc(phase) for phase in looped):
+        return best_outer
+    inner = min(max(map(_inner_score(phase), phase.inner)) for phase in looped)
+    return None if inner >= best_score or best_outer is None else best_outer
+
+
+def _inner_score(phase: Phase):  # type: ignore[no-untyped-def]
+    return lambda axis: _contiguity(phase.body, axis) + _fullness(axis)
+
+
+# ------------------------------------------------------------------------------ sort
+
+
+def _sort(kernel: Kernel) -> None:
+    bodies = [s for phase in kernel.phases for s in phase.body]
+    kernel.outer = _by_stride(kernel.outer, bodies, kernel.lanes)
+    for phase in kernel.phases:
+        if len(phase.inner) > 1 and not keeps_order(phase):
+            last = None
+            if kernel.lanes is None:
+                last = max(phase.inner, key=_inner_score(phase))
+            phase.inner = _by_stride(phase.inner, phase.body, last)
+
+
+def _by_stride(
+    axes: tuple[Symbol, ...], body: Sequence[Statement], last: Symbol | None
+) -> tuple[Symbol, ...]:
+    """Axes by total stride, widest first; `last` last."""
+    if len(axes) < 2:
+        return axes
+    indices = [(index, weight) for index, weight, is_memory in accesses(body) if is_memory]
+
+    def stride(axis: Symbol) -> int:
+        total = 0
+        for index, weight in indices:
+            parts = coefficient(index, axis)
+            total += weight * (abs(hint(parts[0])) if parts is not None else 1)
+        return total
+
+    return tuple(sorted(axes, key=lambda axis: (axis == last, -stride(axis))))
+
+
+# ------------------------------------------------------------------------------ merge
+
+
+def _merge(kernel: Kernel) -> Kernel:
+    everything = [s for phase in kernel.phases for s in phase.body]
+    outer, values = _merge_axes(kernel.outer, everything)
+    lanes = outer[-1] if kernel.lanes is not None else None
+    phases = []
+    for phase in kernel.phases:
+        inner, more = (
+            (phase.inner, {}) if keeps_order(phase) else _merge_axes(phase.inner, phase.body)
+        )
+        both = {**values, **more}
+        phases.append(Phase(inner, rewrite_body(phase.body, both) if both else phase.body))
+    return Kernel(outer, phases, lanes, kernel.ordered, kernel.origin)
+
+
+def _merge_axes(
+    axes: tuple[Symbol, ...], body: Sequence[Statement]
+) -> tuple[tuple[Symbol, ...], dict[Symbol, Size]]:
+    """(new axes, what the old ones are in terms of them)."""
+    indices = {index for index, _, _ in accesses(body)}
+    merged = list(axes)
+    values: dict[Symbol, Size] = {}
+    position = len(merged) - 2
+    while position >= 0:
+        left, right = merged[position], merged[position + 1]
+        if all(_can_merge(index, left, right) for index in indices):
+            assert left.hi is not None and right.hi is not None
+            one = Symbol(f"{left.name}{right.name}", 0, left.hi * right.hi)
+            # no access needs left alone, so all of `one` may be put on right
+            step: dict[Symbol, Size] = {left: 0, right: one.expr}
+            indices = {substitute(index, step) for index in indices}
+            values = {axis: substitute(v, step) for axis, v in values.items()} | step
+            merged[position : position + 2] = [one]
+        position -= 1
+    return tuple(merged), values
+
+
+def _can_merge(index: Size, left: Symbol, right: Symbol) -> bool:
+    a, b = coefficient(index, left), coefficient(index, right)
+    if a is None or b is None:
+        return False
+    assert right.hi is not None
+    return bool(a[0] == b[0] * right.hi)
+
+
+# ---------------------------------------------------------------------------- deps
+# Which buffers a step or kernel reads and writes.
+
+
+def writes(step: Loop | Extern | Kernel) -> list[Buffer]:
+    """The buffers that a step or kernel stores to."""
+    if isinstance(step, Loop):
+        return [step.buffer]
+    if isinstance(step, Kernel):
+        return list(dict.fromkeys(s.buffer for s in step.statements() if isinstance(s, Store)))
+    return [b for b in step.results if b is not None] + list(step.mutates)
+
+
+def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
+    """The buffers that a step or kernel loads from."""
+    if isinstance(step, Extern):
+        return list(dict.fromkeys(v.buffer for v in views((step.args, step.kwargs))))
+    if step.reads_memo is None:
+        if isinstance(step, Loop):
+            values = [v for v in (step.value, step.result, step.which) if v is not None]
+            values += payloads(step.index)
+        else:
+            values = [root for s in step.statements() for root in roots(s)]
+            values += [
+                v for s in step.statements() if isinstance(s, Store) for v in payloads(s.index)
+            ]
+        order = walk(values)
+        step.reads_memo = list(dict.fromkeys(v.attr[0] for v in order if v.op == "load"))
+        if isinstance(step, Loop):
+            step.size_memo = len(order)
+    return step.reads_memo
+
+
+def size(loop: Loop) -> int:
+    """How many values the loop computes at one point."""
+    reads(loop)
+    return loop.size_memo
+
+
+def views(tree: object) -> Iterable[View]:
+    if isinstance(tree, View):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from views(item)
+    elif isinstance(tree, dict):
+        yield from views(list(tree.values()))
+
+
+# ---------------------------------------------------------------------------- same
+# When two kernels are one kernel on other buffers: the repeated layers of a network.
+#
+# `form(kernel)` is all of a kernel but which buffers it works on. Kernels of equal form are emitted
+# once. The code generator shares more, kernels of other sizes too, but only by their finished text.
+
+
+def form(kernel: Kernel) -> tuple[Hashable, list[Buffer]]:
+    """(form, the buffers in order of appearance). Unequal forms may still be equal kernels."""
+    return _Form().of(kernel)
+
+
+class _Form:
+    def __init__(self) -> None:
+        self.buffers: dict[Buffer, int] = {}
+        self.accs: dict[object, int] = {}
+        self.values: dict[int, int] = {}
+
+    def of(self, kernel: Kernel) -> tuple[Hashable, list[Buffer]]:
+        phases = []
+        for phase in kernel.phases:
+            needed = [root for s in phase.body for root in roots(s)]
+            needed += [v for s in phase.body if isinstance(s, Store) for v in payloads(s.index)]
+            rows: list[Hashable] = []
+            for value in walk(needed):
+                if id(value) in self.values:
+                    continue
+                args = tuple([self.values[id(arg)] for arg in value.args])
+                rows.append((value.op, value.dtype, args, self._attr(value.op, value.attr)))
+                self.values[id(value)] = len(self.values)
+            phases.append((phase.inner, tuple(rows), tuple(map(self._statement, phase.body))))
+        key = (kernel.outer, kernel.lanes, kernel.ordered, tuple(phases))
+        return key, list(self.buffers)
+
+    def _statement(self, statement: Store | Accumulate) -> Hashable:
+        value = self.values[id(statement.value)]
+        if isinstance(statement, Store):
+            place = self._buffer(statement.buffer), self._index(statement.index)
+            return (*place, value, statement.mode)
+        which = None if statement.which is None else self.values[id(statement.which)]
+        return self._acc(statement.acc), statement.acc.op, statement.acc.dtype, value, which
+
+    def _attr(self, op: str, attr: object) -> Hashable:
+        if op == "load":
+            assert isinstance(attr, tuple)
+            return self._buffer(attr[0]), self._index(attr[1])
+        if op == "index":
+            return self._index(attr)  # type: ignore[arg-type]
+        if op == "acc":
+            return self._acc(attr)
+        # repr tells 0.0 from -0.0 and makes NaN equal to itself
+        return repr(attr)
+
+    def _index(self, index: Size) -> Hashable:
+        # data-dependent parts are named by the value they load, which differs between twins
+        return index, tuple([self.values[id(value)] for value in payloads(index)])
+
+    def _buffer(self, buffer: Buffer) -> Hashable:
+        number = self.buffers.setdefault(buffer, len(self.buffers))
+        return number, buffer.dtype, buffer.role == "input"
+
+    def _acc(self, acc: object) -> Hashable:
+        return self.accs.setdefault(acc, len(self.accs))

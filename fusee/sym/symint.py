@@ -1,0 +1,102 @@
+"""torch's symbolic integers (sympy expressions in a SymInt) as sizes of ours.
+
+sympy is never imported here: a SymInt exists only where torch has imported it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusee.errors import TraceError
+from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod
+
+
+class Symbols:
+    """The symbols of one graph. Call it with an int, SymInt or Size to get the Size.
+
+    raises   TraceError for an expression that has no Size: unbacked symbols, non-integers
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Symbol] = {}
+        self._sizes: dict[Any, Size] = {}
+
+    def __call__(self, x: Any) -> Size:
+        if isinstance(x, int):
+            return int(x)
+        if isinstance(x, Expr):
+            return x
+        if not isinstance(x, torch.SymInt):
+            raise TraceError(f"{x} is a {type(x).__name__}: only integers are computed from sizes")
+        constant = x.node.maybe_as_int()
+        if constant is not None:
+            return int(constant)
+        expr = x.node.expr
+        found = self._sizes.get(expr)
+        if found is None:
+            found = self._sizes[expr] = self._convert(expr, x.node.shape_env)
+        return found
+
+    def _convert(self, expr: Any, env: Any) -> Size:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            return self._symbol(expr, env).expr
+        operands = [self._convert(item, env) for item in expr.args]
+        if expr.is_Pow:
+            return _power(operands[0], operands[1])
+        combine = _OPERATORS.get(type(expr).__name__)
+        if combine is None:
+            raise TraceError(f"the size {expr} has no form: {type(expr).__name__} is not supported")
+        total = operands[0]
+        for item in operands[1:]:
+            total = combine(total, item)
+        return total
+
+    def _symbol(self, expr: Any, env: Any) -> Symbol:
+        name = str(expr)
+        found = self.by_name.get(name)
+        if found is None:
+            hint = (
+                env.backed_var_to_val.get(expr)
+                if hasattr(env, "backed_var_to_val")
+                else (env.var_to_val.get(expr))
+            )
+            if hint is None:
+                raise TraceError(f"the size {name} depends on the values of tensors")
+            bounds = env.var_to_range.get(expr)
+            low = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+            found = self.by_name[name] = Symbol(name, max(low, 0), hint=int(hint))
+        return found
+
+
+def _power(base: Size, exponent: Size) -> Size:
+    if not isinstance(exponent, int) or exponent < 0:
+        raise TraceError(f"the size ({base})**({exponent}) has no form")
+    total: Size = 1
+    for _ in range(exponent):
+        total = total * base
+    return total
+
+
+def _add(a: Size, b: Size) -> Size:
+    return a + b
+
+
+def _multiply(a: Size, b: Size) -> Size:
+    return a * b
+
+
+_OPERATORS: dict[str, Callable[[Size, Size], Size]] = {
+    "Add": _add,
+    "Mul": _multiply,
+    "FloorDiv": floordiv,
+    "CleanDiv": floordiv,
+    "Mod": mod,
+    "PythonMod": mod,
+    "Min": minimum,
+    "Max": maximum,
+}
