@@ -146,7 +146,7 @@ class Captured:
 
 
 class Keeper(Protocol):
-    """Keeps captures for other processes: fusee/kept."""
+    """Keeps captures for other processes: fusee/persist."""
 
     def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
     def keep(
