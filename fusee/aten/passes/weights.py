@@ -33,13 +33,17 @@ class Slot(int):
 
 
 class DeriveStep(NamedTuple):
-    """One call. Its result gets the next number, after the sources' and the constants'."""
+    """One call. Its result gets the next number, after the sources' and the constants'.
+
+    stride   how the result lies for its readers, whatever the call gives; None: as it comes
+    """
 
     name: str
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     done: tuple[int, ...]  # values that no later step reads
+    stride: tuple[int, ...] | None = None
 
 
 @dataclass(eq=False)
@@ -75,7 +79,10 @@ class Derived:
         with torch.no_grad():
             for step in self.steps:
                 kwargs = {key: load(arg) for key, arg in step.kwargs.items()}
-                values.append(step.target(*map(load, step.args), **kwargs))
+                made = step.target(*map(load, step.args), **kwargs)
+                if step.stride is not None and made.stride() != step.stride:
+                    made = made.new_empty_strided(made.shape, step.stride).copy_(made)
+                values.append(made)
                 for number in step.done:
                     values[number] = None
         return tuple(values[number] for number in self.results)
@@ -247,7 +254,16 @@ def _step(
     assert callable(target)
     kwargs = {key: slot(arg) for key, arg in node.kwargs.items()}
     numbers = tuple(int(slots[arg]) for arg in done.get(node, ()))
-    return DeriveStep(node.name, target, tuple(map(slot, node.args)), kwargs, numbers)
+    args = tuple(map(slot, node.args))
+    return DeriveStep(node.name, target, args, kwargs, numbers, _stride(node))
+
+
+def _stride(node: fx.Node) -> tuple[int, ...] | None:
+    """Eager's strides. A packed convolution gives its result channels-last, whatever eager does."""
+    if not _is_tensor(node) or node.meta.get("packed"):
+        return None
+    stride = val(node).stride()
+    return stride if all(type(step) is int for step in stride) else None
 
 
 def _last_readers(calls: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
@@ -387,6 +403,7 @@ def _part(derived: Derived, positions: list[int], reads: dict[int, list[int]]) -
             tuple(map(renamed, old.args)),
             {key: renamed(arg) for key, arg in old.kwargs.items()},
             tuple(int(new[k]) for k in done),
+            old.stride,
         )
 
     return dataclasses.replace(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from fusee.aten.graph import Mutation
 from fusee.aten.passes import run_passes
 from fusee.config import Options
 from tests.aten.passes.graphs import Build, Passed, through_passes
+from tests.check import check
 
 aten = torch.ops.aten
 
@@ -130,3 +133,36 @@ def test_equal_graphs_give_equal_notes(rounds: int) -> None:
         x, w = build.input(torch.randn(4, 8)), build.weight(8, 8)
         notes.append(through_passes(build, build.call(aten.linear.default, x, w, None)).notes)
     assert notes[0] == notes[1] == notes[2] != []
+
+
+class _OfParameters(nn.Module):
+    """A convolution of a parameter, read beside an input."""
+
+    def __init__(self, conv: nn.Module, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.image, self.conv, self.then = nn.Parameter(torch.randn(1, 8, 6, 6)), conv, then
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.then(self.conv(self.image))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: nn.Conv2d(8, 12, 3, padding=1),
+        lambda: nn.Conv2d(8, 12, 1, stride=2),
+        lambda: nn.Conv2d(8, 12, 3, groups=4),
+    ],
+    ids=["plain", "stride", "groups"],
+)
+@pytest.mark.parametrize(
+    "then",
+    [lambda y: y, torch.relu, lambda y: y.view(12, -1).exp()],
+    ids=["itself", "relu", "view"],
+)
+def test_what_is_derived_lies_as_eager_has_it(
+    conv: Callable[[], nn.Module], then: Callable[[Tensor], Tensor]
+) -> None:
+    torch.manual_seed(0)
+    check(_OfParameters(conv(), then), torch.randn(()))
