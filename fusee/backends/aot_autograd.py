@@ -21,7 +21,6 @@ from fusee.aten.graph import AtenGraph, around, executable
 from fusee.aten.trace import trace
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import partition
-from fusee.autodiff.partition import partition as min_cut
 from fusee.autodiff.trace import trace_joint
 from fusee.backends.report import Report, first_line
 from fusee.backends.runtime_wrapper import apart, from_start, is_differentiated, train
@@ -37,7 +36,7 @@ def aot(
     *,
     fw_compiler: GraphCompiler,
     bw_compiler: GraphCompiler | None = None,
-    partition: Callable[[Joint], Split] = min_cut,
+    partition: Callable[[Joint], Split] = partition,
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
     """A backend for fusee.compile and torch.compile from functions that compile ATen graphs.
 

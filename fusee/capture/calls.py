@@ -38,8 +38,15 @@ from fusee.capture.attributes import (
     of_instance,
     python_method,
 )
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, refuse_hooks, say_later, stands_for
-from fusee.capture.builtins import special as special_native
+from fusee.capture.builtins import (
+    SPECIAL,
+    Args,
+    Kwargs,
+    refuse_hooks,
+    say_later,
+    special,
+    stands_for,
+)
 from fusee.capture.containers import sort_key
 from fusee.capture.frame import CONTAINERS, OPCODES, Frame, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
@@ -333,9 +340,9 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     replaced = m.policy.replacement(function)
     if replaced is not None:
         return replaced(m, args, kwargs)
-    special = special_native(function)
-    if special is not None:
-        return special(m, args, kwargs)
+    stand = special(function)
+    if stand is not None:
+        return stand(m, args, kwargs)
     if type(function) is types.FunctionType:
         return _call_function(m, function, args, kwargs)
     if isinstance(function, type):
@@ -506,7 +513,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     new = attributes.class_lookup(m, cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     init = attributes.class_lookup(m, cls, "__init__")
-    if isinstance(new, types.FunctionType) or special_native(new) is not None:
+    if isinstance(new, types.FunctionType) or special(new) is not None:
         obj = call(m, new, (cls, *args), kwargs)
     elif new is object.__new__:
         if getattr(cls, "__abstractmethods__", None):

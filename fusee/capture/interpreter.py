@@ -19,9 +19,6 @@ from typing import Any
 import torch
 
 from fusee.capture import attributes, containers, opcodes, tensor_objects
-from fusee.capture import builtins as _library  # noqa: F401  # its stand-ins
-from fusee.capture import calls as _copying  # noqa: F401  # its stand-ins
-from fusee.capture import tensor_objects as _leaves  # noqa: F401  # its stand-ins
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.calls import call
 from fusee.capture.frame import BINARY, COMPARE, CONTAINERS, UNARY, Frame, is_scalar, unbound

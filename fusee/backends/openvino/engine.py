@@ -18,10 +18,9 @@ from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, python_source
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import api, graph
-from fusee.backends.openvino import graph as packed
 from fusee.backends.openvino.api import Executable
 from fusee.backends.openvino.claims import indexed, is_folded, is_known, stays_whole, why_not
-from fusee.backends.openvino.graph import decodable, distinct
+from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
 from fusee.backends.openvino.options import OpenVINOOptions
 from fusee.backends.openvino.region import Models, RegionCall, RegionSpec
 from fusee.backends.regions import HEAD, LARGEST_SIZE, Region, bounds
@@ -139,7 +138,7 @@ class OpenVINO:
                 remedy="convert_pt2e(model, fold_quantize=False)",
             )
         if self.name == "openvino":
-            packed.gather(graph, examples, self.options.disabled_ops.__contains__)
+            gather(graph, examples, self.options.disabled_ops.__contains__)
 
     def compile(self, region: Region) -> RegionCall:
         spec = _spec(region, self.options.model_caching)
@@ -165,7 +164,7 @@ class OpenVINO:
         ]
         if self.name == "openvino_ts":
             return graph.convert_traced(scripted(region.graph, weights, results), inputs)
-        origins = packed.find_origins(region.graph)
+        origins = find_origins(region.graph)
         computed = [origin.weight for origin in origins]
         vals = [node.meta["val"] for node in computed]
         inputs += [(val.dtype, list(val.shape)) for val in vals]
@@ -195,7 +194,7 @@ def _spec(region: Region, is_kept: bool) -> RegionSpec:
         outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
         places=tuple(places) if places != list(range(len(results))) else None,
         prepare=_prepare(region),
-        times=None if packed.find_origins(graph) else _MOST_COMPILES,
+        times=None if find_origins(graph) else _MOST_COMPILES,
     )
 
 
