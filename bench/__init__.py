@@ -1,1 +1,1 @@
-"""The benchmark behind every figure in the README: eager, TorchInductor, Fusee on one machine."""
+"""The benchmarks behind docs/benchmarks.md: eager, TorchInductor and Fusee on one machine."""

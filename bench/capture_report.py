@@ -1,6 +1,6 @@
-"""Tables and a plot of capture: `python -m bench.capture_report RESULTS.json [--readme README.md]`.
+"""Tables and a plot of capture: `python -m bench.capture_report RESULTS.json [--page PAGE.md]`.
 
-As bench.report does for the rest; the marks in the README are of their own.
+As bench.report does for the rest; the marks in the page are of their own.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ def main() -> None:
         prog="bench.capture_report", description=__doc__.splitlines()[0]
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--readme", type=Path, help="a file to put the tables into, between marks")
+    parser.add_argument("--page", type=Path, help="a file to put the tables into, between marks")
     given = parser.parse_args()
     data = json.loads(given.results.read_text())
     write(data, given.results)
-    if given.readme:
-        text = given.readme.read_text()
+    if given.page:
+        text = given.page.read_text()
         begin, end = (text.index(mark) for mark in MARKS)
-        given.readme.write_text(f"{text[:begin]}{MARKS[0]}\n{as_markdown(data)}{text[end:]}")
+        given.page.write_text(f"{text[:begin]}{MARKS[0]}\n{as_markdown(data)}{text[end:]}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ TITLES = {
     "eager": "eager",
     "inductor": "TorchInductor",
     "freezing": "TorchInductor, freezing",
-    "fusee": "Fusee",
+    "fusee": "Fusee in torch.compile",
     "compile": "fusee.compile",
 }
 

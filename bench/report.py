@@ -1,4 +1,4 @@
-"""Tables and a plot from results: `python -m bench.report RESULTS.json [--readme README.md]`."""
+"""Tables and a plot from results: `python -m bench.report RESULTS.json [--page PAGE.md]`."""
 
 from __future__ import annotations
 
@@ -173,6 +173,9 @@ def _times(value: Number) -> str:
     return "not measured" if value is None else f"{value:.2f}x"
 
 
+COLOURS = {"inductor": "#d98c3f", "freezing": "#b5b5b5", "fusee": "#8fb4dd", "compile": "#2f6db5"}
+
+
 def plot(data: Row, path: Path) -> None:
     """Two panels: first call in seconds, steady state over eager."""
     import matplotlib
@@ -188,12 +191,12 @@ def plot(data: Row, path: Path) -> None:
         (left, "first call, empty caches (s)", lambda r, c: cold(r, c, "first_call_s")),
         (right, "steady state, times as fast as eager", steady),
     ]
-    colours = {"inductor": "#d98c3f", "freezing": "#b5b5b5", "fusee": "#2f6db5"}
+    shown = [c for c in COLOURS if any(c in rows["cold"] for rows in models.values())]
     for axes, title, figure_of in panels:
-        for offset, (column, colour) in enumerate(colours.items()):
+        for offset, column in enumerate(shown):
             values = [figure_of(rows, column) or 0.0 for rows in models.values()]
-            places = [i + (1 - offset) * 0.27 for i in range(len(models))]
-            axes.barh(places, values, 0.25, color=colour, label=TITLES[column])
+            places = [i + ((len(shown) - 1) / 2 - offset) * 0.21 for i in range(len(models))]
+            axes.barh(places, values, 0.2, color=COLOURS[column], label=TITLES[column])
         axes.set_yticks(range(len(models)), list(models))
         axes.invert_yaxis()
         axes.set_title(title)
@@ -213,23 +216,23 @@ def write(data: Row, path: Path) -> None:
     plot(data, path.with_suffix(".png"))
 
 
-def update_readme(data: Row, readme: Path) -> None:
-    """Put the tables between the two marks of the README."""
-    text = readme.read_text()
+def update_page(data: Row, page: Path) -> None:
+    """Put the tables between the two marks of a page."""
+    text = page.read_text()
     begin, end = (text.index(mark) for mark in MARKS)
     tables = f"{MARKS[0]}\n{as_markdown(data)}"
-    readme.write_text(text[:begin] + tables + text[end:])
+    page.write_text(text[:begin] + tables + text[end:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.report", description=(__doc__ or "").strip())
     parser.add_argument("results", type=Path)
-    parser.add_argument("--readme", type=Path, help="a file to put the tables into, between marks")
+    parser.add_argument("--page", type=Path, help="a file to put the tables into, between marks")
     given = parser.parse_args()
     data = json.loads(given.results.read_text())
     write(data, given.results)
-    if given.readme:
-        update_readme(data, given.readme)
+    if given.page:
+        update_page(data, given.page)
 
 
 if __name__ == "__main__":

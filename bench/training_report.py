@@ -130,16 +130,16 @@ def write(data: Row, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.training_report", description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--readme", type=Path)
+    parser.add_argument("--page", type=Path)
     given = parser.parse_args()
     data = json.loads(given.results.read_text())
     write(data, given.results)
-    if given.readme is not None:
-        text = given.readme.read_text()
+    if given.page is not None:
+        text = given.page.read_text()
         before, rest = text.split(MARKS[0])
         after = rest.split(MARKS[1])[1]
         table = as_markdown(data)
-        given.readme.write_text(f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}")
+        given.page.write_text(f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}")
     print(as_markdown(data))
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -38,3 +39,16 @@ def test_named_files_exist(page: Path) -> None:
     missing = [name for name in paths if not (ROOT / name).exists()]
     missing += [name for name in links if not (page.parent / name).exists()]
     assert not missing
+
+
+def test_readme_is_a_front_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_decision_is_one_short_page(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.splitlines()) <= 40
+    parts = re.findall(r"^\*\*(What|Why|Price|Look again)\b", text, flags=re.MULTILINE)
+    assert parts == ["What", "Why", "Price", "Look again"]
+    assert f"(decisions/{page.name})" in (ROOT / "docs/decisions.md").read_text()

@@ -1,7 +1,7 @@
 """How to call the ATen operators that have no loops of ours, as cheaply as there is a way.
 
 The overload `torch.ops.aten.mm.out` costs 3 to 5 us a call, the builtin `torch.mm` 1 to 2 us with
-the same arguments (docs/decisions.md, Externs). With `out` the result goes straight into the arena:
+the same arguments (benchmarks.md, Externs). With `out` the result goes straight into the arena:
 nothing is allocated, and no fresh page is touched. Operators without a row are called by their
 overload. `out` needs grad mode off where a parameter is among the arguments.
 """
@@ -66,7 +66,7 @@ def is_native(dtype: torch.dtype) -> bool:
     """Whether the processor multiplies matrices of `dtype` at least as fast as float32.
 
     Where it does not, ATen multiplies bfloat16 and float16 with scalar code, 8 to 25 times slower
-    than float32 (docs/decisions.md, Externs).
+    than float32 (benchmarks.md, Externs).
     """
     if dtype not in (torch.bfloat16, torch.float16):
         return True

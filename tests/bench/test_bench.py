@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bench import report
+from bench.columns import TITLES
 from bench.measure import take_turns
 from bench.results_file import Results
 from bench.run import jobs
@@ -61,15 +62,15 @@ def test_busy_machine_and_wrong_results_are_marked(tmp_path: Path) -> None:
     results.put("bert", "cold", "fusee", {**COLD, "load": 9.0, "agrees": "output 0: too far"})
     text = report.as_markdown(results.data)
     assert "**Not to be quoted**: 1 of 5" in text
-    assert "bert, Fusee: output 0: too far" in text
+    assert f"bert, {TITLES['fusee']}: output 0: too far" in text
 
 
 def test_tables_go_between_the_marks(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("a\n" + "\nold\n".join(report.MARKS) + "\nb\n")
+    page = tmp_path / "page.md"
+    page.write_text("a\n" + "\nold\n".join(report.MARKS) + "\nb\n")
     for _ in range(2):
-        report.update_readme(made(tmp_path).data, readme)
-    text = readme.read_text()
+        report.update_page(made(tmp_path).data, page)
+    text = page.read_text()
     assert text.startswith("a\n") and text.endswith("\nb\n")
     assert text.count("| bert |") == 3 and "old" not in text
 

@@ -3,7 +3,7 @@
     bmm(softmax(bmm(q, k^T) * scale), v)  =>  scaled_dot_product_attention(q, k, v, scale)
 
 Only for many keys: below, two products with our softmax between them are as fast, because a block
-of scores stays in the cache (docs/decisions.md, Externs). Only where nothing else reads the scores,
+of scores stays in the cache (benchmarks.md, Externs). Only where nothing else reads the scores,
 and without a mask: of a row that is masked whole softmax makes NaN, the operator zeros.
 """
 

@@ -8,7 +8,7 @@
 addmm and mm write straight into the arena and cost 2 us a call; the packed operators allocate their
 result and cost 25 us (linear) or 50 us (convolution). A packed float32 linear is up to twice as
 fast for 2 to 64 rows, but two to four times as far from float64 as eager: not used. The rules
-follow the measurements in docs/decisions.md, section Externs.
+follow the measurements in docs/benchmarks.md, section Externs.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _as_product(
 #     relu(add(conv(x), y))      =>  conv.binary(x, y, "add", "relu")
 #
 # Only what oneDNN does in a few instructions: for gelu, silu, tanh and sigmoid its code is two to
-# four times slower than a separate pass over the result by our own (docs/decisions.md, Externs), so
+# four times slower than a separate pass over the result by our own (benchmarks.md, Externs), so
 # those stay, and are fused with what follows them. bfloat16 and float16 keep their rounding between
 # operators: their sums are not fused.
 
@@ -336,7 +336,7 @@ def _is_stored(ops: Packed, node: fx.Node) -> bool:
 # each call, fused by the code generator, so that memory does not triple; those of convolutions are
 # small beside their images, and are kept.
 
-# From here on float32 wins although it casts the weight at each call: see docs/decisions.md.
+# From here on float32 wins although it casts the weight at each call: see docs/benchmarks.md.
 LEAST_ROWS = 6
 
 # operator -> which axes of its result are rows that share the second factor
@@ -413,7 +413,7 @@ def _before_rounding(edit: Editor, node: fx.Node) -> fx.Node | None:
 # Marks convolutions of images with meta["layout"] = "channels_last": lowering gives them their
 # input in that layout and takes their result in it; `val` keeps eager's strides, which the outputs
 # of the graph still have. Measured faster for every shape but a first convolution of three
-# channels, and there by less than the change of layout after it would cost (docs/decisions.md,
+# channels, and there by less than the change of layout after it would cost (docs/benchmarks.md,
 # Externs).
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # oneDNN's; others keep ATen's layout
