@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten.externs import memory_root
 from fusee.aten.graph import (
     Constant,
     Fresh,
@@ -20,12 +21,14 @@ from fusee.aten.graph import (
     SymbolSource,
     ViewOfInput,
     ViewOfOutput,
+    shown_symbols,
+    tensor_input,
 )
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin, storage_id
 from fusee.aten.tracer import Builder, Store, Value
 from fusee.errors import TraceError
 from fusee.fake.mode import with_bits
-from fusee.sym.expr import Expr, Size, hint, known_ge, product
+from fusee.sym.expr import Size, hint, known_ge, product
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- sources
@@ -115,14 +118,13 @@ class Inputs:
         value = self.b.fresh(twin, node, device)
         value.store.origin = index
         self._specs.append(
-            InputSpec(
+            tensor_input(
                 index,
                 name,
-                twin.dtype,
-                tuple(map(self.to_size, twin.shape)),
-                tuple(map(self.to_size, twin.stride())),
-                self.to_size(twin.storage_offset()),
+                twin,
                 device,
+                self.to_size,
+                offset=self.to_size(twin.storage_offset()),
                 is_static=is_static or attribute is not None or is_state(example),
                 attribute=attribute,
             )
@@ -215,12 +217,7 @@ class Inputs:
 
     def symbols(self) -> dict[str, SymbolSource]:
         """Where a call reads each symbol. raises TraceError if no input shows one of them."""
-        found: dict[str, SymbolSource] = {}
-        for spec in self._specs:
-            for axis, size in [(None, spec.symbol), *enumerate(spec.size)]:
-                name = _only_symbol(size)
-                if name is not None:
-                    found.setdefault(name, SymbolSource(spec.index, axis))
+        found = shown_symbols(self._specs)
         for name in self.to_size.by_name:
             if name not in found:
                 raise TraceError(f"no input has the size {name}, which the graph computes with")
@@ -241,15 +238,6 @@ class Inputs:
                     )
 
 
-def _only_symbol(size: Size | None) -> str | None:
-    """The name of the symbol that a size is, if it is nothing else."""
-    if isinstance(size, Expr) and len(size.terms) == 1:
-        ((factors, count),) = size.terms.items()
-        if count == 1 and len(factors) == 1:
-            return factors[0].key
-    return None
-
-
 # ---------------------------------------------------------------------------- outputs
 # What a call returns, from the tensors that the traced program returned.
 #
@@ -257,26 +245,6 @@ def _only_symbol(size: Size | None) -> str | None:
 # eager's do. Every other result has memory of its own: never an input's, never another result's.
 
 aten = torch.ops.aten
-
-_VIEWS = frozenset(
-    {
-        aten.view.default,
-        aten.view.dtype,
-        aten.expand.default,
-        aten.permute.default,
-        aten.squeeze.dims,
-        aten.unsqueeze.default,
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.diagonal.default,
-        aten.unfold.default,
-        aten.as_strided.default,
-        aten.view_as_real.default,
-        aten.view_as_complex.default,
-        aten._conj.default,
-        aten._neg_view.default,
-    }
-)
 
 
 class Results:
@@ -367,7 +335,7 @@ class Results:
     def position(self, value: Value) -> int:
         """Append a result: what `value` holds, in memory that no other storage has."""
         node = self.b.node(value)
-        root = _root(node)
+        root = memory_root(node)
         if root.op in ("placeholder", "get_attr") or self.memory.get(root, value.store) is not (
             value.store
         ):
@@ -387,15 +355,6 @@ def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:
     if view.is_neg() != base.is_neg():
         flips.append("_neg_view")
     return tuple(flips)
-
-
-def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` would share if eager ran the graph."""
-    while node.target in _VIEWS:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        node = source
-    return node
 
 
 def _is_non_overlapping(size: Sequence[Size], stride: Sequence[Size]) -> bool:

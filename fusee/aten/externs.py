@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 from fusee.aten.torch_api import recurrent_layer
@@ -192,6 +193,13 @@ def is_view(op: Any) -> bool:
         return False
     returns = op._schema.returns
     return bool(returns) and returns[0].alias_info is not None
+
+
+def memory_root(node: fx.Node) -> fx.Node:
+    """The node in whose memory a node's result is: itself, or what it is a view of."""
+    while node.op == "call_function" and is_view(node.target):
+        node = node.all_input_nodes[0]
+    return node
 
 
 @functools.cache

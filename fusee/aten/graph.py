@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -32,7 +32,7 @@ from torch import fx
 from fusee.aten.torch_api import OpOverload, op_name, recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.raising import may_raise, raises
-from fusee.sym.expr import Size, Symbol, hint, substitute, symbols
+from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, substitute, symbols
 
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.
@@ -182,6 +182,19 @@ class InputSpec:
     attribute: str | None = None
 
 
+def tensor_input(
+    index: int,
+    name: str,
+    val: torch.Tensor,
+    device: torch.device | None,
+    to_size: Callable[[Any], Size],
+    **more: Any,
+) -> InputSpec:
+    """The spec of an input of the geometry of `val`, at the start of its memory by default."""
+    size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+    return InputSpec(index, name, val.dtype, size, stride, more.pop("offset", 0), device, **more)
+
+
 @dataclass(frozen=True, slots=True)
 class Fresh:
     """The result at `position`, in memory of its own, with exactly these strides."""
@@ -263,6 +276,36 @@ class SymbolSource:
 
     index: int
     axis: int | None
+
+
+def shown_symbols(inputs: Iterable[InputSpec]) -> dict[str, SymbolSource]:
+    """Where a call reads each symbol that one of these inputs shows: itself, or by a size."""
+    found: dict[str, SymbolSource] = {}
+    for index, spec in enumerate(inputs):
+        for axis, size in [(None, spec.symbol), *enumerate(spec.size)]:
+            symbol = only_symbol(size)
+            if symbol is not None:
+                found.setdefault(symbol.name, SymbolSource(index, axis))
+    return found
+
+
+def used_symbols(nodes: Iterable[fx.Node], to_size: Callable[[Any], Size]) -> dict[str, Symbol]:
+    """The symbols in the sizes of these nodes' arguments, and of their results."""
+    found: dict[str, Symbol] = {}
+
+    def look(leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            found.update((symbol.name, symbol) for symbol in symbols(leaf))
+        return leaf
+
+    for node in nodes:
+        fx.node.map_aggregate((node.args, node.kwargs), look)
+        val = node.meta.get("val")
+        for part in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(part, torch.Tensor):
+                for n in (*part.shape, *part.stride()):
+                    look(to_size(n))
+    return found
 
 
 @dataclass(eq=False)

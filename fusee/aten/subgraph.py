@@ -1,13 +1,16 @@
-"""A level of a split graph as an AtenGraph of its own, and how its tensors come in and go out.
+"""Graphs out of nodes of another graph: parts of a split one, and forms that engines read.
 
-What goes from part to part is dense. An engine's parts see row-major tensors only: a permuted
-tensor is handed over as the row-major tensor that has the same memory, and permuted in the graph.
+Copier     copies nodes, with names and metas, and makes an AtenGraph of the copies
+cut        each level of a split graph as an AtenGraph of its own
+explicit   a graph with sizes and casts written out
+single     one call of it
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +18,129 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.externs import is_view
-from fusee.aten.graph import AtenGraph, Fresh, InputSpec, Order, SymbolSource, inverse, must_run
-from fusee.sym.expr import Expr, Size, hint, symbols
-
-# ---------------------------------------------------------------------------- cut
-
+from fusee.aten.externs import memory_root
+from fusee.aten.graph import (
+    AtenGraph,
+    Fresh,
+    InputSpec,
+    Mutation,
+    Order,
+    OutputSpec,
+    SymbolSource,
+    inverse,
+    must_run,
+    shown_symbols,
+    tensor_input,
+    used_symbols,
+)
+from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten
+
+
+class Copier:
+    """A new graph of copies of another's nodes, and of calls on these.
+
+    made   node of the other graph -> what stands for it
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.made: dict[fx.Node, fx.Node] = {}
+
+    def argument(self, leaf: Any) -> Any:
+        """What stands for a node or literal among arguments."""
+        return self.made[leaf] if isinstance(leaf, fx.Node) else leaf
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that `node` cannot be copied without."""
+        return node.all_input_nodes
+
+    def placeholder(self, node: fx.Node, **meta: Any) -> fx.Node:
+        """An input for the value of `node`, named and described like it but for `meta`."""
+        made = self.graph.create_node("placeholder", node.name, name=node.name)
+        made.meta = {**node.meta, **meta}
+        self.made[node] = made
+        return made
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        """A copy of `node`, whose operands are there."""
+        args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+        # create_node looks for SymInts among arguments that it is given, which takes long
+        made = self.graph.create_node(node.op, node.target, name=node.name)
+        made.args = args
+        if kwargs:
+            made.kwargs = kwargs
+        made.meta = dict(node.meta)
+        self.made[node] = made
+        return made
+
+    def demand(self, node: fx.Node) -> fx.Node:
+        """The copy of `node`, which comes now with what it needs if it did not come yet."""
+        row = [node]
+        while row:
+            at = row[-1]
+            missing = []
+            if at not in self.made:
+                missing = [x for x in self.operands(at) if x not in self.made]
+            row += missing
+            if not missing:
+                row.pop()
+                if at not in self.made:
+                    self.copy(at)
+        return self.made[node]
+
+    def call(
+        self, target: Any, *args: Any, like: fx.Node, val: Any = None, **kwargs: Any
+    ) -> fx.Node:
+        """A call of ours, described like a node. Its `val` is what the target gives for metas."""
+        if val is None:
+            val = target(*fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
+        made = self.graph.create_node("call_function", target, (), kwargs)
+        made.args = args
+        made.meta = {**like.meta, "val": val}
+        return made
+
+    def symbol(self, whole: AtenGraph, name: str) -> InputSpec:
+        """An input for a size of the other graph that no tensor among the inputs shows."""
+        made = self.graph.placeholder(f"size_{name}")
+        source = whole.symbols[name]
+        given, spec = whole.placeholders[source.index].meta["val"], whole.inputs[source.index]
+        made.meta = {"val": given if source.axis is None else given.shape[source.axis]}
+        size = spec.symbol if source.axis is None else spec.size[source.axis]
+        return InputSpec(0, made.name, None, (), (), 0, None, symbol=size)
+
+    def finish(
+        self,
+        whole: AtenGraph,
+        results: Iterable[fx.Node],
+        inputs: Iterable[InputSpec],
+        outputs: Iterable[OutputSpec],
+        symbols: Mapping[str, SymbolSource],
+        mutations: tuple[Mutation, ...] = (),
+        structure: Callable[[list[Any]], Any] = tuple,
+    ) -> AtenGraph:
+        """The AtenGraph of what was copied from `whole`. Inputs are numbered in their order."""
+        self.graph.output(tuple(results))
+        names = dict.fromkeys(str(n.target) for n in self.graph.find_nodes(op="get_attr"))
+        return AtenGraph(
+            graph=self.graph,
+            constants={name: whole.constants[name] for name in names},
+            inputs=tuple(dataclasses.replace(spec, index=k) for k, spec in enumerate(inputs)),
+            outputs=tuple(outputs),
+            mutations=mutations,
+            structure=structure,
+            symbols=symbols,
+            to_size=whole.to_size,
+            no_autocast=whole.no_autocast,
+        )
+
+
+# ---------------------------------------------------------------------------- cut
+# A level of a split graph as an AtenGraph of its own, and how its tensors come in and go out.
+#
+# What goes from part to part is dense. An engine's parts see row-major tensors only: a permuted
+# tensor is handed over as the row-major tensor that has the same memory, and permuted in the graph.
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,72 +165,50 @@ def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) ->
     wanted = set(whole.results)
     parts = []
     for is_claimed, nodes in levels:
-        inside = set(nodes)
-        outputs = tuple(
-            n for n in nodes if n in wanted or any(u not in inside for u in _readers(n))
-        )
+        inside = {*nodes, *whole.graph.find_nodes(op="output")}
+        outputs = tuple(n for n in nodes if n in wanted or not inside.issuperset(n.users))
         if outputs or any(map(must_run, nodes)):
             parts.append(_Cutter(whole, is_claimed).part(nodes, outputs))
     return parts
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.op != "output"]
-
-
-class _Cutter:
+class _Cutter(Copier):
     def __init__(self, whole: AtenGraph, is_claimed: bool) -> None:
+        super().__init__()
         self.whole = whole
         self.is_claimed = is_claimed
-        self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
         self.specs: list[InputSpec] = []
         self.inputs: list[fx.Node | str] = []
         self.orders: list[Order | None] = []
-        self.constants: dict[str, Tensor] = {}
-        self.symbols: dict[str, SymbolSource] = {}
         self.given = dict(zip(whole.placeholders, whole.inputs, strict=True))
         self.written = {mutation.index for mutation in whole.mutations}
 
     def part(self, nodes: Sequence[fx.Node], outputs: tuple[fx.Node, ...]) -> Part:
         inside = set(nodes)
-        outer = dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside)
+        outer = list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
         for node in outer:
             if node.op != "get_attr":
                 self._tensor(node)
-        self._find_symbols([*nodes, *outer])
-        for node in outer:
-            if node.op == "get_attr":
-                name = str(node.target)
-                self.constants[name] = self.whole.constants[name]
-                self.copies[node] = self.graph.node_copy(node)
-            else:
-                self._permute_back(node)
-        for node in nodes:
-            self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
+        used = used_symbols([*nodes, *outer], self.whole.to_size)
+        symbols = {name: at for name, at in shown_symbols(self.specs).items() if name in used}
+        for name in sorted(used.keys() - symbols.keys()):
+            symbols[name] = SymbolSource(len(self.specs), None)
+            self._add(name, self.symbol(self.whole, name), None)
+        for given, order in zip(self.inputs, self.orders, strict=True):
+            if order is not None and isinstance(given, fx.Node):
+                made = self.made[given]
+                self.made[given] = self.call(_PERMUTE, made, list(inverse(order)), like=made)
+        for node in (*(n for n in outer if n.op == "get_attr"), *nodes):
+            self.copy(node)
         results, orders = self._results(outputs)
-        self.graph.output(tuple(results))
-        vals = [result.meta["val"] for result in results]
-        graph = AtenGraph(
-            graph=self.graph,
-            constants=self.constants,
-            inputs=tuple(self.specs),
-            outputs=tuple(Fresh(k, *self._geometry(val)) for k, val in enumerate(vals)),
-            mutations=(),
-            structure=tuple,
-            symbols=self.symbols,
-            to_size=self.whole.to_size,
-            no_autocast=self.whole.no_autocast,
-        )
+        fresh = [Fresh(k, *self._geometry(made.meta["val"])) for k, made in enumerate(results)]
+        graph = self.finish(self.whole, results, self.specs, fresh, symbols)
         return Part(
             graph, self.is_claimed, tuple(self.inputs), outputs, tuple(self.orders), tuple(orders)
         )
 
-    # -------------------------------------------------------------------------- inputs
-
     def _tensor(self, node: fx.Node) -> None:
         """Append a placeholder for the value of `node`, in row-major order for an engine."""
-        index = len(self.specs)
         spec = self.given.get(node)
         val = node.meta["val"]
         if not isinstance(val, Tensor):
@@ -123,97 +219,35 @@ class _Cutter:
             val = val.permute(order)
         elif (spec is None or self.is_claimed) and not is_static and not self._is_dense(val):
             val = val.new_empty(val.shape)
-        placeholder = self.graph.placeholder(node.name)
-        placeholder.meta = {**node.meta, "val": val}
-        size, stride = self._geometry(val)
-        self.specs.append(
-            InputSpec(
-                index,
-                node.name,
-                val.dtype,
-                size,
-                stride,
-                spec.offset if spec is not None and order is None else 0,
-                node.meta.get("device"),
-                is_static=is_static,
-            )
-        )
-        self.inputs.append(node)
+        self.placeholder(node, val=val)
+        offset = spec.offset if spec is not None and order is None else 0
+        device, to_size = node.meta.get("device"), self.whole.to_size
+        more = {"offset": offset, "is_static": is_static}
+        self._add(node, tensor_input(0, node.name, val, device, to_size, **more), order)
+
+    def _add(self, given: fx.Node | str, spec: InputSpec, order: Order | None) -> None:
+        self.inputs.append(given)
+        self.specs.append(spec)
         self.orders.append(order)
-        self.copies[node] = placeholder
-
-    def _permute_back(self, node: fx.Node) -> None:
-        order = self.orders[self.inputs.index(node)]
-        if order is not None:
-            self.copies[node] = self._permute(self.copies[node], inverse(order))
-
-    def _find_symbols(self, nodes: Sequence[fx.Node]) -> None:
-        """Where a call of this part reads the symbols it computes with: a tensor, or a number."""
-        names: set[str] = set()
-        for node in nodes:
-            vals = node.meta.get("val")
-            for val in vals if isinstance(vals, (tuple, list)) else [vals]:
-                if isinstance(val, Tensor):
-                    names.update(_names([*self._geometry(val)]))
-            if node.op == "call_function":
-                names.update(_names([node.args, node.kwargs]))
-        for spec in self.specs:
-            for axis, size in enumerate(spec.size):
-                for name in names:
-                    if size == self._size(name):
-                        self.symbols.setdefault(name, SymbolSource(spec.index, axis))
-        for name in sorted(names - self.symbols.keys()):
-            index = len(self.specs)
-            placeholder = self.graph.placeholder(f"size_{name}")
-            source = self.whole.symbols[name]
-            given = self.whole.placeholders[source.index].meta["val"]
-            placeholder.meta = {"val": given if source.axis is None else given.shape[source.axis]}
-            size = self._size(name)
-            self.specs.append(
-                InputSpec(index, placeholder.name, None, (), (), 0, None, symbol=size)
-            )
-            self.inputs.append(name)
-            self.orders.append(None)
-            self.symbols[name] = SymbolSource(index, None)
-
-    def _size(self, name: str) -> Size:
-        source = self.whole.symbols[name]
-        spec = self.whole.inputs[source.index]
-        size = spec.symbol if source.axis is None else spec.size[source.axis]
-        assert size is not None
-        return size
-
-    # -------------------------------------------------------------------------- results
 
     def _results(self, outputs: Sequence[fx.Node]) -> tuple[list[fx.Node], list[Order | None]]:
         results, orders = [], []
         roots: set[fx.Node] = set()
         for node in outputs:
-            made = self.copies[node]
+            made = self.made[node]
             val = made.meta["val"]
-            root = _root(made)
+            root = memory_root(made)
             order = self._order(val) if self.is_claimed else None
             if not self._is_dense(val):
-                made = self._clone(made, torch.contiguous_format)
+                made = self.call(_CLONE, made, like=made, memory_format=torch.contiguous_format)
             elif root.op != "call_function" or root in roots:
-                made = self._clone(made, torch.preserve_format)
-            roots.add(_root(made))
-            results.append(made if order is None else self._permute(made, order))
+                made = self.call(_CLONE, made, like=made, memory_format=torch.preserve_format)
+            roots.add(memory_root(made))
+            if order is not None:
+                made = self.call(_PERMUTE, made, list(order), like=made)
+            results.append(made)
             orders.append(order)
         return results, orders
-
-    def _clone(self, node: fx.Node, layout: torch.memory_format) -> fx.Node:
-        made = self.graph.call_function(aten.clone.default, (node,), {"memory_format": layout})
-        val = aten.clone.default(node.meta["val"], memory_format=layout)
-        made.meta = {**node.meta, "val": val}
-        return made
-
-    def _permute(self, node: fx.Node, order: Order) -> fx.Node:
-        made = self.graph.call_function(aten.permute.default, (node, list(order)))
-        made.meta = {**node.meta, "val": node.meta["val"].permute(order)}
-        return made
-
-    # -------------------------------------------------------------------------- geometry
 
     def _geometry(self, val: Tensor) -> tuple[tuple[Size, ...], tuple[Size, ...]]:
         to_size = self.whole.to_size
@@ -223,49 +257,55 @@ class _Cutter:
         """The permutation that makes a dense tensor row-major; None: it is so, or cannot be."""
         strides = [hint(size) for size in self._geometry(val)[1]]
         order = tuple(sorted(range(val.dim()), key=lambda axis: -strides[axis]))
-        if _is_row_major(val) or not _is_row_major(val.permute(order)):
-            return None
-        return order
+        is_permuted = not val.is_contiguous() and val.permute(order).is_contiguous()
+        return order if is_permuted else None
 
     def _is_dense(self, val: Tensor) -> bool:
-        return _is_row_major(val) or self._order(val) is not None
+        return val.is_contiguous() or self._order(val) is not None
 
 
-def _is_row_major(val: Tensor) -> bool:
-    return bool(val.is_contiguous())
+_CLONE, _PERMUTE = aten.clone.default, aten.permute.default
 
 
-def _root(node: fx.Node) -> fx.Node:
-    """The node whose memory a node's result is in."""
-    while node.target is operator.getitem or (node.op == "call_function" and is_view(node.target)):
-        below = node.args[0]
-        assert isinstance(below, fx.Node)
-        if node.target is operator.getitem and not is_view(below.target):
-            return node
-        node = below
-    return node
+class Sized(Copier):
+    """Copies whose sizes are computed by calls of their own, from the shapes of inputs."""
 
+    def __init__(self, least: Any = torch.sym_min, greatest: Any = torch.sym_max) -> None:
+        super().__init__()
+        self.symbols: dict[str, Any] = {"min": least, "max": greatest}
+        self.sizes: dict[Expr, fx.Node] = {}
 
-def _names(args: Any) -> set[str]:
-    """The names of all symbols in sizes among arguments."""
-    found: set[str] = set()
-    pending = [args]
-    while pending:
-        arg = pending.pop()
-        if isinstance(arg, (list, tuple)):
-            pending += arg
-        elif isinstance(arg, dict):
-            pending += arg.values()
-        elif isinstance(arg, Expr):
-            found.update(symbol.name for symbol in symbols(arg))
-    return found
+    def name_symbols(self, whole: AtenGraph) -> None:
+        """What sizes are computed from. All placeholders of `whole` have their copies."""
+        for name, source in whole.symbols.items():
+            given = self.made[whole.placeholders[source.index]]
+            if source.axis is not None:
+                size = given.meta["val"].shape[source.axis]
+                size = size if isinstance(size, int) else hint(whole.to_size(size))
+                given = self.call(aten.sym_size.int, given, source.axis, like=given, val=size)
+            self.symbols[name] = fx.Proxy(given)
+
+    def argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Expr):
+            if leaf not in self.sizes:
+                self.sizes[leaf] = self.size(leaf)
+            return self.sizes[leaf]
+        return super().argument(leaf)
+
+    def size(self, size: Expr) -> fx.Node:
+        """The node that computes a size: sizes print as Python, which runs on nodes."""
+        before = len(self.graph.nodes)
+        found: fx.Node = eval(repr(size), {}, self.symbols).node
+        for node in list(self.graph.nodes)[before:]:
+            node.meta["val"] = hint(size)  # a number's value is of no use to importers, its type is
+        return found
 
 
 # ---------------------------------------------------------------------------- explicit
 # An AtenGraph as an fx graph with nothing implied, as other projects' importers want it.
 #
-# constants placeholders, like inputs sizes computed from the shapes of inputs, by calls of their
-# own dtypes the casts of type promotion written out, since ONNX promotes nothing
+# Constants are placeholders, like inputs. Sizes are computed from the shapes of inputs by calls of
+# their own. Casts of type promotion are written out, since ONNX promotes nothing.
 
 # Not elementwise, but computed in the dtype of the result.
 _PROMOTED = frozenset(
@@ -290,105 +330,51 @@ _MASKS = ("condition", "mask")
 
 def explicit(region: AtenGraph) -> fx.Graph:
     """The graph of a region. Constants become placeholders of their names, before the inputs."""
-    write = _Writer()
-    for name, constant in region.constants.items():
-        write.input(name, constant)
+    write = _Explicit()
+    constants = {name: write.input(name, x) for name, x in region.constants.items()}
     for node in region.graph.nodes:
         if node.op == "placeholder":
-            write.copies[node] = write.input(node.name, node.meta["val"])
+            write.made[node] = write.input(node.name, node.meta["val"])
         elif node.op == "get_attr":
-            write.copies[node] = write.inputs[str(node.target)]
-    for name, source in region.symbols.items():
-        given = write.copies[region.placeholders[source.index]]
-        write.symbol(name, given, source.axis)
+            write.made[node] = constants[str(node.target)]
+    write.name_symbols(region)
     for node in region.graph.nodes:
         if node.op == "call_function":
-            write.call(node)
-    write.graph.output(tuple(write.copies[node] for node in region.results))
+            write.copy(node)
+    write.graph.output(tuple(write.made[node] for node in region.results))
     return write.graph
 
 
 def single(node: fx.Node) -> fx.Graph:
     """One call with its operands as inputs, sizes too. Its results are those that are used."""
-    write = _Writer()
+    write = _Single()
     for source in node.all_input_nodes:
-        write.copies[source] = write.input(source.name, source.meta["val"])
-    write.size = lambda size: write.input(f"size_{len(write.inputs)}", hint(size))
-    results = [write.call(node)]
+        write.made[source] = write.input(source.name, source.meta["val"])
+    results = [write.copy(node)]
     if isinstance(node.meta["val"], (tuple, list)):
-        results = [write.call(user) for user in node.users if user.target is operator.getitem]
+        results = [write.copy(user) for user in node.users if user.target is operator.getitem]
     write.graph.output(tuple(results))
     return write.graph
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
-        self.inputs: dict[str, fx.Node] = {}
-        self.symbols: dict[str, Any] = {"min": torch.sym_min, "max": torch.sym_max}
-        self.sizes: dict[Expr, fx.Node] = {}
-        self.size: Callable[[Expr], fx.Node] = self._computed
-
+class _Explicit(Sized):
     def input(self, name: str, val: Any) -> fx.Node:
-        made = self.inputs[name] = self.graph.placeholder(name)
+        made = self.graph.placeholder(name)
         made.meta["val"] = val
         return made
 
-    def symbol(self, name: str, given: fx.Node, axis: int | None) -> None:
-        if axis is not None:
-            size = hint_of(given.meta["val"].shape[axis])
-            given = self._add(aten.sym_size.int, (given, axis), size)
-        self.symbols[name] = fx.Proxy(given)
-
-    def call(self, node: fx.Node) -> fx.Node:
-        args = fx.map_arg(node.args, self.copies.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, self.copies.__getitem__)
-        args, kwargs = self._sized(args), self._sized(kwargs)
+    def copy(self, node: fx.Node) -> fx.Node:
         if node.target is aten.squeeze.dims:
-            made = self._squeeze(node, args)
-        else:
-            made = self._add(node.target, args, node.meta["val"], kwargs)
+            # one axis after the other: what takes them all at once is younger
+            made = self.made[node.all_input_nodes[0]]
+            axes: Any = node.args[1]
+            for axis in sorted((axis % made.meta["val"].dim() for axis in axes), reverse=True):
+                made = self.call(aten.squeeze.dim, made, axis, like=made)
+            self.made[node] = made
+            return made
+        made = super().copy(node)
         self._promote(made)
-        self.copies[node] = made
         return made
-
-    def _squeeze(self, node: fx.Node, args: Any) -> fx.Node:
-        """One axis after the other: what takes them all at once is younger."""
-        made: fx.Node = args[0]
-        val = made.meta["val"]
-        for axis in sorted((axis % val.dim() for axis in args[1]), reverse=True):
-            val = val.squeeze(axis)
-            made = self._add(aten.squeeze.dim, (made, axis), val)
-        return made
-
-    def _add(self, target: Any, args: Any, val: Any, kwargs: Any = None) -> fx.Node:
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta["val"] = val
-        return made
-
-    # -------------------------------------------------------------------------- sizes
-
-    def _sized(self, arg: Any) -> Any:
-        if isinstance(arg, Expr):
-            if arg not in self.sizes:
-                self.sizes[arg] = self.size(arg)
-            return self.sizes[arg]
-        if isinstance(arg, (list, tuple)):
-            return type(arg)(map(self._sized, arg))
-        if isinstance(arg, dict):
-            return {name: self._sized(item) for name, item in arg.items()}
-        return arg
-
-    def _computed(self, size: Expr) -> fx.Node:
-        before = len(self.graph.nodes)
-        found = eval(repr(size), {}, self.symbols)
-        for node in list(self.graph.nodes)[before:]:
-            node.meta["val"] = hint(size)  # a number's value is of no use to importers, its type is
-        made: fx.Node = found.node
-        return made
-
-    # -------------------------------------------------------------------------- dtypes
 
     def _promote(self, node: fx.Node) -> None:
         op, val = node.target, node.meta["val"]
@@ -411,7 +397,12 @@ class _Writer:
         if not isinstance(val, Tensor) or val.dtype == dtype:
             return x
         with self.graph.inserting_before(before):
-            return self._add(aten._to_copy.default, (x,), val.to(dtype), {"dtype": dtype})
+            return self.call(aten._to_copy.default, x, like=x, dtype=dtype)
+
+
+class _Single(_Explicit):
+    def size(self, size: Expr) -> fx.Node:
+        return self.input(f"size_{len(self.graph.nodes)}", hint(size))
 
 
 def _compared(node: fx.Node) -> torch.dtype:
@@ -422,8 +413,3 @@ def _compared(node: fx.Node) -> torch.dtype:
         return torch.result_type(*operands)  # type: ignore[arg-type]
     tensor = next(val for val in operands if isinstance(val, Tensor))
     return tensor.dtype
-
-
-def hint_of(size: Any) -> int:
-    """A size as torch first saw it."""
-    return size if isinstance(size, int) else int(size.node.hint)

@@ -6,6 +6,7 @@ Everything here exists from 2.11 to 2.15; the names used are
                                       the backward that runs frees what was saved
     torch.autograd.graph              the engine, without the checks that import sympy
     torch.utils._python_dispatch      the stack of dispatch modes
+    torch._C.DisableTorchFunction     hides modes that see functions
     torch._fused_sdp_choice           which attention kernel eager takes
     ctx.maybe_clear_saved_tensors     frees what a Function saved, unless retain_graph keeps it
     torch._C._has_storage             tensors that vmap has wrapped have none
@@ -13,6 +14,7 @@ Everything here exists from 2.11 to 2.15; the names used are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ __all__ = [
     "modified",
     "next_node_number",
     "uses_flash_attention",
+    "without_torch_functions",
 ]
 
 _flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
@@ -112,6 +115,12 @@ def keeps_graph() -> bool:
     """Whether the backward that runs was asked to retain the graph."""
     found: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return found
+
+
+def without_torch_functions() -> contextlib.AbstractContextManager[None]:
+    """Inside, no mode sees the functions of torch that are called."""
+    guard: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard
 
 
 def modified() -> RuntimeError:

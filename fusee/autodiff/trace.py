@@ -41,6 +41,7 @@ from fusee.autodiff.torch_api import (
     gradients,
     next_node_number,
     uses_flash_attention,
+    without_torch_functions,
 )
 from fusee.fake.rules import suggested_layout
 from fusee.sym.expr import Size, hint
@@ -321,7 +322,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
             self._first.append(next_node_number())
             self._lines.append(self.b.stack_trace)
         # what we ask twins for is no call of the program's: `functions` need not see it
-        with torch._C.DisableTorchFunction():
+        with without_torch_functions():
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _line(self, number: int | None) -> str | None:

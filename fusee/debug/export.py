@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
+from fusee.aten.subgraph import Copier
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
 from fusee.capture.policy import POLICY, is_suspending, target_of
@@ -79,12 +80,12 @@ def _refused(reason: str, where: str, remedy: str = "") -> GraphBreakError:
 def _module(captured: Captured, values: Mapping[str, Any], arguments: list[Any]) -> fx.GraphModule:
     """The captured graph with the caller's tensors as its inputs and all others as attributes."""
     old = captured.graph.graph if captured.graph is not None else fx.Graph()
-    root, graph = nn.Module(), fx.Graph()
+    root, copier = nn.Module(), Copier()
+    graph, copied = copier.graph, copier.made
     nodes: dict[int, fx.Node] = {}  # by id of the real tensor
     for k, x in enumerate(pytree.tree_leaves(arguments)):
         if isinstance(x, Tensor) and id(x) not in nodes:
             nodes[id(x)] = graph.placeholder(f"input_{k}")
-    copied: dict[fx.Node, fx.Node] = {}
     outputs: tuple[Any, ...] = ()
     examples = iter(captured.examples)
     for node in old.nodes:
@@ -93,7 +94,7 @@ def _module(captured: Captured, values: Mapping[str, Any], arguments: list[Any])
         elif node.op == "output":
             outputs = node.args[0]
         else:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
+            copier.copy(node)
     result = captured.run(lambda *inputs: [_Output(k) for k in range(len(outputs))])(
         *(values[name] for name in captured.place.parameters)
     )

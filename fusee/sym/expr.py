@@ -499,6 +499,15 @@ def symbols(a: Size) -> dict[Symbol, None]:
     return a._symbols
 
 
+def only_symbol(a: Size | None) -> Symbol | None:
+    """The symbol that a size is, if it is nothing else."""
+    if isinstance(a, Expr) and len(a.terms) == 1:
+        ((mono, count),) = a.terms.items()
+        if count == 1 and len(mono) == 1 and isinstance(mono[0], Symbol):
+            return mono[0]
+    return None
+
+
 def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:
     """(c, rest) with a == c*symbol + rest and neither mentioning it; None if not linear in it."""
     if isinstance(a, int) or symbol not in symbols(a):

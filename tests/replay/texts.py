@@ -3,6 +3,8 @@
     zoo/bert            a model of tests/models/zoo.py, inference
     train/bert          the same in training: forward and backward of its joint graph
     op/softmax          an operator of torch's database on its plainest float32 sample
+    open/bert           a model with open sizes, captured by stock torch.compile; with batch norm in
+                        training and gradients if its name ends in "+"
 
 Nothing is turned into machine code and nothing compiled runs: graphs are captured by fusee.compile,
 go down the pipeline, and run as they are. All that could differ between two machines is fixed:
@@ -26,6 +28,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 
 import fusee
 from fusee import config, log
@@ -51,6 +54,8 @@ ARTEFACTS = {
 OPTIONS = {"vector_bits": 256, "threads": 2, "cache": False, "check": True}
 # One operator in so many, by its name.
 EVERY = 4
+# Models with open sizes: torch.compile takes seconds for each.
+OPEN = ("bert", "llama", "resnet18", "convnext_atto", "t5", "bert+", "resnet18+")
 # Packages whose minor version shows in graphs, beside Python's.
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "diffusers")
 
@@ -73,9 +78,11 @@ def cases() -> list[str]:
     ops = [name for name, dtype in sweep.wanted([], ["float32"])]
     chosen = [name for name in ops if zlib.crc32(name.encode()) % EVERY == 0]
     models = zoo.names()
-    return [f"{kind}/{name}" for kind in ("zoo", "train") for name in models] + [
-        f"op/{name}" for name in chosen
-    ]
+    return (
+        [f"{kind}/{name}" for kind in ("zoo", "train") for name in models]
+        + [f"op/{name}" for name in chosen]
+        + [f"open/{name}" for name in OPEN]
+    )
 
 
 def texts(case: str) -> Texts:
@@ -107,10 +114,26 @@ def _operator(name: str, recorder: Recorder) -> None:
     assert not outcome.failures, outcome.failures
 
 
+def _open(name: str, recorder: Recorder) -> None:
+    module, args, kwargs = zoo.load(name.removesuffix("+"), "test")
+    if name.endswith("+"):
+        module.train()
+    rows, named = tree_map(_more_rows, (args, kwargs))
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(name.endswith("+")):
+        torch.compile(module, backend=recorder, dynamic=True)(*rows, **named)
+
+
+def _more_rows(x: Any) -> Any:
+    """Five times as many: torch.compile takes a size of 1 as fixed."""
+    return x.repeat(5, *[1] * (x.dim() - 1)) if isinstance(x, torch.Tensor) and x.dim() else x
+
+
 _CASES: dict[str, Callable[[str, Recorder], None]] = {
     "zoo": _infer,
     "train": _train,
     "op": _operator,
+    "open": _open,
 }
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
 from fusee.aten.externs import is_creation, is_view
-from fusee.aten.graph import AtenGraph, InputSpec
+from fusee.aten.graph import AtenGraph, tensor_input
 from fusee.aten.passes.rewriter import Editor, bound, only_user, val
 from fusee.config import Options
 
@@ -302,19 +302,13 @@ def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:
         meta = val(node)
         made.meta = {key: value for key, value in node.meta.items() if key != "stack_trace"}
         edit.adopt(made)
-        is_opaque = bool(node.meta.get("packed"))
         specs.append(
-            InputSpec(
-                index=len(specs),
-                name=made.name,
-                dtype=meta.dtype,
-                size=tuple(map(aten.to_size, meta.shape)),
-                stride=() if is_opaque else tuple(map(aten.to_size, meta.stride())),
-                offset=0,
-                device=node.meta.get("device"),
-                is_static=True,
+            tensor_input(
+                len(specs), made.name, meta, node.meta.get("device"), aten.to_size, is_static=True
             )
         )
+        if node.meta.get("packed"):
+            specs[-1] = dataclasses.replace(specs[-1], stride=())
         edit.replace(node, made)
     aten.inputs = tuple(specs)
 
