@@ -24,7 +24,7 @@ from fusee.aten.graph import (
     shown_symbols,
     tensor_input,
 )
-from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin, storage_id
+from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Store, Value
 from fusee.errors import TraceError
 from fusee.fake.mode import with_bits
@@ -222,20 +222,6 @@ class Inputs:
             if name not in found:
                 raise TraceError(f"no input has the size {name}, which the graph computes with")
         return found
-
-    def check_aliases(self, mutations: Sequence[Mutation]) -> None:
-        """raises TraceError if an input that is written to shares its memory with another one."""
-        sharing: dict[int, list[int]] = {}
-        for index, example in enumerate(self.examples):
-            if isinstance(example, torch.Tensor):
-                sharing.setdefault(storage_id(example), []).append(index)
-        for mutation in mutations:
-            for index in sharing[storage_id(self.examples[mutation.index])]:
-                if index != mutation.index:
-                    names = self._specs[mutation.index].name, self._specs[index].name
-                    raise self.b.unsupported(
-                        f"the inputs {names[0]} and {names[1]} share memory and are written to"
-                    )
 
 
 # ---------------------------------------------------------------------------- outputs

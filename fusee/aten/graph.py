@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -32,7 +32,7 @@ from torch import fx
 from fusee.aten.torch_api import OpOverload, op_name, recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.raising import may_raise, raises
-from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, substitute, symbols
+from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
 
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.
@@ -360,6 +360,14 @@ class AtenGraph:
                 found.append(value)
         return found
 
+    def flat(self) -> AtenGraph:
+        """The same graph as a function that returns all its results, in a tuple."""
+        vals = [node.meta["val"] for node in self.results]
+        sizes = [tuple(map(self.to_size, val.shape)) for val in vals]
+        strides = [tuple(map(self.to_size, val.stride())) for val in vals]
+        outputs = tuple(map(Fresh, range(len(vals)), sizes, strides))
+        return dataclasses.replace(self, outputs=outputs, structure=tuple, _module=None)
+
     def source(self) -> str:
         """The graph as Python that runs with torch alone, under the user's lines as comments."""
         return python_source(self)
@@ -435,8 +443,6 @@ aten = torch.ops.aten
 
 increment_version = torch.autograd.graph.increment_version
 
-Values = Mapping[str, int]
-
 
 def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
     """What the traced program returns for these inputs, which it may write to.
@@ -461,18 +467,18 @@ def _source(graph: AtenGraph) -> str:
 def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
     """`executable` with another function that computes the graph's results from its inputs."""
 
+    def run(*inputs: Any) -> Sequence[Any]:
+        results = body(*inputs)
+        for mutation in graph.mutations:
+            inputs[mutation.index].copy_(results[mutation.position])
+        return results
+
+    returned = returning(graph, run)
+
     def call(*inputs: Any) -> Any:
         guard = without_autocast() if graph.no_autocast else contextlib.nullcontext()
         with torch.no_grad(), guard:
-            results = body(*inputs)
-            for mutation in graph.mutations:
-                inputs[mutation.index].copy_(results[mutation.position])
-                increment_version(inputs[mutation.index])  # copy_ may run below autograd
-            values = read_symbols(graph, inputs)
-            returned: list[Any] = []
-            for spec in graph.outputs:
-                returned.append(_output(spec, inputs, results, returned, values))
-        return graph.structure(returned)
+            return returned(*inputs)
 
     return call
 
@@ -508,47 +514,104 @@ def part_source(graph: AtenGraph) -> PartSource:
     return PartSource(_source(graph), tuple(orders), graph.no_autocast)
 
 
-def read_symbols(graph: AtenGraph, inputs: Sequence[Any]) -> dict[str, int]:
-    """The value of each symbol in this call."""
-    return {
-        name: inputs[source.index]
-        if source.axis is None
-        else inputs[source.index].size(source.axis)
-        for name, source in graph.symbols.items()
+def returning(
+    graph: AtenGraph,
+    run: Callable[..., Sequence[Any]],
+    *,
+    spread: bool = True,
+    module: torch.nn.Module | None = None,
+    count: int | None = None,
+    rebinds: Sequence[tuple[int, int]] = (),
+    detached: Sequence[bool] = (),
+) -> Callable[..., Any]:
+    """What the traced program returned, by a function that gives the results of its graph.
+
+    Writes are counted, views and aliases are taken again. `run` has written to the inputs already.
+
+    spread    `run` takes the inputs as arguments; else a list, which it may empty
+    module    the traced one: attributes are read from it, and what is returned takes arguments
+              however `run` does
+    count     how many results `run` gives; None: those of the graph
+    rebinds   (input, result): the input takes the result's values, under autograd
+    detached  per output: whether autograd must not see what it is a view of
+    source    generated once, so that a call pays for what its outputs need and no more
+    """
+    outputs = graph.outputs
+    marks = [object() for _ in outputs]
+    made = graph.structure(list(marks))
+    is_flat = isinstance(made, (tuple, list)) and list(made) == marks
+    plain = is_flat and not graph.mutations and not rebinds
+    plain &= len(outputs) == (len(graph.results) if count is None else count)
+    plain &= all(isinstance(o, Fresh) and o.position == k for k, o in enumerate(outputs))
+    reads = module is not None and any(spec.attribute is not None for spec in graph.inputs)
+    arguments = spread or module is not None
+    if plain and not reads and arguments == spread:
+        return run
+    names: dict[str, Any] = {
+        "run": run,
+        "structure": type(made) if is_flat else graph.structure,
+        "attributes": graph.attributes,
+        "module": module,
+        "increment_version": increment_version,
+        "retyped": retyped,
     }
+    lines = [f"def call({'*' * arguments}inputs):"]
+    if reads:
+        lines.append("    inputs = (*inputs, *attributes(module))")
+    elif not arguments:
+        lines.append("    inputs, given = (*inputs,), inputs")
+    taken = "*inputs" if spread else "inputs" if arguments else "given"
+    if plain:
+        lines.append(f"    return run({taken})")
+    else:
+        lines.append(f"    results = run({taken})")
+        lines += _return(graph, rebinds, detached, names)
+    exec(compile("\n".join(lines), "<fusee results>", "exec"), names)
+    call: Callable[..., Any] = names["call"]
+    return call
 
 
-def _output(
-    spec: OutputSpec,
-    inputs: Sequence[Any],
-    results: Sequence[torch.Tensor],
-    returned: Sequence[Any],
-    values: Values,
-) -> Any:
+def _return(
+    graph: AtenGraph,
+    rebinds: Sequence[tuple[int, int]],
+    detached: Sequence[bool],
+    names: dict[str, Any],
+) -> Iterator[str]:
+    for name, source in graph.symbols.items():
+        size = "" if source.axis is None else f".size({source.axis})"
+        yield f"    {name} = inputs[{source.index}]{size}"
+    for mutation in graph.mutations:
+        yield f"    increment_version(inputs[{mutation.index}])"
+    for index, position in rebinds:
+        yield f"    inputs[{index}].copy_(results[{position}])"
+    for k, spec in enumerate(graph.outputs):
+        detach = ".detach()" if detached and detached[k] else ""
+        yield f"    o{k} = {_output(spec, k, names)}{detach}"
+    yield f"    return structure([{', '.join(f'o{k}' for k in range(len(graph.outputs)))}])"
+
+
+def _output(spec: OutputSpec, number: int, names: dict[str, Any]) -> str:
+    """An output as an expression; `names` receives what stands in it."""
     if isinstance(spec, Fresh):
-        return results[spec.position]
+        return f"results[{spec.position}]"
     if isinstance(spec, InputItself):
-        return inputs[spec.index]
+        return f"inputs[{spec.index}]"
     if isinstance(spec, OutputItself):
-        return returned[spec.index]
-    if isinstance(spec, ViewOfInput):
-        return _view(inputs[spec.index], spec, values)
-    if isinstance(spec, ViewOfOutput):
-        return _view(results[spec.position], spec, values)
-    return _number(spec.expr, values) if isinstance(spec, Sym) else _constant(spec)
-
-
-def _constant(spec: Constant) -> object:
-    return spec.value
-
-
-def _view(base: torch.Tensor, spec: ViewOfInput | ViewOfOutput, values: Values) -> torch.Tensor:
-    size = [_number(n, values) for n in spec.size]
-    stride = [_number(n, values) for n in spec.stride]
-    view = retyped(base, size, stride, _number(spec.offset, values), spec.dtype)
+        return f"o{spec.index}"
+    if isinstance(spec, Sym):
+        return str(spec.expr)
+    if isinstance(spec, Constant):
+        names[f"constant{number}"] = spec.value
+        return f"constant{number}"
+    at = f"inputs[{spec.index}]" if isinstance(spec, ViewOfInput) else f"results[{spec.position}]"
+    dtype = str(spec.dtype).removeprefix("torch.")
+    names[dtype] = spec.dtype
+    names |= {name: getattr(torch, name) for name in spec.bits}
+    size, stride = ("".join(f"{n}, " for n in row) for row in (spec.size, spec.stride))
+    text = f"retyped({at}, ({size}), ({stride}), {spec.offset}, {dtype})"
     for name in spec.bits:
-        view = getattr(torch, name)(view)
-    return view
+        text = f"{name}({text})"
+    return text
 
 
 def retyped(
@@ -568,15 +631,6 @@ def retyped(
     start = base.storage_offset() * base.dtype.itemsize // dtype.itemsize
     view = torch.empty(0, dtype=dtype, device=base.device)
     return view.set_(base.untyped_storage(), start + offset, size, stride)
-
-
-def _number(size: Size, values: Values) -> int:
-    if isinstance(size, int):
-        return size
-    known: dict[Symbol, Size] = {s: values[s.name] for s in symbols(size)}
-    found = substitute(size, known)
-    assert isinstance(found, int)
-    return found
 
 
 # ---------------------------------------------------------------------------- tidy

@@ -524,13 +524,13 @@ def trace(
     *,
     keep: Callable[[OpOverload], bool] = keep_core,
     decompositions: Table | None = None,
-    overlapping: bool = False,
 ) -> AtenGraph:
     """The functional ATen graph of `gm` called with inputs like these.
 
+    Inputs that are written to may overlap others: who calls looks at each call.
+
     keep             operators that must stay as they are; views never do
     decompositions   come before torch's own
-    overlapping      inputs that are written to may overlap others: who calls looks at each call
     raises           TraceError if there is no such graph; MissingFake for a custom operator
                      that doesn't say what it returns
     """
@@ -546,8 +546,6 @@ def trace(
                 tracer.value(leaf)
         results = Results(b, inputs.values, to_size)
         mutations = results.mutations()
-        if not overlapping:
-            inputs.check_aliases(mutations)
         outputs = results.outputs(leaves)
     b.graph.output(tuple(results.nodes))
     remove_dead(b.graph)

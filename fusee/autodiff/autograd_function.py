@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from fusee.aten.boundary import flatten
 from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput
 from fusee.aten.torch_api import below_autograd, without_autocast
-from fusee.autodiff.joint import Gradient, Joint, Saved, Split
+from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.autodiff.torch_api import (
     clear_saved,
     has_saved_tensor_hooks,
@@ -71,20 +71,18 @@ class Again:
     """How a captured graph is differentiated by eager.
 
     gm      takes the forward's inputs, those apart that it has as attributes
-    saved   the inputs that are saved anyway
     tell    is told, once, that it was needed
     """
 
-    def __init__(
-        self, gm: fx.GraphModule, joint: Joint, saved: Sequence[Saved], tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, split: Split, tell: Callable[[str], None]) -> None:
+        joint = split.joint
         specs = joint.aten.inputs[: joint.forward_inputs]
         self.gm, self.tell = gm, tell
         self.tangents, self.outputs = joint.tangents, joint.aten.outputs
         self.attributes = [spec.attribute for spec in specs if spec.attribute is not None]
-        self.saved = {s.position: k for k, s in enumerate(saved) if s.kind == "input"}
+        self.saved = {s.position: k for k, s in enumerate(split.saved) if s.kind == "input"}
         self.rebinds = {position: index for index, position in joint.rebinds}
-        self.written = {m.index for m in joint.aten.mutations} | set(self.rebinds.values())
+        self.written = joint.written
         self.joint, self.count = joint, len(specs)
         self.behind = functools.cache(self._behind)
         self.copied = self._behind(frozenset(range(len(self.tangents)))) & self.written
@@ -370,40 +368,42 @@ def _generators(joint: Joint) -> list[torch.Generator]:
 # ---------------------------------------------------------------------------- runtime
 
 
-# Inputs, one per InputSpec, to results.
-Call = Callable[..., Sequence[Any]]
-
-# The same, from a list that it empties: what is in it lives no longer than it is needed.
-Consuming = Callable[[list[Any]], Sequence[Any]]
+# The inputs of a graph, one per InputSpec, to its results. A backward may empty the list that it is
+# given: what is in it then lives no longer than it is needed.
+Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def differentiable(
-    joint: Joint, split: Split, forward: Call, backward: Callable[[Split], Consuming], again: Again
+    gm: fx.GraphModule,
+    split: Split,
+    forward: Run,
+    backward: Callable[[Split], Run],
+    tell: Callable[[str], None],
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
-    forward   runs split.forward on its inputs
+    gm        the captured graph, which eager differentiates where the compiled backward cannot:
+              gradients that are themselves differentiated, and those in batches
+    forward   runs split.forward
     backward  gives what runs the backward of `split`, or of one without some of the tangents
-    again     differentiates the graph where the compiled backward cannot: gradients that are
-              themselves differentiated, and those in batches
+    tell      is told what of the graph runs eagerly
     raises    (in backward) InputError if a hook on saved tensors gave back another kind of tensor
     """
-    differentiated = set(joint.tangents)
-    constant = [k for k in range(joint.forward_results) if k not in differentiated]
+    joint, again = split.joint, Again(gm, split, tell)
     saved, count = split.saved, joint.forward_results
-    numbers = _numbers(joint)
-    chosen = functools.cache(functools.partial(_Variant, joint, split))
+    constant = sorted(set(range(count)).difference(joint.tangents))
+    chosen = functools.cache(functools.partial(_Variant, split))
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             ctx.held = again.hold(inputs)
             with below_autograd():  # what it returns is a view of nothing
-                results = forward(*inputs)
+                results = forward(inputs)
             ctx.save_for_backward(
                 *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
             )
-            ctx.numbers = numbers(inputs)
+            ctx.numbers = _numbers(joint, inputs)
             ctx.done, ctx.later = frozenset(), ()
             ctx.has_hooks = has_saved_tensor_hooks()
             ctx.set_materialize_grads(False)
@@ -417,8 +417,7 @@ def differentiable(
             if all(g is None for g in grads):  # eager's loss would not lead here
                 return (None,) * len(ctx.needs_input_grad)
             variant = chosen(tuple(g is None for g in grads))
-            held = ctx.held
-            kept = variant.saved(ctx, again)
+            held, kept = ctx.held, variant.saved(ctx, again)
             is_twice = torch.is_grad_enabled()
             if not all(g is None or has_storage(g) for g in grads):  # vmap runs this backward
                 return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
@@ -433,42 +432,32 @@ def differentiable(
                 return tuple(gradients)
             return tuple(again.differentiable(held, *operands, gradients))
 
-    apply: Callable[..., Sequence[Any]] = CompiledGraph.apply
-    if joint.unreached and any(gradient is not None for gradient in joint.gradients):
-        apply = _detaching(apply, joint.unreached)
-    return _without_casts(apply) if joint.aten.no_autocast else apply
+    return _applied(CompiledGraph.apply, joint)
 
 
-def _detaching(apply: Callable[..., Sequence[Any]], indices: Sequence[int]) -> Call:
-    """Backward passes go on to these inputs no more than in eager: what made them stays free."""
+def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[..., Sequence[Any]]:
+    """`apply` where backward passes go on to inputs no more than in eager: what made them stays."""
+    is_reached = any(gradient is not None for gradient in joint.gradients)
+    ends, no_autocast = joint.unreached if is_reached else (), joint.aten.no_autocast
+    if not ends and not no_autocast:
+        return apply
 
     def run(*inputs: Any) -> Any:
         given = list(inputs)
-        for index in indices:
+        for index in ends:
             given[index] = given[index].detach()
-        return apply(*given)
+        with without_autocast() if no_autocast else contextlib.nullcontext():
+            return apply(*given)
 
     return run
 
 
-def _without_casts(apply: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    def run(*inputs: Any) -> Any:
-        with without_autocast():
-            return apply(*inputs)
-
-    return run
-
-
-def _numbers(joint: Joint) -> Callable[[Sequence[Any]], list[int]]:
-    """A function of the forward's inputs: the value of each symbol."""
-    sources = list(joint.aten.symbols.values())
-
-    def numbers(inputs: Sequence[Any]) -> list[int]:
-        return [
-            inputs[s.index] if s.axis is None else inputs[s.index].size(s.axis) for s in sources
-        ]
-
-    return numbers
+def _numbers(joint: Joint, inputs: Sequence[Any]) -> list[int]:
+    """The value of each symbol, for the forward's inputs."""
+    return [
+        inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
+        for at in joint.aten.symbols.values()
+    ]
 
 
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:
@@ -493,8 +482,8 @@ class _Variant:
     missing  per tangent: whether it is None
     """
 
-    def __init__(self, joint: Joint, split: Split, missing: tuple[bool, ...]) -> None:
-        count = len(split.saved)
+    def __init__(self, split: Split, missing: tuple[bool, ...]) -> None:
+        joint, count = split.joint, len(split.saved)
         absent = frozenset(k for k, is_missing in enumerate(missing) if is_missing)
         self.split = split if split.without is None or not absent else split.without(absent)
         self._sizes = [list(joint.aten.symbols).index(name) for name in self.split.sizes]

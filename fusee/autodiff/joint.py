@@ -1,8 +1,9 @@
 """Forward and backward of a captured graph as one functional graph, and the two it is cut into.
 
-    trace_joint   fx graph of torch calls      -> Joint          trace.py
-    partition     Joint                        -> Split          partition.py
-    differentiable  Split, compiled            -> one autograd.Function   autograd_function.py
+    trace_joint      fx graph of torch calls  -> Joint                     trace.py
+    partition        Joint                    -> Split                     partition.py
+    differentiate    fx graph of torch calls  -> Split: both of these      partition.py
+    differentiable   Split, compiled          -> one autograd.Function     autograd_function.py
 
 node.meta of a joint graph holds what that of an AtenGraph does, and
     backward    True: recorded while eager's backward formulas ran. Such a node may still depend on
@@ -56,6 +57,11 @@ class Joint:
     unreached: tuple[int, ...] = ()
 
     @property
+    def written(self) -> set[int]:
+        """The inputs that the forward writes to, whether autograd knows of it or not."""
+        return {m.index for m in self.aten.mutations} | {index for index, _ in self.rebinds}
+
+    @property
     def forward_inputs(self) -> int:
         """How many of aten.inputs are the forward's; the others are tangents."""
         return len(self.aten.inputs) - len(self.tangents)
@@ -91,11 +97,13 @@ Gradient = int | tuple[int | SparseRows, ...] | None
 
 @dataclass(eq=False)
 class Split:
-    """A joint graph in two.
+    """A captured graph with its gradients, as two graphs to be compiled.
 
-    forward   the joint graph's forward; results: its own, then those that only the backward reads
-    backward  inputs: `saved`, then the integers `sizes`, then one per tangent; results: gradients,
-              each once
+    joint     what they were cut from: it says what the caller gets of the forward's results
+    forward   gives a tuple: the joint graph's forward results, then what only the backward reads.
+              What requires grad is an input like any other: nothing may be derived from it ahead
+    backward  inputs: `saved`, new objects at each call, then the integers `sizes`, then one per
+              tangent; results: gradients, each once
     saved     where the first inputs of the backward come from
     sizes     symbols of the forward that the backward reads
     gradients per forward input: what of the backward's results its gradient is
@@ -103,6 +111,7 @@ class Split:
     without   the same split for another `absent`; None: the backward takes zeros instead
     """
 
+    joint: Joint
     forward: AtenGraph
     backward: AtenGraph
     saved: tuple[Saved, ...]

@@ -1,20 +1,23 @@
 """A joint graph becomes a forward and a backward: what is saved, and what is computed once more.
 
-prepare   values take fewer bytes, constants depend on no tensor     fusee/autodiff/joint_passes.py
-choose    a minimum cut                                              fusee/autodiff/min_cut.py
-split     the two graphs                                             fusee/autodiff/partition.py
+prepare         values take fewer bytes, constants depend on no tensor    joint_passes.py
+choose          a minimum cut                                             min_cut.py
+split           the two graphs                                            partition.py
+differentiate   all of it, from the captured graph on                     partition.py
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from fusee import log
 from fusee.aten.externs import is_view
 from fusee.aten.fake_tensors import is_opaque
 from fusee.aten.graph import (
@@ -31,7 +34,8 @@ from fusee.aten.torch_api import same_ints
 from fusee.autodiff.joint import Joint, Saved, Split, leaves, made_of, parts, sparse_nodes
 from fusee.autodiff.joint_passes import REDRAWN, drawn_for, prepare
 from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, choose, closure, kind, root
-from fusee.sym.expr import Expr, Size, Symbol, hint, symbols
+from fusee.autodiff.trace import trace_joint
+from fusee.sym.expr import Expr, Size, Symbol, hint, product, symbols
 
 # ---------------------------------------------------------------------------- absent
 # A backward without some tangents: what a joint graph is when no loss came through some results.
@@ -163,7 +167,7 @@ class _Splitter:
         without = None
         if len(joint.tangents) > 1:
             without = functools.partial(split, joint, self.facts, self.choice)
-        return Split(forward, backward, saved, sizes, gradients, self.absent, without)
+        return Split(joint, forward, backward, saved, sizes, gradients, self.absent, without)
 
     # -------------------------------------------------------------------------- forward
 
@@ -197,18 +201,14 @@ class _Splitter:
                 saved.append(Saved("result", len(returned)))
                 returned.append(self._own(copy, node, taken))
         copy.graph.output(tuple(returned))
-        forward = AtenGraph(
+        graph = replace(
+            self.aten,
             graph=copy.graph,
             constants=copy.constants(self.aten),
             inputs=specs,
-            outputs=self.aten.outputs,
-            mutations=self.aten.mutations,
-            structure=self.aten.structure,
-            symbols=self.aten.symbols,
-            to_size=self.aten.to_size,
-            no_autocast=self.aten.no_autocast,
+            _module=None,
         )
-        return forward, tuple(saved)
+        return _flat(self.joint, graph), tuple(saved)
 
     def _own(self, copy: _Copier, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
         """`node` as a result in memory that nobody else has."""
@@ -232,7 +232,8 @@ class _Splitter:
         saved = self.choice.saved
         specs = [self._spec(k, node) for k, node in enumerate(saved)]
         given = [
-            replace(self.inputs[node], index=len(saved) + k) for k, node in enumerate(tangents)
+            replace(self.inputs[node], index=len(saved) + k, is_static=False)
+            for k, node in enumerate(tangents)
         ]
         found, missing = self._symbols(specs, given)
         copy = _Copier(self.instead, self.aten.to_size)
@@ -275,7 +276,7 @@ class _Splitter:
         """How the backward takes a saved value."""
         given = self.inputs.get(node)
         if given is not None and node not in self.facts.written:
-            return replace(given, index=index, attribute=None)
+            return replace(given, index=index, attribute=None, is_static=False)
         val, to_size = self.kept[node]["val"], self.aten.to_size
         size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
         device = node.meta.get("device")
@@ -465,6 +466,63 @@ def partition(joint: Joint, *, budget: float = 1.0) -> Split:
     prepare(joint)
     facts = Facts(joint, Costs(joint.aten))
     return split(joint, facts, _within(facts, budget))
+
+
+def differentiate(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    cut: Callable[[Joint], Split] = partition,
+    timed: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    **tracing: Any,
+) -> Split:
+    """The captured graph with its gradients, as two graphs and what goes from one to the other.
+
+    cut      in place of `partition`; for graphs that have tangents
+    timed    is entered for each of the two steps, with its name
+    tracing  as for trace_joint
+    raises   as trace_joint
+    """
+    with timed("trace"):
+        joint = trace_joint(gm, example_inputs, **tracing)
+    log.publish("aten", "joint", lambda: str(joint.aten))
+    if not joint.tangents:
+        nothing = fx.Graph()
+        nothing.output(())
+        backward = AtenGraph(nothing, {}, (), (), (), tuple)
+        return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
+    with timed("partition"):
+        return cut(joint)
+
+
+def _flat(joint: Joint, graph: AtenGraph) -> AtenGraph:
+    """The forward, as it is compiled: see `Split.forward`."""
+    inputs = [
+        replace(
+            spec,
+            is_static=spec.is_static and gradient is None and spec.attribute is None,
+            attribute=None,
+        )
+        for spec, gradient in zip(graph.inputs, joint.gradients, strict=True)
+    ]
+    return replace(graph.flat(), inputs=tuple(inputs))
+
+
+def describe(split: Split) -> str:
+    """What is saved for the backward and what is computed once more, in a line."""
+    total: Size = 0
+    count = 0
+    for spec, saved in zip(split.backward.inputs, split.saved):
+        if saved.kind == "result" and spec.dtype is not None:
+            count += 1
+            total = total + product(spec.size) * spec.dtype.itemsize
+    again = sum(
+        node.op == "call_function" and not node.meta.get("backward") and not is_view(node.target)
+        for node in split.backward.graph.nodes
+    )
+    recomputed = f"{again} operators are computed again" if again else "none computed again"
+    size = f"{total:,}" if isinstance(total, int) else str(total)
+    return f"{count} values of {size} bytes are saved for the backward; {recomputed}"
 
 
 def saved_bytes(facts: Facts, choice: Choice) -> int:

@@ -265,11 +265,12 @@ def trace_joint(
     *,
     keep: Callable[[OpOverload], bool] = keep_core,
     decompositions: Table | None = None,
-    overlapping: bool = False,
 ) -> Joint:
     """Forward and backward of `gm` called with inputs like these, with grad mode on.
 
-    keep, decompositions, overlapping   as in fusee.aten.trace
+    Inputs that are written to may overlap others: who calls looks at each call.
+
+    keep, decompositions   as in fusee.aten.trace
     raises                 TraceError, MissingFake as fusee.aten.trace; TraceError where eager's
                            forward or backward would raise
     """
@@ -288,8 +289,6 @@ def trace_joint(
     with autocast_restored(), torch.enable_grad(), symbolic:
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, returned)
-        if not overlapping:
-            inputs.check_aliases((*finish.rebinds, *finish.mutations))
         with torch.autocast("cpu", enabled=False):
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast

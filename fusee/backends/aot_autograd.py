@@ -11,19 +11,19 @@ are around it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from fusee.aten.graph import AtenGraph, around, executable
 from fusee.aten.trace import trace
+from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Joint, Split
-from fusee.autodiff.partition import partition
-from fusee.autodiff.trace import trace_joint
+from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
-from fusee.backends.runtime_wrapper import apart, from_start, is_differentiated, train
+from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
 from fusee.errors import TraceError
 
 # ---------------------------------------------------------------------------- two graphs
@@ -48,35 +48,32 @@ def aot(
     """
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if is_differentiated(gm, example_inputs):
-            joint = trace_joint(gm, example_inputs)
-            _refuse_symbols(joint.aten)
-            return train(gm, joint, partition, _by(fw_compiler), _by(bw_compiler or fw_compiler))
-        graph = trace(gm, example_inputs)
-        _refuse_symbols(graph)
-        call = _by(fw_compiler)(graph)
-        return lambda *inputs: call(*inputs, *graph.attributes(gm))
+        report = Report("aot", first_line(gm))
+        compile_backward = bw_compiler or fw_compiler
+        if not is_differentiated(gm, example_inputs):
+            graph = trace(gm, example_inputs)
+            return bind(gm, graph, _by(fw_compiler, graph.flat()), report, spread=False)
+        split = differentiate(gm, example_inputs, cut=partition)
+        forward = _by(fw_compiler, split.forward)
+        return bind_split(gm, split, forward, partial(_by, compile_backward), report)
 
     return compile_graph
 
 
-def _by(compiler: GraphCompiler) -> Callable[[AtenGraph], Callable[..., Any]]:
-    """A compiler of graph modules as one of AtenGraphs."""
+def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
+    """A graph compiled by a compiler of graph modules.
 
-    def compile_one(graph: AtenGraph) -> Callable[..., Any]:
-        examples = [node.meta["val"] for node in graph.placeholders]
-        return around(graph, compiler(graph.module, examples))
-
-    return compile_one
-
-
-def _refuse_symbols(graph: AtenGraph) -> None:
+    raises   TraceError for symbolic sizes
+    """
     if graph.symbols:
         raise TraceError(
             f"the graph has symbolic sizes ({', '.join(graph.symbols)})",
             did="stopped before compiling",
             remedy="dynamic=False, or the backend 'aot_eager'",
         )
+    examples = [node.meta["val"] for node in graph.placeholders]
+    call = around(graph, compiler(graph.module, examples))
+    return lambda inputs: call(*inputs)
 
 
 # ---------------------------------------------------------------------------- eager
@@ -95,12 +92,6 @@ def run_captured(
     return call
 
 
-def _with_attributes(
-    run: Callable[..., Any], aten: AtenGraph, gm: fx.GraphModule, *inputs: Any
-) -> Any:
-    return run(*inputs, *aten.attributes(gm))
-
-
 def run_aten(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> Callable[..., Any]:
@@ -109,14 +100,13 @@ def run_aten(
     raises   TraceError if the graph has no functional ATen form
     """
     report = Report("aot_eager", first_line(gm))
-    if is_differentiated(gm, example_inputs):
-        joint = trace_joint(gm, example_inputs, overlapping=True)
-        aten = joint.aten
-        call = train(gm, joint, partition, executable, executable)
-        written = {m.index for m in aten.mutations} | {index for index, _ in joint.rebinds}
-    else:
-        aten = trace(gm, example_inputs, overlapping=True)
-        run = executable(aten)
-        call = functools.partial(_with_attributes, run, aten, gm)
-        written = {mutation.index for mutation in aten.mutations}
-    return from_start(gm, apart(gm, call, aten.inputs, written, report), aten, report)
+    if not is_differentiated(gm, example_inputs):
+        graph = trace(gm, example_inputs)
+        return bind(gm, graph, executable(graph.flat()), report)
+    split = differentiate(gm, example_inputs)
+    return bind_split(gm, split, _run(split.forward), _run, report)
+
+
+def _run(graph: AtenGraph) -> Run:
+    call = executable(graph)
+    return lambda inputs: call(*inputs)

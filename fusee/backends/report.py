@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -113,6 +115,14 @@ class Report:
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
     backward: Report | None = None  # of the graph that computes gradients, if there is one
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """What runs inside counts as time of this stage, if it ends well."""
+        begin = time.perf_counter()
+        yield
+        spent = (time.perf_counter() - begin) * 1e3
+        self.stages_ms[stage] = self.stages_ms.get(stage, 0.0) + spent
 
     def __str__(self) -> str:
         if self.eager is not None:

@@ -1,13 +1,16 @@
-"""From what a graph's function computes to what the traced program returned.
+"""From compiled graphs to the callable that takes a captured one's place.
 
-Mutations are counted, views and aliases are taken again.
+    bind         one graph: the module's own tensors go in, views and aliases are taken again
+    bind_split   a forward and a backward: one torch.autograd.Function
+
+In either case calls in which inputs lie as no graph takes them to run the captured graph itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -15,112 +18,13 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.externs import is_view
-from fusee.aten.graph import (
-    AtenGraph,
-    Constant,
-    Fresh,
-    InputItself,
-    InputSpec,
-    OutputItself,
-    OutputSpec,
-    Sym,
-    ViewOfInput,
-    ViewOfOutput,
-    retyped,
-)
-from fusee.autodiff.autograd_function import Again, Consuming, differentiable
-from fusee.autodiff.joint import Joint, Split
+from fusee.aten.graph import AtenGraph, InputSpec, returning
+from fusee.autodiff.autograd_function import Run, differentiable
+from fusee.autodiff.joint import Split
 from fusee.backends.report import Report
 from fusee.errors import FuseeWarning, warn
 
-# ---------------------------------------------------------------------------- finish
-
-
-Finish = Callable[[Sequence[Any], Sequence[Tensor]], Any]
-
-
-def finishing(graph: AtenGraph, joint: Joint | None = None) -> Finish | None:
-    """A function (inputs, results) -> what the caller gets; None if that is tuple(results).
-
-    joint    the call is differentiated: results come from an autograd.Function, and what the joint
-             graph's forward has noted is done here, under autograd
-    source   generated once, so that a call pays for what its outputs need and no more
-    """
-    if joint is not None:
-        graph = dataclasses.replace(graph, mutations=(), _module=None)
-    outputs = graph.outputs
-    rebinds = () if joint is None else joint.rebinds
-    count = len(graph.results) if joint is None else joint.forward_results
-    plain = all(isinstance(o, Fresh) and o.position == k for k, o in enumerate(outputs))
-    marks = [object() for _ in outputs]
-    flat = graph.structure(list(marks))
-    is_flat = isinstance(flat, (tuple, list)) and list(flat) == marks
-    if plain and is_flat and not graph.mutations and not rebinds and len(outputs) == count:
-        return None
-    names: dict[str, Any] = {
-        "structure": type(flat) if is_flat else graph.structure,
-        "increment_version": torch.autograd.graph.increment_version,
-        "retyped": retyped,
-    }
-    lines = ["def finish(inputs, results):"]
-    for name, source in graph.symbols.items():
-        size = "" if source.axis is None else f".size({source.axis})"
-        lines.append(f"    {name} = inputs[{source.index}]{size}")
-    for mutation in graph.mutations:
-        lines.append(f"    increment_version(inputs[{mutation.index}])")
-    for index, position in rebinds:
-        lines.append(f"    inputs[{index}].copy_(results[{position}])")
-    for k, spec in enumerate(outputs):
-        detach = joint is not None and joint.detached[k]
-        lines.append(f"    o{k} = {_output(spec, k, names)}{'.detach()' if detach else ''}")
-    listed = ", ".join(f"o{k}" for k in range(len(outputs)))
-    lines.append(f"    return structure([{listed}])")
-    exec(compile("\n".join(lines), "<fusee results>", "exec"), names)
-    finish: Finish = names["finish"]
-    return finish
-
-
-def _output(spec: OutputSpec, number: int, names: dict[str, Any]) -> str:
-    if isinstance(spec, Fresh):
-        return f"results[{spec.position}]"
-    if isinstance(spec, InputItself):
-        return f"inputs[{spec.index}]"
-    if isinstance(spec, OutputItself):
-        return f"o{spec.index}"
-    if isinstance(spec, ViewOfInput):
-        return _view(f"inputs[{spec.index}]", spec, names)
-    if isinstance(spec, ViewOfOutput):
-        return _view(f"results[{spec.position}]", spec, names)
-    if isinstance(spec, Sym):
-        return str(spec.expr)
-    assert isinstance(spec, Constant)
-    names[f"constant{number}"] = spec.value
-    return f"constant{number}"
-
-
-def _view(base: str, spec: ViewOfInput | ViewOfOutput, names: dict[str, Any]) -> str:
-    dtype = str(spec.dtype).removeprefix("torch.")
-    names[dtype] = spec.dtype
-    names |= {name: getattr(torch, name) for name in spec.bits}
-    text = f"retyped({base}, {_sizes(spec.size)}, {_sizes(spec.stride)}, {spec.offset}, {dtype})"
-    for name in spec.bits:
-        text = f"{name}({text})"
-    return text
-
-
-def _sizes(sizes: Sequence[object]) -> str:
-    return "(" + "".join(f"{size}, " for size in sizes) + ")"
-
-
-# ---------------------------------------------------------------------------- training
-# A graph that is differentiated: traced jointly with its backward, cut in two, compiled as two.
-#
-# What compiles the two halves is the caller's: our pipeline (native.py), eager kernels
-# (aot_autograd.py), or functions of a user's own (aot_autograd.py).
-
-# Runs one of the two graphs: its inputs, one per InputSpec, to its results.
-Half = Callable[..., Sequence[Any]]
+Call = Callable[..., Any]
 
 
 def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -130,135 +34,58 @@ def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool
     return torch.is_grad_enabled() and any(x.requires_grad for x in given)
 
 
-def flat_forward(joint: Joint, split: Split | None) -> AtenGraph:
-    """The forward, to be compiled: it returns its results, saved values too, in a tuple.
+def bind(
+    gm: fx.GraphModule, aten: AtenGraph, run: Call, report: Report, *, spread: bool = True
+) -> Call:
+    """The callable that takes the graph's inputs.
 
-    What requires grad is an input like any other: nothing may be derived from it ahead.
-
-    split   None for a graph without tangents
+    run      runs `aten`, writes included
+    spread   whether it takes the inputs as arguments, not in a list
     """
-    graph = joint.aten if split is None else split.forward
-    gradients = joint.gradients
-    to_size = graph.to_size
-    outputs = []
-    for position, node in enumerate(graph.results):
-        val = node.meta["val"]
-        size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
-        outputs.append(Fresh(position, size, stride))
-    inputs = [
-        dataclasses.replace(
-            spec,
-            is_static=spec.is_static and gradient is None and spec.attribute is None,
-            attribute=None,
-        )
-        for spec, gradient in zip(graph.inputs, gradients, strict=True)
-    ]
-    return dataclasses.replace(
-        graph, outputs=tuple(outputs), structure=tuple, inputs=tuple(inputs), _module=None
-    )
+    call = returning(aten, run, spread=spread, module=gm)
+    written = {mutation.index for mutation in aten.mutations}
+    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
 
 
-def flat_backward(split: Split) -> AtenGraph:
-    """The backward, to be compiled. What was saved comes as a new object at each call."""
-    inputs = tuple(dataclasses.replace(spec, is_static=False) for spec in split.backward.inputs)
-    return dataclasses.replace(split.backward, inputs=inputs, _module=None)
-
-
-def bind_training(
+def bind_split(
     gm: fx.GraphModule,
-    joint: Joint,
-    split: Split | None,
-    forward: Half,
-    backward: Callable[[Split], Consuming] | None,
-    tell: Callable[[str], None],
-) -> Callable[..., Any]:
+    split: Split,
+    forward: Run,
+    compile_backward: Callable[[AtenGraph], Run],
+    report: Report,
+) -> Call:
     """The callable that takes the graph's inputs, and whose results know their backward.
-
-    forward   runs flat_forward(joint, split)
-    backward  gives what runs flat_backward of a split, when that is needed; None without tangents
-    tell      is told what of the graph runs eagerly
-    """
-    run: Half = torch.no_grad()(forward)  # calls with out= refuse what requires grad
-    if split is not None and backward is not None:
-        again = Again(gm, joint, split.saved, tell)
-        run = differentiable(joint, split, forward, backward, again)
-    finish = finishing(joint.aten, joint)
-    if any(spec.attribute is not None for spec in joint.aten.inputs):
-        inner = run
-        attributes = joint.aten.attributes
-
-        def with_attributes(*inputs: Any) -> Any:
-            everything = (*inputs, *attributes(gm))
-            results = inner(*everything)
-            return results if finish is None else finish(everything, results)
-
-        return with_attributes
-    if finish is None:
-        return run
-    return lambda *inputs: finish(inputs, run(*inputs))
-
-
-def _publish(note: str) -> None:
-    log.publish("kernels", "", note)
-
-
-def train(
-    gm: fx.GraphModule,
-    joint: Joint,
-    partition: Callable[[Joint], Split],
-    compile_forward: Callable[[AtenGraph], Half],
-    compile_backward: Callable[[AtenGraph], Callable[..., Sequence[Any]]],
-    *,
-    consumes: bool = False,
-    tell: Callable[[str], None] = _publish,
-) -> Callable[..., Any]:
-    """`bind_training` of a joint graph whose halves are compiled by these functions.
 
     Of several results a loss seldom uses all, and those that it doesn't use cost nothing when the
     backward is compiled without them. That is known at the first backward; with one result, now.
 
-    consumes   what compile_backward returns takes a list instead of arguments, and empties it
+    forward   runs split.forward
     """
-    if not joint.tangents:
-        return bind_training(
-            gm, joint, None, compile_forward(flat_forward(joint, None)), None, tell
-        )
-    split = partition(joint)
-    forward = compile_forward(flat_forward(joint, split))
+    joint, aten = split.joint, split.joint.aten
+
+    def tell(note: str) -> None:
+        report.notes.append(note)
+        log.publish("kernels", "", note)
 
     @functools.cache
-    def backward(of: Split) -> Consuming:
-        run = compile_backward(flat_backward(of))
-        return run if consumes else lambda inputs: run(*inputs)
+    def backward(of: Split) -> Run:
+        return compile_backward(of.backward)
 
-    if len(joint.tangents) == 1:
-        backward(split)
-    return bind_training(gm, joint, split, forward, backward, tell)
-
-
-def describe(split: Split) -> str:
-    """What is saved for the backward and what is computed once more, in a line."""
-    to_size = split.backward.to_size
-    kept = [
-        spec
-        for spec, saved in zip(split.backward.inputs, split.saved)
-        if saved.kind == "result" and spec.dtype is not None
-    ]
-    total: Any = 0
-    for spec in kept:
-        count = to_size(1)
-        for n in spec.size:
-            count = count * n
-        assert spec.dtype is not None
-        total = total + count * spec.dtype.itemsize
-    again = [
-        str(node.target)
-        for node in split.backward.graph.nodes
-        if node.op == "call_function" and not node.meta.get("backward") and not is_view(node.target)
-    ]
-    recomputed = f"{len(again)} operators are computed again" if again else "none computed again"
-    size = f"{total:,}" if isinstance(total, int) else str(total)
-    return f"{len(kept)} values of {size} bytes are saved for the backward; {recomputed}"
+    if joint.tangents:
+        if len(joint.tangents) == 1:
+            backward(split)
+        run = differentiable(gm, split, forward, backward, tell)
+    else:
+        run = torch.no_grad()(lambda *inputs: forward(inputs))  # out= refuses what requires grad
+    call = returning(
+        replace(aten, mutations=()),
+        run,
+        module=gm,
+        count=joint.forward_results,
+        rebinds=joint.rebinds,
+        detached=joint.detached,
+    )
+    return _from_start(gm, _apart(gm, call, aten.inputs, joint.written, report), aten, report)
 
 
 # ---------------------------------------------------------------------------- apart
@@ -269,10 +96,8 @@ def describe(split: Split) -> str:
 # runs the captured graph itself, operator by operator, as eager does. So does one in which an input
 # lies inside a larger storage, if the graph counts offsets from its beginning.
 
-Call = Callable[..., Any]
 
-
-def apart(
+def _apart(
     gm: fx.GraphModule,
     call: Call,
     inputs: Sequence[InputSpec],
@@ -287,7 +112,7 @@ def apart(
     places = [s.index for s in inputs[:count] if s.dtype is not None]
     if len(places) < 2 or not written:
         return call
-    sizes = [extent(inputs[k].size, inputs[k].stride) for k in places]
+    sizes = [_extent(inputs[k].size, inputs[k].stride) for k in places]
     is_known = all(type(size) is int for size in sizes)
     changes = [k in written for k in places]
     latest: Any = None  # where all lay in the last call in which they lay apart
@@ -311,7 +136,7 @@ def apart(
     return checked
 
 
-def from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
     """`call` where inputs begin their memory, as offsets in its graph take them to; `gm` else."""
     asked = [aten.inputs[k] for k in sorted(aten.from_start)]
     if not asked:
@@ -344,7 +169,7 @@ def from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) 
     return checked
 
 
-def extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
+def _extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
     """Elements from the first to past the last."""
     if any(type(n) is int and n == 0 for n in size):
         return 0
@@ -362,7 +187,9 @@ def _overlapping(
     tensors: Iterable[Tensor], at: Sequence[int], changes: Sequence[bool]
 ) -> tuple[int, int] | None:
     """The positions of one that is written to and of one that it overlaps, if there are any."""
-    ends = [start + extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)]
+    ends = [
+        start + _extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)
+    ]
     reaches: dict[bool, int] = {}  # of all so far, and of those written to: which ends last
     for k in sorted(range(len(at)), key=at.__getitem__):
         if ends[k] == at[k]:

@@ -6,7 +6,6 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import threading
@@ -21,7 +20,15 @@ from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten.canonicalize import Table
-from fusee.aten.graph import AtenGraph, Order, PartSource, inverse, is_pure, part_source
+from fusee.aten.graph import (
+    AtenGraph,
+    Order,
+    PartSource,
+    inverse,
+    is_pure,
+    part_source,
+    returning,
+)
 from fusee.aten.passes.onednn import restride
 from fusee.aten.passes.weights import fold
 from fusee.aten.subgraph import Part, cut
@@ -40,7 +47,7 @@ from fusee.backends.regions import (
 from fusee.backends.registry import later
 from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
-from fusee.backends.runtime_wrapper import apart, finishing, from_start, is_differentiated
+from fusee.backends.runtime_wrapper import bind, is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 
@@ -52,7 +59,8 @@ Prepare = Callable[[AtenGraph, Sequence[Any]], None]
 _NATIVE = "fusee.backends.native"
 compile_native: Callable[..., CompiledGraph] = later(_NATIVE, "compile_native")
 compile_aten = later(_NATIVE, "compile_aten")
-compile_training = later(_NATIVE, "compile_training")
+split_native = later(_NATIVE, "split_native")
+bind_native = later(_NATIVE, "bind_native")
 
 _numbers = itertools.count()
 
@@ -87,58 +95,31 @@ def compile_with(
         return _whole(gm, example_inputs, engine, options, reason)
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
-        begin = time.perf_counter()
         try:
             if differentiated:
-                split = functools.partial(
-                    compile_split, engine=engine, options=options, report=report, prepare=prepare
-                )
-                return _trained(gm, example_inputs, engine, options, report, decompositions, split)
-            keep = engine.keeps
-            aten = trace(
-                gm, example_inputs, keep=keep, decompositions=decompositions, overlapping=True
-            )
+                keeps = engine.keeps
+                both = split_native(gm, example_inputs, options, report, keeps, decompositions)
+                more = len(both.forward.inputs) - len(example_inputs)
+                given = [*example_inputs, *[None] * more]
+                forward = compile_split(both.forward, given, engine, options, report, prepare).call
+                remember(report)
+                run = bind_native(gm, both, lambda inputs: forward(*inputs), options, report)
+                return CompiledGraph(run, report)
+            with report.timed("trace"):
+                aten = trace(gm, example_inputs, keep=engine.keeps, decompositions=decompositions)
         except MissingFake:
             raise
         except TraceError as error:
             return _whole(gm, example_inputs, engine, options, error.what)
-        report.stages_ms["trace"] = (time.perf_counter() - begin) * 1e3
         log.publish("aten", "", lambda: str(aten))
-        examples = [*example_inputs, *(attributes := aten.attributes(gm))]
-        written = {mutation.index for mutation in aten.mutations}
-        specs = aten.inputs[: len(example_inputs)]
-        call, kept = compile_split(aten, examples, engine, options, report, prepare)
+        attributes = aten.attributes(gm)
+        given = [*example_inputs, *attributes]
+        made = compile_split(aten, given, engine, options, report, prepare)
         remember(report)
-    whole: Callable[..., Any] = call
-    if attributes:
-        whole = lambda *inputs: call(*inputs, *aten.attributes(gm))  # noqa: E731
-    whole = from_start(gm, apart(gm, whole, specs, written, report), aten, report)
-    made = CompiledGraph(whole, report)
-    if kept is not None and not attributes and not aten.from_start:
-        made.kept = kept.entry(kept_for, example_inputs)
-    return made
-
-
-def _trained(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    engine: Engine,
-    options: Options,
-    report: Report,
-    decompositions: Table | None,
-    split: Callable[..., SplitCall],
-) -> CompiledGraph:
-    """A graph that needs gradients: the forward split, the backward ours."""
-
-    def forward(graph: AtenGraph) -> Callable[..., Any]:
-        computed = [None] * (len(graph.inputs) - len(example_inputs))
-        return split(graph, [*example_inputs, *computed]).call
-
-    call = compile_training(
-        gm, example_inputs, options, report, engine.keeps, forward, decompositions
-    )
-    remember(report)
-    return CompiledGraph(call, report)
+    compiled = CompiledGraph(bind(gm, aten, made.call, report), report)
+    if made.kept is not None and not attributes and not aten.from_start:
+        compiled.kept = made.kept.entry(kept_for, example_inputs)
+    return compiled
 
 
 def _whole(
@@ -162,23 +143,22 @@ def compile_split(
     report: Report,
     prepare: Prepare | None = None,
 ) -> SplitCall:
-    """A traced graph as a function of its inputs: the engine's regions, and ours between them.
+    """A traced graph as what runs it: the engine's regions, and ours between them.
 
     example_inputs   one per InputSpec
     options          for what our compiler gets
     """
-    begin = time.perf_counter()
-    fold(aten, options)
-    restride(aten)
-    note_values(aten, example_inputs)
-    if prepare is not None:
-        prepare(aten, example_inputs)
-    decided = split(aten, engine)
-    while forget_read(aten, decided.rest, example_inputs):
+    with report.timed("split"):
+        fold(aten, options)
+        restride(aten)
+        note_values(aten, example_inputs)
+        if prepare is not None:
+            prepare(aten, example_inputs)
         decided = split(aten, engine)
-    parts = cut(aten, decided.levels)
+        while forget_read(aten, decided.rest, example_inputs):
+            decided = split(aten, engine)
+        parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
-    report.stages_ms["split"] = (time.perf_counter() - begin) * 1e3
     place = {node: k for k, node in enumerate(aten.placeholders)}
     calls: list[RegionCall] = []
     kept: list[ClaimedPart | PartSource | None] = []
@@ -197,10 +177,8 @@ def compile_split(
     text = _source(aten, parts)
     log.publish("host", "split", text)
     body = body_of(text, calls)
-    finish = finishing(aten)
-    if finish is not None:
-        return SplitCall(lambda *inputs: finish(inputs, body(*inputs)), None)
-    return SplitCall(body, KeptSplit.of(text, kept, report))
+    is_whole = returning(aten, body) is body  # what it gives is what the program returned
+    return SplitCall(body, KeptSplit.of(text, kept, report) if is_whole else None)
 
 
 def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall, PartSource | None]:
@@ -211,8 +189,7 @@ def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall,
     graph, calls = region.graph, region.calls()
     devices = {torch.device(n.meta["device"]).type for n in graph.graph.nodes if "device" in n.meta}
     if devices <= {"cpu"} and len(calls) > 1:
-        call = compile_aten(graph, region.examples, options, report)
-        return lambda inputs: call(*inputs), None
+        return compile_aten(graph, region.examples, options, report), None
     if devices <= {"cpu"}:
         for node in calls:
             line = user_line(node.meta.get("stack_trace")) or ""
@@ -224,7 +201,7 @@ def _rest(region: Region, options: Options, report: Report) -> tuple[RegionCall,
 
 
 class SplitCall(NamedTuple):
-    """A split graph as a function of its inputs, and as what another process can make it of."""
+    """What runs a split graph, writes included, and what another process can make it of."""
 
     call: Callable[..., Any]
     kept: KeptSplit | None
@@ -241,15 +218,12 @@ class _EngineCall:
             region.name, engine.name, engine.device, dict(Counter(map(op_of, region.calls())))
         )
         report.regions.append(self.row)
-        begin = time.perf_counter()
-        try:
-            self.call = engine.compile(region)
-        except Exception as error:  # noqa: BLE001  # the engine is another project's code
-            self.call = self._fall_back(error, "was not compiled")
+        with report.timed(engine.name):
+            try:
+                self.call = engine.compile(region)
+            except Exception as error:  # noqa: BLE001  # the engine is another project's code
+                self.call = self._fall_back(error, "was not compiled")
         self.row.primitives = getattr(self.call, "primitives", None)
-        stages = report.stages_ms
-        spent = (time.perf_counter() - begin) * 1e3
-        stages[engine.name] = stages.get(engine.name, 0.0) + spent
 
     def kept(self, inputs: tuple[int | None, ...]) -> ClaimedPart | None:
         """What another process makes the part of, if the engine says it: `spec` of its call."""

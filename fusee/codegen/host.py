@@ -34,7 +34,7 @@ import torch
 
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, View
+from fusee.loops.ir import Buffer, Extern, Kernel, View
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, ViewSpec, empty_strided
@@ -76,28 +76,17 @@ class Arguments:
     consumed: bool = False
 
 
-def emit_host(
-    graph: LoopGraph,
-    schedule: Schedule,
-    plan: Plan,
-    codes: Mapping[Kernel, KernelCode],
-    arguments: Arguments,
-) -> HostCode:
+def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: Arguments) -> HostCode:
     """Write the host function of a schedule."""
-    return _Writer(graph, schedule, plan, codes, arguments).write()
+    return _Writer(plan, codes, arguments).write()
 
 
 class _Writer:
     def __init__(
-        self,
-        graph: LoopGraph,
-        schedule: Schedule,
-        plan: Plan,
-        codes: Mapping[Kernel, KernelCode],
-        arguments: Arguments,
+        self, plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: Arguments
     ) -> None:
-        self.graph, self.schedule, self.plan, self.codes = graph, schedule, plan, codes
-        self.arguments = arguments
+        self.plan, self.codes, self.arguments = plan, codes, arguments
+        self.schedule, self.graph = plan.schedule, plan.schedule.graph
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
             "empty_strided": empty_strided,
@@ -109,7 +98,7 @@ class _Writer:
         self.launches: list[KernelCode] = []
         self.views: list[View] = []
         self.view_keys: dict[tuple[object, ...], int] = {}
-        self.last_use = _last_uses(graph, schedule)
+        self.last_use = _last_uses(self.schedule)
         roles = ("extern", "large", *(("input",) if arguments.consumed else ()))
         self.released_roles = frozenset(roles)
         # heaps of what is alive: (last use, in order of names, buffer), and last uses of large ones
@@ -415,12 +404,12 @@ def _grain(code: KernelCode) -> Size:
     return (GRAIN_WORK - 1) // maximum(code.work, 1) + 1
 
 
-def _last_uses(graph: LoopGraph, schedule: Schedule) -> dict[Buffer, int]:
+def _last_uses(schedule: Schedule) -> dict[Buffer, int]:
     uses: dict[Buffer, int] = {}
     for position, item in enumerate(schedule.items):
         for buffer in (*reads(item), *writes(item)):
             uses[buffer] = position
-    for view in views(graph.outputs):
+    for view in views(schedule.graph.outputs):
         uses[view.buffer] = len(schedule.items)
     return uses
 

@@ -61,16 +61,16 @@ def check_graph(graph: LoopGraph) -> None:
     _check("lower", graph, [s if isinstance(s, Extern) else kernel_of(s) for s in graph.steps])
 
 
-def check_schedule(graph: LoopGraph, schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """What fusion made of a graph."""
-    _check("fuse", graph, schedule.items)
-    for item, fault in changed_order(graph.steps, schedule.items):
+    _check("fuse", schedule.graph, schedule.items)
+    for item, fault in changed_order(schedule.graph.steps, schedule.items):
         _refuse("fuse", item, fault)
 
 
-def check_plan(graph: LoopGraph, schedule: Schedule, plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
     """Where the intermediates of a schedule lie."""
-    for item, fault in places(graph, schedule.items, plan):
+    for item, fault in places(plan):
         _refuse("memory", item, fault)
 
 
@@ -435,8 +435,9 @@ def _stores_seen(items: Iterable[Any]) -> Iterator[tuple[Any, Buffer, int, int]]
         stores.update(own)
 
 
-def places(graph: LoopGraph, items: Sequence[Item], plan: Plan) -> Iterator[tuple[Item, str]]:
+def places(plan: Plan) -> Iterator[tuple[Item, str]]:
     """Intermediates lie inside the arena, aligned, and apart from all that are alive with them."""
+    graph, items = plan.schedule.graph, plan.schedule.items
     last: dict[Buffer, int] = {view.buffer: len(items) for view in views(graph.outputs)}
     for position, item in enumerate(items):
         for buffer in (*reads(item), *writes(item)):

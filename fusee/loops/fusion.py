@@ -198,8 +198,9 @@ class Placement:
 
 @dataclass
 class Schedule:
-    """What runs, in order, and why loops stayed apart."""
+    """What runs of a graph, in order, and why loops stayed apart."""
 
+    graph: LoopGraph
     items: list[Kernel | Extern]
     refusals: list[str]
 
@@ -237,7 +238,7 @@ class _Fuser:
             built = item if isinstance(item, Extern) else build(item, live.get(item, set()))
             if built is not None:
                 items.append(built)
-        return Schedule(items, self.refusals)
+        return Schedule(self.graph, items, self.refusals)
 
     def _note(self, step: Loop | Extern, position: int) -> None:
         for buffer in writes(step):

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import Buffer, Extern, LoopGraph
+from fusee.loops.ir import Buffer, Extern
 from fusee.loops.schedule import reads, views, writes
 from fusee.sym.expr import Size, hint
 
@@ -26,8 +26,9 @@ Life = tuple[int, int]  # positions of the first and of the last item that uses 
 
 @dataclass
 class Plan:
-    """Byte offset of every scratch buffer, and the arena's size in bytes."""
+    """Byte offset of every scratch buffer of a schedule, and the arena's size in bytes."""
 
+    schedule: Schedule
     offsets: dict[Buffer, Size]
     total_bytes: Size
 
@@ -46,7 +47,7 @@ def plan_memory(schedule: Schedule) -> Plan:
     known = {b: live for b, live in lives.items() if isinstance(size_bytes(b), int)}
     neighbours = _neighbours(known)
     offsets, total = _in_order(known) if neighbours is None else _best_fit(known, neighbours)
-    plan = Plan(dict(offsets), total)
+    plan = Plan(schedule, dict(offsets), total)
     free: dict[Size, list[tuple[int, int, Size]]] = {}  # size -> heap of (dead after, .., offset)
     for number, (buffer, (first, last)) in enumerate(lives.items()):
         if buffer in known:
@@ -84,12 +85,12 @@ def take_out_shared(schedule: Schedule) -> None:
                     view.buffer.role = "large"
 
 
-def reuse_operands(graph: LoopGraph, schedule: Schedule) -> None:
+def reuse_operands(schedule: Schedule) -> None:
     """Calls write over their operand where they can and nobody reads it afterwards.
 
     Only tensors that another packed call returned are overwritten: they share memory with nothing.
     """
-    returned = {view.buffer for view in views(graph.outputs)}
+    returned = {view.buffer for view in views(schedule.graph.outputs)}
     last: dict[Buffer, int] = {}
     for position, item in enumerate(schedule.items):
         last.update(dict.fromkeys(reads(item), position))

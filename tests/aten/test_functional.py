@@ -14,7 +14,8 @@ from torch import fx
 from fusee.aten.canonicalize import keep_core
 from fusee.aten.graph import Fresh, InputItself, OutputItself, ViewOfInput, ViewOfOutput
 from fusee.aten.trace import trace
-from fusee.errors import TraceError
+from fusee.backends import aot
+from fusee.errors import FuseeWarning, TraceError
 from tests.aten.harness import operators, same, traced
 
 Fn = Callable[..., Any]
@@ -443,10 +444,16 @@ def test_batch_norm_training_writes_statistics() -> None:
 # ------------------------------------------------------------------------------ refusals
 
 
-def test_inputs_that_share_memory_and_are_written_are_refused() -> None:
+def test_inputs_that_share_memory_and_are_written_run_as_captured() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.add_(1) + b.sum()
+
     x = x35()
-    with pytest.raises(TraceError, match="share memory"):
-        traced(lambda a, b: a.add_(1), x, x[1:])
+    call = aot(fw_compiler=lambda gm, inputs: gm.forward)(fx.symbolic_trace(fn), [x35(), x35()[1:]])
+    ours, eager = x.clone(), x.clone()
+    with pytest.warns(FuseeWarning, match="share memory"):
+        found = call(ours, ours[1:])
+    assert torch.equal(found, fn(eager, eager[1:])) and torch.equal(ours, eager)
     same(lambda a, b: a + b[0], x, x[1:])
 
 

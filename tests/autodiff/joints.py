@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusee.aten.graph import AtenGraph, Fresh, executable, read_symbols
+from fusee.aten.graph import AtenGraph, Fresh, executable
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.min_cut import Kind, closure, kind
 from fusee.autodiff.partition import partition
@@ -64,7 +64,10 @@ def run_split(
     split: Split, inputs: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Results of the forward, then the gradients, one per input. `inputs` are written to."""
-    sizes = read_symbols(split.forward, inputs)
+    sizes = {
+        name: inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
+        for name, at in split.forward.symbols.items()
+    }
     results = results_of(split.forward, inputs)
     kept = [inputs[at] if sort == "input" else results[at] for sort, at in split.saved]
     given = [*kept, *(sizes[name] for name in split.sizes), *tangents]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
-from fusee.aten.graph import executable
+from fusee.aten.graph import executable, returning
 from fusee.aten.trace import trace
 from fusee.backends.regions import Region, RegionCall, fits, interval, note_values, split
 from fusee.backends.report import Report
@@ -67,7 +67,7 @@ def backend(engine: Eager, report: Report) -> Callable[..., Any]:
     def compile_fx(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graph = trace(gm, inputs, keep=engine.keeps)
         examples = [*inputs, *graph.attributes(gm)]
-        return compile_split(graph, examples, engine, Options(), report).call
+        return returning(graph, compile_split(graph, examples, engine, Options(), report).call)
 
     return compile_fx
 

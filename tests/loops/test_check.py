@@ -30,7 +30,7 @@ from fusee.loops.ir import (
     View,
     op,
 )
-from fusee.loops.memory import plan_memory
+from fusee.loops.memory import Plan, plan_memory
 from fusee.sym.expr import Symbol
 from tests.aten.harness import one_node
 from tests.loops.lower.against_eager import lowered
@@ -88,7 +88,7 @@ def _of_phases(phases: Callable[[Made], list[Phase]], **given: Any) -> CheckErro
     made = Made()
     kernel = Kernel((ROW,), phases(made), origin="sum model.py:7", **given)
     graph = made.graph(made.loop(made.out, made.x))
-    return _refused(check_schedule, graph, Schedule([kernel], []))
+    return _refused(check_schedule, Schedule(graph, [kernel], []))
 
 
 # ------------------------------------------------------------------------------ loops
@@ -101,8 +101,8 @@ def test_a_right_graph_passes_all_stages() -> None:
     graph = made.graph(total, made.loop(made.t, made.x, value=scaled), made.call(made.t, made.out))
     check_graph(graph)
     schedule = fuse(graph)
-    check_schedule(graph, schedule)
-    check_plan(graph, schedule, plan_memory(schedule))
+    check_schedule(schedule)
+    check_plan(plan_memory(schedule))
 
 
 LOOPS: dict[str, tuple[Callable[[Made], Sequence[Step]], str]] = {
@@ -346,34 +346,33 @@ def test_kernels_in_another_order_than_the_program() -> None:
     check_graph(graph)
     schedule = fuse(graph, merge=False)
     kept = {item.phases[0].body[0].buffer: item for item in schedule.items}  # type: ignore[union-attr]
-    check_schedule(graph, schedule)
+    check_schedule(schedule)
     assert first.buffer not in kept  # nobody reads it
     stored = Kernel((ROW,), [Phase((), [Store(made.s, at, made.values.load(y, at))])])
-    right = Schedule([stored, kept[y], kept[made.out]], [])
-    wrong = Schedule([kept[y], stored, kept[made.out]], [])
-    check_schedule(graph, right)
-    assert "reads y after 1 stores, in the program 0 to 0" in _refused(
-        check_schedule, graph, wrong
-    ).what  # fmt: skip
+    right = Schedule(graph, [stored, kept[y], kept[made.out]], [])
+    wrong = Schedule(graph, [kept[y], stored, kept[made.out]], [])
+    check_schedule(right)
+    refused = _refused(check_schedule, wrong)
+    assert "reads y after 1 stores, in the program 0 to 0" in refused.what
 
 
 # ------------------------------------------------------------------------------ the plan
 
 
-def _planned() -> tuple[Made, LoopGraph, Schedule]:
+def _planned() -> tuple[Made, Schedule]:
     """t is read by the kernel that writes `other`: both are alive then."""
     made = Made()
     other = _buffer("other", 8, 4)
     graph = made.graph(
         made.loop(made.t, made.x), made.loop(other, made.t), made.call(other, made.out)
     )
-    return made, graph, fuse(graph, merge=False)
+    return made, fuse(graph, merge=False)
 
 
 def test_a_broken_plan_is_told() -> None:
-    made, graph, schedule = _planned()
+    made, schedule = _planned()
     good = plan_memory(schedule)
-    check_plan(graph, schedule, good)
+    check_plan(good)
     t, other = good.offsets
 
     def told(**offsets: int | None) -> str:
@@ -384,7 +383,7 @@ def test_a_broken_plan_is_told() -> None:
                 new = {b: o for b, o in new.items() if b is not buffer}
                 if place is not None:
                     new[buffer] = place
-        return _refused(check_plan, graph, schedule, dataclasses.replace(good, offsets=new)).what
+        return _refused(check_plan, dataclasses.replace(good, offsets=new)).what
 
     assert t is made.t and good.total_bytes == 256
     assert "other and t are alive together and share bytes" in told(t=64, other=64)
@@ -404,7 +403,7 @@ def test_a_call_must_not_overwrite_what_is_read_later() -> None:
     last = made.loop(made.out, before)
     graph = made.graph(made.call(made.x, before), call, last)
     schedule = fuse(graph)
-    error = _refused(check_plan, graph, schedule, plan_memory(schedule))
+    error = _refused(check_plan, plan_memory(schedule))
     assert "overwrites before, which is read afterwards" in error.what
 
 
@@ -416,34 +415,38 @@ def _break_after(
 ) -> None:
     """The pipeline with one more thing done in one stage, before its result is verified."""
 
-    def changed(step: native.Step) -> native.Step:
-        def take(c: native.Compilation) -> None:
-            step.take(c)
-            broken(c)
+    take = getattr(native, f"_{stage}")
 
-        return step._replace(take=take) if step.name == stage else step
+    def changed(*given: Any) -> Any:
+        form = take(*given)
+        broken(form)
+        return form
 
-    monkeypatch.setattr(native, "PIPELINE", tuple(map(changed, native.PIPELINE)))
+    monkeypatch.setattr(native, f"_{stage}", changed)
 
 
 def _two_sums(x: Tensor) -> Tensor:
     return torch.softmax(x, -1) @ x.cumsum(0).t()
 
 
-def _shift_loads(c: native.Compilation) -> None:
-    loop = next(step for step in c.loops.steps if isinstance(step, Loop))
+def _shift_loads(loops: LoopGraph) -> None:
+    loop = next(step for step in loops.steps if isinstance(step, Loop))
     loop.index = loop.index + 1
 
 
-def _reverse(c: native.Compilation) -> None:
-    c.schedule.items.reverse()
+def _reverse(schedule: Schedule) -> None:
+    schedule.items.reverse()
 
 
-def _pile_up(c: native.Compilation) -> None:
-    c.plan.offsets.update(dict.fromkeys(c.plan.offsets, 0))
+def _pile_up(plan: Plan) -> None:
+    plan.offsets.update(dict.fromkeys(plan.offsets, 0))
 
 
-BREAKS = {"lower": _shift_loads, "fuse": _reverse, "memory": _pile_up}
+BREAKS: dict[str, Callable[[Any], None]] = {
+    "lower": _shift_loads,
+    "fuse": _reverse,
+    "memory": _pile_up,
+}
 
 
 @pytest.mark.parametrize("stage", BREAKS)

@@ -10,7 +10,7 @@ import torch
 
 from fusee.loops import memory
 from fusee.loops.fusion import Schedule
-from fusee.loops.ir import Buffer, Kernel, Phase, Store, Values
+from fusee.loops.ir import Buffer, Kernel, LoopGraph, Phase, Store, Values
 from fusee.loops.memory import plan_memory, size_bytes
 from fusee.sym.expr import Size, Symbol, hint
 
@@ -26,7 +26,7 @@ def _schedule(lives: Sequence[Life], length: int) -> Schedule:
         one = values.const(1.0, torch.float32)
         kernels[first].phases[0].body.append(Store(buffer, 0, one))
         kernels[last].phases[0].body.append(Store(sink, 0, values.load(buffer, 0)))
-    return Schedule(list(kernels), [])
+    return Schedule(LoopGraph(values, []), list(kernels), [])
 
 
 def _random(count: int, length: int, sizes: Sequence[Size]) -> list[Life]:

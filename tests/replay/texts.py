@@ -32,8 +32,8 @@ from torch.utils._pytree import tree_map
 
 import fusee
 from fusee import config, log
+from fusee.autodiff.joint import Split
 from fusee.backends import native
-from fusee.backends.runtime_wrapper import flat_backward, flat_forward
 from tests.models import zoo
 
 with warnings.catch_warnings():
@@ -150,8 +150,9 @@ class Recorder:
         with (
             mock.patch.object(native, "Build", self._build),
             mock.patch.object(native, "prepare", lambda: None),
-            mock.patch.object(native, "bind_call", lambda *args, **kwargs: None),
-            mock.patch.object(native, "train", _both_halves),
+            mock.patch.object(native, "bind_host", lambda *args: None),
+            mock.patch.object(native, "bind", lambda *args, **kwargs: None),
+            mock.patch.object(native, "bind_split", _with_backward),
         ):
             compiled = native.compile_native(gm, inputs, OPTIONS)
         if compiled.report().eager:
@@ -192,21 +193,12 @@ class _Build:
         return [None] * self.count
 
 
-def _both_halves(
-    gm: fx.GraphModule,
-    joint: Any,
-    partition: Callable[..., Any],
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    **_: Any,
+def _with_backward(
+    gm: fx.GraphModule, split: Split, forward: Any, compile_backward: Callable[..., Any], _: Any
 ) -> Callable[..., Any]:
-    """Takes the place of training.train: compiles the backward now, whatever needs gradients."""
-    if not joint.tangents:
-        forward(flat_forward(joint, None))
-        return gm.forward
-    split = partition(joint)
-    forward(flat_forward(joint, split))
-    backward(flat_backward(split))
+    """Takes the place of bind_split: compiles the backward now, whatever needs gradients."""
+    if split.joint.tangents:
+        compile_backward(split.backward)
     return gm.forward
 
 
