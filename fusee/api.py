@@ -205,6 +205,7 @@ class Compiler:
             registry.name_of(self.backend),
             self.notice,
             fall_back=fallback == "eager",
+            serves_copies=callable(self.backend) or self.backend in ("eager", "aot_eager"),
         )
         keeps = registry.keeps_captures(self.backend, given)
         self.keeper = registry.later("fusee.persist.captures", "Keeper")() if keeps else None

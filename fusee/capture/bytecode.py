@@ -14,7 +14,9 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
-__all__ = ["Handler", "Instruction", "Program", "first_line", "parameters", "program"]
+__all__ = [
+    "Handler", "Instruction", "Program", "first_line", "overwritten", "parameters", "program",
+]  # fmt: skip
 
 
 class Instruction(NamedTuple):
@@ -128,6 +130,42 @@ def _decode(code: types.CodeType) -> Program:
     )
     return Program(instructions, handlers, taking)
 
+
+# What reads variables without naming them.
+_READERS = {"super", "locals", "vars", "dir", "eval", "exec"}
+
+
+@functools.lru_cache(maxsize=4096)
+def overwritten(code: types.CodeType, at: int) -> frozenset[str]:
+    """Variables that nothing reads from an instruction on before it has given them a value."""
+    if _READERS.intersection(code.co_names):
+        return frozenset()
+    found, known = set(code.co_varnames), program(code)
+    for name in code.co_varnames:
+        todo, seen = [at], set[int]()
+        while todo:
+            k = todo.pop()
+            if k in seen or k >= len(known.instructions):
+                continue
+            seen.add(k)
+            i, handler = known.instructions[k], known.handler(k)
+            if handler is not None:
+                todo.append(handler.target)
+            names = i.value if type(i.value) is tuple else (i.value,)
+            if "_FAST" not in i.name or name not in names:
+                todo += [i.target] * (i.target >= 0) + [k + 1] * (i.name not in _LEAVE)
+            elif i.name != "STORE_FAST_STORE_FAST" and not (
+                i.name.startswith("STORE_FAST") and names[0] == name
+            ):
+                found.discard(name)
+                break
+    return frozenset(found)
+
+
+_LEAVE = {
+    "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "RETURN_VALUE", "RETURN_CONST",
+    "RAISE_VARARGS", "RERAISE",
+}  # fmt: skip
 
 _TAKING = (lambda: locals()).__code__
 _STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

@@ -26,6 +26,7 @@ from fusee.capture.torch_api import MODE_STACK, without_function_modes
 class Place:
     """Where a capture starts: a function's beginning, or between two of its instructions.
 
+    of_code   the function is any of its code, and comes with each call as ".f"
     at        index of the instruction; -1 for the beginning
     depth     values on the stack
     names     local variables that are bound
@@ -39,14 +40,16 @@ class Place:
     names: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
     handled: bool = False
+    of_code: bool = False
 
     @property
     def parameters(self) -> list[str]:
         """What is alive here, in the order in which check and run take it."""
+        first = [".f"] * self.of_code
         if self.at < 0:
-            return parameters(self.function.__code__)
-        stack = [f".s{k}" for k in range(self.depth)]
-        return [*self.names, *stack, *(f".c_{n}" for n in self.cells), *[".h"] * self.handled]
+            return first + parameters(self.function.__code__)
+        own = [*(f".s{k}" for k in range(self.depth)), *(f".c_{n}" for n in self.cells)]
+        return [*first, *self.names, *own, *[".h"] * self.handled]
 
     @property
     def variables(self) -> list[str]:

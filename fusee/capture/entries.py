@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -26,16 +27,17 @@ import torch
 
 from fusee import log
 from fusee.capture.between import Between, around
-from fusee.capture.bytecode import first_line, parameters, program
+from fusee.capture.bytecode import first_line, overwritten, parameters, program
 from fusee.capture.captured import FEW, Captured, Index, Keeper, Place
 from fusee.capture.frame import UNBOUND, Frame, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import Fact, Guard, describe, is_one_more
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
-from fusee.capture.sources import is_trusted
+from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
     DYNAMO,
+    codes,
     dynamo_stance,
     dynamo_switch,
     skip_frame,
@@ -51,11 +53,12 @@ from fusee.errors import GraphBreakError, RecompileError, source_line
 def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     """For a CompiledFunction: one with its signature; and one that calls the function by Python.
 
-    Python itself binds the arguments, with the function's own defaults and messages.
+    Python itself binds the arguments, with the function's own defaults and messages. For all
+    functions of a code the first gives one for each, and the second takes it before all else.
     """
     function, code = owner.function, owner.function.__code__
     names = parameters(code)
-    text = _source(function, names)
+    text = _source(function, names, ["§function"] * owner.start.place.of_code)
     held: dict[str, Any] = {
         "code": code,
         "dynamo": DYNAMO,
@@ -81,25 +84,29 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         space,
     )
     call: types.FunctionType = space["call"]
-    functools.update_wrapper(call, function)
-    skip_frame(call.__code__)
-    call.__dict__.update({ORIGINAL: function, WRAPPER: id(call)})
+    if not owner.start.place.of_code:
+        functools.update_wrapper(call, function)
+        call.__dict__.update({ORIGINAL: function, WRAPPER: id(call)})
+    for code in codes(call.__code__):
+        skip_frame(code)
     return call, space["native"]
 
 
-def _source(function: types.FunctionType, names: Sequence[str]) -> str:
-    """Both functions, with § before names of ours."""
-    listed = ", ".join(names)
+def _source(function: types.FunctionType, names: Sequence[str], first: list[str]) -> str:
+    """Both functions, with § before names of ours; `first` comes before the parameters."""
+    listed = ", ".join([*first, *names])
     signature, passed = _signature(function)
-    values = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    pairs = [f"'.f': {name}" for name in first] + [f"{name!r}: {name}" for name in names]
+    values = f"{{{', '.join(pairs)}}}"
     fill = _fill(function)
     filled = _filled(fill, values)
-    return (
+    current = "True" if first else "§function.__code__ is §code"
+    call = (
         f"def call({signature}):\n"
         f"    if §is_dynamo():\n"  # for TorchDynamo, which inlines this, it is True
         f"{fill}"
         f"        return §function({passed})\n"
-        f"    if §function.__code__ is not §code:\n"
+        f"    if not ({current}):\n"
         f"        return §call_given(§renew(), {values})\n"
         f"{filled}"
         f"    if §policy.is_unusual or §dynamo in §modules and §is_other_stance():\n"
@@ -114,18 +121,21 @@ def _source(function: types.FunctionType, names: Sequence[str]) -> str:
         f"                §r = §e.run({listed})\n"
         f"            except §failed:\n"
         f"                break\n"
-        f"            return §finish(§e, §r)\n"
+        f"            return §finish(§e, §r, §function)\n"
         f"    else:\n"
         f"        return §miss({values})\n"
         f"    return §function({passed})\n"
-        f"def native({listed}):\n"
-        f"    return §function({passed})\n"
     )
+    if first:
+        name = "    call.__qualname__ = §function.__qualname__\n    return call\n"
+        call = f"def call({first[0]}):\n{textwrap.indent(call, '    ')}{name}"
+    return f"{call}def native({listed}):\n    return §function({passed})\n"
 
 
 def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:
     """Call a function with what the parameters of `code` were given."""
     args = []
+    values.pop(".f", None)
     for name in code.co_varnames[: code.co_argcount]:
         if values[name] is UNBOUND:
             break
@@ -273,6 +283,7 @@ class CompiledFunction:
     guard_filter    says which facts are checked: one bool for each Guard
     notice          takes what the user should know
     keeper          where captures outlive the process; None: nowhere
+    of_code         whether for all functions of its code: `call` gives what to call for one
     """
 
     def __init__(
@@ -286,6 +297,7 @@ class CompiledFunction:
         guard_filter: GuardFilter | None = None,
         notice: Notice | None = None,
         keeper: Keeper | None = None,
+        of_code: bool = False,
     ) -> None:
         self.function = function
         self.compile_graph = compile_graph
@@ -294,7 +306,7 @@ class CompiledFunction:
         self.fullgraph = fullgraph
         self.guard_filter = guard_filter
         self.notice = notice or self._log_notice
-        self.keeper = keeper if guard_filter is None else None
+        self.keeper = None if of_code or guard_filter is not None else keeper
         # of another function, or with another backend, under the same settings
         self.another: Callable[..., CompiledFunction] = functools.partial(
             CompiledFunction,
@@ -305,12 +317,14 @@ class CompiledFunction:
             notice=notice,
             keeper=keeper,
         )
-        self.start = Site(Place(function))
+        self.start = Site(Place(function, of_code=of_code))
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.varying: dict[str, bool] = {}  # numbers that changed: whether they are inputs
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
+        # by code, those compiled between pieces of all that belongs together
+        self.family: dict[types.CodeType, weakref.WeakSet[CompiledFunction]] = {}
         self._nested_codes: dict[types.CodeType, int] = {}
         self.call, self._native = entrances(self)
         self.is_forced = False
@@ -364,17 +378,17 @@ class CompiledFunction:
     def miss(self, values: dict[str, Any]) -> Any:
         """A call that no entry of the beginning is good for, or not for sure."""
         if self.policy.is_eager():
-            return self._native(**values)
+            return self._native(*values.values())
         other = self._stand_in(values)
         if other is not self:
             return other.miss(values)
         entry = self._entry(self.start, values)
         result = _ran(entry, values)
         if entry is not None and result is not _AGAIN:
-            result = self.finish(entry, result)
+            result = self.finish(entry, result, values.get(".f", self.function))
             self._tell_of_no_graph()
             return result
-        result = self._native(**values)
+        result = self._native(*values.values())
         if entry is not None and entry.captured.raises:
             self._tell_of_error(entry.captured)
         return result
@@ -384,7 +398,8 @@ class CompiledFunction:
         backend = self.policy.now().backend
         if backend is not None and not self.is_forced and self.policy.lookup is not None:
             if backend not in self._forced:
-                made = self.another(self.function, self.policy.lookup(backend))
+                by, of_code = self.policy.lookup(backend), self.start.place.of_code
+                made = self.another(self.function, by, of_code=of_code)
                 made.is_forced = True
                 self._forced[backend] = made
             return self._forced[backend]
@@ -403,17 +418,18 @@ class CompiledFunction:
 
     def _around(self, *given: Any) -> Any:
         """The function's own lines in Python; what it calls is compiled."""
-        f = Frame.of(Between(self.nested), self.function)
-        f.locals = dict(zip(self.start.place.parameters, given))
+        variables = dict(zip(self.start.place.parameters, given))
+        f = Frame.of(Between(self.nested), variables.pop(".f", self.function))
+        f.locals = variables
         return self._ends(f, f.run)
 
-    def finish(self, entry: Entry, result: Any) -> Any:
+    def finish(self, entry: Entry, result: Any, function: types.FunctionType) -> Any:
         """Go on after a piece: its result if the function returned, else the next pieces'."""
         captured = entry.captured
         if captured.stop is None:
             return result
         between = Between(self.nested)
-        f = Frame.of(between, self.function)
+        f = Frame.of(between, function)
         try:
             return self._go_on(f, between, captured, result)
         finally:
@@ -423,7 +439,10 @@ class CompiledFunction:
         closure = {n: c for n, c in f.cells.items() if n in f.code.co_freevars}
         while True:
             variables, stack, cells, between.handled = result
-            f.locals, f.stack, f.cells = dict(variables), list(stack), {**closure, **cells}
+            # what no piece was given lives on until it has another value
+            unread = overwritten(f.code, f.at)
+            f.locals = {name: x for name, x in f.locals.items() if name in unread} | variables
+            f.stack, f.cells = list(stack), {**closure, **cells}
             for part in (variables, stack, cells):  # callers' frames know them for longer
                 part.clear()
             f.at, f.keywords = captured.at, captured.keywords
@@ -453,15 +472,21 @@ class CompiledFunction:
 
     def _next(self, f: Frame, between: Between) -> tuple[Entry | None, dict[str, Any]]:
         """The entry that goes on from where a frame stands."""
-        names = tuple(name for name, value in f.locals.items() if value is not UNBOUND)
+        bound = [x for x in f.code.co_varnames if f.locals.get(x, UNBOUND) is not UNBOUND]
+        unread = overwritten(f.code, f.at)  # but a generator that is let go of may do something
+        names = tuple(
+            x for x in bound if x not in unread or type(f.locals[x]) is types.GeneratorType
+        )
         own = tuple(name for name in f.cells if name not in f.code.co_freevars)
         handled = between.handled is not None
         key = (f.at, len(f.stack), names, own, handled)
         site = self.sites.get(key)
         if site is None:
-            place = Place(self.function, f.at, len(f.stack), names, own, handled)
+            of_code = self.start.place.of_code
+            place = Place(self.function, f.at, len(f.stack), names, own, handled, of_code)
             site = self.sites.setdefault(key, Site(place))
-        values = {name: f.locals[name] for name in names}
+        values = {".f": f.function} if site.place.of_code else {}
+        values.update({name: f.locals[name] for name in names})
         values.update({f".s{k}": x for k, x in enumerate(f.stack)})
         values.update({f".c_{name}": f.cells[name] for name in own})
         if handled:
@@ -500,7 +525,8 @@ class CompiledFunction:
         if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
             read_ahead()
         known = None if keeper is None else keeper.find(place, values, self.policy)
-        captured = known or capture(place, values, self.policy, self.varying)
+        captured, twin = (known, None) if known is not None else self._of_copy(place, values)
+        captured = captured or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
         begin = time.perf_counter()
@@ -512,7 +538,7 @@ class CompiledFunction:
         # under fullgraph Python runs all of a function that raises: it has no pieces
         if not captured.eager and not (self.fullgraph and captured.raises):
             begin = time.perf_counter()
-            compiled = captured.compiled(self.compile_graph)
+            compiled = twin or captured.compiled(self.compile_graph)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled, self.nested)
@@ -522,6 +548,15 @@ class CompiledFunction:
             keeper.keep(captured, compiled, values, self.policy)
         captured.examples = []  # the tensors of a call would live as long as its entry
         return Entry(captured, check, check_source, run, compiled, times)
+
+    def _of_copy(self, place: Place, values: dict[str, Any]) -> tuple[Captured | None, Any]:
+        """What was captured for a copy of a module, and the compiled graph if it serves both."""
+        copies = () if self.guard_filter else self.family.get(place.function.__code__, ())
+        for entry in [entry for one in copies if one is not self for entry in one.entries]:
+            if (found := _trace().moved(entry.captured, place, values)) is not None:
+                is_shared = getattr(self.compile_graph, "serves_copies", False)
+                return found, entry.compiled if is_shared else None
+        return None, None
 
     def _refuse_break(self, captured: Captured) -> None:
         """Raise for a break where the user wants none; tell of a function that runs eagerly."""
@@ -652,12 +687,14 @@ class CompiledFunction:
         """
         of_module = isinstance(owner, torch.nn.Module)
         same: Any = function
-        if not any(getattr(function, name) for name in _OWN):
+        is_plain = not any(getattr(function, name) for name in _OWN)
+        of_code = not is_plain and is_made_anew(function)
+        if is_plain or of_code:
             same = function.__code__  # made anew, it does the same
         owner = owner if of_module else same
         known = self._nested.get(owner, {}).get(same)
-        if known is not None and known.function.__globals__ is function.__globals__:
-            return known
+        if known is not None and _is_like(known.function, function):
+            return known.call(function) if of_code else known.call
         code = function.__code__
         is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
         is_around = is_around or code in AROUND_FORWARD
@@ -674,10 +711,32 @@ class CompiledFunction:
         if count >= self.recompile_limit and not of_module:  # made anew at each call
             return function
         self._nested_codes[code] = count + 1
-        made = self.another(function, self.compile_graph)
+        made = self.another(
+            _bare(function) if of_code else function, self.compile_graph, of_code=of_code
+        )
         made.is_told = True
+        made.family = self.family
+        self.family.setdefault(code, weakref.WeakSet()).add(made)
         self._nested.setdefault(owner, {})[same] = made
-        return made
+        return made.call(function) if of_code else made.call
+
+
+def _is_like(a: types.FunctionType, b: types.FunctionType) -> bool:
+    """Whether functions of one code have the same globals, and defaults for the same parameters."""
+    same = a.__globals__ is b.__globals__ and len(a.__defaults__ or ()) == len(b.__defaults__ or ())
+    return same and (a.__kwdefaults__ or {}).keys() == (b.__kwdefaults__ or {}).keys()
+
+
+def _bare(function: types.FunctionType) -> types.FunctionType:
+    """One of the same code that holds nothing of what the function does."""
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__,
+        (None,) * len(function.__defaults__ or ()), cells or None,
+    )  # fmt: skip
+    made.__kwdefaults__ = dict.fromkeys(function.__kwdefaults__ or {})
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    return made
 
 
 # Called with each entry that is made, in the thread that made it.
@@ -700,10 +759,14 @@ if hasattr(os, "register_at_fork"):
 machinery = ["fusee.capture.trace"]
 
 
+def _trace() -> Any:
+    *_, trace = [importlib.import_module(name) for name in reversed(machinery)]
+    return trace
+
+
 def capture(*given: Any) -> Captured:
     """As in trace.py."""
-    *_, trace = [importlib.import_module(name) for name in reversed(machinery)]
-    return trace.capture(*given)  # type: ignore[no-any-return]
+    return _trace().capture(*given)  # type: ignore[no-any-return]
 
 
 # Modules of torch and of Python whose functions run what the program gave them, or its modules.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,17 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture.frame import Marker
-from fusee.capture.sources import Attr, Call, Dict, Held, Item, Origin, Source, variable
+from fusee.capture.sources import (
+    Attr,
+    Call,
+    Dict,
+    Held,
+    Item,
+    Origin,
+    Source,
+    looking,
+    raw_class,
+)
 from fusee.errors import OptionError
 from fusee.runtime import collector
 from fusee.runtime.change_detection import (
@@ -130,9 +141,9 @@ class Fact:
         """Python expressions that all hold as long as the fact does."""
         return _KINDS[self.kind].conditions(self, source.expression(self.origin), source)
 
-    def now(self, source: Source) -> Any:
+    def now(self, look: Callable[[Origin], Any]) -> Any:
         """What `value` would be today. Raises one of `GONE` if there is no such object."""
-        return _KINDS[self.kind].now(source.value(self.origin), self.value)
+        return _KINDS[self.kind].now(look(self.origin), self.value)
 
     @property
     def source(self) -> Whence:
@@ -293,6 +304,53 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
 
 
+# ------------------------------------------------------------------------------ looked at
+
+
+def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
+    """Whether a fact holds for what is there now. Runs no code of the user's."""
+    try:
+        found, value = look(fact.origin), fact.value
+        if isinstance(value, Distinct):
+            written = {id(look(origin)) for origin in value.written}
+            others = {id(look(origin)) for origin in value.others}
+            return len(written) == len(value.written) and written.isdisjoint(others)
+        return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
+    except GONE:
+        return False
+
+
+def _equal(found: Any, value: Any) -> bool:
+    if type(found) is not type(value):
+        return False
+    if isinstance(value, (tuple, list)):
+        return len(found) == len(value) and all(map(_equal, found, value))
+    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
+
+
+def _keys_of(found: Any) -> tuple[Any, ...]:
+    return tuple(dict.keys(found) if isinstance(found, dict) else found)
+
+
+def _lacks(found: Any, key: Any) -> bool:
+    raw = raw_class(found)
+    return key not in found if raw is None else not raw.__contains__(found, key)
+
+
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "is": operator.is_,
+    "not": operator.is_not,
+    "equals": _equal,
+    "type": lambda found, value: type(found) is value,
+    "length": lambda found, value: len(found) == value,
+    "absent": _lacks,
+    "keys": lambda found, value: _keys_of(found) == value,
+    "empty": lambda found, value: not found,
+    "apart": lambda found, other: not overlap(found, other),
+    "tensor": lambda found, value: TensorFact.of(found) == value,
+}
+
+
 # ------------------------------------------------------------------------------ for filters
 
 
@@ -310,10 +368,8 @@ class Guard:
 
     @classmethod
     def of(cls, fact: Fact, values: dict[str, Any]) -> Guard:
-        source = Source()
-        source.bind(values)
         try:
-            value, has_value = source.value(fact.origin), True
+            value, has_value = looking(values)(fact.origin), True
         except GONE:
             value, has_value = None, False
         kind, is_global = _KINDS[fact.kind].torch_name, fact.source.is_global()
@@ -335,7 +391,6 @@ class Facts:
     listed: list[Origin] = field(default_factory=list)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
-    _finder: tuple[Any, Callable[..., int]] | None = None
 
     def add(self, kind: str, origin: Origin, value: Any, where: Callable[[], str]) -> None:
         """Note a condition, unless it is known. `where` says the user's line."""
@@ -378,54 +433,30 @@ class Facts:
         if self.listed:
             listed = ", ".join(map(source.expression, self.listed))
             source.lines.append(f"if _differs(_table.address, [{listed}]) >= 0: return False")
-        text = _function("check", parameters, [*source.lines, "return True"], "False")
+        body = "\n".join(f"        {line}" for line in [*source.lines, "return True"])
+        head = f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
+        text = f"{head}    except _gone:\n        return False\n"  # what is not there any more
         names = {**also, **source.names, "_gone": GONE}
         exec(compile(text, "<fusee guards>", "exec"), names)
         check: Callable[..., bool] = names["check"]
         return check, text
 
+    def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
+        """The first fact that does not hold."""
+        return next((fact for fact in self.rows if not holds(fact, look)), None)
+
     def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
-            return self._first_miss(values)
+            fact = self.unlike(looking(values))
+            return None if fact is None else (fact, self.found(fact, values))
 
     def found(self, fact: Fact, values: dict[str, Any]) -> Any:
         """What is there for a fact with these locals; ABSENT if nothing is."""
-        source = Source(self.kinds)
-        source.bind(values)
         try:
-            return fact.now(source)
+            return fact.now(looking(values))
         except GONE:
             return ABSENT
-
-    def _first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
-        parameters = tuple(map(variable, values))
-        made = (parameters, len(self.rows))
-        if self._finder is None or self._finder[0] != made:
-            self._finder = made, self._finding(parameters)
-        k = self._finder[1](*values.values())
-        if k == len(self.rows):
-            return None
-        return self.rows[k], self.found(self.rows[k], values)
-
-    def _finding(self, parameters: Sequence[str]) -> Callable[..., int]:
-        """The number of the first fact that does not hold, as a function of the locals."""
-        source = Source(self.kinds)
-        for k, fact in enumerate(self.rows):
-            source.lines.append(f"_at = {k}")
-            for condition in fact.conditions(source):
-                source.lines.append(f"if not ({condition}): return _at")
-        text = _function("find", parameters, [*source.lines, f"return {len(self.rows)}"], "_at")
-        names: dict[str, Any] = {**source.names, "_gone": GONE}
-        exec(compile(text, "<fusee guards>", "exec"), names)
-        return names["find"]  # type: ignore[no-any-return]
-
-
-def _function(name: str, parameters: Sequence[str], lines: Sequence[str], gone: str) -> str:
-    """Source of a function that gives `gone` where what it looks for is not there any more."""
-    body = "\n".join(f"        {line}" for line in lines)
-    head = f"def {name}({', '.join(parameters)}):\n    try:\n{body}\n"
-    return f"{head}    except _gone:\n        return {gone}\n"
 
 
 def _hashable(value: Any) -> Any:
@@ -515,8 +546,7 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table]
 
     None if they are few.
     """
-    source = Source(others.kinds)
-    source.bind(values)
+    look = looking(values)
     taken: list[Fact] = []
     found: list[torch.Tensor | None] = []
     for fact in others.rows:
@@ -524,7 +554,7 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table]
         if fact.kind == "tensor" and isinstance(known, TensorFact):
             if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
                 continue  # whether it is a leaf matters too
-            tensor = source.value(fact.origin)
+            tensor = look(fact.origin)
             if can_watch(tensor):
                 taken.append(fact)
                 found.append(tensor)

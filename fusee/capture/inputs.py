@@ -205,6 +205,7 @@ class World:
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
         self._origins: dict[int, Origin] = {}
+        self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
         self._parts: dict[Any, Origin] = {}
@@ -222,7 +223,23 @@ class World:
 
     def origin(self, obj: Any) -> Origin | None:
         """Where an object came from; None for one that the program made, and for scalars."""
+        passing = self._passing.pop(id(obj), None)
+        if passing is not None:
+            self._fix(obj, passing, None)
         return self._origins.get(id(obj))
+
+    def passed_from(self, obj: Any) -> Origin | None:
+        """The same, for what is only passed on: then a module may be another one."""
+        return self._passing.get(id(obj)) or self._origins.get(id(obj))
+
+    def _fix(self, obj: Any, origin: Origin, known: Origin | None) -> Any:
+        """Make sure that it is this very object."""
+        # one fact per path: two paths to one object may part later
+        self.fact("is", origin, obj)
+        known = known or Held(obj, str(origin))
+        if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
+            self.fact("type", known, type(obj))  # `__class__` can be written to
+        return self.know(obj, known)
 
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
@@ -236,7 +253,7 @@ class World:
                 return self._load_tensor(obj, origin)
         if (found := numbers.loaded(self, obj, origin)) is not None:
             return found
-        known = self._origins.get(id(obj))
+        known = self.origin(obj)
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
                 self.fact("is", origin, At(known))
@@ -249,12 +266,12 @@ class World:
         if is_bound and known is None:
             return self._load_bound(obj, origin)
         if isinstance(obj, FIXED) and not is_bound:
-            # one fact per path: two paths to one object may part later
-            self.fact("is", origin, obj)
-            known = known or Held(obj, str(origin))
-            if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
-                self.fact("type", known, type(obj))  # `__class__` can be written to
-            return self.know(obj, known)
+            if known or not isinstance(obj, torch.nn.Module) or not isinstance(origin.root, Local):
+                return self._fix(obj, origin, known)
+            self.fact("type", origin, type(obj))
+            self._keep.append(obj)
+            self._passing[id(obj)] = origin
+            return obj
         if isinstance(obj, tuple):
             return self._load_tuple(obj, origin)
         if type(obj) is slice:
@@ -297,7 +314,7 @@ class World:
 
     def hold(self, obj: Any, words: str) -> Any:
         """Know an object that the capture may rely on without a guard."""
-        if id(obj) not in self._origins:
+        if self.origin(obj) is None:
             self.know(obj, Held(obj, words))
         return obj
 
@@ -477,7 +494,7 @@ class World:
 
     def attributes(self, obj: Any) -> Mirror | None:
         """The Mirror of an outside instance's `__dict__`; None if it has none or is not outside."""
-        origin = self._origins.get(id(obj))
+        origin = self.origin(obj)
         if origin is None:
             return None
         try:
@@ -653,14 +670,14 @@ class World:
                 raise AttributeError(name)
             return written[2]
         value = getattr(obj, name)
-        return value if id(obj) not in self._origins else self.load(value, self.place(obj, name))
+        return value if self.origin(obj) is None else self.load(value, self.place(obj, name))
 
     def place(self, obj: Any, name: str) -> Origin:
         """The origin of an attribute that lies outside of `__dict__`."""
         return self._parts.setdefault(("slot", id(obj), name), Attr(self._origins[id(obj)], name))
 
     def set_slot(self, obj: Any, name: str, value: Any) -> None:
-        origin = self._origins.get(id(obj))
+        origin = self.origin(obj)
         if origin is not None:
             self.slots[id(obj), name] = (obj, origin, value)
         elif value is DELETED:

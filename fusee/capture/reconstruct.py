@@ -165,7 +165,7 @@ class Rebuild:
         if found is not None:
             return found
         self._keep.append(x)
-        origin = self.world.origin(x) or self._copies.get(id(x))
+        origin = self.world.passed_from(x) or self._copies.get(id(x))
         if origin is not None:
             found = self._memo[id(x)] = self.source.variable(origin)
         return found

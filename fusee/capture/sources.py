@@ -13,8 +13,9 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import re
 import types
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -196,7 +197,15 @@ def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin
     """Whether another function of the same code may come by the next time: a lambda argument."""
     if known is not None:
         return not isinstance(known, Held)
-    return isinstance(origin.root, Local) and "<" in function.__qualname__
+    return isinstance(origin.root, Local) and is_made_anew(function)
+
+
+def is_made_anew(function: types.FunctionType) -> bool:
+    """Whether it is a lambda or a closure, and nobody told a compiler of this very one."""
+    return "<" in function.__qualname__ and not any(map(_MARK.match, function.__dict__))
+
+
+_MARK = re.compile("_(torchdynamo|dynamo|fusee)")
 
 
 def is_buffer(origin: Origin) -> bool:
@@ -247,11 +256,6 @@ class Source:
         self.names: dict[str, Any] = {}
         self._constants: dict[int, str] = {}
         self._variables = known or {}
-        self._values: dict[Origin, Any] = {}
-
-    def bind(self, values: Mapping[str, Any]) -> None:
-        """Let `now` find the program's variables."""
-        self.names.update({variable(name): x for name, x in values.items()})
 
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
@@ -315,10 +319,49 @@ class Source:
         self.lines.append(f"{name} = {text}")
         return name
 
-    def value(self, origin: Origin) -> Any:
-        """The object itself, as it was when first asked for. Only where `names` has the locals."""
-        for part in origin.beyond(self._values):
-            found = None if part.parent is None else self._values[part.parent]
-            names = collections.ChainMap({"_found": found}, self.names)
-            self._values[part] = eval(self.code(part, "_found"), {}, names)
-        return self._values[origin]
+
+# ---------------------------------------------------------------------------- objects
+# The objects themselves, found without running code of the user's.
+
+
+def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
+    """A function that finds the object at an origin; it raises one of `GONE` if there is none."""
+    known: dict[Origin, Any] = {}
+
+    def look(origin: Origin) -> Any:
+        for part in origin.beyond(known):
+            if isinstance(part, Held):
+                known[part] = part.value
+            elif isinstance(part, Local):
+                known[part] = values[part.name]
+            else:
+                known[part] = _FOUND[type(part)](known[part.of], part)  # type: ignore[attr-defined]
+        return known[origin]
+
+    return look
+
+
+def _item(of: Any, origin: Any) -> Any:
+    raw = raw_class(of)
+    return of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
+
+
+def _attribute(of: Any, origin: Any) -> Any:
+    return getattr(of, origin.name)
+
+
+_FOUND: dict[type, Callable[[Any, Any], Any]] = {
+    Item: _item,
+    Entry: _item,
+    Attr: _attribute,
+    Dict: lambda of, origin: object.__getattribute__(of, origin.name),
+    Cell: lambda of, origin: of.cell_contents,
+    Call: lambda of, origin: origin.function(of),
+}
+_RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
+
+
+def raw_class(of: Any) -> Any:
+    """The class in C whose methods look into a container; None if its own do."""
+    kind = type(of)
+    return kind if kind in _RAW else next((c for c in _RAW if isinstance(of, c)), None)

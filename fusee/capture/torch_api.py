@@ -40,6 +40,7 @@ from fusee.fake.mode import FakeTensor, fake_mode, fake_of
 __all__ = [
     "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "IN_CPP", "MODE_STACK", "STATE_QUERIES",
     "STATE_SWITCHES", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
+    "codes",
     "DeviceContext", "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode",
     "fake_of", "FakeTensor", "function_modes", "graph_module", "has_global_hooks",
     "HigherOrderOperator", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
@@ -112,20 +113,20 @@ has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global
 call_impl: Any = torch.nn.Module._call_impl
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """A function's code, and that of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 # All that torch itself does between a call of a module and its `forward`: hooks, and what the class
 # that is made for each fx.GraphModule has in place of Module.__call__.
 AROUND_FORWARD = {
-    *_codes(torch.nn.Module._wrapped_call_impl.__code__),
-    *_codes(call_impl.__code__),
-    *(c for c in _codes(torch.fx.GraphModule.recompile.__code__) if c.co_name == "call_wrapped"),
+    *codes(torch.nn.Module._wrapped_call_impl.__code__),
+    *codes(call_impl.__code__),
+    *(c for c in codes(torch.fx.GraphModule.recompile.__code__) if c.co_name == "call_wrapped"),
     _WrappedCall.__call__.__code__,
 }
 

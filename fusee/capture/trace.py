@@ -11,6 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,15 +30,15 @@ from fusee.capture.graph_break import (
     Unchecked,
     generator_states,
 )
-from fusee.capture.guards import At, Facts, overlap
+from fusee.capture.guards import GONE, At, Distinct, Fact, Facts, holds, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise, is_learning_rate
 from fusee.capture.opcodes import refused
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
-from fusee.capture.recorder import effects
-from fusee.capture.sources import Local, Origin, Source, is_buffer
+from fusee.capture.recorder import BODY, effects
+from fusee.capture.sources import Held, Local, Origin, Source, is_buffer, looking
 from fusee.capture.torch_api import (
     State,
     is_transforming,
@@ -50,7 +51,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import RegionError, source_line
 from fusee.runtime import collector
 
-__all__ = ["capture"]
+__all__ = ["capture", "moved"]
 
 _PROBES = 256  # places, at most, that are tried for a piece that must end earlier
 
@@ -233,10 +234,10 @@ class _Attempt:
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
-        function = world.hold(place.function, place.function.__qualname__)
+        loaded = {n: self._load(n) for n in place.parameters}
+        function = loaded.pop(".f", None) or world.hold(place.function, place.function.__qualname__)
         world.know_cells(function)
         f = Frame.of(self.machine, function)
-        loaded = {n: self._load(n) for n in place.parameters}
         if place.at < 0:
             f.locals = loaded
             return f
@@ -398,3 +399,65 @@ def _keep_apart(world: World) -> str:
                 return f"{array} and {other}"
             world.fact("apart", array, At(other))
     return ""
+
+
+# ---------------------------------------------------------------------------- copies
+# What was captured for one module is good for another of its class, of which the same facts hold:
+# a hundred layers that break are captured once. Its modules stand in place of the other's.
+
+
+def moved(captured: Captured, place: Place, values: Mapping[str, Any]) -> Captured | None:
+    """The same capture for values with other modules; None if a fact does not hold of them."""
+    function = place.function if place.of_code else captured.place.function
+    is_plain = type(captured) is Captured and not (captured.eager or captured.passing)
+    if not is_plain or replace(captured.place, function=function) != place:
+        return None
+    if captured.conditions != state_conditions() or _names_its_own(captured.graph):
+        return None
+    instead: dict[int, torch.nn.Module] = {}  # by id of the other's
+    origins: dict[Origin, Origin] = {}
+    look = looking(values)
+
+    def at(origin: Origin) -> Origin:
+        for part in origin.beyond(origins):
+            if isinstance(part, Held):
+                held = instead.get(id(part.value), part.value)
+                origins[part] = part if held is part.value else Held(held, part.words)
+            elif part.parent is None or origins[part.parent] is part.parent:
+                origins[part] = part
+            else:
+                origins[part] = replace(part, of=origins[part.parent])  # type: ignore[call-arg]
+        return origins[origin]
+
+    facts = Facts()
+    for fact in captured.facts.rows:
+        origin, value = at(fact.origin), fact.value
+        if isinstance(value, At):
+            value = At(at(value.origin))
+        elif isinstance(value, Distinct):
+            value = Distinct(tuple(map(at, value.written)), tuple(map(at, value.others)))
+        elif fact.kind == "is" and isinstance(value, torch.nn.Module):
+            try:
+                value = instead.setdefault(id(value), look(origin))
+            except GONE:
+                return None
+        row = Fact(fact.kind, origin, value, fact.where)
+        if not holds(row, look):
+            return None
+        facts.rows.append(row)
+    facts.kinds = {at(origin): kind for origin, kind in captured.facts.kinds.items()}
+    if len({*map(id, instead.values())}) < len(instead):  # two modules would be one
+        return None
+    inputs = [at(origin) for origin in captured.inputs]
+    names = {name: instead.get(id(x), x) for name, x in captured.names.items()}
+    with torch._C.DisableTorchFunction():
+        examples = [look(origin) for origin in inputs]
+    return replace(
+        captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples
+    )
+
+
+def _names_its_own(graph: fx.GraphModule | None) -> bool:
+    """Whether a graph holds more than calls: functions made for it may know of its module."""
+    nodes = () if graph is None else graph.graph.nodes
+    return any(node.op == "get_attr" or hasattr(node.target, BODY) for node in nodes)

@@ -28,17 +28,15 @@ from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Fact, Facts
 from fusee.capture.policy import Policy
-from fusee.capture.sources import Origin
+from fusee.capture.sources import Origin, looking
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
 from fusee.log import publish
 from fusee.persist.references import (
     Names,
     NotKept,
     Resolved,
-    holds,
     is_torchs,
     known_by,
-    looking,
     reached,
     replaced,
     taken_now,
@@ -298,16 +296,12 @@ class _Kept(Captured):
         def check(*given: Any, **named: Any) -> bool:
             if not compiled:
                 now = {**dict(zip(self.place.parameters, given)), **named}
-                if self.unlike(looking(now)) is not None:
+                if self.facts.unlike(looking(now)) is not None:
                     return False
                 compiled.append(super(_Kept, self).check(now))
             return compiled[0][0](*given, **named)
 
         return check, lambda: compiled[0][1]() if compiled else "# compiled by the second call"
-
-    def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
-        """The first fact that does not hold."""
-        return next((fact for fact in self.facts.rows if not holds(fact, look)), None)
 
 
 def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
@@ -333,7 +327,7 @@ def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:
     for function, args, kwargs, result in captured.answers:
         if not is_scalar(result) or known_by(function(*args, **kwargs)) != known_by(result):
             raise NotKept(f"{function.__qualname__}() gives another result")
-    if (fact := captured.unlike(found.look)) is not None:
+    if (fact := captured.facts.unlike(found.look)) is not None:
         raise NotKept(f"not so: {fact}")
     captured.examples = [found.look(origin) for origin in captured.inputs]
     return captured

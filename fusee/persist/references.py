@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from fusee.capture.frame import UNBOUND, Marker, is_scalar
-from fusee.capture.guards import ABSENT, GONE, At, Distinct, Fact, Facts, TensorFact
+from fusee.capture.guards import ABSENT, GONE, At, Distinct, Facts, TensorFact
 from fusee.capture.sources import (
     Attr,
     Call,
@@ -41,6 +41,7 @@ from fusee.capture.sources import (
     Item,
     Local,
     Origin,
+    looking,
 )
 
 # ---------------------------------------------------------------------------- naming
@@ -372,93 +373,6 @@ class Resolved(pickle.Unpickler):
         if is_scalar(found):  # a dtype, a layout, Ellipsis: by name
             return found
         raise NotKept(f"{module}.{name} in what was kept")
-
-
-def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
-    """A function that finds the object at an origin; it raises one of `GONE` if there is none."""
-    known: dict[Origin, Any] = {}
-
-    def look(origin: Origin) -> Any:
-        if origin in known:
-            return known[origin]
-        kind = type(origin)
-        if kind is Held or kind is ClassDict:
-            return origin.value  # type: ignore[attr-defined]
-        if kind is Local:
-            return values[origin.name]  # type: ignore[attr-defined]
-        found = known[origin] = _FOUND[kind](look(origin.of), origin)  # type: ignore[attr-defined]
-        return found
-
-    return look
-
-
-def _item(of: Any, origin: Any) -> Any:
-    raw = _raw(of)
-    return of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
-
-
-def _attribute(of: Any, origin: Any) -> Any:
-    return getattr(of, origin.name)
-
-
-_FOUND: dict[type, Callable[[Any, Any], Any]] = {
-    Item: _item,
-    Entry: _item,
-    Attr: _attribute,
-    Dict: lambda of, origin: object.__getattribute__(of, origin.name),
-    Cell: lambda of, origin: of.cell_contents,
-    Call: lambda of, origin: origin.function(of),
-}
-_RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
-
-
-def _raw(of: Any) -> Any:
-    """The class in C whose methods look into a container; None if its own do."""
-    kind = type(of)
-    return kind if kind in _RAW else next((c for c in _RAW if isinstance(of, c)), None)
-
-
-def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
-    """Whether a fact holds for what is there now. Runs no code of the user's."""
-    try:
-        found, value = look(fact.origin), fact.value
-        if isinstance(value, Distinct):
-            written = {id(look(origin)) for origin in value.written}
-            others = {id(look(origin)) for origin in value.others}
-            return len(written) == len(value.written) and written.isdisjoint(others)
-        return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
-    except GONE:
-        return False
-
-
-def _equal(found: Any, value: Any) -> bool:
-    if type(found) is not type(value):
-        return False
-    if isinstance(value, (tuple, list)):
-        return len(found) == len(value) and all(map(_equal, found, value))
-    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
-
-
-def _keys(found: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(found) if isinstance(found, dict) else found)
-
-
-def _lacks(found: Any, key: Any) -> bool:
-    raw = _raw(found)
-    return key not in found if raw is None else not raw.__contains__(found, key)
-
-
-_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "is": operator.is_,
-    "not": operator.is_not,
-    "equals": _equal,
-    "type": lambda found, value: type(found) is value,
-    "length": lambda found, value: len(found) == value,
-    "absent": _lacks,
-    "keys": lambda found, value: _keys(found) == value,
-    "empty": lambda found, value: not found,
-    "tensor": lambda found, value: TensorFact.of(found) == value,
-}
 
 
 # ---------------------------------------------------------------------------- reached

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import time
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +18,7 @@ from torch import Tensor, nn
 import fusee
 from fusee.errors import FuseeWarning
 from tests.capturing.same import Traced
+from tests.counting import Counting
 
 
 def _runs(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> int:
@@ -112,3 +118,261 @@ def test_what_grows_at_each_call() -> None:
             mean, cache = compiled(X[None], cache)
             torch.testing.assert_close(mean, X * (count - 1) / count)
     assert len(graphs) == 2 and len(said) == 1
+
+
+# ---------------------------------------------------------------------------- made anew
+# Closures, lambdas and functions with defaults that are made at each call, between two graphs.
+
+
+def _closing(x: Tensor) -> Any:
+    scale = 2.0
+
+    def inner(y: Tensor) -> Tensor:
+        y = y * scale
+        print(end="")
+        return y + x
+
+    print(end="")
+    return inner(x.cos())
+
+
+def _with_default(x: Tensor) -> Any:
+    h = lambda z, k=x: z * k  # noqa: E731
+    print(end="")
+    return h(x + 1), list(map(h, [x, x + 1]))
+
+
+def _wrapped(x: Tensor) -> Any:
+    def decorated(f: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(f)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            print(end="")
+            return f(*args, **kwargs) + 1
+
+        return around
+
+    @decorated
+    def times(y: Tensor, *, q: Tensor = x) -> Tensor:
+        return y * q
+
+    print(end="")
+    return times(x)
+
+
+def _counting(x: Tensor) -> Any:
+    n = 0
+
+    def step(y: Tensor) -> Tensor:
+        nonlocal n
+        n += 1
+        print(end="")
+        n += 1
+        return y + n
+
+    print(end="")
+    return step(x), n
+
+
+def _recursive(x: Tensor) -> Any:
+    def down(y: Tensor, depth: int) -> Tensor:
+        print(end="")
+        return y if depth == 0 else down(y + 1, depth - 1)
+
+    print(end="")
+    return down(x, 3)
+
+
+def _returned(x: Tensor) -> Any:
+    def make(k: int, /, *rest: Tensor, **named: Any) -> Callable[..., Tensor]:
+        return lambda y, *, by=k: y * by + sum(rest) + len(named)
+
+    print(end="")
+    first, second = make(3, x, x, a=1), make(3)
+    print(end="")
+    y = first(x)
+    print(end="")
+    return y + second(x, by=2)
+
+
+@pytest.mark.parametrize(("fn", "graphs"), [
+    (_closing, 3), (_with_default, 1), (_wrapped, 1), (_counting, 1), (_recursive, 3),
+    (_returned, 2),
+])  # fmt: skip
+def test_closures_made_anew(fn: Callable[..., Any], graphs: int) -> None:
+    assert _runs(fn, [(X + k,) for k in range(12)]) == graphs
+
+
+def test_a_closure_made_anew_is_let_go_of() -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def fn(x: Tensor) -> Tensor:
+        large = x * 2
+
+        def inner(y: Tensor) -> Tensor:
+            print(end="")
+            return y + large
+
+        print(end="")
+        made.append(weakref.ref(inner))
+        return inner(x)
+
+    compiled = fusee.compile(fn, backend="eager")
+    for _ in range(3):
+        compiled(X)
+    gc.collect()
+    assert [ref() for ref in made] == [None] * 3
+
+
+def test_compiled_functions_of_one_code() -> None:
+    """torch.compile's and torch.compiler.disable's wrappers are closures of one code."""
+    functions = [lambda x: x + 1, lambda x: x * 3]
+
+    def fn(x: Tensor, g: Callable[..., Any]) -> Any:
+        return g(x.sin())
+
+    compiled = fusee.compile(fn, backend="eager")
+    for wrap in (torch.compiler.disable, lambda f: torch.compile(f, backend="eager")):
+        for f in functions:
+            torch.testing.assert_close(compiled(X, wrap(f)), f(X.sin()))
+
+
+# ---------------------------------------------------------------------------- copies
+# A break within a module is captured and compiled once for all its copies.
+
+
+class Layer(nn.Module):
+    def __init__(self, act: nn.Module, shift: float = 0.0) -> None:
+        super().__init__()
+        self.linear, self.act, self.calls = nn.Linear(3, 3), act, 0
+        self.register_buffer("shift", torch.full((3,), shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.linear(x)
+        print(end="")
+        return self.act(y) + self.shift
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Layer(nn.GELU(), 1.0), Layer(nn.ReLU(), 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        print(end="")
+        return _scaled(self.second(x))
+
+
+def _scaled(x: Tensor) -> Tensor:
+    y = x * 2
+    print(end="")
+    return y - 1
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_layers = nn.ModuleList(Layer(nn.GELU(), float(k)) for k in range(10))
+        self.blocks = nn.ModuleList(Block() for _ in range(10))
+
+    @property
+    def layers(self) -> list[Any]:
+        return [*self.of_layers]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.of_layers:
+            x = layer(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@torch.no_grad()
+def test_copies_of_a_module_share_versions() -> None:
+    net, counting = Stack(), Counting()
+    eager = copy.deepcopy(net)
+    compiled = fusee.compile(net, backend=counting)
+    native = fusee.compile(copy.deepcopy(net))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that there are too many versions
+        for k in range(3):
+            want = eager(X + k)
+            torch.testing.assert_close(compiled(X + k), want)
+            torch.testing.assert_close(native(X + k), want)
+    assert len(counting.graphs) == 6  # from the second call on `calls` is an input
+    assert [layer.calls for layer in net.layers] == [3] * 10
+    # each has its own from here on
+    for stack in (net, eager):
+        stack.layers[3].linear.weight.mul_(2)
+        stack.layers[4].linear.weight = nn.Parameter(torch.ones(3, 3))
+    torch.testing.assert_close(compiled(X), eager(X))
+    assert len(counting.graphs) == 6
+    for stack in (net, eager):
+        stack.layers[5].act, stack.layers[6].shift = nn.Tanh(), torch.ones(())
+    torch.testing.assert_close(compiled(X), eager(X))
+    assert len(counting.graphs) == 8
+
+
+def test_copies_of_a_module_have_gradients_of_their_own() -> None:
+    net, counting = Stack(), Counting()
+    eager = copy.deepcopy(net)
+    compiled = fusee.compile(net, backend=counting)
+    for _ in range(2):
+        compiled(X).sum().backward()
+        eager(X).sum().backward()
+    for ours, theirs in zip(net.parameters(), eager.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert len(counting.graphs) == 8  # the first layer's input needs no gradient
+
+
+class Sharing(nn.Module):
+    """What is one module in a copy is two in another."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__()
+        self.parts = [first, second]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.parts
+        first.count, second.count = 1, 2
+        print(end="")
+        y: Tensor = x * first.count + second.count
+        return y
+
+
+def test_copies_that_share_parts() -> None:
+    pairs = [Sharing(nn.Identity(), nn.Identity()), Sharing(*[nn.Identity()] * 2)]
+
+    def fn(x: Tensor) -> list[Tensor]:
+        print(end="")
+        return [pair(x) for pair in pairs]
+
+    for _ in range(2):
+        assert _runs(fn, [(X,), (X + 1,)]) == 2
+        pairs.reverse()
+
+
+def test_modules_that_are_only_passed_on() -> None:
+    chosen = [nn.Tanh(), nn.Tanh(), nn.ReLU()]
+
+    def fn(x: Tensor, module: nn.Module) -> Any:
+        y = x + 1
+        print(end="")
+        return [module], y * 2, module
+
+    def told(x: Tensor, module: nn.Module) -> Any:
+        y = x + 1
+        print(end="")
+        return y * (2 if module is chosen[0] else 3), {module: 1}[chosen[0]] if y is x else 0
+
+    counting = Counting()
+    compiled = fusee.compile(fn, backend=counting)
+    for module in chosen * 2:
+        listed, y, same = compiled(X, module)
+        assert listed[0] is module is same
+        torch.testing.assert_close(y, X * 2 + 2)
+    assert len(counting.graphs) == 4  # one more for the other class
+    compiled = fusee.compile(told, backend=counting)
+    for module in chosen:
+        assert str(compiled(X, module)) == str(told(X, module))
