@@ -205,8 +205,10 @@ class Compiler:
             registry.name_of(self.backend),
             self.notice,
             fall_back=fallback == "eager",
-            serves_copies=callable(self.backend) or self.backend in ("eager", "aot_eager"),
         )
+        # what it gives may then be called with other parameters, those of a copied module
+        serves_copies = callable(self.backend) or self.backend in ("eager", "aot_eager")
+        vars(self.compile_graph)["serves_copies"] = serves_copies
         keeps = registry.keeps_captures(self.backend, given)
         self.keeper = registry.later("fusee.persist.captures", "Keeper")() if keeps else None
 

@@ -169,12 +169,7 @@ CompiledFn = Callable[..., Any]
 
 
 def guarded(
-    backend: CompiledFn,
-    name: str,
-    notice: Callable[[str, str], None],
-    *,
-    fall_back: bool,
-    serves_copies: bool = False,
+    backend: CompiledFn, name: str, notice: Callable[[str, str], None], *, fall_back: bool
 ) -> CompiledFn:
     """`backend`, with its failures as BackendError, or as a notice and the graph run eagerly.
 
@@ -182,8 +177,7 @@ def guarded(
     One that eager refuses to run is left to eager, which raises what the program expects: shape
     functions accept more than ATen does, of tensors without elements above all.
 
-    fall_back      whether to run a graph eagerly that the backend cannot compile
-    serves_copies  whether what it gives may be called with other parameters, of a copied module
+    fall_back   whether to run a graph eagerly that the backend cannot compile
     raises      BackendError; errors of ours as they are, since they say what is wrong
     """
     made: weakref.WeakValueDictionary[Hashable, CompiledGraph] = weakref.WeakValueDictionary()
@@ -226,7 +220,6 @@ def guarded(
         ) from cause
 
     compile_graph.__name__ = name
-    vars(compile_graph)["serves_copies"] = serves_copies
     for way in ("begin", "resume"):
         if (function := getattr(backend, way, None)) is not None:
             vars(compile_graph)[way] = function
