@@ -378,6 +378,9 @@ class Semantics:
         """The line that runs, `file.py:41 in step`."""
         return self.frames[-1].where if self.frames else ""
 
+    def repeat(self) -> None:
+        """A loop goes round once more."""
+
     # ---------------------------------------------------------------------- names
 
     def load_global(self, f: Frame, name: str) -> Any:

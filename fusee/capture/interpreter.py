@@ -27,11 +27,13 @@ from fusee.capture.guards import ABSENT
 from fusee.capture.inputs import DELETED
 from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.numbers import VALUES, Computed, Number, compute
+from fusee.capture.recorder import effects
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+_MANY = 10_000
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 
@@ -41,6 +43,7 @@ class Machine(Capturing):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
+        self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
 
     # ---------------------------------------------------------------------- names
@@ -105,6 +108,13 @@ class Machine(Capturing):
         if error is self.world.recorder.raised:
             what = f"{type(error).__name__}: {error}"
             raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
+
+    def repeat(self) -> None:
+        """Where a call raises for its values, Python never comes to a loop that has no end."""
+        self.repeated += 1
+        nodes = self.world.recorder.graph.nodes
+        if self.repeated % _MANY == 0 and any("raises" in effects(node) for node in nodes):
+            raise GraphBreak(f"a loop goes round {self.repeated} times behind what may raise")
 
     # ---------------------------------------------------------------------- operators
 

@@ -24,15 +24,6 @@ _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)
 
 
-# What says by `__reduce__` where it stands, up to Python 3.13.
-LAZY: tuple[Any, ...] = (
-    *ITERATORS, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
-    itertools.filterfalse, itertools.compress, itertools.islice, itertools.count, itertools.repeat,
-    itertools.cycle, itertools.product, itertools.permutations, itertools.combinations,
-    itertools.combinations_with_replacement, itertools.zip_longest,
-)  # fmt: skip
-
-
 class Called:
     """A function of the program's for an iterator of C, which calls it on the machine.
 
@@ -68,19 +59,35 @@ class Stepping:
 
 
 class Indexed:
-    """A sequence in Python for one of C's iterators, which asks the machine by number."""
+    """A sequence in Python for one of C's iterators, which asks the machine by number.
 
-    __slots__ = ("m", "sequence")
+    end   its length, if the machine could not say that there is nothing more
+    """
 
-    def __init__(self, m: Any, sequence: Any) -> None:
+    __slots__ = ("end", "m", "sequence")
+
+    def __init__(self, m: Any, sequence: Any, end: int | None = None) -> None:
         self.m = m
         self.sequence = sequence
+        self.end = end
 
     def __len__(self) -> int:
         return int(self.m.call(len, (self.sequence,), {}))
 
     def __getitem__(self, k: int) -> Any:
+        if k == self.end:
+            raise IndexError
         return self.m.subscript(self.sequence, k)
+
+
+# What says by `__reduce__` where it stands, up to Python 3.13.
+LAZY: tuple[Any, ...] = (
+    *ITERATORS, type(iter(Indexed(None, ()))), itertools.accumulate, itertools.starmap,
+    itertools.takewhile, itertools.dropwhile,
+    itertools.filterfalse, itertools.compress, itertools.islice, itertools.count, itertools.repeat,
+    itertools.cycle, itertools.product, itertools.permutations, itertools.combinations,
+    itertools.combinations_with_replacement, itertools.zip_longest,
+)  # fmt: skip
 
 
 def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:

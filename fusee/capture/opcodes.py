@@ -34,6 +34,8 @@ from fusee.capture.torch_api import FakeTensor
 
 
 def _jump(f: Frame, i: Instruction) -> None:
+    if i.target < f.at:
+        f.machine.repeat()
     f.next = i.target
 
 
@@ -42,7 +44,7 @@ def _jump_if(test: Callable[[Frame, Any], bool], is_kept: bool = False) -> Opcod
         # the operand stays until its truth is known: a graph may have to end here
         is_met = test(f, f.stack[-1])
         if is_met:
-            f.next = i.target
+            _jump(f, i)
         if not (is_met and is_kept):
             f.pop()
 

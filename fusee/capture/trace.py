@@ -100,7 +100,7 @@ def capture(
             found.where = found.where or attempt.where
             if found.raises and is_compiling and attempt.machine.asks_compiling:
                 is_compiling, limit, stop, first = False, -1, None, None  # as in eager, then
-            elif 0 <= limit <= attempt.entered:
+            elif attempt.is_over or 0 <= limit <= attempt.entered:
                 why = found.reason
             else:
                 # not with the frames that it went through, and what they hold
@@ -222,9 +222,10 @@ class _Attempt:
         try:
             self._state(rebuild)
             self._write_effects(rebuild)
-        except Lost:
+        except (Lost, GraphBreak):
             return False
-        return True
+        nodes = list(self.recorder.graph.nodes)
+        return not (self.recorder.changes_inputs(nodes) and _keep_apart(self.world))
 
     def _break_for_opaque(self) -> None:
         """Only Python moves on what no capture can look at."""
@@ -395,8 +396,9 @@ def _keep_apart(world: World) -> str:
         for other, x in inputs.items():
             if other is array or isinstance(x, torch.nn.Parameter):
                 continue
-            if overlap(inputs[array], x):
-                return f"{array} and {other}"
+            with torch._C.DisableTorchFunction():
+                if overlap(inputs[array], x):
+                    return f"{array} and {other}"
             world.fact("apart", array, At(other))
     return ""
 

@@ -27,6 +27,7 @@ from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import At
 from fusee.capture.inputs import World
+from fusee.capture.iterators import Indexed
 from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Call, Held, Origin
@@ -99,7 +100,7 @@ class Array(Computed):
         return len(self.shadow)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[k] for k in range(len(self))])
+        return iter(Indexed(self.m, self, len(self)))
 
     def __getitem__(self, key: Any) -> Any:
         return _call(self.m, operator.getitem, (self, key), {})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Line", "Portrait"]
+__all__ = ["Line", "Portrait", "Unsound"]
 
 _PLAIN = (
     int,
@@ -28,6 +28,10 @@ _PLAIN = (
 _LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 _EMPTY: tuple[Any, ...] = ([], (), {}, {}.items(), {}.values(), set(), range(0))
 _ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
+
+
+class Unsound(Exception):
+    """A tensor reaches beyond its memory: out= has grown it, and then failed to grow that."""
 
 
 class Line(NamedTuple):
@@ -79,7 +83,7 @@ class Portrait:
         number = self._seen[id(x)] = len(self._seen)
         if isinstance(x, torch.Tensor):
             self._say(path, f"#{number} {self._tensor(x)}", _numbers(x))
-            self.add(f"{path}.grad", x.grad if x.is_leaf else None)
+            self.add(f"{path}.grad", x.grad if _is_leaf(x) is True else None)
             return
         if isinstance(x, np.ndarray):
             self._say(path, f"#{number} {self._array(x)}", x.astype(object).reshape(-1).tolist())
@@ -97,10 +101,13 @@ class Portrait:
     def _tensor(self, x: torch.Tensor) -> str:
         storage = x.untyped_storage()
         self._keep.append(storage)
+        last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
+        if x.numel() and not x.is_meta and (last + 1) * x.element_size() > storage.nbytes():
+            raise Unsound
         where = "meta" if x.is_meta else self._place(storage.data_ptr(), storage.nbytes())
         return (
             f"{type(x).__name__} {x.dtype} {list(x.shape)} strides {list(x.stride())}"
-            f" in storage {where}+{x.storage_offset()} grad {x.requires_grad} leaf {x.is_leaf}"
+            f" in storage {where}+{x.storage_offset()} grad {x.requires_grad} leaf {_is_leaf(x)}"
             f"{' for inference' * x.is_inference()}"
         )
 
@@ -167,6 +174,13 @@ class Portrait:
 def _numbers(x: torch.Tensor) -> list[Any]:
     """The elements of a tensor."""
     return [] if x.is_meta else x.detach().reshape(-1).tolist()
+
+
+def _is_leaf(x: torch.Tensor) -> bool | str:
+    try:
+        return x.is_leaf
+    except RuntimeError:  # a view, made without gradients, of what was written to with them
+        return "forbidden"
 
 
 def _title(x: Any) -> str:

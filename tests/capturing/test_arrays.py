@@ -78,7 +78,13 @@ def walks(a: Any) -> Any:
     for row in a:
         a = a + row.sum()
     x, y, z = a[0]
-    return a, x, y, z, len(a), [r.mean() for r in a]
+    means = [r.mean() for r in a]
+    for row in a.T[0] * 1:
+        means.append(row)
+        a *= 2  # what the next turn sees
+    for item in (b := a[0]):
+        b += item
+    return a, x, y, z, len(a), means, sum(a[0]), [*reversed(a[1])]
 
 
 def statistics(a: Any) -> Any:
@@ -138,6 +144,44 @@ def _plain(x: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------ Python runs it
+
+
+def test_a_parted_loop_over_what_it_writes() -> None:
+    def program(a: Any) -> Any:
+        seen = []
+        for x in a:
+            a *= 2
+            seen.append(float(x))
+        return seen
+
+    assert agree(program, SCALE)
+
+
+def test_arrays_that_a_graph_writes_are_held_apart_at_once() -> None:
+    """A piece that writes to an array ends where it must: it is run twice, not from each place."""
+
+    def program(a: Any, x: torch.Tensor) -> Any:
+        for k in range(20):
+            a[0] += k
+        return float(a[0]) + x.sum()
+
+    assert len(agree(program, SCALE, X)) == 1
+
+
+def test_a_write_to_memory_that_is_shared_is_before_the_graph() -> None:
+    def program(a: Any, b: Any) -> Any:
+        c = b * 2
+        for _ in range(20):
+            c = c + 1
+        a[0] = 7
+        return b + c
+
+    whole = np.arange(4.0)
+
+    def shared(_: Any) -> Any:
+        return program(whole[:3], whole[1:])
+
+    agree(shared, 0)
 
 
 def draws(a: Any) -> Any:

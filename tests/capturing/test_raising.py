@@ -241,6 +241,17 @@ def test_a_check_is_made_once() -> None:
         assert len(report.kernels) == 1, str(report)
 
 
+def test_what_raises_before_a_loop_without_end() -> None:
+    def program(i: Tensor) -> Tensor:
+        y = torch.ones(4)[i]
+        k = 1
+        while k > 0:
+            k = max(k, 1)
+        return y
+
+    assert outcome(fusee.compile(program), NINE) == outcome(program, NINE)
+
+
 def test_what_the_table_says() -> None:
     aten = torch.ops.aten
     for op in (aten.index.Tensor, aten.index_put.default, aten.gather.default, aten.take.default):
