@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.externs import memory_root
 from fusee.aten.graph import (
     Constant,
     Fresh,
@@ -24,6 +23,7 @@ from fusee.aten.graph import (
     shown_symbols,
     tensor_input,
 )
+from fusee.aten.operators import memory_root
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Store, Value
 from fusee.errors import TraceError

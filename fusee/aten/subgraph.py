@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.externs import memory_root
 from fusee.aten.graph import (
     AtenGraph,
     Fresh,
@@ -33,6 +32,7 @@ from fusee.aten.graph import (
     tensor_input,
     used_symbols,
 )
+from fusee.aten.operators import memory_root
 from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten

@@ -24,8 +24,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.externs import is_creation, is_view
 from fusee.aten.graph import AtenGraph, is_pure, must_run
+from fusee.aten.operators import is_creation, is_view
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.sym.expr import hint
@@ -40,10 +40,20 @@ from fusee.sym.expr import hint
 
 aten = torch.ops.aten
 
-MOVE = 10  # a byte to or from memory
-HOLD = 40  # a byte kept until the backward reads it
-_STEP = 2  # one operation on one element
-_FLOP = 1  # half a multiplication and addition inside a matrix product; at least
+
+class Prices(NamedTuple):
+    """What a machine takes for these, in the time that a tenth of a byte takes to or from memory.
+
+    move   a byte to or from memory
+    hold   a byte kept until the backward reads it
+    step   one operation on one element
+    flop   half a multiplication and addition inside a matrix product; at least
+    """
+
+    move: int = 10
+    hold: int = 40
+    step: int = 2
+    flop: int = 1
 
 
 class Kind(enum.Enum):
@@ -120,7 +130,8 @@ def _name(op: OpOverload) -> str:
 class Costs:
     """Sizes and work of the nodes of one graph; symbolic sizes count as in the first call."""
 
-    def __init__(self, aten: AtenGraph) -> None:
+    def __init__(self, aten: AtenGraph, prices: Prices = Prices()) -> None:  # noqa: B008
+        self.prices = prices
         self._to_size = aten.to_size
         self._bytes: dict[fx.Node, int] = {}
 
@@ -149,14 +160,14 @@ class Costs:
         if sort is Kind.POINTWISE:
             # the first operation that fuses costs next to nothing, yet is not free
             elements = max(map(self.count, _tensors(val)), default=0)
-            return 1 + elements * _STEP * _WORK.get(_name(_op(node)), 1)
-        moved = self.bytes(node) * MOVE
+            return 1 + elements * self.prices.step * _WORK.get(_name(_op(node)), 1)
+        moved = self.bytes(node) * self.prices.move
         if sort is Kind.MOVING:
             return 2 * moved
-        read = sum(map(self.bytes, node.all_input_nodes)) * MOVE
+        read = sum(map(self.bytes, node.all_input_nodes)) * self.prices.move
         if sort is Kind.REDUCTION:
             return 2 * (read + moved)
-        return max(self.flops(node) * _FLOP, 8 * (read + moved))
+        return max(self.flops(node) * self.prices.flop, 8 * (read + moved))
 
     def flops(self, node: fx.Node) -> int:
         """Of matrix products and convolutions; 0 for others, whose operands are what counts."""
@@ -484,32 +495,33 @@ class _Chooser:
         sort = facts.kinds[node]
         if not isinstance(node.meta.get("val"), torch.Tensor) or node in facts.inside:
             return _NEVER
-        read = size * MOVE + 1
+        prices = self.costs.prices
+        read = size * prices.move + 1
         if sort is Kind.INPUT and node not in facts.written:
             return read
         if node in facts.shared:
             return read
         if node.meta.get("recompute") == "save":
             return read
-        held = HOLD
+        held = prices.hold
         if self.scarcity is not None:
             # What comes early is held for longer. It also tells equal layers apart.
             age = 1 - facts.position[node] / len(facts.nodes)
-            held = int(HOLD * self.scarcity * (1 + age))
+            held = int(prices.hold * self.scarcity * (1 + age))
         is_copied = node not in facts.in_memory or sort is Kind.INPUT or is_view(node.target)
         is_copied = is_copied or root(node) in facts.roots
-        return read + size * (held + MOVE * is_copied)
+        return read + size * (held + prices.move * is_copied)
 
     def _repeating(self, node: fx.Node) -> int:
         facts = self.facts
         if node not in facts.forward:
             return 0
         sort = facts.kinds[node]
-        cost = self.costs.work(node, sort)
+        cost, prices = self.costs.work(node, sort), self.costs.prices
         if node in facts.feeds_calls and sort is Kind.POINTWISE:
-            cost += self.costs.bytes(node) * MOVE
+            cost += self.costs.bytes(node) * prices.move
         if node in facts.far and sort is not Kind.FREE:
-            cost += self.costs.bytes(node) * (HOLD + MOVE)
+            cost += self.costs.bytes(node) * (prices.hold + prices.move)
         return cost
 
 

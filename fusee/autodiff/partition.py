@@ -18,7 +18,6 @@ import torch
 from torch import fx
 
 from fusee import log
-from fusee.aten.externs import is_view
 from fusee.aten.fake_tensors import is_opaque
 from fusee.aten.graph import (
     AtenGraph,
@@ -30,10 +29,11 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
 )
+from fusee.aten.operators import is_view
 from fusee.aten.torch_api import same_ints
 from fusee.autodiff.joint import Joint, Saved, Split, leaves, made_of, parts, sparse_nodes
 from fusee.autodiff.joint_passes import REDRAWN, drawn_for, prepare
-from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, choose, closure, kind, root
+from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind, root
 from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Expr, Size, Symbol, hint, product, symbols
 
@@ -456,15 +456,16 @@ _UTMOST = 2.0**20  # a scarcity at which no work is too much
 _STEPS = 8  # of the search between scarcities
 
 
-def partition(joint: Joint, *, budget: float = 1.0) -> Split:
+def partition(joint: Joint, *, budget: float = 1.0, prices: Prices = Prices()) -> Split:  # noqa: B008
     """The two graphs of a joint one, which is rewritten in place to need less memory.
 
     budget   1.0: calls to ATen are never repeated. 0.0: all is repeated that can be. Between: the
              share of the memory between these two that saved values may take, in bytes
+    prices   of the machine that the graphs are for
     raises   CheckError if nothing can be saved so that the backward could run
     """
     prepare(joint)
-    facts = Facts(joint, Costs(joint.aten))
+    facts = Facts(joint, Costs(joint.aten, prices))
     return split(joint, facts, _within(facts, budget))
 
 

@@ -7,8 +7,8 @@ A graph goes down as a value, each step taking a form and giving the next:
     lower    ATen ops                  -> loops and calls to ATen             fusee.loops.lower
     fuse     loops                     -> kernels                             fusee.loops.fusion
     memory   intermediates             -> places in one arena                 fusee.loops.memory
-    emit     kernels                   -> LLVM IR -> machine code             fusee.codegen.llvm
-    host     all of it                 -> one Python function                 fusee.codegen.host
+    emit     kernels                   -> LLVM IR -> machine code             fusee.targets
+    host     all of it                 -> one Python function                 fusee.targets
 
 A graph that is differentiated becomes two (autodiff/partition.py), and each goes down by itself.
 What this is not made for, such as other devices, runs eagerly: decided here, before anything runs,
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -29,22 +29,19 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten import control_flow
 from fusee.aten.canonicalize import Table
-from fusee.aten.externs import WHOLE, ExternSpec, extern_of
 from fusee.aten.graph import AtenGraph, must_run, returning
+from fusee.aten.operators import WHOLE
 from fusee.aten.passes import Derived, run_passes
 from fusee.aten.passes.weights import parts
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
-from fusee.autodiff.joint_passes import REDRAWN
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.graph_cache import captured_source
 from fusee.backends.report import CompiledGraph, ExternRow, KernelRow, Report, first_line, remember
 from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
-from fusee.codegen.host import Arguments, HostCode, emit_host
-from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
-from fusee.codegen.llvm.types import Machine
+from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, MissingFake, TraceError, warn
 from fusee.loops.check import check_graph, check_plan, check_schedule
@@ -60,11 +57,13 @@ from fusee.loops.memory import (
     take_out_large,
     take_out_shared,
 )
-from fusee.loops.schedule import form
-from fusee.runtime import collector, jit, random, weights
-from fusee.runtime.jit import Build, Function, prepare
-from fusee.runtime.launch import Frame, Program, runner
+from fusee.runtime import collector, weights
 from fusee.runtime.weights import why_not_derivable
+from fusee.targets import Kept, Target
+from fusee.targets.cpu import CPU
+
+# Device -> what graphs are compiled for there.
+TARGETS: dict[str, Target] = {"cpu": CPU()}
 
 _numbers = itertools.count()
 
@@ -76,7 +75,11 @@ _LARGE_BYTES = 2**17
 
 
 def _weights(
-    aten: AtenGraph, example_inputs: Sequence[Any], options: Options, report: Report
+    aten: AtenGraph,
+    example_inputs: Sequence[Any],
+    target: Target,
+    options: Options,
+    report: Report,
 ) -> Derived | None:
     specs = []
     for spec in aten.inputs:
@@ -88,25 +91,14 @@ def _weights(
             spec = dataclasses.replace(spec, is_static=False)
         specs.append(spec)
     aten.inputs = tuple(specs)
-    derived, notes = run_passes(aten, options)
+    derived, notes = run_passes(aten, options, target.passes(options))
     report.passes += notes
     log.publish("passes", "", lambda: "\n".join([*notes, "", str(aten)]))
     log.publish("weights", "", lambda: str(derived))
     return derived
 
 
-# Calls that are machine code of ours.
-_OWN = {
-    torch.ops.aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli),
-    REDRAWN: ExternSpec(random.redrawn),
-}
-
-
-def _call_of(op: OpOverload) -> ExternSpec | None:
-    return _OWN.get(op) or extern_of(op)
-
-
-def _lower(aten: AtenGraph, derived: Derived | None, report: Report) -> LoopGraph:
+def _lower(aten: AtenGraph, derived: Derived | None, target: Target, report: Report) -> LoopGraph:
     targets = derived.targets if derived is not None else ()
     inputs = [
         InputLayout(
@@ -123,9 +115,10 @@ def _lower(aten: AtenGraph, derived: Derived | None, report: Report) -> LoopGrap
     loops = lower(
         aten.graph,
         inputs,
+        profile=target.profile,
         constants=aten.constants,
         size_of=aten.to_size,
-        extern_of=_call_of,
+        extern_of=target.call_of,
         must_run=must_run,
         writes={mutation.position: mutation.index for mutation in aten.mutations},
     )
@@ -150,91 +143,20 @@ def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
     return plan
 
 
-def _emit(plan: Plan, options: Options) -> tuple[dict[Kernel, KernelCode], dict[str, Function]]:
-    machine = Machine(jit.host_target().features, options.vector_bits)
-    build = Build(use_disk=options.cache, check=options.check)
-    named: dict[str, KernelCode] = {}
-    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
-    codes: dict[Kernel, KernelCode] = {}
-    for item in plan.schedule.items:
-        if not isinstance(item, Kernel):
-            continue
-        key, buffers = form(item)
-        if key not in forms:
-            forms[key] = emit_kernel(item, machine), buffers
-        twin, theirs = forms[key]
-        ours = dict(zip(theirs, buffers, strict=True))
-        code = dataclasses.replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
-        codes[item] = code
-        if named.setdefault(code.name, code) is code:
-            build.add(code.module)
-    return codes, dict(zip(named, build.finish(), strict=True))
-
-
-def _host(
-    plan: Plan,
-    codes: Mapping[Kernel, KernelCode],
-    aten: AtenGraph,
-    derived: Derived | None,
-    consumes: bool,
-) -> HostCode:
+def _arguments(
+    aten: AtenGraph, derived: Derived | None, loops: LoopGraph, consumes: bool
+) -> Arguments:
+    """What is called with what: the caller's inputs, by position."""
     targets = derived.targets if derived is not None else ()
-    inputs = plan.schedule.graph.inputs
-    named = {b.name: b for b in inputs if isinstance(b, Buffer) and b.role == "input"}
-    arguments = Arguments(
+    named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
+    return Arguments(
         [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
         {name: (source.index, source.axis) for name, source in aten.symbols.items()},
         consumes,
     )
-    host = emit_host(plan, codes, arguments)
-    log.publish("host", "", host.source)
-    return host
 
 
-# ---------------------------------------------------------------------------- call
-# The host function, bound to what it runs with: its kernels and kept tensors (derived weights,
-# constants).
-
-
-def bind_host(
-    aten: AtenGraph,
-    derived: Derived | None,
-    loops: LoopGraph,
-    host: HostCode,
-    functions: Sequence[Function],
-    threads: int,
-) -> Run:
-    """The function that takes the graph's inputs in a list, and gives its results.
-
-    raises (when called)   as eager does for an index outside of its dimension, a divisor of zero
-    """
-    program = Program(functions, host.layout)
-
-    def fail(status: int, frame: Frame) -> None:
-        kind, text = loops.messages[status - 1]
-        raise kind(text.format(frame.value))
-
-    names: dict[str, Any] = {
-        **host.names,
-        "checkout": program.checkout,
-        "checkin": program.checkin,
-        "run": runner(),
-        "threads": (lambda: threads) if threads else torch.get_num_threads,
-        "kept": _kept(aten, derived, loops),
-        "fail": fail,
-    }
-    exec(compile(host.source, "<fusee host>", "exec"), names)
-    call: Run = names["call"]
-    return call
-
-
-Kept = tuple[int, tuple[Tensor, ...]]
-
-
-def _kept(
-    aten: AtenGraph, derived: Derived | None, loops: LoopGraph
-) -> Callable[[tuple[Any, ...]], Kept]:
-    """A function of the inputs: a version, and the tensors that are kept between calls."""
+def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
     constants = tuple(
         aten.constants[b.name]
         for b in loops.inputs
@@ -242,15 +164,15 @@ def _kept(
     )
     if derived is None or not derived.sources:
         fixed = () if derived is None else derived.compute(())
-        always: Kept = (1, fixed + constants)
+        always = (1, fixed + constants)
         return lambda inputs: always
     split = parts(derived)
     known = weights.DerivedSet([weights.Derived(one.sources, one.compute) for _, one in split])
     places = [place for positions, _ in split for place in positions]
     order = sorted(range(len(places)), key=places.__getitem__)
-    latest: tuple[weights.Snapshot | None, Kept] = (None, (0, ()))
+    latest: tuple[weights.Snapshot | None, tuple[int, tuple[Tensor, ...]]] = (None, (0, ()))
 
-    def kept(inputs: tuple[Any, ...]) -> Kept:
+    def kept(inputs: tuple[Any, ...]) -> tuple[int, tuple[Tensor, ...]]:
         nonlocal latest
         snapshot = known.current(inputs)
         of, found = latest  # one object, so that another thread's is whole
@@ -278,6 +200,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 def _run(
     aten: AtenGraph,
     example_inputs: Sequence[Any],
+    target: Target,
     options: Options,
     report: Report,
     *,
@@ -297,17 +220,17 @@ def _run(
                 _CHECKS[name](form)
         return form
 
-    prepare()
+    target.prepare()
     with collector.paused():
-        derived = step("weights", _weights, aten, example_inputs, options, report)
-        loops = step("lower", _lower, aten, derived, report)
+        derived = step("weights", _weights, aten, example_inputs, target, options, report)
+        loops = step("lower", _lower, aten, derived, target, report)
         schedule = step("fuse", _fuse, loops, options)
         plan = step("memory", _memory, schedule, large_bytes)
-        codes, functions = step("emit", _emit, plan, options)
-        host = step("host", _host, plan, codes, aten, derived, consumes)
-    _fill_report(report, plan, codes)
-    used = [functions[code.name] for code in host.functions]
-    return bind_host(aten, derived, loops, host, used, options.threads)
+        arguments = _arguments(aten, derived, loops, consumes)
+        kept = _kept(aten, derived, loops)
+        built = target.build(plan, arguments, kept, options, report.timed)
+    _fill_report(report, plan, built.functions)
+    return built.run
 
 
 def compile_aten(
@@ -329,50 +252,51 @@ def compile_aten(
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
     raises           as compile_native
     """
-    run = _run(aten, example_inputs, options, report, consumes=consumes, large_bytes=large_bytes)
+    target = _target_of(x.device for x in aten.inputs if x.device is not None)
+    run = _run(
+        aten, example_inputs, target, options, report, consumes=consumes, large_bytes=large_bytes
+    )
     return returning(aten, run, spread=False)
 
 
 def compile_native(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
 ) -> CompiledGraph:
-    """Compile a captured graph for the CPU.
+    """Compile a captured graph for the machine where its tensors are.
 
     raises   OptionError; MissingPackage without llvmlite; MissingFake for an operator without meta
     """
     parsed = Options.parse(options)
-    prepare()
     report = Report(parsed.name or f"graph_{next(_numbers)}", first_line(gm))
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
-        reason = _why_eager(gm, example_inputs)
-        if reason is None:
-            try:
-                differentiated = is_differentiated(gm, example_inputs)
-                if differentiated:
-                    parsed = _for_training(parsed)
-                    split = split_native(gm, example_inputs, parsed, report)
-                    forward = compile_aten(
-                        split.forward, example_inputs, parsed, report, large_bytes=_LARGE_BYTES
-                    )
-                    call = bind_native(gm, split, forward, parsed, report)
-                else:
-                    keep = (supported() | WHOLE).__contains__
-                    with report.timed("trace"), collector.paused():
-                        aten = trace(gm, example_inputs, keep=keep)
-                    log.publish("aten", "", lambda: str(aten))
-                    run = _run(aten, example_inputs, parsed, report)
-                    call = bind(gm, aten, run, report, spread=False)
-                log.publish("time", "", str(report.stages_ms))
-                log.publish("kernels", "", lambda: str(report))
-                remember(report)
-                return CompiledGraph(call, report, plain=not differentiated)
-            except MissingFake:
-                raise
-            except TraceError as error:
-                reason = error.what
-                report.where = error.where or report.where
-        return _run_eagerly(gm, report, reason)
+        try:
+            target = _target_of(_devices(gm, example_inputs))
+            target.prepare()
+            differentiated = is_differentiated(gm, example_inputs)
+            if differentiated:
+                parsed = _for_training(parsed)
+                split = split_native(gm, example_inputs, parsed, report)
+                forward = compile_aten(
+                    split.forward, example_inputs, parsed, report, large_bytes=_LARGE_BYTES
+                )
+                call = bind_native(gm, split, forward, parsed, report)
+            else:
+                keep = (supported() | WHOLE).__contains__
+                with report.timed("trace"), collector.paused():
+                    aten = trace(gm, example_inputs, keep=keep)
+                log.publish("aten", "", lambda: str(aten))
+                run = _run(aten, example_inputs, target, parsed, report)
+                call = bind(gm, aten, run, report, spread=False)
+            log.publish("time", "", str(report.stages_ms))
+            log.publish("kernels", "", lambda: str(report))
+            remember(report)
+            return CompiledGraph(call, report, plain=not differentiated)
+        except MissingFake:
+            raise
+        except TraceError as error:
+            report.where = error.where or report.where
+            return _run_eagerly(gm, report, error.what)
 
 
 control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))
@@ -397,12 +321,13 @@ def split_native(
     decompositions   of operators that are not kept, ours or not
     raises           TraceError for an operator without a form, before anything has run
     """
+    target = _target_of(_devices(gm, example_inputs))
     known = supported().union(WHOLE).difference(decompositions or ())
     with collector.paused():
         split = differentiate(
             gm,
             example_inputs,
-            cut=partial(partition, budget=options.memory_budget),
+            cut=partial(partition, budget=options.memory_budget, prices=target.prices),
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,
@@ -435,12 +360,22 @@ def bind_native(
     return bind_split(gm, split, forward, backward, report)
 
 
-def _why_eager(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+def _devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.device]:
     made = [node.meta.get("example_value") for node in gm.graph.nodes]
-    for x in (*example_inputs, *made):
-        if isinstance(x, Tensor) and x.device.type != "cpu":
-            return f"a tensor is on {x.device}, and code is generated for the CPU only"
-    return None
+    yield from (x.device for x in (*example_inputs, *made) if isinstance(x, Tensor))
+
+
+def _target_of(devices: Iterable[torch.device]) -> Target:
+    """The target of graphs whose tensors are there. raises TraceError if there is none."""
+    found = {device.type: device for device in devices} or {"cpu": torch.device("cpu")}
+    for kind, device in found.items():
+        if kind not in TARGETS:
+            names = ", ".join(sorted(TARGETS)).upper()
+            raise TraceError(f"a tensor is on {device}, and code is generated for the {names} only")
+    if len(found) > 1:
+        raise TraceError(f"its tensors are on several devices: {', '.join(map(str, found))}")
+    (kind,) = found
+    return TARGETS[kind]
 
 
 def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGraph:
@@ -451,15 +386,15 @@ def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGra
     return CompiledGraph(gm.forward, report)
 
 
-def _fill_report(report: Report, plan: Plan, codes: Mapping[Kernel, KernelCode]) -> None:
+def _fill_report(report: Report, plan: Plan, functions: Mapping[Kernel, str]) -> None:
     firsts: dict[str, Kernel] = {}  # one loop nest per function
     for item in plan.schedule.items:
         if isinstance(item, Extern):
             report.externs.append(ExternRow(item.name, item.reason, item.origin))
         else:
-            code = codes[item]
-            show = partial(show_kernel, firsts.setdefault(code.name, item))
-            report.kernels.append(KernelRow(code.name, item.origin, show))
+            name = functions[item]
+            show = partial(show_kernel, firsts.setdefault(name, item))
+            report.kernels.append(KernelRow(name, item.origin, show))
     report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None
 
 

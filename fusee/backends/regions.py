@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.externs import is_view
 from fusee.aten.graph import AtenGraph, is_pure
+from fusee.aten.operators import is_view
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.report import UnclaimedRow

@@ -29,8 +29,7 @@ from fusee.aten.graph import (
     part_source,
     returning,
 )
-from fusee.aten.passes.onednn import restride
-from fusee.aten.passes.weights import fold
+from fusee.aten.passes.weights import fold, restride
 from fusee.aten.subgraph import Part, cut
 from fusee.aten.trace import trace
 from fusee.backends.graph_cache import captured_source

@@ -25,6 +25,7 @@ from fusee.loops.ir import (
     Loop,
     LoopGraph,
     Phase,
+    Profile,
     Statement,
     Store,
     Value,
@@ -41,12 +42,6 @@ from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
 
 # ---------------------------------------------------------------------------- group
 # A kernel in the making: its members, and how they become one Kernel.
-
-# A producer's value is computed again in a later phase if it takes no more additions than this;
-# otherwise the later phase loads what the earlier one stored, which is in the nearest cache.
-RECOMPUTE_COST = 8
-# The same where the value is stored anyway: one load replaces it.
-STORED_COST = 2
 
 
 @dataclass(eq=False)
@@ -76,6 +71,7 @@ class Group:
     """A kernel in the making."""
 
     position: int
+    profile: Profile
     outer: tuple[Symbol, ...]
     members: list[Member] = field(default_factory=list)
     phases: list[tuple[Symbol, ...]] = field(default_factory=list)  # inner axes
@@ -116,7 +112,7 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
         return None
     ordered = tuple(axis for m in group.members for axis in m.loop.ordered)
     origin = joined(part for m in group.members for part in m.loop.origin.split(" + ") if part)
-    return order_loops(Kernel(group.outer, phases, None, ordered, origin))
+    return order_loops(Kernel(group.outer, phases, None, ordered, origin), group.profile)
 
 
 class _Forwarding:
@@ -133,7 +129,8 @@ class _Forwarding:
             return None
         stored = producer.stored()
         if producer.loop.acc is None and producer.phase != self.member.phase:
-            limit = STORED_COST if producer.loop.buffer in self.live else RECOMPUTE_COST
+            profile = stored.table.profile
+            limit = profile.reloaded if producer.loop.buffer in self.live else profile.again
             if stored.cost > limit:
                 return None
         elif producer.loop.scan:
@@ -170,19 +167,6 @@ def _compact(phases: list[Phase]) -> list[Phase]:
 
 
 # ---------------------------------------------------------------------------- fuse
-
-
-# A kernel keeps at least this many outer points, or is small, so that threads have work.
-MIN_PARALLEL = 16
-SMALL_WORK = 1 << 15
-# More loops, or values in a body, make no faster kernel: what LLVM compiles takes longer the larger
-# it is, and processors overlap the next vector's work with this one's only in short bodies.
-MAX_MEMBERS, MAX_VALUES = 48, 256
-# About how much faster vectors are than one element at a time, and from which cost on it matters.
-LANES = 8
-COSTLY = 10
-# Elements in one piece from which it does not matter where the next piece lies.
-LONG_RUN = 32
 
 
 @dataclass
@@ -267,7 +251,8 @@ class _Fuser:
                 elif best is None or answer.saved_bytes > best.saved_bytes:
                     best = answer
         if best is None:
-            group = Group(len(self.items), loop.axes, sealed=_stands_alone(loop))
+            profile = self.graph.values.profile
+            group = Group(len(self.items), profile, loop.axes, sealed=_stands_alone(loop))
             member = Member(
                 loop, loop.axes, loop.reduce_axes, loop.index, loop.value, loop.result, loop.which
             )
@@ -291,7 +276,8 @@ class _Fuser:
         return [found[position] for position in sorted(found, reverse=True)[:6]]
 
     def _try(self, loop: Loop, group: Group) -> Placement | str:
-        if len(group.members) >= MAX_MEMBERS or group.values + size(loop) > MAX_VALUES:
+        profile = group.profile
+        if len(group.members) >= profile.members or group.values + size(loop) > profile.values:
             return "the kernel is full"
         produced = {m.loop.buffer: m for m in group.members}
         for buffer in reads(loop):
@@ -488,7 +474,8 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         return "no common outer axis is left"
     work = max(hint(product(_sizes((*loop.axes, *loop.reduce_axes)))), _work(group))
     points = hint(product(_sizes(outer)))
-    if outer != group.outer and points < MIN_PARALLEL and work > SMALL_WORK:
+    few = points < group.profile.parallel and work > group.profile.small
+    if outer != group.outer and few:
         return "too few outer points would be left for the threads"
     names = _rename(loop, group, pairing)
     axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
@@ -517,7 +504,8 @@ def _wastes_lanes(
     placed = [(m, group.phases[m.phase]) for m in group.members] + [(new, inner)]
     alone = max((m.value.cost for m, axes in placed if not axes), default=0)
     many = max((hint(product(_sizes(a))) * m.value.cost for m, a in placed if a), default=None)
-    return alone > COSTLY and many is not None and LANES * alone > many
+    costly, lanes = group.profile.costly, group.profile.lanes
+    return alone > costly and many is not None and lanes * alone > many
 
 
 def _work(group: Group) -> int:
@@ -541,7 +529,8 @@ def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) 
 
     So does a batch norm: per channel it sums up pieces of all images, then stores them.
     """
-    if points < MIN_PARALLEL or not any(set(inner) == set(phase) for phase in group.phases):
+    walked = any(set(inner) == set(phase) for phase in group.phases)
+    if points < group.profile.parallel or not walked:
         return False
     run = 1
     steps = [(coefficient(index, axis), axis) for axis in inner]
@@ -549,7 +538,7 @@ def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) 
         if parts is None or axis.hi is None or parts[0] != run:
             break
         run *= hint(axis.hi)
-    return run >= LONG_RUN
+    return run >= group.profile.run
 
 
 def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]:

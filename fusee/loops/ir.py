@@ -135,6 +135,51 @@ def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     return int(info.min if lowest else info.max)
 
 
+# ---------------------------------------------------------------------------- profile
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a machine is good at, as far as loops are concerned. This one: one thread, no vectors.
+
+    Costs are in additions, sizes in elements.
+
+    parallel   points of outer axes that keep all threads busy; less work than `small` is left alone
+    lanes      about how much faster vectors are than one element at a time
+    wide       elements of the widest vector; shorter axes fill it badly
+    members    loops, and
+    values     values in a body, beyond which a kernel is not faster and takes long to compile
+    reads      buffers that one loop may read: pointers and streams are finite
+    heavy      a value that is used again and again, and costs more, is computed once
+    costly     a value that costs more had better be computed as vectors
+    again      what is computed again in a later phase rather than loaded from the nearest cache
+    reloaded   the same where the value is stored anyway: one load replaces it
+    gather     a load at an address that is itself data
+    run        elements in one piece from which it does not matter where the next piece lies
+    many       more elements than these are reduced to few results in chunks of about `chunk`
+    strip      sums down columns read rows in pieces of at most so many elements; where that leaves
+    rows       few pieces, rows are summed up in at least so many chunks first
+    """
+
+    parallel: int = 1
+    small: int = 1 << 15
+    lanes: int = 1
+    wide: int = 1
+    members: int = 48
+    values: int = 256
+    reads: int = 8
+    heavy: int = 10
+    costly: int = 10
+    again: int = 8
+    reloaded: int = 2
+    gather: int = 1
+    run: int = 32
+    many: int = 1 << 16
+    chunk: int = 1 << 12
+    strip: int = 1 << 10
+    rows: int = 8
+
+
 # ---------------------------------------------------------------------------- ir
 
 
@@ -200,14 +245,13 @@ class Value:
 
 # Shared parts count each time, so a cost may double with each operation; no decision needs more.
 MOST = 1 << 30
-# A load at an address that is itself data, in additions: it is made lane by lane.
-GATHER_COST = 12
 
 
 class Values:
     """The table that makes equal values identical. One per LoopGraph."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile = Profile()) -> None:  # it is frozen
+        self.profile = profile
         self._known: dict[tuple[object, ...], Value] = {}
 
     def make(
@@ -228,7 +272,7 @@ class Values:
             if op in ("load", "index"):
                 hidden = payloads(index_of(found))
                 found.operands += tuple(hidden)
-                found.cost += GATHER_COST * len(hidden)
+                found.cost += self.profile.gather * len(hidden)
             self._known[key] = found
         return found
 

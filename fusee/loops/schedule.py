@@ -20,6 +20,7 @@ from fusee.loops.ir import (
     Kernel,
     Loop,
     Phase,
+    Profile,
     Statement,
     Store,
     Value,
@@ -46,13 +47,13 @@ from fusee.sym.expr import (
 # ---------------------------------------------------------------------------- order
 
 
-def order_loops(kernel: Kernel) -> Kernel:
+def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     """The kernel with its loops in the order in which they are to run."""
     kernel = _split_divided(kernel)
     if kernel.ordered:
         return kernel
-    kernel.lanes = _choose_lanes(kernel)
-    _sort(kernel)
+    kernel.lanes = _choose_lanes(kernel, profile.wide)
+    _sort(kernel, profile.wide)
     return _merge(kernel)
 
 
@@ -194,43 +195,39 @@ def _contiguity(body: Sequence[Statement], axis: Symbol) -> float:
     return (good - 2 * bad) / max(good + bad, 1.0)
 
 
-def _fullness(axis: Symbol) -> float:
-    """Short axes fill vectors badly; 16 is the widest vector's float32 lanes."""
+def _suits(body: Sequence[Statement], axis: Symbol, wide: int) -> float:
+    """The same, less for short axes, which fill vectors badly."""
     assert axis.hi is not None
-    size = hint(axis.hi)
-    return min(size / 16, 1.0)
+    return _contiguity(body, axis) + min(hint(axis.hi) / wide, 1.0)
 
 
-def _choose_lanes(kernel: Kernel) -> Symbol | None:
+def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:
     """The outer axis for lanes, or None when the phases' own inner axes serve better."""
     best_outer, best_score = None, float("-inf")
     looped = [phase for phase in kernel.phases if phase.inner]
     weighed = looped or kernel.phases
     for axis in kernel.outer:
-        score = min(_contiguity(p.body, axis) for p in weighed) + _fullness(axis)
+        score = min(_suits(p.body, axis, wide) for p in weighed)
         if score >= best_score:
             best_outer, best_score = axis, score
     if not looped or any(reads_own_acc(phase) for phase in looped):
         return best_outer
-    inner = min(max(map(_inner_score(phase), phase.inner)) for phase in looped)
+    inner = min(max(_suits(p.body, axis, wide) for axis in p.inner) for p in looped)
     return None if inner >= best_score or best_outer is None else best_outer
-
-
-def _inner_score(phase: Phase):  # type: ignore[no-untyped-def]
-    return lambda axis: _contiguity(phase.body, axis) + _fullness(axis)
 
 
 # ------------------------------------------------------------------------------ sort
 
 
-def _sort(kernel: Kernel) -> None:
+def _sort(kernel: Kernel, wide: int) -> None:
     bodies = [s for phase in kernel.phases for s in phase.body]
     kernel.outer = _by_stride(kernel.outer, bodies, kernel.lanes)
     for phase in kernel.phases:
         if len(phase.inner) > 1 and not keeps_order(phase):
             last = None
             if kernel.lanes is None:
-                last = max(phase.inner, key=_inner_score(phase))
+                scores = {axis: _suits(phase.body, axis, wide) for axis in phase.inner}
+                last = max(scores, key=scores.__getitem__)
             phase.inner = _by_stride(phase.inner, phase.body, last)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fusee.backends import native
 from fusee.codegen.host import emit_host
 from fusee.codegen.llvm.kernel import emit_kernel
 from fusee.loops.fusion import fuse
+from fusee.targets import cpu
 from tests.aten.harness import one_node
 from tests.replay import main
 from tests.replay.texts import STAGES, Recorder, cases, fixed, versions
@@ -38,13 +40,13 @@ def _hashes() -> main.Hashes:
     return main.hashes(recorder.texts())
 
 
-def _one_more_call(aten: Any, options: Any) -> Any:
+def _one_more_call(aten: Any, options: Any, passes: Any) -> Any:
     (node,) = aten.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
     with aten.graph.inserting_after(node):
         negated = aten.graph.call_function(torch.ops.aten.neg.default, (node,))
     negated.meta = dict(node.meta)
     node.replace_all_uses_with(negated, delete_user_cb=lambda user: user is not negated)
-    return run_passes(aten, options)
+    return run_passes(aten, options, passes)
 
 
 def _not_merged(graph: Any, merge: bool) -> Any:
@@ -61,12 +63,12 @@ def _with_line(*given: Any) -> Any:
     return dataclasses.replace(host, source=host.source + "# a comment\n")
 
 
-# stage -> (what of the pipeline changes, how, whether later stages show it too)
-CHANGES: dict[str, tuple[str, Callable[..., Any], bool]] = {
-    "aten": ("run_passes", _one_more_call, True),
-    "loops": ("fuse", _not_merged, True),
-    "llvm": ("emit_kernel", _with_comment, False),
-    "host": ("emit_host", _with_line, False),
+# stage -> (module and name of what changes, how, whether later stages show it too)
+CHANGES: dict[str, tuple[ModuleType, str, Callable[..., Any], bool]] = {
+    "aten": (native, "run_passes", _one_more_call, True),
+    "loops": (native, "fuse", _not_merged, True),
+    "llvm": (cpu, "emit_kernel", _with_comment, False),
+    "host": (cpu, "emit_host", _with_line, False),
 }
 
 
@@ -74,8 +76,8 @@ CHANGES: dict[str, tuple[str, Callable[..., Any], bool]] = {
 def test_a_change_is_noticed_in_its_stage(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _hashes()
     assert main.differing(before, _hashes()) == []
-    name, change, goes_on = CHANGES[stage]
-    monkeypatch.setattr(native, name, change)
+    where, name, change, goes_on = CHANGES[stage]
+    monkeypatch.setattr(where, name, change)
     differing = main.differing(before, _hashes())
     assert differing[0] == stage
     assert goes_on == (len(differing) > 1)
@@ -130,7 +132,7 @@ def test_texts_of_a_revision_are_shown_beside_todays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "OUT", main.ROOT / "out" / tmp_path.name)
-    monkeypatch.setattr(native, "emit_host", _with_line)
+    monkeypatch.setattr(cpu, "emit_host", _with_line)
     case = next(case for case in cases() if case.startswith("op/"))
     shown = main.show(case, "HEAD")
     assert "+# a comment" in shown

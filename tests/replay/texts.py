@@ -34,6 +34,7 @@ import fusee
 from fusee import config, log
 from fusee.autodiff.joint import Split
 from fusee.backends import native
+from fusee.targets import cpu
 from tests.models import zoo
 
 with warnings.catch_warnings():
@@ -148,9 +149,9 @@ class Recorder:
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with (
-            mock.patch.object(native, "Build", self._build),
-            mock.patch.object(native, "prepare", lambda: None),
-            mock.patch.object(native, "bind_host", lambda *args: None),
+            mock.patch.object(cpu, "Build", self._build),
+            mock.patch.object(cpu, "prepare", lambda: None),
+            mock.patch.object(cpu, "bind_host", lambda *args: None),
             mock.patch.object(native, "bind", lambda *args, **kwargs: None),
             mock.patch.object(native, "bind_split", _with_backward),
         ):

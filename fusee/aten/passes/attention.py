@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fusee.aten.passes.rewriter import Editor, on_cpu, only_user, val
+from fusee.aten.passes.rewriter import Editor, only_user, val
 
 __all__ = ["fuse_attention"]
 
@@ -46,7 +46,7 @@ def fuse_attention(edit: Editor) -> None:
         weights, v = node.args
         assert isinstance(weights, fx.Node) and isinstance(v, fx.Node)
         softmax = _through(weights, aten._softmax.default)
-        if softmax is None or not on_cpu(node) or val(node).dtype is not torch.float32:
+        if softmax is None or val(node).dtype is not torch.float32:
             continue
         scores = _scores(softmax)
         if scores is not None and _is_long(edit, node, softmax, scores):

@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.boundary import DERIVATIONS
-from fusee.aten.externs import is_pure
 from fusee.aten.graph import AtenGraph
+from fusee.aten.operators import is_pure
 from fusee.config import Options
 from fusee.sym.expr import Expr, hint
 
@@ -207,12 +207,6 @@ def bound(node: fx.Node, names: tuple[str, ...], defaults: tuple[Any, ...] = ())
         default = defaults[i - first_default] if i >= first_default else None
         found.append(node.kwargs.get(names[i], default))
     return found
-
-
-def on_cpu(node: fx.Node) -> bool:
-    """Whether eager has the node's result in main memory."""
-    device = node.meta.get("device")
-    return device is None or torch.device(device).type == "cpu"
 
 
 def overload(target: object) -> OpOverload | None:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
-from fusee.aten.externs import is_creation, is_view
 from fusee.aten.graph import AtenGraph, tensor_input
+from fusee.aten.operators import is_creation, is_view
 from fusee.aten.passes.rewriter import Editor, bound, only_user, val
 from fusee.config import Options
 
@@ -627,3 +627,28 @@ def _as_affine(edit: Editor, norm: Norm) -> None:
         edit.become(norm.result, aten.add.Tensor, scaled, shift)
     else:
         edit.become(norm.result, aten._to_copy.default, shifted, dtype=out.dtype)
+
+
+# ---------------------------------------------------------------------------- restride
+# An as_strided that moves no element becomes a copy, for graphs that are split.
+#
+# Pools of channels-last images end in one, for the strides of axes of size one. No engine knows
+# strides, so it parted what is an engine's.
+
+
+def restride(graph: AtenGraph) -> None:
+    """Change `graph` in place. Metas stay as they are, strides included."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source: Any = node.args[0]
+        val, made = source.meta["val"], node.meta["val"]
+        before, after = (
+            [(graph.to_size(n), graph.to_size(step)) for n, step in zip(x.shape, x.stride())]
+            for x in (val, made)
+        )
+        same = len(before) == len(after) and all(
+            n == m and (n == 1 or step == other)
+            for (n, step), (m, other) in zip(before, after, strict=True)
+        )
+        if same and val.storage_offset() == made.storage_offset() == 0 and val.dtype == made.dtype:
+            node.target = aten.clone.default
+            node.args, node.kwargs = (source,), {"memory_format": torch.preserve_format}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.canonicalize import Table, taken_apart
-from fusee.aten.externs import WHOLE
 from fusee.aten.graph import AtenGraph, python_source
+from fusee.aten.operators import WHOLE
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import api, graph
 from fusee.backends.openvino.api import Executable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -14,31 +14,21 @@ from fusee.loops.lower.tensor import Lowering, Meta, Tensor, calls, dense, named
 from fusee.sym.expr import Size
 
 
-class ExternSpec(Protocol):
-    """How to call an op on whole tensors. The table of them belongs to the caller."""
+@dataclass(frozen=True, slots=True)
+class ExternSpec:
+    """How a target calls an operator on whole tensors, as cheaply as there is a way.
 
-    @property
-    def call(self) -> Callable[..., Any]:
-        """Takes the overload's arguments and returns its results, as cheaply as there is a way."""
-        ...
+    call      takes the overload's arguments and returns its results
+    out       the same with one more argument `out`, the tensor to fill
+    in_place  the same writing over the argument number `operand`, which it takes first
+    exact     the tensors that it takes must have eager's strides
+    """
 
-    @property
-    def exact(self) -> bool:
-        """Whether the tensors that it takes must have eager's strides."""
-        ...
-
-    @property
-    def out(self) -> Callable[..., Any] | None:
-        """The same with one more argument `out`, the tensor to fill; None if there is none."""
-        ...
-
-    @property
-    def in_place(self) -> Callable[..., Any] | None:
-        """The same writing over the argument at `operand`, which it takes first; or None."""
-        ...
-
-    @property
-    def operand(self) -> int: ...
+    call: Callable[..., Any]
+    out: Callable[..., Any] | None = None
+    in_place: Callable[..., Any] | None = None
+    operand: int = 0
+    exact: bool = False
 
 
 ANY_LAYOUT = frozenset(named("linear scaled_dot_product_attention"))

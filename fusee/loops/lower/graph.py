@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, Extern, LoopGraph, Role, Value, View, origin
+from fusee.loops.ir import Buffer, Extern, LoopGraph, Profile, Role, Value, View, origin
 from fusee.loops.lower import arithmetic, creation, index, loss, norm, reduce, views, window
 from fusee.loops.lower.extern import ExternSpec, Laid, extern
 from fusee.loops.lower.pointwise import make_checks
@@ -196,6 +196,7 @@ def lower(
     graph: fx.Graph,
     inputs: Sequence[InputLayout],
     *,
+    profile: Profile,
     constants: Mapping[str, torch.Tensor] | None = None,
     size_of: Callable[[Any], Size],
     extern_of: Callable[[OpOverload], ExternSpec | None],
@@ -205,6 +206,7 @@ def lower(
     """Lower a functional graph.
 
     inputs     one per tensor placeholder, in order
+    profile    of the machine that the loops are for
     constants  what get_attr nodes name; those in use follow as inputs of role "constant"
     size_of    an int or SymInt of the graph as a Size
     extern_of  how to call an op that has no lowering; None: the overload itself is called
@@ -212,13 +214,14 @@ def lower(
     writes     output position -> placeholder position: the value is stored into that input after
                all else, and the output is a View of the input
     """
-    writes = writes or {}
-    return _Lowerer(graph, inputs, constants or {}, size_of, extern_of, must_run, writes).run()
+    given = constants or {}, size_of, extern_of, must_run, writes or {}
+    return _Lowerer(Lowering(profile), graph, inputs, *given).run()
 
 
 class _Lowerer:
     def __init__(
         self,
+        lowering: Lowering,
         graph: fx.Graph,
         inputs: Sequence[InputLayout],
         constants: Mapping[str, torch.Tensor],
@@ -230,7 +233,7 @@ class _Lowerer:
         self.graph, self.constants = graph, constants
         self.size_of, self.extern_of, self.must_run = size_of, extern_of, must_run
         self.writes = writes
-        self.lowering = Lowering()
+        self.lowering = lowering
         self.env: dict[fx.Node, Any] = {}
         self.readers: dict[Buffer, list[fx.Node]] = {}  # of inputs: what was computed from them
         self.layouts = list(inputs)

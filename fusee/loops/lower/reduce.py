@@ -30,16 +30,6 @@ from fusee.sym.expr import Size, Symbol, floordiv, hint, product
 
 Map = Callable[[Value], Value]
 
-# A reduction to fewer than FEW results over more than MANY elements is done in chunks first, so
-# that threads have work.
-FEW = 16
-MANY = 1 << 16
-CHUNK = 1 << 12
-# Sums down columns read rows in pieces of at most STRIP elements. Where that leaves few pieces for
-# threads, rows are summed up in at least ROWS chunks first.
-STRIP = 1 << 10
-ROWS = 8
-
 
 def normal_dims(dims: Any, rank: int) -> list[int]:
     """Reduced dimensions as given to ATen: None or () mean all."""
@@ -131,14 +121,23 @@ def _accumulate(
 ) -> Tensor:
     points = hint(product(kept))
     elements = hint(product(axis.hi for axis in reduced if axis.hi is not None))
-    if which is None and points * elements > MANY:
-        if points < FEW:
+    profile = lowering.values.profile
+    if which is None and points * elements > profile.many:
+        if points < profile.parallel:
             return _in_two_stages(lowering, value, kept, reduced, kind, acc_dtype, dtype, after)
         rows = _rows(lowering, value, kept, reduced)
-        if rows is not None and points < FEW * STRIP:
+        if rows is not None and points < profile.parallel * profile.strip:
             order = [rows, *(axis for axis in reduced if axis is not rows)]
             return _in_two_stages(
-                lowering, value, kept, order, kind, acc_dtype, dtype, after, _chunk_of_rows(rows)
+                lowering,
+                value,
+                kept,
+                order,
+                kind,
+                acc_dtype,
+                dtype,
+                after,
+                _chunk_of_rows(rows, profile.rows),
             )
     acc = lowering.accumulator(kind, acc_dtype)
     buffer = lowering.buffer(kept, dtype, _layout(lowering, value, kept))
@@ -192,20 +191,21 @@ def _in_two_stages(
     rest, size = reduced[1:], first.hi
     inner = hint(product(axis.hi for axis in rest if axis.hi is not None))
     if length is None:  # the outermost reduced axis may make good chunks as it is
-        is_good = FEW <= hint(size) <= CHUNK <= inner * FEW
-        length = 1 if is_good else max(CHUNK // max(inner, 1), 1)
+        few, chunk = lowering.values.profile.parallel, lowering.values.profile.chunk
+        is_good = few <= hint(size) <= chunk <= inner * few
+        length = 1 if is_good else max(chunk // max(inner, 1), 1)
     if length == 1:
         partial = _partial(lowering, kept, size, acc_dtype)
-        chunk = lowering.axis("c0", size)
-        moved = rewrite([value], {first: chunk.expr})[0]
-        _store_partial(lowering, partial, kept, chunk, moved, rest, kind)
+        part = lowering.axis("c0", size)
+        moved = rewrite([value], {first: part.expr})[0]
+        _store_partial(lowering, partial, kept, part, moved, rest, kind)
     else:
         whole = floordiv(size, length)
         left = size - whole * length
         partial = _partial(lowering, kept, whole if left == 0 else whole + 1, acc_dtype)
-        chunk, step = lowering.axis("c0", whole), lowering.axis("s0", length)
-        moved = rewrite([value], {first: chunk.expr * length + step.expr})[0]
-        _store_partial(lowering, partial, kept, chunk, moved, [step, *rest], kind)
+        part, step = lowering.axis("c0", whole), lowering.axis("s0", length)
+        moved = rewrite([value], {first: part.expr * length + step.expr})[0]
+        _store_partial(lowering, partial, kept, part, moved, [step, *rest], kind)
         if left != 0:
             step = lowering.axis("s0", left)
             moved = rewrite([value], {first: whole * length + (0 if left == 1 else step.expr)})[0]
@@ -223,21 +223,21 @@ def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) 
         if columns is None or rows is None or min(columns.values()) != 1:
             continue
         sizes = {k: hint(axis.hi) for k, axis in enumerate(reduced) if axis.hi is not None}
-        long = [k for k, size in sizes.items() if size >= ROWS]
+        long = [k for k, size in sizes.items() if size >= lowering.values.profile.rows]
         return reduced[max(long, key=lambda k: rows[k])] if long else None
     return None
 
 
-def _chunk_of_rows(axis: Symbol) -> Size:
+def _chunk_of_rows(axis: Symbol, least: int) -> Size:
     """How many points of an axis make one chunk: all chunks alike if its size can be divided."""
     assert axis.hi is not None
     size = hint(axis.hi)
-    if size < 4 * ROWS:
+    if size < 4 * least:
         return 1
     if not isinstance(axis.hi, int):
-        return max(size // (2 * ROWS), 1)
-    whole = [n for n in range(2 * ROWS, 4 * ROWS) if size % n == 0]
-    return size // (whole[0] if whole else 2 * ROWS)
+        return max(size // (2 * least), 1)
+    whole = [n for n in range(2 * least, 4 * least) if size % n == 0]
+    return size // (whole[0] if whole else 2 * least)
 
 
 def _partial(lowering: Lowering, kept: Shape, count: Size, dtype: torch.dtype) -> Tensor:

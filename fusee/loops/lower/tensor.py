@@ -24,6 +24,7 @@ from fusee.loops.ir import (
     Buffer,
     Loop,
     LoopGraph,
+    Profile,
     Role,
     Value,
     Values,
@@ -122,10 +123,6 @@ def axis_strides(index: Size, axes: dict[int, Symbol]) -> dict[int, int] | None:
 
 Index = tuple[Size, ...]
 
-# A value used again and again is computed once if it takes more additions than this.
-HEAVY = 10
-# A loop that reads more buffers than this is split; pointers and streams are finite.
-MAX_READS = 8
 # Closures call each other: deeper chains are cut by realising. So are larger trees: what becomes
 # one loop must stay as small as compiles well.
 MAX_DEPTH, MAX_WEIGHT = 40, 128
@@ -264,8 +261,8 @@ Number = Union[int, float, bool, Expr, Value]
 class Lowering:
     """The LoopGraph in the making and the tables that make equal things identical."""
 
-    def __init__(self) -> None:
-        self.values = Values()
+    def __init__(self, profile: Profile) -> None:
+        self.values = Values(profile)
         self.graph = LoopGraph(self.values, [])
         self.origin = ""
         self._axes: dict[Shape, Index] = {}
@@ -512,7 +509,7 @@ class Lowering:
             return False
         if tensor.pieces is not None:
             return any(self.is_costly(piece) for piece in tensor.pieces.tensors)
-        return tensor.at(self.axes(tensor.shape)).cost > HEAVY
+        return tensor.at(self.axes(tensor.shape)).cost > self.values.profile.heavy
 
     def is_heavy(self, tensor: Tensor) -> bool:
         """True if computing an element twice costs more than storing and loading it."""
@@ -521,7 +518,7 @@ class Lowering:
         if tensor.pieces is not None:
             return any(self.is_heavy(piece) for piece in tensor.pieces.tensors)
         value = tensor.at(self.axes(tensor.shape))
-        if value.cost > HEAVY:
+        if value.cost > self.values.profile.heavy:
             return True
         axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(tensor.shape) if n != 1}
         full = [v for v in self.loads(value) if axis_strides(v.attr[1], axes) is not None]
@@ -536,7 +533,7 @@ class Lowering:
             if uses > 1 and self.is_heavy(tensor):
                 self.realise(tensor)
             return
-        if (len(tensor.operands) > 1 and len(tensor.reads()) > MAX_READS) or (
+        if (len(tensor.operands) > 1 and len(tensor.reads()) > self.values.profile.reads) or (
             uses > 1 and self.is_heavy(tensor)
         ):
             self.realise(tensor)

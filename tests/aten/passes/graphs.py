@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, Mutation
 from fusee.aten.passes import Derived, run_passes
 from fusee.config import Options
+from fusee.targets import cpu
 from tests.compare import assert_as_near, measured
 
 CPU = torch.device("cpu")
@@ -113,7 +114,8 @@ class Passed:
         self.before = run(aten, build.values)
         exact = [v.double() if v.is_floating_point() else v for v in build.values]
         self.exact, self.longest = measured(lambda: run(_as_double(aten), exact))
-        derived, self.notes = run_passes(aten, Options(**options))
+        chosen = Options(**options)
+        derived, self.notes = run_passes(aten, chosen, cpu.CPU().passes(chosen))
         self.derived = derived or Derived()
         self.after = self.run(build.values)
 

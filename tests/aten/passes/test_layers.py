@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import fx
 
-from fusee.aten.externs import is_native, packed
+from fusee.targets.cpu.onednn import is_native, packed
 from tests.aten.passes.graphs import Build, through_passes
 
 aten = torch.ops.aten
 needs_onednn = pytest.mark.skipif(packed() is None, reason="this build has no oneDNN")
-prepack_module = importlib.import_module("fusee.aten.passes.onednn")
+prepack_module = importlib.import_module("fusee.targets.cpu.onednn")
 HALF = (torch.bfloat16, torch.float16)
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.externs import WHOLE, is_native, packed
 from fusee.aten.graph import run
+from fusee.aten.operators import WHOLE
 from fusee.aten.passes import run_passes
 from fusee.aten.trace import trace
 from fusee.config import Options
+from fusee.targets.cpu import CPU
+from fusee.targets.cpu.onednn import is_native, packed
 from tests.compare import assert_same
 
 
@@ -42,7 +44,7 @@ def test_one_graph_for_many_sizes(dtype: torch.dtype) -> None:
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         aten = trace(gm, inputs, keep=WHOLE.__contains__)
-        derived, _ = run_passes(aten, Options())
+        derived, _ = run_passes(aten, Options(), CPU().passes(Options()))
         assert derived is not None and aten.symbols
         compiled.append(aten)
         return lambda *given: run(

@@ -17,6 +17,7 @@ from fusee.loops.ir import Extern, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower
 from fusee.sym.expr import Symbol
 from fusee.sym.symint import Symbols
+from fusee.targets.cpu import CPU
 from tests.compare import assert_as_near, measured
 from tests.loops.interpret import interpret
 
@@ -47,6 +48,7 @@ def lower_module(
     return lower(
         module.graph,
         layouts(args),
+        profile=CPU.profile,
         constants=constants_of(module),
         size_of=int,
         extern_of=lambda op: None,
@@ -109,6 +111,7 @@ def check(fn: Callable[..., Any], *args: Tensor, allow: Sequence[str] = ()) -> L
     graph = lower(
         module.graph,
         layouts(args),
+        profile=CPU.profile,
         constants=constants,
         size_of=int,
         extern_of=lambda op: None,
@@ -182,6 +185,7 @@ def check_symbolic(
     graph = lower(
         module.graph,
         inputs,
+        profile=CPU.profile,
         constants=constants_of(module),
         size_of=sizes,
         extern_of=lambda op: None,

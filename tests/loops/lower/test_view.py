@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop, show_step
+from fusee.loops.ir import Loop, Profile, show_step
 from fusee.loops.lower.graph import InputLayout
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
@@ -83,7 +83,7 @@ def test_surviving_dimensions_are_not_divided() -> None:
 
 
 def test_reshape_of_unknown_sizes_keeps_storage() -> None:
-    lowering = Lowering()
+    lowering = Lowering(Profile())
     n = Symbol("s0", 2).expr
     from_layout = InputLayout("x", torch.float32, (n, 6), (6, 1))
     buffer = lowering.buffer(from_layout.shape, from_layout.dtype, from_layout.strides)

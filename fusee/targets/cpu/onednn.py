@@ -13,15 +13,74 @@ follow the measurements in docs/benchmarks.md, section Externs.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
-from fusee.aten.externs import Packed, is_native, is_view, packed
-from fusee.aten.graph import AtenGraph
-from fusee.aten.passes.rewriter import Editor, bound, on_cpu, only_user, val
+from fusee.aten.operators import is_view
+from fusee.aten.passes.rewriter import Editor, bound, only_user, val
+
+# ---------------------------------------------------------------------------- onednn
+# What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
+#
+# Tested with torch 2.13. torch.ops.mkldnn exists in builds with oneDNN for x86 and ARM; the packed
+# operators and their arguments are equal from 2.11 to 2.15.
+#
+# A packed weight is an opaque tensor: it has the size of the weight it was made from, and no
+# strides.
+
+
+class Packed:
+    """The packed operators. Linear takes inputs of any rank, convolution images."""
+
+    def __init__(self) -> None:
+        ops = torch.ops.mkldnn
+        self.linear: OpOverload = ops._linear_pointwise.default
+        self.linear_binary: OpOverload = ops._linear_pointwise.binary
+        self.conv: OpOverload = ops._convolution_pointwise.default
+        self.conv_binary: OpOverload = ops._convolution_pointwise.binary
+        self.conv_binary_inplace: OpOverload = ops._convolution_pointwise_.binary
+        self.reorder_linear: OpOverload = ops._reorder_linear_weight.default
+        self.reorder_conv: OpOverload = ops._reorder_convolution_weight.default
+
+
+def packed() -> Packed | None:
+    """The packed operators, or None where this build has no oneDNN or it is switched off."""
+    return _built_in() if torch.backends.mkldnn.enabled else None
+
+
+@functools.cache
+def _built_in() -> Packed | None:
+    if not _available():
+        return None
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return None
+    return Packed()
+
+
+def _available() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def is_native(dtype: torch.dtype) -> bool:
+    """Whether the processor multiplies matrices of `dtype` at least as fast as float32.
+
+    Where it does not, ATen multiplies bfloat16 and float16 with scalar code, 8 to 25 times slower
+    than float32 (benchmarks.md, Externs).
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return True
+    if not _available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
 
 # ---------------------------------------------------------------------------- prepack
 
@@ -72,7 +131,7 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     x, weight, bias = bound(node, ("input", "weight", "bias"))
     rank = val(x).dim()
     plain = val(weight).dim() == 2 and (bias is None or val(bias).dim() == 1)
-    if not plain or rank < 2 or not on_cpu(node) or val(node).dtype not in _FLOATS:
+    if not plain or rank < 2 or val(node).dtype not in _FLOATS:
         return ""
     is_static = edit.is_static(weight) and edit.is_static(bias)
     if ops is not None and is_static and packs_linear(val(node).dtype):
@@ -125,7 +184,7 @@ def _product(edit: Editor, ops: Packed, node: fx.Node) -> bool:
         if val(bias).shape[0] != val(node).shape[1]:  # type: ignore[arg-type]
             return False
     assert isinstance(x, fx.Node) and isinstance(factor, fx.Node)
-    if edit.is_static(x) or not edit.is_static(factor) or not on_cpu(node):
+    if edit.is_static(x) or not edit.is_static(factor):
         return False
     if not packs_linear(val(node).dtype):
         return False
@@ -146,7 +205,7 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     out = val(node)
     is_static = edit.is_static(weight) and edit.is_static(bias)
-    if out.dim() != 4 or transposed or not is_static or not on_cpu(node):
+    if out.dim() != 4 or transposed or not is_static:
         return ""
     if _is_one_pixel(edit, node):
         _as_product(edit, node, x, weight, bias)  # type: ignore[arg-type]
@@ -366,7 +425,7 @@ def _wins(edit: Editor, node: fx.Node) -> bool:
     if not (is_conv or is_attention or target in _PRODUCTS):
         return False
     dtype = val(node).dtype
-    if is_native(dtype) or not on_cpu(node):
+    if is_native(dtype):
         return False
     if is_conv:
         return True
@@ -427,33 +486,8 @@ def channels_last(edit: Editor) -> None:
     for node in edit.calls(aten.convolution.default):
         out = val(node)
         transposed = node.args[6]
-        if out.dim() == 4 and out.dtype in _DTYPES and not transposed and on_cpu(node):
+        if out.dim() == 4 and out.dtype in _DTYPES and not transposed:
             node.meta["layout"] = "channels_last"
             marked += 1
     if marked:
         edit.notes.append(f"{marked} convolutions in channels-last layout")
-
-
-# ---------------------------------------------------------------------------- restride
-# An as_strided that moves no element becomes a copy, for graphs that are split.
-#
-# Pools of channels-last images end in one, for the strides of axes of size one. No engine knows
-# strides, so it parted what is an engine's.
-
-
-def restride(graph: AtenGraph) -> None:
-    """Change `graph` in place. Metas stay as they are, strides included."""
-    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        source: Any = node.args[0]
-        val, made = source.meta["val"], node.meta["val"]
-        before, after = (
-            [(graph.to_size(n), graph.to_size(step)) for n, step in zip(x.shape, x.stride())]
-            for x in (val, made)
-        )
-        same = len(before) == len(after) and all(
-            n == m and (n == 1 or step == other)
-            for (n, step), (m, other) in zip(before, after, strict=True)
-        )
-        if same and val.storage_offset() == made.storage_offset() == 0 and val.dtype == made.dtype:
-            node.target = aten.clone.default
-            node.args, node.kwargs = (source,), {"memory_format": torch.preserve_format}

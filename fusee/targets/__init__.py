@@ -1,0 +1,79 @@
+"""What graphs are compiled for. A target is one folder here and one row of TARGETS in native.py.
+
+Everything that is true of one machine alone stands behind its `Target`: what loops and saved values
+cost (numbers), which operators stay calls and how they are called, which passes prepare a graph for
+them, and how a schedule of kernels becomes something that runs. What comes before knows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fusee.aten.passes.rewriter import Pass
+from fusee.autodiff.min_cut import Prices
+from fusee.codegen.host import Arguments
+from fusee.config import Options
+from fusee.loops.ir import Kernel, Profile
+from fusee.loops.lower.extern import ExternSpec
+from fusee.loops.memory import Plan
+
+# Inputs of a call -> a version, and the tensors that are kept between calls: those derived from
+# parameters, then constants. They are the same as long as the version is.
+Kept = Callable[[tuple[Any, ...]], tuple[int, tuple[Tensor, ...]]]
+
+
+class Built(NamedTuple):
+    """A graph that runs.
+
+    run         from a list of the graph's inputs to its results; writes are done
+    functions   names of what kernels became: those that share one have equal names
+    """
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    functions: Mapping[Kernel, str]
+
+
+class Target(Protocol):
+    """One kind of machine."""
+
+    @property
+    def profile(self) -> Profile:
+        """What decides on loops: lowering, fusion and loop order ask nothing else."""
+        ...
+
+    @property
+    def prices(self) -> Prices:
+        """What decides between saving a value for the backward and computing it again."""
+        ...
+
+    def prepare(self) -> None:
+        """Begin to load what takes time, before a graph is traced. raises MissingPackage"""
+        ...
+
+    def passes(self, options: Options) -> Sequence[Pass]:
+        """What rewrites an ATen graph for the calls that there are."""
+        ...
+
+    def call_of(self, op: OpOverload) -> ExternSpec | None:
+        """How to call an operator that has no loops; None: the overload itself is called."""
+        ...
+
+    def build(
+        self,
+        plan: Plan,
+        arguments: Arguments,
+        kept: Kept,
+        options: Options,
+        timed: Callable[[str], AbstractContextManager[object]],
+    ) -> Built:
+        """Kernels and calls of a schedule, with their memory, as one function.
+
+        timed             is entered for each stage, with its name
+        raises (when run) as eager does for an index outside of its dimension, a divisor of zero
+        """
+        ...

@@ -1,0 +1,170 @@
+"""The CPU: loops as LLVM IR with explicit vectors, layers as calls of oneDNN and ATen.
+
+The overload `torch.ops.aten.mm.out` costs 3 to 5 us a call, the builtin `torch.mm` 1 to 2 us with
+the same arguments (benchmarks.md, Externs). With `out` the result goes straight into the arena:
+nothing is allocated, and no fresh page is touched. Operators without a row are called by their
+overload. `out` needs grad mode off where a parameter is among the arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fusee import log
+from fusee.aten.passes.attention import fuse_attention
+from fusee.aten.passes.rewriter import Pass
+from fusee.aten.passes.weights import fold_norm
+from fusee.aten.torch_api import recurrent_layer
+from fusee.autodiff.joint_passes import REDRAWN
+from fusee.autodiff.min_cut import Prices
+from fusee.codegen.host import Arguments, HostCode, emit_host
+from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
+from fusee.codegen.llvm.types import Machine
+from fusee.config import Options
+from fusee.fake.products import LAYERS
+from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile
+from fusee.loops.lower.extern import ExternSpec
+from fusee.loops.memory import Plan
+from fusee.loops.schedule import form
+from fusee.runtime import jit, random
+from fusee.runtime.jit import Build, Function, prepare
+from fusee.runtime.launch import Frame, Program, runner
+from fusee.targets import Built, Kept
+from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast
+
+aten = torch.ops.aten
+
+PASSES: tuple[Pass, ...] = (fold_norm, upcast, fuse_attention, channels_last, prepack, postops)
+
+# What keeps results derived from parameters; without it only what helps by itself runs.
+_NEEDS_DERIVED: frozenset[Pass] = frozenset({fold_norm, prepack, postops})
+
+
+class CPU:
+    """See fusee.targets.Target."""
+
+    # 16: points that give work to the threads of a processor; float32 elements of its widest
+    # vector. What LLVM compiles takes longer the larger it is, and processors overlap the next
+    # vector's work with this one's only in short bodies. Gathers are made lane by lane.
+    profile = Profile(parallel=16, lanes=8, wide=16, gather=12)
+    prices = Prices()
+
+    def prepare(self) -> None:
+        prepare()
+
+    def passes(self, options: Options) -> Sequence[Pass]:
+        return [p for p in PASSES if options.derive_weights or p not in _NEEDS_DERIVED]
+
+    def call_of(self, op: OpOverload) -> ExternSpec | None:
+        found = EXTERNS.get(op)
+        if found is None and op.namespace == "mkldnn":
+            return _packed_rows().get(op)
+        return found
+
+    def build(
+        self,
+        plan: Plan,
+        arguments: Arguments,
+        kept: Kept,
+        options: Options,
+        timed: Callable[[str], AbstractContextManager[object]],
+    ) -> Built:
+        with timed("emit"):
+            codes, functions = _emit(plan, options)
+        with timed("host"):
+            host = emit_host(plan, codes, arguments)
+            log.publish("host", "", host.source)
+        used = [functions[code.name] for code in host.functions]
+        run = bind_host(host, used, plan.schedule.graph, kept, options.threads)
+        return Built(run, {kernel: code.name for kernel, code in codes.items()})
+
+
+# ---------------------------------------------------------------------------- externs
+
+
+def _builtin(op: OpOverload) -> Callable[..., Any]:
+    """`torch.lstm` of aten.lstm.input."""
+    found: Callable[..., Any] = getattr(torch, op._schema.name.partition("::")[2])
+    return found
+
+
+# `out` only where the kernel writes into the given memory itself, of any row stride, and where what
+# it writes does not depend on the strides of the result.
+EXTERNS: dict[OpOverload, ExternSpec] = {
+    aten.mm.default: ExternSpec(torch.mm, torch.mm),
+    aten.bmm.default: ExternSpec(torch.bmm, torch.bmm),
+    aten.addmm.default: ExternSpec(torch.addmm, torch.addmm),
+    aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
+    aten.mv.default: ExternSpec(torch.mv, torch.mv),
+    aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
+    aten.convolution.default: ExternSpec(torch.convolution),
+    aten.mkldnn_rnn_layer.default: ExternSpec(recurrent_layer, exact=True),
+    **{op: ExternSpec(_builtin(op), exact=True) for op in LAYERS},
+    # machine code of ours
+    aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli),
+    REDRAWN: ExternSpec(random.redrawn),
+}
+
+
+@functools.cache
+def _packed_rows() -> dict[OpOverload, ExternSpec]:
+    ops = packed()
+    if ops is None:
+        return {}
+    sum_over = ExternSpec(ops.conv_binary, in_place=ops.conv_binary_inplace, operand=1)
+    return {ops.conv_binary: sum_over}
+
+
+# ---------------------------------------------------------------------------- machine code
+
+
+def _emit(plan: Plan, options: Options) -> tuple[dict[Kernel, KernelCode], dict[str, Function]]:
+    machine = Machine(jit.host_target().features, options.vector_bits)
+    build = Build(use_disk=options.cache, check=options.check)
+    named: dict[str, KernelCode] = {}
+    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
+    codes: dict[Kernel, KernelCode] = {}
+    for item in plan.schedule.items:
+        if not isinstance(item, Kernel):
+            continue
+        key, buffers = form(item)
+        if key not in forms:
+            forms[key] = emit_kernel(item, machine), buffers
+        twin, theirs = forms[key]
+        ours = dict(zip(theirs, buffers, strict=True))
+        code = dataclasses.replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
+        codes[item] = code
+        if named.setdefault(code.name, code) is code:
+            build.add(code.module)
+    return codes, dict(zip(named, build.finish(), strict=True))
+
+
+def bind_host(
+    host: HostCode, functions: Sequence[Function], graph: LoopGraph, kept: Kept, threads: int
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
+    program = Program(functions, host.layout)
+
+    def fail(status: int, frame: Frame) -> None:
+        kind, text = graph.messages[status - 1]
+        raise kind(text.format(frame.value))
+
+    names: dict[str, Any] = {
+        **host.names,
+        "checkout": program.checkout,
+        "checkin": program.checkin,
+        "run": runner(),
+        "threads": (lambda: threads) if threads else torch.get_num_threads,
+        "kept": kept,
+        "fail": fail,
+    }
+    exec(compile(host.source, "<fusee host>", "exec"), names)
+    call: Callable[[Sequence[Any]], Sequence[Any]] = names["call"]
+    return call
