@@ -60,6 +60,8 @@ class Capturing(Semantics):
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
     """
 
+    is_python = False
+
     def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
         super().__init__()
         self.policy = policy
@@ -373,7 +375,8 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     try:
         return getattr(obj, name)
     except AttributeError as error:
-        raise AttributeError(str(error).replace("FakeTensor", "Tensor")) from None
+        text = str(error).replace("FakeTensor", "Tensor")
+    raise AttributeError(text, name=name, obj=obj)  # not above: it would have a context
 
 
 def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:

@@ -93,7 +93,12 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         owner = None
     if _is_of_tensors(function, owner, args):
         return on_tensors(m, function, args, kwargs)
-    if isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+    is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
+    error = args[0] if is_unbound and args else owner
+    if isinstance(error, BaseException) and m.is_outside(error):
+        if function.__name__ not in ("__str__", "__repr__"):
+            raise _unknown(function)  # its `__init__` or `add_note` changes it
+    if is_unbound:
         return _unbound(m, function, args, kwargs)
     if isinstance(owner, type) and function.__name__ == "__subclasses__":
         return _subclasses(m, owner)
@@ -259,7 +264,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         shown = m.plain(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
-    if isinstance(owner, (*_METHOD_OWNERS, BaseException)) or is_scalar(owner):
+    if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner):
         return _run(m, function, args, kwargs)
     if name in ("__init__", "__init_subclass__") and function is object.__init__:
         return None
@@ -628,10 +633,12 @@ def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
     with torch._C.DisableTorchFunction():
         storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
-        is_plain = not x.requires_grad and not getattr(x, "_is_param", False)
+        is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
         strides = torch.empty_like(x, device="meta").stride()
         if not is_plain or x.untyped_storage()._cdata in storages or x.stride() != strides:
-            raise GraphBreak("a deep copy of a tensor that needs gradients, or is a view")
+            raise GraphBreak(
+                "a deep copy of a tensor that has gradients or a base, or that modes hear of"
+            )
     made.setdefault(_TENSORS, []).append(x)
     return m.call(torch.clone, (x,), {})
 

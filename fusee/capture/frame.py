@@ -282,7 +282,9 @@ class Frame:
         self.machine.caught(error)
         self.unwound = error
         if error.__context__ is None and self.machine.handled is not error:
-            error.__context__ = self.machine.handled
+            # C code that Python called has set it, or has its reasons: a generator's `throw`
+            if not (self.machine.is_python and instruction.name.startswith("CALL")):
+                error.__context__ = self.machine.handled
         del self.stack[handler.depth :]
         if handler.keeps_position:
             self.push(raised)
@@ -365,10 +367,12 @@ class Semantics:
     handled   the exception that is being handled
     pending   what ended a capture while a generator was closed
     is_over   whether nothing may run any more
+    is_python  whether Python itself runs what is called
     """
 
     pending: BaseException | None = None
     is_over = False
+    is_python = True
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -427,10 +431,10 @@ class Semantics:
         return builtins.__import__(name, f.globals, f.names or f.locals, names or (), level)
 
     def import_from(self, module: Any, name: str) -> Any:
-        try:
-            return getattr(module, name)
-        except AttributeError:
-            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}") from None
+        found: dict[str, Any] = {}
+        given = {"__builtins__": {"__import__": lambda *_: module}}
+        exec(f"from _ import {name}", given, found)  # its error is Python's own
+        return found[name]
 
     # ---------------------------------------------------------------------- operators
 
@@ -590,8 +594,8 @@ def checked(x: Any, function: Any = None) -> Any:
     try:
         return [*x]  # raises
     except TypeError as error:
-        text = str(error) if function is None else f"{called(function)} argument{str(error)[5:]}"
-        raise TypeError(text) from None
+        text = str(error)
+    raise TypeError(text if function is None else f"{called(function)} argument{text[5:]}")
 
 
 # ---------------------------------------------------------------------------- kinds

@@ -49,7 +49,7 @@ ABSENT = Marker("nothing")
 SHARED = Marker("one of them, or they are not distinct")
 
 # What cannot be looked up any more fails the check rather than the call.
-GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError)
+GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)

@@ -410,7 +410,11 @@ class World:
             self.fact("equals", Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf)
         if x.layout is not torch.strided or x.is_quantized:
             raise GraphBreak(f"tensors of layout {x.layout} are not captured")
-        self.fact("tensor", place, TensorFact.of(plain))
+        try:
+            fact = TensorFact.of(plain)
+        except RuntimeError:  # of is_leaf
+            raise GraphBreak("a view whose base was written to where autograd lost track") from None
+        self.fact("tensor", place, fact)
         fake = self._fakes[id(x)] = self.input(x, place, origin)
         self._origins[id(fake)] = origin
         if plain is not x:

@@ -100,9 +100,7 @@ class Machine(Capturing):
 
     def import_from(self, module: Any, name: str) -> Any:
         found = self.call(getattr, (module, name, ABSENT), {})
-        if found is ABSENT:
-            raise ImportError(f"cannot import name {name!r} from {module.__name__!r}")
-        return found
+        return super().import_from(module, name) if found is ABSENT else found
 
     def caught(self, error: BaseException) -> None:
         if error is self.world.recorder.raised:

@@ -227,7 +227,7 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     if i.arg == 3:  # a StopIteration leaves a generator
         if isinstance(value, StopIteration):
             error = RuntimeError("generator raised StopIteration")
-            error.__cause__ = value
+            error.__cause__ = error.__context__ = value
             value = error
     elif i.arg == 5:
         value = f.machine.unary("pos", value)

@@ -77,6 +77,7 @@ class Lost(BaseException):
         self.reason = reason
 
 
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _CLASS = _ON_HEAP | 1 << 8  # and Py_TPFLAGS_IMMUTABLETYPE: a class in C has not the first alone
 # Nothing but a class, an import or a `def` makes these.
@@ -227,7 +228,12 @@ class Rebuild:
         if isinstance(x, (types.BuiltinFunctionType, types.MethodWrapperType)):
             if isinstance(x.__self__, HELD_OWNERS):
                 return self.source.constant(x)
-            return self._named(f"{yield x.__self__}.{x.__name__}")
+            name, kind = x.__name__, type(x.__self__)
+            if type(getattr(kind, name, None)) is not types.FunctionType:
+                return self._named(f"{yield x.__self__}.{name}")
+            # super() gave it: the object's own one is another
+            in_c = next(vars(c)[name] for c in kind.__mro__ if type(vars(c).get(name)) in _METHODS)
+            return self._named(f"{self.source.constant(in_c)}.__get__({yield x.__self__})")
         if isinstance(x, LAZY):
             return (yield from self._iterator(x))
         if isinstance(x, _FOUND) or kind.__module__ == "typing":
@@ -322,8 +328,9 @@ class Rebuild:
         in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
         init = f"{self.source.constant(in_c)}.__init__"
         self.lines.append(f"{init}({', '.join([name, *(yield from _each(x.args))])})")
-        for key in ("__cause__", "__context__", "__suppress_context__"):
-            if getattr(x, key):  # the last one last: setting the cause sets it too
+        named = {"name", "obj", "path"} & {*vars(in_c)}  # which no `args` hold
+        for key in (*sorted(named), "__cause__", "__context__", "__suppress_context__"):
+            if getattr(x, key, None):  # the last one last: setting the cause sets it too
                 self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")
 
     # ---------------------------------------------------------------------- effects

@@ -328,7 +328,8 @@ def _op_of(function: Any) -> str | None:
 _VALUES = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
     "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
-    "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__", "__format__", "__reduce_ex__",
+    "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__", "__format__",
+    "__reduce_ex__",
 }  # fmt: skip
 
 # Methods that change what a tensor is, or what happens in a backward pass.

@@ -77,8 +77,8 @@ def capture(
         attempt.machine.checks = [] if has_checks else None
         try:
             with (
-                collector.paused(), state_restored(), left(attempt.machine),
-                without_function_modes() as attempt.modes, attempt.recorder,
+                collector.paused(), without_function_modes() as attempt.modes, state_restored(),
+                left(attempt.machine), attempt.recorder,
             ):  # fmt: skip
                 returned = attempt.run(limit, is_probed=bool(why))
                 if not why:

@@ -157,7 +157,24 @@ def _raises(numpy: Any) -> bool:
 _ERRORS = Call(Held(np, "numpy"), _raises, "what raises in ")
 
 
+@contextlib.contextmanager
+def _unheard(m: Capturing) -> Iterator[None]:
+    """Torch function modes of the program's hear nothing of arrays, nor of torch's old classes."""
+    modes, m.modes = m.modes, []
+    try:
+        yield
+    finally:
+        m.modes = modes
+
+
 def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    if m.modes and function in (np.array, np.asarray):
+        raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
+    with _unheard(m):
+        return _called(m, function, args, kwargs)
+
+
+def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1:
@@ -443,6 +460,8 @@ def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
 
 def _numpy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """Tensor.numpy."""
+    if m.modes:  # which hear it, and come back with one less
+        return calls.on_tensors(m, torch.Tensor.numpy, args, kwargs)
     x, force = args[0], kwargs.get("force", False)
     if m.truth(force):
         for way in ("detach", "cpu", "resolve_conj", "resolve_neg"):
@@ -466,9 +485,12 @@ def _from_data(function: Any, copies: bool) -> Stand:
         (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
         if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
             raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
-        plain = m.call(torch.Tensor.detach, (x.tensor,), {})
-        given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
+        if m.modes and function is not torch.from_numpy:
+            raise GraphBreak(f"torch.{function.__name__} of an array within a torch function mode")
+        with _unheard(m):
+            given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
+            plain = m.call(torch.Tensor.detach, (x.tensor,), {})
+            return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
 
     return stand
 
@@ -525,6 +547,10 @@ def _by_class(name: str, dtype: torch.dtype | None) -> Stand:
     """What the class makes: of a sequence, its elements; of sizes, what lies there."""
 
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        with _unheard(m):
+            return make(m, args, kwargs)
+
+    def make(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         first = type(args[0]) if len(args) == 1 else None
         given = {"dtype": dtype or torch.get_default_dtype(), "device": "cpu"}
         if not kwargs and first in (list, tuple):

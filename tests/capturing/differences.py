@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _python_dispatch
 
 import fusee
 from fusee.capture.entries import CompiledFunction
@@ -27,6 +28,13 @@ __all__ = ["Outcome", "backend", "difference", "shrunk"]
 CALLS = 3
 EAGER_S = 0.5  # what takes longer is left out
 COMPILED_S = 20
+
+
+# What is on each of torch's stacks of modes, and what takes one off.
+_MODE_STACKS: list[tuple[Callable[[], list[Any]], Callable[[], Any]]] = [
+    (torch.overrides._get_current_function_mode_stack, torch.overrides._pop_mode),
+    (_python_dispatch._get_current_dispatch_mode_stack, _python_dispatch._pop_mode),
+]
 
 
 class Endless(BaseException):
@@ -117,8 +125,9 @@ def _put_back() -> None:
     whose device all later programs would have."""
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
+    for current, pop in _MODE_STACKS:
+        while current():
+            pop()
     vars(torch._GLOBAL_DEVICE_CONTEXT).clear()
     torch.utils._device.CURRENT_DEVICE = None
 
@@ -197,6 +206,7 @@ def _state() -> dict[str, Any]:
         "autocast": torch.is_autocast_enabled("cpu"),
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
+        "modes": [type(mode).__name__ for current, _ in _MODE_STACKS for mode in current()],
         "generator": hash(torch.get_rng_state().numpy().tobytes()),
         "random": hash(random.getstate()),
         "numpy": hash(np.random.get_state(legacy=False)["state"]["key"].tobytes()),

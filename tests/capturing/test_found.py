@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import logging
 import warnings
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -495,3 +497,158 @@ def _across_breaks(items: list[int]) -> Any:
 @pytest.mark.parametrize("items", [[], [7, 8]])
 def test_a_name_that_is_a_cell_in_one_comprehension_alone(fn: Any, items: list[int]) -> None:
     alike(fn, items)
+
+
+def _leaves_a_switch(x: torch.Tensor) -> Any:
+    y = torch.tensor([1.0, 2.0]) + x
+    torch.set_grad_enabled(opaque(3) > 9)
+    return y * x
+
+
+def _of_arrays(x: torch.Tensor) -> Any:
+    array = np.sin(np.arange(2.0))
+    whole = [int(item) for item in array], array.tolist()
+    return (
+        x.numpy().sum(),
+        np.asarray(x) + 1,
+        torch.from_numpy(array) * 2,
+        torch.tensor(array),
+        whole,
+    )
+
+
+def _of_old_classes(x: torch.Tensor) -> Any:
+    return torch.FloatTensor([1, 2]) + x, torch.LongTensor(2).shape, copy.deepcopy(x)
+
+
+@pytest.mark.parametrize("fn", [_leaves_a_switch, _of_arrays, _of_old_classes])
+def test_a_mode_hears_what_it_hears_in_eager(fn: Callable[..., Any]) -> None:
+    def within(x: torch.Tensor) -> Any:
+        with Heard():
+            return fn(x)
+
+    x, heard = torch.ones(2), []
+    try:
+        alike(within, x)
+        for run in (fn, traced := Traced(fn), traced):
+            torch.set_grad_enabled(True)
+            LOG.clear()
+            with Heard():
+                run(x)
+            heard.append([*LOG])
+    finally:
+        torch.set_grad_enabled(True)
+    assert heard[0] == heard[1] == heard[2], traced.stops
+
+
+def _numbered(k: int) -> Iterator[int]:
+    yield k
+
+
+def _ended_within_a_generator() -> Any:
+    def inner(given: Iterator[int]) -> Iterator[int]:
+        yield next(given)
+
+    try:
+        list(inner(iter(())))
+    except RuntimeError as error:
+        return type(error.__cause__), type(error.__context__)
+
+
+def _without_an_attribute() -> Any:
+    try:
+        return WEIGHT.nothing  # type: ignore[attr-defined]
+    except AttributeError as error:
+        found = error
+    opaque(3)
+    return repr(found.__context__), found.name, found.obj is WEIGHT
+
+
+def _in_a_group() -> Any:
+    found = ExceptionGroup("g", [ValueError(1)])
+    opaque(3)
+    raise found
+
+
+def _thrown_into_one_that_is_over() -> Any:
+    given = _numbered(opaque(3))
+    try:
+        given.throw(KeyError("first"))  # type: ignore[attr-defined]
+    finally:
+        given.throw(KeyError("second"))  # type: ignore[attr-defined]
+
+
+def _not_importable() -> Any:
+    try:
+        from os import nothing  # type: ignore[attr-defined]
+    except ImportError as error:
+        return str(error), error.name, repr(error.__context__), nothing
+
+
+def _not_iterable() -> Any:
+    try:
+        max(*3)  # type: ignore[misc]
+    except TypeError as error:
+        return str(error), repr(error.__context__)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _ended_within_a_generator, _without_an_attribute, _thrown_into_one_that_is_over,
+        _in_a_group, _not_importable, _not_iterable,
+    ],
+)  # fmt: skip
+def test_where_an_exception_comes_from(fn: Callable[..., Any]) -> None:
+    alike(fn)
+
+
+class Odd(ValueError):
+    def __init__(self, amount: Any) -> None:
+        super().__init__(f"odd {amount}")
+        self.amount = amount
+
+
+class Noted(list[Any]):
+    def append(self, item: Any) -> None:
+        LOG.append("append")
+        super().append(f"{item}")
+
+
+def test_a_method_of_a_class_in_c_that_super_gave() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        noted = Noted()
+        noted.append(x)
+        return str(Odd(x.sum())), noted
+
+    alike(fn, torch.ones(2))
+
+
+def test_what_changes_an_exception_is_done_at_each_call() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        try:
+            raise Odd(x)
+        except Odd as error:
+            opaque(3)
+            error.add_note("once")
+            opaque(3)
+            return str(error), error.__notes__
+
+    alike(fn, torch.ones(2))
+
+
+def test_a_view_of_which_autograd_has_lost_track() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x.view(2, 2)
+        opaque(3)
+        x.mul_(2)
+        opaque(4)
+        return x.sum(), y.shape
+
+    def made() -> torch.Tensor:
+        return torch.ones(4, requires_grad=True) * 1
+
+    for _ in range(2):
+        traced = Traced(fn)
+        assert shape_of(traced(made())) == shape_of(fn(made())), traced.stops
