@@ -22,6 +22,7 @@ from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput
 from fusee.aten.torch_api import below_autograd, without_autocast
 from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.autodiff.torch_api import (
+    as_if_not_written,
     clear_saved,
     has_saved_tensor_hooks,
     has_storage,
@@ -392,6 +393,10 @@ def differentiable(
     joint, again = split.joint, Again(gm, split, tell)
     saved, count = split.saved, joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
+    # what the program may write to where its gradient does not matter
+    shown = [
+        (k, s.position) for k, s in enumerate(saved) if s.kind == "result" and s.position < count
+    ]
     chosen = functools.cache(functools.partial(_Variant, split))
 
     class CompiledGraph(torch.autograd.Function):
@@ -403,6 +408,8 @@ def differentiable(
             ctx.save_for_backward(
                 *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
             )
+            aliases = ((k, results[position].detach()) for k, position in shown)
+            ctx.shown = [(k, x, x._version) for k, x in aliases]
             ctx.numbers = _numbers(joint, inputs)
             ctx.done, ctx.later = frozenset(), ()
             ctx.has_hooks = has_saved_tensor_hooks()
@@ -499,17 +506,19 @@ class _Variant:
                 raise modified()
             kept = [x for x, _ in ctx.later]
         else:
-            kept = list(ctx.saved_tensors)
+            with as_if_not_written([(x, n) for k, x, n in ctx.shown if k not in self._read]):
+                kept = list(ctx.saved_tensors)
             clear_saved(ctx)
         ctx.done |= self._present
         if ctx.done < self._parts:  # detached: a result would hold what made it, for ever
             if not ctx.later:
                 ctx.held = again.hold_saved(ctx.held, kept)
-            ctx.later = [(x.detach(), x._version) for x in kept]
+            versions = {k: version for k, _, version in ctx.shown}
+            ctx.later = [(x.detach(), versions.get(k, x._version)) for k, x in enumerate(kept)]
         else:
             ctx.later = ()
             if not keeps_graph():
-                ctx.held = None
+                ctx.held, ctx.shown = None, ()
         if ctx.has_hooks:
             kept = [_as_saved(x, spec) for x, spec in zip(kept, self.split.backward.inputs)]
         return kept

@@ -9,13 +9,14 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C.DisableTorchFunction     hides modes that see functions
     torch._fused_sdp_choice           which attention kernel eager takes
     ctx.maybe_clear_saved_tensors     frees what a Function saved, unless retain_graph keeps it
+    torch._C._autograd._unsafe_set_version_counter  how often autograd saw tensors written to
     torch._C._has_storage             tensors that vmap has wrapped have none
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "as_if_not_written",
     "clear_saved",
     "current_node_number",
     "gradients",
@@ -99,6 +101,19 @@ def _on_cpu(x: Tensor) -> Tensor:
 def clear_saved(ctx: Any) -> None:
     """Let go of what `ctx` saved, unless this backward retains the graph."""
     ctx.maybe_clear_saved_tensors()
+
+
+@contextlib.contextmanager
+def as_if_not_written(tensors: Sequence[tuple[Tensor, int]]) -> Iterator[None]:
+    """Inside, these have the numbers of writes that stand beside them."""
+    written = [(x, before, x._version) for x, before in tensors if x._version != before]
+    count: Any = torch._C._autograd._unsafe_set_version_counter
+    found, before, now = zip(*written) if written else ((), (), ())
+    count(found, before)
+    try:
+        yield
+    finally:
+        count(found, now)
 
 
 def has_saved_tensor_hooks() -> bool:

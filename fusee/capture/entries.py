@@ -525,7 +525,9 @@ class CompiledFunction:
         if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
             read_ahead()
         known = None if keeper is None else keeper.find(place, values, self.policy)
-        captured, twin = (known, None) if known is not None else self._of_copy(place, values)
+        captured, twin = known, None
+        if known is None and self.guard_filter is None:
+            captured, twin = self._of_copy(place, values)
         captured = captured or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
@@ -551,8 +553,8 @@ class CompiledFunction:
 
     def _of_copy(self, place: Place, values: dict[str, Any]) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""
-        copies = () if self.guard_filter else self.family.get(place.function.__code__, ())
-        for entry in [entry for one in copies if one is not self for entry in one.entries]:
+        copies = {self, *self.family.get(place.function.__code__, ())}
+        for entry in [entry for one in copies for entry in one.entries]:
             if (found := _trace().moved(entry.captured, place, values)) is not None:
                 is_shared = getattr(self.compile_graph, "serves_copies", False)
                 return found, entry.compiled if is_shared else None

@@ -48,7 +48,8 @@ from fusee.runtime.change_detection import (
 ABSENT = Marker("nothing")
 SHARED = Marker("one of them, or they are not distinct")
 
-# What cannot be looked up any more fails the check rather than the call.
+# What cannot be looked up any more fails the check rather than the call: RuntimeError is that of a
+# nested tensor's shape, and of is_leaf.
 GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
 
 

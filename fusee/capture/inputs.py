@@ -408,8 +408,9 @@ class World:
             place = Call(origin, torch_api.plain_tensor, "the tensor of ")
             plain = torch_api.plain_tensor(x)
             self.fact("equals", Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf)
-        if x.layout is not torch.strided or x.is_quantized:
-            raise GraphBreak(f"tensors of layout {x.layout} are not captured")
+        if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+            kind = "nested" if x.is_nested else f"of layout {x.layout}"
+            raise GraphBreak(f"a tensor that is {kind} is not captured")
         try:
             fact = TensorFact.of(plain)
         except RuntimeError:  # of is_leaf

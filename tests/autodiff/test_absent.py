@@ -120,3 +120,26 @@ def test_a_piece_that_no_loss_came_through() -> None:
         x, w = rand(3, 4), rand(3, 4)
         fusee.compile(f, backend=backend)(x, w).backward()
         assert x.grad is not None and w.grad is None
+
+
+def test_a_write_to_a_result_that_the_loss_did_not_use() -> None:
+    """What the backward of another result saved may be written to between two graphs."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        loss, other = (x * 2).sum(), y.sum()
+        print(end="")
+        y.mul_(2)
+        return loss, other
+
+    compiled = fusee.compile(fn)
+    for _ in range(2):
+        ours, theirs = (torch.tensor([0.5, -1.0], requires_grad=True) for _ in range(2))
+        found, wanted = compiled(ours), fn(theirs)
+        for k in range(2):
+            found[0].backward(retain_graph=k == 0)
+            wanted[0].backward(retain_graph=k == 0)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        for result in (found[1], wanted[1]):
+            with pytest.raises(RuntimeError, match="modified by an inplace"):
+                result.backward()

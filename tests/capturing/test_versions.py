@@ -376,3 +376,21 @@ def test_modules_that_are_only_passed_on() -> None:
     compiled = fusee.compile(told, backend=counting)
     for module in chosen:
         assert str(compiled(X, module)) == str(told(X, module))
+
+
+def test_copies_that_are_made_within() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def fn(x: Tensor) -> Tensor:
+        own = copy.deepcopy(net)
+        print(end="")
+        y = own(x)
+        print(end="")
+        return own(y) * 2
+
+    assert _runs(fn, [(X + k,) for k in range(3)]) <= 6
+    counting = Counting()
+    compiled = fusee.compile(fn, backend=counting)
+    for k in range(7):
+        torch.testing.assert_close(compiled(X + k), fn(X + k))
+    assert len(counting.graphs) == 4
