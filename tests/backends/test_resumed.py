@@ -382,3 +382,29 @@ def test_another_process_imports_no_more_than_it_needs(
     found = [printed(_PROGRAM, str(tmp_path / "models")) for _ in range(2)]
     assert found[0] == [["openvino", "split", "trace"], True, True, True, True]
     assert found[1] == [["resume"], False, True, True, True]
+
+
+WRITING = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8)
+    def forward(self, x, y):
+        x.add_(1)
+        return F.relu(self.first(y)) + x
+model = Model().eval()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*share memory:UserWarning")
+def test_inputs_that_are_written_to_may_overlap_in_every_process(processes: Processes) -> None:
+    for _ in range(2):
+        program = processes.start(WRITING)
+        call = processes.compiled(program.model)
+        for begin in (4, 0, 1):  # apart, one tensor, and rows in common
+            ours, theirs = torch.ones(8, 8), torch.ones(8, 8)
+            with torch.no_grad():
+                got = call(ours[:4], ours[begin : begin + 4])
+                want = program.model(theirs[:4], theirs[begin : begin + 4])
+            torch.testing.assert_close((got, ours), (want, theirs))

@@ -151,3 +151,25 @@ def test_the_operators_own_error_reaches_the_programs_handler() -> None:
         return y.cos()
 
     torch.testing.assert_close(fusee.compile(program)(X), program(X))
+
+
+def _nested(*sizes: int) -> Tensor:
+    return torch.nested.nested_tensor([torch.arange(float(n)) for n in sizes])
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: x * 2 + 1,
+    lambda x: x.size(0),
+    lambda x: [part + 1 for part in x.unbind()],
+    lambda x: F.relu(x - 1).to_padded_tensor(0.0) + 1 if x.is_nested else x,
+    lambda x: torch.nested.nested_tensor([*x.unbind(), torch.ones(2)]).to_padded_tensor(0.0) * 2,
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors(fn: Callable[[Tensor], Any]) -> None:
+    """Python moves on them; a version for plain tensors does not ask one for its shape."""
+    compiled = fusee.compile(fn, backend="eager")
+    plain = torch.arange(3.0)[:, None]
+    for x in (_nested(3, 2), plain, _nested(1, 4), plain):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert str(compiled(x)) == str(fn(x))
