@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 import types
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
@@ -346,7 +345,7 @@ class CompiledModule:
     __slots__ = ()
     __class__ = _SeenClass()
     _orig_mod: nn.Module
-    _run: Callable[..., Any]
+    _run: _Calls
     _forward: CompiledFunction
     _compiler: Compiler
 
@@ -379,11 +378,66 @@ _FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx", "_compile_kwargs")
 _SLOTS = ("_compiler", "_forward", "_orig_mod", "_run", *_FOR_TORCH)
 
 
+class _Calls:
+    """What runs when a module is called: its `forward`, compiled, as long as a call is no more.
+
+    eagerly     calls the module, or what is given first, as if nothing had been compiled
+    functions   what was compiled: of `forward`, and of the whole call with its hooks
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compiler: Compiler,
+        eagerly: Callable[..., Any],
+        with_hooks: types.FunctionType,
+    ) -> None:
+        cls: Any = type(module)
+        forward = self.forward = cls.forward
+        is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
+        is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
+        self.is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
+        self.module, self.cls, self.state = module, cls, module.__dict__
+        self.compiler, self.eagerly, self.with_hooks = compiler, eagerly, with_hooks
+        self.plain_call = nn.Module.__call__
+        self.functions = [compiler.function(forward if self.is_plain else with_hooks)]
+        self.run = self.functions[0].call
+
+    def seldom(self, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call that has hooks, or that a tracer of modules waits for."""
+        if nn.Module.__call__ is self.plain_call and not has_global_hooks():
+            if len(self.functions) == 1:
+                self.functions.append(self.compiler.function(self.with_hooks))
+            return self.functions[1].call(self.module, *args, **kwargs)
+        if nn.Module.__call__ is self.plain_call:
+            name = self.cls.__qualname__
+            self.compiler.notice(f"{name} runs eagerly: it has hooks for all modules", "")
+        return self.eagerly(owner, *args, **kwargs)
+
+
 def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     """`__call__` of a compiled module. TorchDynamo inlines the original's in its place."""
 
-    def __call__(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls: _Calls = self._run
+        state = calls.state
+        if (
+            nn.Module.__call__ is not calls.plain_call
+            or has_global_hooks()
+            or (
+                calls.is_plain
+                and (
+                    calls.cls.forward is not calls.forward
+                    or "forward" in state
+                    or state["_forward_hooks"]
+                    or state["_forward_pre_hooks"]
+                    or state["_backward_hooks"]
+                    or state["_backward_pre_hooks"]
+                )
+            )
+        ):
+            return calls.seldom(self, *args, **kwargs)
+        return calls.run(calls.module, *args, **kwargs)
 
     __call__.__dict__["_torchdynamo_inline"] = cls.__call__
     return __call__
@@ -421,55 +475,16 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     )
     made: nn.Module = object.__new__(made_class)
     made.__dict__ = module.__dict__
-    itself = weakref.ref(made)
 
-    def eagerly(*args: Any, **kwargs: Any) -> Any:
-        return cls.__call__(itself(), *args, **kwargs)
+    def eagerly(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return cls.__call__(owner, *args, **kwargs)  # which a tracer may have replaced by now
 
-    call = _calling(module, compiler, eagerly, whole_call(cls))
+    calls = _Calls(module, compiler, eagerly, whole_call(cls))
     for_torch = (module, id(made), compiler, compiler.arguments())
-    own = {"_compiler": compiler, "_orig_mod": module, "_run": call}
+    own = {"_compiler": compiler, "_orig_mod": module, "_run": calls}
     for name, value in (*own.items(), *zip(_FOR_TORCH, for_torch)):
         setattr(made, name, value)
     return made
-
-
-def _calling(
-    module: nn.Module,
-    compiler: Compiler,
-    eagerly: Callable[..., Any],
-    with_hooks: types.FunctionType,
-) -> Callable[..., Any]:
-    """A function that calls a module: its compiled `forward`, as long as a call is no more."""
-    state, cls, plain_call = module.__dict__, type(module), nn.Module.__call__
-    forward: Any = cls.forward
-    is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
-    is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
-    is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
-    functions = [compiler.function(forward if is_plain else with_hooks)]
-    run = functions[0].call
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if nn.Module.__call__ is not plain_call:  # a tracer of modules has put itself there
-            return eagerly(*args, **kwargs)
-        if has_global_hooks():
-            compiler.notice(f"{cls.__qualname__} runs eagerly: it has hooks for all modules", "")
-            return eagerly(*args, **kwargs)
-        if not is_plain or (
-            cls.forward is forward
-            and "forward" not in state
-            and not state["_forward_hooks"]
-            and not state["_forward_pre_hooks"]
-            and not state["_backward_hooks"]
-            and not state["_backward_pre_hooks"]
-        ):
-            return run(module, *args, **kwargs)
-        if len(functions) == 1:
-            functions.append(compiler.function(with_hooks))
-        return functions[1].call(module, *args, **kwargs)
-
-    call.__dict__["functions"] = functions
-    return call
 
 
 def compile_in_place(module: nn.Module, **arguments: Any) -> None:
@@ -477,8 +492,16 @@ def compile_in_place(module: nn.Module, **arguments: Any) -> None:
     compiler = compile(**arguments)
     if isinstance(compiler, Compiler):
         around = whole_call(type(module), "_call_impl")
-        call = _calling(module, compiler, functools.partial(call_impl, module), around)
-        call.__dict__["_torchdynamo_inline"] = types.MethodType(call_impl, module)
+        original = types.MethodType(call_impl, module)
+        calls = _Calls(
+            module, compiler, lambda _, *args, **kwargs: original(*args, **kwargs), around
+        )
+        run, owner = _call_of(type(module)), types.SimpleNamespace(_run=calls)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run(owner, *args, **kwargs)
+
+        call.__dict__.update(_torchdynamo_inline=original, functions=calls.functions)
         set_compiled_call(module, call)
 
 
@@ -523,8 +546,7 @@ def _is_graph(compiled: object) -> TypeGuard[CompiledGraph]:
 def _functions_of(of: Any) -> list[CompiledFunction] | None:
     """The captured functions behind what compile() gave; None if it is nothing of ours."""
     if isinstance(of, CompiledModule):
-        functions: list[CompiledFunction] = of._run.__dict__["functions"]
-        return [*functions, *([of._forward] if hasattr(of, "_forward") else [])]
+        return [*of._run.functions, *([of._forward] if hasattr(of, "_forward") else [])]
     if isinstance(of, nn.Module) and of._compiled_call_impl is not None:  # by nn.Module.compile
         return list(getattr(of._compiled_call_impl, "functions", ())) or None
     call = of.__func__ if isinstance(of, types.MethodType) else of

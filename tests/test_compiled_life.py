@@ -12,7 +12,9 @@ import threading
 import timeit
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,7 +22,9 @@ import torch
 from torch import Tensor
 
 from fusee import api, compiler
+from fusee.capture.torch_api import DYNAMO
 from fusee.errors import FuseeWarning
+from fusee.runtime.launch import runner
 from tests.counting import Counting
 from tests.test_compile import Net, step
 
@@ -132,6 +136,59 @@ def test_overhead_of_a_warm_call() -> None:
     overhead = least(fast) - least(one)
     print(f"\noverhead of a warm one-op call: {overhead:.2f} us")
     assert overhead < 30  # a shared machine; bench/ measures
+
+
+def frames_before_kernels(call: Callable[..., Any], *given: Any) -> list[str]:
+    """Functions of Python that a call enters before machine code of ours runs kernels."""
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, what: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+        elif event == "c_call" and what is runner():
+            sys.setprofile(None)
+
+    sys.setprofile(note)
+    try:
+        call(*given)
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def followed(net: torch.nn.Module, t: Tensor) -> Tensor:
+    return net(t).relu() + 1
+
+
+def written(t: Tensor, u: Tensor) -> Tensor:
+    return t.add_(u).relu()
+
+
+@pytest.mark.parametrize("is_dynamo_there", [False, True])
+def test_a_later_call_enters_few_functions(
+    is_dynamo_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six at most, each for a reason: what is called, what comes in, whether it is as it was, the
+    captured program, the compiled graph. With TorchDynamo in the process: whether it is at work."""
+    import torch._dynamo  # the hop that it costs
+
+    if not is_dynamo_there:
+        monkeypatch.delitem(sys.modules, DYNAMO)
+    asked = ["is_dynamo_compiling"] if is_dynamo_there else []
+    rows = torch.randn(3, 4)
+    net = torch.nn.Linear(4, 2).requires_grad_(False)
+    module = torch.nn.Sequential(net, torch.nn.ReLU())
+    for model, given, first, last in (
+        (module, (rows,), ["__call__"], ["run", "call"]),
+        (followed, (net, rows), [], ["run", "call"]),
+        (written, (rows, rows + 1), [], ["run", "checked", "call", "call"]),
+    ):
+        fast = api.compile(model)
+        for _ in range(3):
+            fast(*given)
+        entered = frames_before_kernels(fast, *given)
+        assert entered == [*first, "call", *asked, "check", *last]
+        assert len(entered) <= 6 + (model is written)
 
 
 def test_an_error_that_only_capture_raises_is_told() -> None:

@@ -43,7 +43,7 @@ from fusee.backends.report import CompiledGraph, ExternRow, KernelRow, Report, f
 from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
 from fusee.codegen.host import Arguments
 from fusee.config import Options
-from fusee.errors import FuseeWarning, MissingFake, TraceError, warn
+from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
 from fusee.loops.check import check_graph, check_plan, check_schedule
 from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, show_kernel, show_step
@@ -58,7 +58,7 @@ from fusee.loops.memory import (
     take_out_shared,
 )
 from fusee.runtime import collector, weights
-from fusee.runtime.weights import why_not_derivable
+from fusee.runtime.weights import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Kept, Target
 from fusee.targets.cpu import CPU
 
@@ -144,16 +144,39 @@ def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
 
 
 def _arguments(
-    aten: AtenGraph, derived: Derived | None, loops: LoopGraph, consumes: bool
+    aten: AtenGraph,
+    derived: Derived | None,
+    loops: LoopGraph,
+    consumes: bool,
+    plain: bool,
+    name: str,
 ) -> Arguments:
     """What is called with what: the caller's inputs, by position."""
     targets = derived.targets if derived is not None else ()
     named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
     return Arguments(
         [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
-        {name: (source.index, source.axis) for name, source in aten.symbols.items()},
-        consumes,
+        {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
+        consumed=consumes,
+        spread=plain,
+        refuse=partial(_refuse, name) if plain else None,
+        followed=derived is not None and bool(derived.sources),
     )
+
+
+def _refuse(name: str, inputs: Sequence[Any]) -> None:
+    """Inputs to be differentiated, of a graph that was compiled where none were.
+
+    What captures a graph looks at that; its callers may not.
+    """
+    for k, x in enumerate(inputs):
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise InputError(
+                f"input {k} of {name} requires grad, and those that it was compiled for did not:"
+                " its results would have no gradients",
+                did="nothing was run",
+                remedy="compile it for inputs like these, or call it under torch.no_grad()",
+            )
 
 
 def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
@@ -163,25 +186,12 @@ def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
         if isinstance(b, Buffer) and b.role == "constant"
     )
     if derived is None or not derived.sources:
-        fixed = () if derived is None else derived.compute(())
-        always = (1, fixed + constants)
-        return lambda inputs: always
+        return Fixed(constants if derived is None else (*derived.compute(()), *constants))
     split = parts(derived)
-    known = weights.DerivedSet([weights.Derived(one.sources, one.compute) for _, one in split])
     places = [place for positions, _ in split for place in positions]
     order = sorted(range(len(places)), key=places.__getitem__)
-    latest: tuple[weights.Snapshot | None, tuple[int, tuple[Tensor, ...]]] = (None, (0, ()))
-
-    def kept(inputs: tuple[Any, ...]) -> tuple[int, tuple[Tensor, ...]]:
-        nonlocal latest
-        snapshot = known.current(inputs)
-        of, found = latest  # one object, so that another thread's is whole
-        if of is not snapshot:
-            found = snapshot.version, tuple(snapshot.tensors[k] for k in order) + constants
-            latest = snapshot, found
-        return found
-
-    return kept
+    computed = [weights.Derived(one.sources, one.compute) for _, one in split]
+    return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 
 
 # ---------------------------------------------------------------------------- the way down
@@ -206,10 +216,13 @@ def _run(
     *,
     consumes: bool = False,
     large_bytes: int | None = None,
+    plain: bool = False,
 ) -> Run:
     """A traced graph as machine code: from a list of its inputs to its results. Changes it.
 
-    The arguments are those of `compile_aten`.
+    The others are arguments of `compile_aten`.
+
+    plain   it takes inputs as arguments, and refuses those that are to be differentiated
     """
 
     def step(name: str, take: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -226,7 +239,7 @@ def _run(
         loops = step("lower", _lower, aten, derived, target, report)
         schedule = step("fuse", _fuse, loops, options)
         plan = step("memory", _memory, schedule, large_bytes)
-        arguments = _arguments(aten, derived, loops, consumes)
+        arguments = _arguments(aten, derived, loops, consumes, plain, report.name)
         kept = _kept(aten, derived, loops)
         built = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, built.functions)
@@ -273,8 +286,7 @@ def compile_native(
         try:
             target = _target_of(_devices(gm, example_inputs))
             target.prepare()
-            differentiated = is_differentiated(gm, example_inputs)
-            if differentiated:
+            if is_differentiated(gm, example_inputs):
                 parsed = _for_training(parsed)
                 split = split_native(gm, example_inputs, parsed, report)
                 forward = compile_aten(
@@ -286,12 +298,12 @@ def compile_native(
                 with report.timed("trace"), collector.paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", lambda: str(aten))
-                run = _run(aten, example_inputs, target, parsed, report)
-                call = bind(gm, aten, run, report, spread=False)
+                run = _run(aten, example_inputs, target, parsed, report, plain=True)
+                call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
             log.publish("kernels", "", lambda: str(report))
             remember(report)
-            return CompiledGraph(call, report, plain=not differentiated)
+            return CompiledGraph(call, report)
         except MissingFake:
             raise
         except TraceError as error:

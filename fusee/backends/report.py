@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-import torch
 from torch import fx
 
-from fusee.errors import InputError, user_line
+from fusee.errors import user_line
 
 __all__ = [
     "ExternRow",
@@ -157,40 +157,22 @@ class Report:
         return "\n".join(rows)
 
 
-class CompiledGraph:
+class CompiledGraph(functools.partial[Any]):
     """What the backend returns: call it with the graph's inputs.
 
-    kept                   what another process may make it of: a name that says all it depends on
-                           but for the graph, and the content; None if nothing
-    plain                  it was compiled where nothing required grad, and has no backward
-    raises (when called)   InputError for a plain one where an input requires grad, and is to be
-                           differentiated: what captures a graph looks at that, its callers may not
+    A partial, so that no frame of Python's lies between its caller and what it calls.
+
+    kept   what another process may make of it: a name that says all it depends on but for the
+           graph, and the content; None if nothing
     """
 
-    __slots__ = ("__weakref__", "_report", "call", "kept", "plain")
+    _report: Report
+    kept: tuple[str, bytes] | None
 
-    def __init__(self, call: Callable[..., Any], report: Report, *, plain: bool = False) -> None:
-        self.call, self.plain = call, plain
-        self._report = report
-        self.kept: tuple[str, bytes] | None = None
-
-    def become(self, other: Callable[..., Any]) -> None:
-        """Be as another graph from now on."""
-        self.call = other
-        if isinstance(other, CompiledGraph):
-            self.plain, self._report = other.plain, other.report()
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self.plain and torch.is_grad_enabled():
-            for k, x in enumerate(inputs):
-                if isinstance(x, torch.Tensor) and x.requires_grad:
-                    raise InputError(
-                        f"input {k} of {self._report.name} requires grad, and those that it was"
-                        " compiled for did not: its results would have no gradients",
-                        did="nothing was run",
-                        remedy="compile it for inputs like these, or call it under torch.no_grad()",
-                    )
-        return self.call(*inputs)
+    def __new__(cls, call: Callable[..., Any], report: Report, *rest: Any) -> Self:
+        made = super().__new__(cls, call)
+        made._report, made.kept = report, None
+        return made
 
     def report(self) -> Report:
         """What it is made of: kernels, calls to ATen, what was left out and why, time per stage."""

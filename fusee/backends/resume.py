@@ -231,25 +231,25 @@ class _Claimed:
 class _Resumed(CompiledGraph):
     """Served by what was kept as long as that can. May be called from several threads."""
 
-    __slots__ = ("anew", "lock")
-
     def __init__(
         self, body: Callable[..., Any], report: Report, anew: Callable[[Sequence[Any]], Any]
     ) -> None:
-        super().__init__(body, report)
+        self.call = body
         self.anew: Callable[[Sequence[Any]], Any] | None = anew
         self.lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
         try:
-            return super().__call__(*inputs)
+            return self.call(*inputs)
         except NotServed as reason:
             log.publish("cache", self.report().name, f"compiled after all: {reason}")
         with self.lock:
             if self.anew is not None:
-                self.become(self.anew(inputs))
+                self.call = self.anew(inputs)
+                if isinstance(self.call, CompiledGraph):
+                    self._report = self.call.report()
                 self.anew = None
-        return super().__call__(*inputs)
+        return self.call(*inputs)
 
 
 # ---------------------------------------------------------------------------- blobs

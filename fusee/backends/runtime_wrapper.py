@@ -9,6 +9,7 @@ In either case calls in which inputs lie as no graph takes them to run the captu
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -112,6 +113,8 @@ def _apart(
     places = [s.index for s in inputs[:count] if s.dtype is not None]
     if len(places) < 2 or not written:
         return call
+    pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
+    address = Tensor.data_ptr
     sizes = [_extent(inputs[k].size, inputs[k].stride) for k in places]
     is_known = all(type(size) is int for size in sizes)
     changes = [k in written for k in places]
@@ -120,7 +123,7 @@ def _apart(
 
     def checked(*given: Any) -> Any:
         nonlocal latest, is_told
-        at = [given[k].data_ptr() for k in places]
+        at = [*map(address, pick(given))]
         where = at if is_known else [(given[k].data_ptr(), *_geometry(given[k])) for k in places]
         if where != latest:
             tensors = [given[k] for k in places]

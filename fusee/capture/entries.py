@@ -37,10 +37,11 @@ from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
     DYNAMO,
+    USUAL_STANCE,
     codes,
-    dynamo_stance,
     dynamo_switch,
     skip_frame,
+    stance_fields,
     unseen_by_hooks,
     without_dynamo,
 )
@@ -67,7 +68,10 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         "failed": GraphFailed,
         "finish": without_dynamo(owner.finish),
         "is_dynamo": torch.compiler.is_dynamo_compiling,
-        "is_other_stance": dynamo_stance,
+        "getattr": getattr,
+        "stance": stance_fields,
+        "usual": USUAL_STANCE,
+        "fields": stance_fields(USUAL_STANCE),
         "miss": without_dynamo(owner.miss),
         "modules": sys.modules,
         "policy": owner.policy,
@@ -103,13 +107,15 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     current = "True" if first else "§function.__code__ is §code"
     call = (
         f"def call({signature}):\n"
-        f"    if §is_dynamo():\n"  # for TorchDynamo, which inlines this, it is True
+        f"    if §dynamo in §modules and §is_dynamo():\n"  # it inlines this, and it is True
         f"{fill}"
         f"        return §function({passed})\n"
         f"    if not ({current}):\n"
         f"        return §call_given(§renew(), {values})\n"
         f"{filled}"
-        f"    if §policy.is_unusual or §dynamo in §modules and §is_other_stance():\n"
+        f"    if §policy.is_unusual or §dynamo in §modules and (\n"
+        f"        §stance(§getattr(§modules[§dynamo], '_stance', §usual)) != §fields\n"
+        f"    ):\n"
         f"        return §miss({values})\n"
         f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
         f"        if §e.check({listed}):\n"

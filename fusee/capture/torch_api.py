@@ -15,7 +15,9 @@ torch.overrides, torch.utils._device  the stack of torch function modes, and wha
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
+import operator
 import sys
 import types
 import weakref
@@ -39,16 +41,16 @@ from fusee.fake.mode import FakeTensor, fake_mode, fake_of
 
 __all__ = [
     "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "IN_CPP", "MODE_STACK", "STATE_QUERIES",
-    "STATE_SWITCHES", "allowed_by_torch", "apply_function", "asks", "batch_axes", "call_impl",
-    "codes",
+    "STATE_SWITCHES", "USUAL_STANCE", "allowed_by_torch", "apply_function", "asks", "batch_axes",
+    "call_impl", "codes",
     "DeviceContext", "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode",
     "fake_of", "FakeTensor", "function_modes", "graph_module", "has_global_hooks",
     "HigherOrderOperator", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
     "is_kept_out_by_torch", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
     "of_subclass", "OpOverload", "OpOverloadPacket", "own_classes", "plain_tensor", "pytree",
     "run_for_real", "set_compiled_call", "set_deterministic", "set_grad_enabled", "skip_frame",
-    "state_conditions", "state_restored", "unseen_by_hooks", "was_leaf", "why_unseen",
-    "without_dynamo", "without_function_modes", "without_modes",
+    "stance_fields", "state_conditions", "state_restored", "unseen_by_hooks", "was_leaf",
+    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
 
 # Modules of C functions that compute tensors from tensors.
@@ -107,8 +109,15 @@ STATE_SWITCHES: tuple[Any, ...] = (
     set_deterministic,
 )  # fmt: skip
 
-# Says whether hooks for all modules are registered.
-has_global_hooks: Callable[[], object] = torch.nn.modules.module._has_any_global_hook
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks",
+    "_global_forward_hooks", "_global_forward_hooks_always_called",
+    "_global_forward_hooks_with_kwargs",
+)  # fmt: skip
+# Says whether hooks for all modules are registered: C, since each call asks it.
+has_global_hooks: Callable[[], object] = functools.partial(
+    any, [getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS]
+)
 # What calling a module does when nothing is compiled in its place.
 call_impl: Any = torch.nn.Module._call_impl
 
@@ -209,13 +218,16 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+# Of TorchDynamo's `_stance`, without a frame of Python's; and what it is unless it was set.
+stance_fields: Callable[[Any], tuple[str, bool, Any]]
+stance_fields = operator.attrgetter("stance", "skip_guard_eval_unsafe", "backend")
+USUAL_STANCE = types.SimpleNamespace(stance="default", skip_guard_eval_unsafe=False, backend=None)
+
+
 def dynamo_stance() -> tuple[str, bool, Any] | None:
     """What torch.compiler.set_stance, which imports TorchDynamo, was given; None if nothing."""
-    stance = getattr(sys.modules.get(DYNAMO), "_stance", None)
-    if stance is None:
-        return None
-    found = (stance.stance, stance.skip_guard_eval_unsafe, stance.backend)
-    return None if found == ("default", False, None) else found
+    found = stance_fields(getattr(sys.modules.get(DYNAMO), "_stance", USUAL_STANCE))
+    return None if found == stance_fields(USUAL_STANCE) else found
 
 
 def dynamo_switch(name: str) -> bool:

@@ -2,20 +2,25 @@
 
 It looks like this, one line per run of kernels or Extern:
 
-    def call(inputs):
+    def call(*inputs):
         a0, a1, = inputs
-        frame = checkout(())
+        try: frame = take()
+        except IndexError: frame = checkout(())
         try:
             n = threads()
             views = frame.views
-            version, (d2,) = kept(inputs)
+            kept = weights.snapshot
+            if same(kept.state, inputs, 0): kept = weights.refreshed(inputs)
+            d2, = kept.tensors
             r0 = empty_strided((8, 128), (128, 1), float32)
             if status := run(frame.state, 0, 3, n, 0, a0.data_ptr(), 7, r0.data_ptr()):
                 fail(status, frame)
             e1 = linear_pointwise(views[0], d2, None, 'none', (), '')
             return (r0, e1)
         finally:
-            checkin(frame)
+            give(frame)
+
+A later call enters no Python function of ours from here: what may be hot is C.
 
 Names: a input, d derived from parameters, c constant, r result, e returned by an Extern, s a size.
 All that depends on sizes only (kernel parameters, arena offsets, strided views for Externs) is in
@@ -69,11 +74,17 @@ class Arguments:
     buffers  per input: its buffer, or None for numbers and for tensors that no step reads
     sizes    symbol -> (input, axis) that it is read from; axis None: the input is the number
     consumed the inputs come in a list to be emptied: each lives until nothing reads it any more
+    spread   they come as arguments, not in a list
+    refuse   looks at them where grad mode is on, and may raise
+    followed what is kept between calls derives from some of them, and is to follow them
     """
 
     buffers: Sequence[Buffer | None]
     sizes: Mapping[str, tuple[int, int | None]]
     consumed: bool = False
+    spread: bool = False
+    refuse: Callable[[Sequence[Any]], None] | None = None
+    followed: bool = False
 
 
 def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: Arguments) -> HostCode:
@@ -108,7 +119,7 @@ class _Writer:
         self.numbers: dict[str, int] = {}  # of callables that would have the same name
 
     def write(self) -> HostCode:
-        head = ["def call(inputs):", *self._unpack()]
+        head = self._head()
         items = self.schedule.items
         position = 0
         while position < len(items):
@@ -122,14 +133,14 @@ class _Writer:
                 position = end
             self._release(position)
         results = ", ".join(self._result(output) for output in self.graph.outputs)
-        sizes = "".join(f"{name}, " for name in self.arguments.sizes)
-        head += [f"    frame = checkout(({sizes}))", "    try:"]
+        results = f"({results}{',' if results else ''})"
         pinned = [(slot, b) for b, slot in self.slots.items() if b.role in ("derived", "constant")]
         body = ["n = threads()"] if self.launches else []
         body += ["views = frame.views"] if self.views else []
         body += [*self._pinned_lines(pinned), *self.lines]
-        body.append(f"return ({results}{',' if results else ''})")
-        tail = ["    finally:", "        checkin(frame)", ""]
+        body.append(f"return {results}")
+        back = "checkin" if self.arguments.sizes else "give"
+        tail = ["    finally:", f"        {back}(frame)", ""]
         source = "\n".join([*head, *("        " + line for line in body), *tail])
         functions = list({code.name: code for code in self.launches}.values())
         layout = self._layout([code.name for code in functions])
@@ -137,21 +148,31 @@ class _Writer:
 
     # -------------------------------------------------------------------- names
 
-    def _unpack(self) -> list[str]:
-        """Names for the inputs and sizes."""
+    def _head(self) -> list[str]:
+        """Names for the inputs and sizes, and the frame."""
         for k, item in enumerate(self.arguments.buffers):
             if item is not None:
                 self._name(item, f"a{k}")
         for k, kept in enumerate(b for b in self.graph.inputs if isinstance(b, Buffer)):
             if kept.role in ("derived", "constant"):
                 self.variables[kept] = f"{kept.role[0]}{k}"
-        names = [f"a{k}" for k in range(len(self.arguments.buffers))]
-        lines = [f"    {', '.join(names)}, = inputs"] if names else []
-        for name, (k, axis) in self.arguments.sizes.items():
-            lines.append(f"    {name} = a{k}" + ("" if axis is None else f".size({axis})"))
-        if self.arguments.consumed:
-            lines.append("    inputs.clear()")
-        return lines
+        given = self.arguments
+        names = [f"a{k}" for k in range(len(given.buffers))]
+        lines = []
+        if given.refuse is not None:
+            self.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=given.refuse)
+            lines.append("if is_grad_enabled(): refuse(inputs)")
+        lines += [f"{', '.join(names)}, = inputs"] if names else []
+        for name, (k, axis) in given.sizes.items():
+            lines.append(f"{name} = a{k}" + ("" if axis is None else f".size({axis})"))
+        if given.consumed:
+            lines.append("inputs.clear()")
+        if given.sizes:
+            lines.append(f"frame = checkout(({', '.join(given.sizes)},))")
+        else:  # the list of those that wait is always the same; another thread may be first
+            lines += ["try: frame = take()", "except IndexError: frame = checkout(())"]
+        start = f"def call({'*' * given.spread}inputs):"
+        return [start, *(f"    {line}" for line in [*lines, "try:"])]
 
     def _name(self, buffer: Buffer, name: str) -> None:
         """From here on the buffer is a tensor of that name, until its last use."""
@@ -163,7 +184,7 @@ class _Writer:
         self.variables[buffer] = name
 
     def _pinned_lines(self, pinned: list[tuple[int, Buffer]]) -> list[str]:
-        """Fetch derived tensors and constants; their pointers are bound only when they changed."""
+        """What is kept between calls; pointers to it are bound only when it has changed."""
         names = [
             self.variables[b]
             for b in self.graph.inputs
@@ -171,10 +192,13 @@ class _Writer:
         ]
         if not names:
             return []
-        lines = [f"version, ({', '.join(names)},) = kept(inputs)"]
+        lines = ["kept = weights.snapshot"]
+        if self.arguments.followed:
+            lines.append("if same(kept.state, inputs, 0): kept = weights.refreshed(inputs)")
+        lines.append(f"{', '.join(names)}, = kept.tensors")
         if pinned:
             pairs = ", ".join(f"({slot}, {self.variables[b]}.data_ptr())" for slot, b in pinned)
-            lines.append(f"if frame.version != version: frame.bind(version, ({pairs},))")
+            lines.append(f"if frame.version != kept.version: frame.bind(kept.version, ({pairs},))")
         return lines
 
     def _constant(self, value: object) -> str:

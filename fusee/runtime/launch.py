@@ -518,6 +518,10 @@ class Program:
         # list.append are atomic with or without Python's lock.
         self._recent: tuple[tuple[int, ...] | None, list[Frame]] = (None, [])
 
+    def waiting(self, sizes: tuple[int, ...] = ()) -> list[Frame]:
+        """The frames for `sizes` that no call uses. It stays the list as long as no others come."""
+        return self._frames.setdefault(sizes, [])
+
     def checkout(self, sizes: tuple[int, ...] = ()) -> Frame:
         """A frame for `sizes` that no other call uses until it is checked in."""
         recent, frames = self._recent

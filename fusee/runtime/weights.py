@@ -25,7 +25,7 @@ from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
 from fusee.runtime.launch import Layout, builtin, layout
 
-__all__ = ["Derived", "DerivedSet", "Snapshot", "why_not_derivable"]
+__all__ = ["Derived", "DerivedSet", "Fixed", "Snapshot", "why_not_derivable"]
 
 # Words of 8 bytes looked at in each parameter: the first, the last, and between.
 _PROBES = 4
@@ -45,9 +45,11 @@ class Derived(NamedTuple):
 
 
 class Snapshot:
-    """All derived tensors as of some moment: those of the first Derived, of the second, ...
+    """All derived tensors as of some moment, and what tells whether they still hold.
 
     version  counts the snapshots of one set, from 1
+    groups   what each Derived computed; tensors: all of it, as DerivedSet arranges it
+    state    the address of `words`, for the builtin that `same_as_recorded` gives
     """
 
     __slots__ = ("anchors", "groups", "state", "tensors", "version", "words")
@@ -56,61 +58,77 @@ class Snapshot:
         self,
         version: int,
         groups: tuple[tuple[Tensor, ...], ...],
+        tensors: tuple[Tensor, ...],
         words: array[int],
         anchors: list[Tensor],
     ) -> None:
-        self.version = version
-        self.groups = groups
-        self.tensors = tuple(tensor for group in groups for tensor in group)
-        self.words = words
+        self.version, self.groups, self.tensors = version, groups, tensors
+        self.words, self.anchors = words, anchors
         self.state: int = words.buffer_info()[0]
-        self.anchors = anchors
+
+
+class Fixed:
+    """Tensors that are kept between calls, and follow no input."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.snapshot = Snapshot(1, (), tensors, array("q"), [])
+
+    def current(self, inputs: tuple[Tensor, ...]) -> Snapshot:
+        """As DerivedSet has it."""
+        return self.snapshot
 
 
 class DerivedSet:
     """Keeps what several Derived computed, for one compiled function.
 
-    Does not keep its parameters alive. `current` may be called from any thread; a call keeps the
-    snapshot it got, whatever others change.
+    Does not keep its parameters alive. May be used from any thread; a call keeps the snapshot it
+    got, whatever others change.
+
+    arrange   from all that was computed, in the order of `derived`, to the tensors of a Snapshot
+    snapshot  the latest; `same` tells whether it holds. The first one holds for no inputs
     """
 
-    def __init__(self, derived: Sequence[Derived]) -> None:
-        self.derived = tuple(derived)
+    def __init__(
+        self,
+        derived: Sequence[Derived],
+        arrange: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
+    ) -> None:
+        self.derived, self.arrange = tuple(derived), arrange
         self.positions = sorted({k for one in derived for k in one.inputs})
-        self._row_of = {position: row for row, position in enumerate(self.positions)}
         self._lock = threading.Lock()
-        self._snapshot: Snapshot | None = None
         self._warned = False
-        self._same = same_as_recorded()
+        self.same = same_as_recorded()
+        rows = array("q", (len(self.positions), *_UNKNOWN * len(self.positions)))
+        self.snapshot = Snapshot(0, (), (), rows, [])
 
     def current(self, inputs: tuple[Tensor, ...]) -> Snapshot:
         """What derives from the parameters among `inputs`, all the inputs of the graph.
 
         raises   whatever a computation raises; the next call tries again
         """
-        snapshot = self._snapshot
-        if snapshot is not None and not self._same(snapshot.state, inputs, 0):
-            return snapshot
-        return self._refresh(inputs)
+        snapshot = self.snapshot
+        return self.refreshed(inputs) if self.same(snapshot.state, inputs, 0) else snapshot
 
-    def _refresh(self, inputs: tuple[Tensor, ...]) -> Snapshot:
+    def refreshed(self, inputs: tuple[Tensor, ...]) -> Snapshot:
+        """What derives from them now that the latest snapshot does not hold."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            old = self._snapshot
-            if old is not None and not self._same(old.state, inputs, 0):
+            old = self.snapshot
+            if not self.same(old.state, inputs, 0):
                 return old  # another thread was here
             # recorded before computing: what changes meanwhile is noticed by the next call
             words, anchors = self._record(inputs)
             changed = self._changed(old, words)
             groups = tuple(
                 old.groups[k]
-                if old is not None and changed.isdisjoint(one.inputs)
+                if old.version and changed.isdisjoint(one.inputs)
                 else tuple(one.compute([inputs[position].detach() for position in one.inputs]))
                 for k, one in enumerate(self.derived)
             )
-            version = old.version + 1 if old is not None else 1
+            tensors = self.arrange(tuple(tensor for group in groups for tensor in group))
+            version = old.version + 1
             publish("weights", f"version {version}", lambda: f"inputs changed: {sorted(changed)}")
-            self._snapshot = Snapshot(version, groups, words, anchors)
-            return self._snapshot
+            self.snapshot = Snapshot(version, groups, tensors, words, anchors)
+            return self.snapshot
 
     def _record(self, inputs: tuple[Tensor, ...]) -> tuple[array[int], list[Tensor]]:
         words = array("q", (len(self.positions),))
@@ -119,7 +137,7 @@ class DerivedSet:
         if not self._can_follow(inputs):
             return words, []  # no row holds, so every call computes anew
         anchors = [_anchor(inputs[position]) for position in self.positions]
-        self._same(words.buffer_info()[0], inputs, 1)
+        self.same(words.buffer_info()[0], inputs, 1)
         return words, anchors
 
     def _can_follow(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -138,15 +156,12 @@ class DerivedSet:
             return False
         return True
 
-    def _changed(self, old: Snapshot | None, words: array[int]) -> set[int]:
-        if old is None or words[1 + _OBJECT] == 0:
+    def _changed(self, old: Snapshot, words: array[int]) -> set[int]:
+        if not old.version or words[1 + _OBJECT] == 0:
             return set(self.positions)
-        rows = [slice(1 + _ROW_WORDS * k, 1 + _ROW_WORDS * (k + 1)) for k in self._row_of.values()]
-        return {
-            position
-            for position, row in zip(self.positions, rows, strict=True)
-            if words[row] != old.words[row]
-        }
+        rows = [slice(k, k + _ROW_WORDS) for k in range(1, len(words), _ROW_WORDS)]
+        pairs = zip(self.positions, rows, strict=True)
+        return {position for position, row in pairs if words[row] != old.words[row]}
 
 
 def why_not_derivable(tensor: Tensor) -> str | None:
@@ -172,6 +187,7 @@ def _anchor(tensor: Tensor) -> Tensor:
 # A row: position among the inputs, then what is compared, then where to look at the content.
 _ROW_WORDS = 12
 _OBJECT = 1
+_UNKNOWN = (0,) * _ROW_WORDS  # the first input, and no object that it would have to be
 
 
 def _row(position: int, tensor: Tensor) -> list[int]:

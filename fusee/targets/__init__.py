@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
 from torch._ops import OpOverload
 
 from fusee.aten.passes.rewriter import Pass
@@ -21,20 +20,21 @@ from fusee.config import Options
 from fusee.loops.ir import Kernel, Profile
 from fusee.loops.lower.extern import ExternSpec
 from fusee.loops.memory import Plan
+from fusee.runtime.weights import DerivedSet, Fixed
 
-# Inputs of a call -> a version, and the tensors that are kept between calls: those derived from
-# parameters, then constants. They are the same as long as the version is.
-Kept = Callable[[tuple[Any, ...]], tuple[int, tuple[Tensor, ...]]]
+# The tensors that are kept between calls: those derived from parameters, then constants. Those of
+# its `snapshot`, which follows parameters if the Arguments say so.
+Kept = DerivedSet | Fixed
 
 
 class Built(NamedTuple):
     """A graph that runs.
 
-    run         from a list of the graph's inputs to its results; writes are done
+    run         from the graph's inputs, as the Arguments say, to its results; writes are done
     functions   names of what kernels became: those that share one have equal names
     """
 
-    run: Callable[[Sequence[Any]], Sequence[Any]]
+    run: Callable[..., Sequence[Any]]
     functions: Mapping[Kernel, str]
 
 

@@ -54,8 +54,7 @@ class Reference:
         place = {buffer: k for k, buffer in enumerate(arguments.buffers)}
 
         def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            _, own = kept(tuple(inputs))
-            rest = iter(own)
+            rest = iter(kept.current(tuple(inputs)).tensors)
             given = [
                 inputs[place[x]] if x.role == "input" else next(rest)
                 for x in graph.inputs
@@ -69,7 +68,8 @@ class Reference:
                 return tuple(interpret(graph, given, sizes=sizes))
 
         items = plan.schedule.items
-        return Built(run, {x: "interpreted" for x in items if isinstance(x, Kernel)})
+        call = (lambda *inputs: run(inputs)) if arguments.spread else run
+        return Built(call, {x: "interpreted" for x in items if isinstance(x, Kernel)})
 
 
 REFERENCE: Target = Reference()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -36,6 +37,7 @@ from fusee.loops.schedule import form
 from fusee.runtime import jit, random
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frame, Program, runner
+from fusee.runtime.weights import DerivedSet
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast
 
@@ -158,11 +160,14 @@ def bind_host(
 
     names: dict[str, Any] = {
         **host.names,
+        "take": program.waiting().pop,
+        "give": program.waiting().append,
         "checkout": program.checkout,
         "checkin": program.checkin,
         "run": runner(),
-        "threads": (lambda: threads) if threads else torch.get_num_threads,
-        "kept": kept,
+        "threads": itertools.repeat(threads).__next__ if threads else torch.get_num_threads,
+        "weights": kept,
+        "same": kept.same if isinstance(kept, DerivedSet) else None,
         "fail": fail,
     }
     exec(compile(host.source, "<fusee host>", "exec"), names)
