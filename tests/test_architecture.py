@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "capture": ("sym", "fake", "runtime"),
     "torch_functions": ("capture",),
     "persist": ("capture", "runtime"),
-    "fake": (),
+    "fake": ("sym",),
     "aten": ("sym", "fake"),
     "debug": (
         "autodiff",

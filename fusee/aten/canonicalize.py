@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from fusee.aten.fake_tensors import is_opaque, is_row_major
 from fusee.aten.torch_api import (
     OpOverload,
     decomposition_tables,
     further_decompositions,
     is_composite,
-    same_ints,
+    is_opaque,
     storage_id,
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
-from fusee.fake.products import LAYERS
-from fusee.fake.rules import suggested_layout
+from fusee.fake.layouts import is_row_major, suggested_layout
+from fusee.fake.rules import LAYERS
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
 # Operators that give a view or not, depending on what they get: decided while tracing.

@@ -18,9 +18,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusee.aten.canonicalize import batch_norm, bound, convert
-from fusee.aten.fake_tensors import is_row_major
-from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments, same_ints
+from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
+from fusee.fake.layouts import is_row_major
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
 # Custom operators that write to their arguments, made functional.

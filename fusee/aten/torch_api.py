@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -34,7 +34,6 @@ __all__ = [
     "composite_in_python",
     "decomposition_tables",
     "explicit",
-    "expression",
     "further_decompositions",
     "is_composite",
     "is_explicit",
@@ -45,8 +44,6 @@ __all__ = [
     "op_name",
     "ops_with_kernel",
     "overloads",
-    "python_dispatcher",
-    "same_ints",
     "storage_id",
     "symbolic_mode",
     "with_autograd",
@@ -103,24 +100,6 @@ def storage_id(x: torch.Tensor) -> int:
     """Equal for tensors that share memory; unique among the living storages."""
     found: int = x.untyped_storage()._cdata
     return found
-
-
-def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two rows of sizes are equal as written. Unlike `==`, leaves no guard behind."""
-    if len(a) != len(b):
-        return False
-    for x, y in zip(a, b):
-        if type(x) is int and type(y) is int:
-            if x != y:
-                return False
-        elif x is not y and expression(x) != expression(y):
-            return False
-    return True
-
-
-def expression(x: Any) -> Any:
-    """The sympy expression of a SymInt; anything else as it is."""
-    return x.node.expr if isinstance(x, torch.SymInt) else x
 
 
 def op_name(op: OpOverload) -> str:
@@ -290,7 +269,17 @@ def is_twin(x: torch.Tensor) -> bool:
     return isinstance(x, FakeTensor) or x.device.type == "meta"
 
 
-def python_dispatcher() -> contextlib.AbstractContextManager[None]:
-    """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
-    guard: contextlib.AbstractContextManager[None] = torch._C._EnablePythonDispatcher()
-    return guard
+def is_opaque(x: torch.Tensor) -> bool:
+    """Whether only ATen reads `x`: complex numbers, or real ones that are negated when read."""
+    return x.dtype.is_complex or x.is_neg()
+
+
+def holds_opaque(args: Iterable[Any]) -> bool:
+    """Whether one of these arguments is opaque, or has such a tensor in it."""
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            if is_opaque(x):
+                return True
+        elif isinstance(x, (list, tuple)) and holds_opaque(x):
+            return True
+    return False

@@ -31,7 +31,6 @@ from torch import Tensor, fx
 from fusee.aten import control_flow
 from fusee.aten.boundary import Inputs, Prepare, Results, flatten
 from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
-from fusee.aten.fake_tensors import FakeTwins, MetaTwins
 from fusee.aten.graph import AtenGraph, merge_equal, remove_dead
 from fusee.aten.mutation import write_rule
 from fusee.aten.torch_api import (
@@ -48,7 +47,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError, user_line
-from fusee.fake.mode import fake_mode
+from fusee.fake.mode import Twins, fake_mode
 from fusee.fake.raising import may_raise
 from fusee.sym.symint import Symbols
 
@@ -585,9 +584,9 @@ def start(
     mode = symbolic_mode(_examples(gm, example_inputs))
     to_size = Symbols()
     if mode is not None:
-        b = Builder(FakeTwins(mode), to_size)
+        b = Builder(Twins(mode), to_size)
     else:
-        b = Builder(FakeTwins(fake_mode()) if with_devices else MetaTwins(), None)
+        b = Builder(Twins(fake_mode() if with_devices else None), None)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
     tracer = kind(b, _policy(keep, decompositions), opaque_rule, inputs.lift, inputs.device)
     return tracer, inputs

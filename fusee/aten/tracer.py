@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from fusee.aten.fake_tensors import Twins, holds_opaque, is_opaque
 from fusee.aten.torch_api import (
     OpOverload,
     TorchDispatchMode,
@@ -18,14 +17,17 @@ from fusee.aten.torch_api import (
     composite,
     composite_in_python,
     explicit,
+    holds_opaque,
     is_missing_fake,
+    is_opaque,
     op_name,
     ops_with_kernel,
-    same_ints,
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
+from fusee.fake.mode import Twins
 from fusee.sym.expr import Size
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- autocast
 # Autocast on meta tensors: torch's cast policy, applied where its dispatcher would apply it.

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.fake_tensors import is_row_major
 from fusee.aten.graph import AtenGraph
-from fusee.aten.torch_api import same_ints
 from fusee.autodiff.joint import Joint
+from fusee.fake.layouts import is_row_major
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- norms
 # Batch and group norm as their statistics and a formula, so that results need not be saved.

@@ -18,7 +18,6 @@ import torch
 from torch import fx
 
 from fusee import log
-from fusee.aten.fake_tensors import is_opaque
 from fusee.aten.graph import (
     AtenGraph,
     Fresh,
@@ -30,12 +29,13 @@ from fusee.aten.graph import (
     ViewOfOutput,
 )
 from fusee.aten.operators import is_view
-from fusee.aten.torch_api import same_ints
+from fusee.aten.torch_api import is_opaque
 from fusee.autodiff.joint import Joint, Saved, Split, leaves, made_of, parts, sparse_nodes
 from fusee.autodiff.joint_passes import REDRAWN, drawn_for, prepare
 from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind, root
 from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Expr, Size, Symbol, hint, product, symbols
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- absent
 # A backward without some tangents: what a joint graph is when no loss came through some results.

@@ -32,7 +32,7 @@ from fusee.aten.graph import (
     merge_equal,
     remove_dead,
 )
-from fusee.aten.torch_api import OpOverload, active, autocast_restored, python_dispatcher
+from fusee.aten.torch_api import OpOverload, active, autocast_restored
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import Tracer, Value
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
@@ -43,7 +43,8 @@ from fusee.autodiff.torch_api import (
     uses_flash_attention,
     without_torch_functions,
 )
-from fusee.fake.rules import suggested_layout
+from fusee.fake.layouts import suggested_layout
+from fusee.fake.mode import python_dispatcher
 from fusee.sym.expr import Size, hint
 
 # ---------------------------------------------------------------------------- functions

@@ -49,8 +49,8 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
 )
 from fusee.errors import source_line
+from fusee.fake.layouts import is_dense
 from fusee.fake.raising import name_may_raise, raises
-from fusee.fake.rules import is_dense
 
 # ---------------------------------------------------------------------------- effects
 # What a call in a graph may do besides computing its result.

@@ -5,19 +5,21 @@ torch._compile      the wrapper that imports torch._dynamo
 torch._C            dispatch keys while a meta kernel runs
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
-the operators that models are made of at once, by fusee.fake or as views, and leaves all others
-to torch's: other devices than the CPU, symbolic sizes, constants whose values are known.
+the operators that models are made of at once, by fusee.fake.rules or as views, and leaves all
+others to torch's: other devices than the CPU, constants whose values are known. Tracing runs
+operators on `Twins`, by the same rules.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +27,11 @@ import torch._refs
 from torch._compile import _disable_dynamo
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from fusee.fake.rules import METAS, broadcast, overload
+from fusee.fake.layouts import Spec, broadcast
+from fusee.fake.rules import RULES, VIEWS, overload, overloads, results
+from fusee.sym.symint import same_ints
 
-__all__ = ["FakeTensor", "fake_mode", "fake_of", "with_bits"]
+__all__ = ["FakeTensor", "Twins", "fake_mode", "fake_of", "python_dispatcher", "with_bits"]
 
 
 def fake_mode() -> Any:
@@ -178,21 +182,21 @@ _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Mode = Any
 
 # Views (and what changes a view in place), whose C++ kernels take meta tensors.
-_VIEWS = """
+_VIEW_OPERATORS = """
     t transpose.int permute view expand unsqueeze squeeze squeeze.dim squeeze.dims select.int
     slice.Tensor split.Tensor split_with_sizes unbind.int detach alias as_strided unfold
     diagonal unsafe_split.Tensor transpose_
-""".split()
+"""
 _MAKERS = """
     empty.memory_format empty_strided zeros ones full arange arange.start arange.start_step
     scalar_tensor
-""".split()
+"""
 # They write their first operand, and give it back.
 _IN_PLACE = """
     relu_ silu_ gelu_ hardswish_ hardsigmoid_ hardtanh_ leaky_relu_ elu_ sigmoid_ tanh_ exp_ clamp_
     clamp_min_ clamp_max_ zero_ fill_.Scalar copy_ add_.Tensor add_.Scalar sub_.Tensor
     sub_.Scalar mul_.Tensor mul_.Scalar div_.Tensor div_.Scalar masked_fill_.Scalar
-""".split()
+"""
 
 
 def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
@@ -214,12 +218,27 @@ def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
     return _written(x, value)
 
 
+def _by_rule(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return _on_device(results(op, args, kwargs), _new)
+
+
+def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=_META)
+
+
+def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
+    """What a rule gives, with tensors for specs."""
+    if type(found) is Spec:
+        return new(*found)
+    return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
+
+
 @functools.cache
 def _quick() -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors."""
-    table: dict[Any, Callable[..., Any]] = {op: op for op in map(overload, _VIEWS)}
-    table.update(METAS)
-    table.update(dict.fromkeys(map(overload, _IN_PLACE), _written))
+    table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS)}
+    table.update((op, functools.partial(_by_rule, op)) for op in RULES)
+    table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
     table[overload("result_type.Tensor")] = overload("result_type.Tensor")
     view = overload("view")
@@ -232,7 +251,7 @@ def _quick() -> dict[Any, Callable[..., Any]]:
 def _quick_mode() -> type[FakeTensorMode]:
     torch_mode = _mode_without_dynamo()
     by_torch: Any = torch_mode.__torch_dispatch__
-    makers = frozenset(map(overload, _MAKERS))
+    makers = frozenset(overloads(_MAKERS))
     device_of = torch.ops.prim.device.default
     runs = _quick()
 
@@ -244,7 +263,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             return _META if self.in_kernel_invocation else args[0].fake_device
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
-            if device == _CPU and not _holds_open_size(args):
+            if device == _CPU:
                 return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
         elif (run := runs.get(func)) is not None and _is_plain(self, args, kwargs):
             if "device" in kwargs:
@@ -258,7 +277,7 @@ def _quick_mode() -> type[FakeTensorMode]:
 
 
 def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all tensors are fakes on the CPU whose values nobody knows, and all sizes known."""
+    """Whether all tensors are fakes on the CPU whose values nobody knows."""
     if kwargs.get("device") not in (None, _CPU):
         return False
     for arg in (*args, *kwargs.values()):
@@ -270,14 +289,7 @@ def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
                     return False
                 if x.is_conj() or x.is_neg():
                     return False
-                if mode.shape_env is not None and x._has_symbolic_sizes_strides:
-                    return False
-    return mode.shape_env is None or not _holds_open_size(args)
-
-
-def _holds_open_size(args: tuple[Any, ...]) -> bool:
-    flat = [x for arg in args for x in (arg if type(arg) in (list, tuple) else (arg,))]
-    return any(isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) for x in flat)
+    return True
 
 
 def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -312,3 +324,59 @@ def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeT
     vars(made).update(state)
     fake: FakeTensor = made
     return fake
+
+
+# ------------------------------------------------------------------------------ tracing
+
+
+def python_dispatcher() -> contextlib.AbstractContextManager[None]:
+    """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
+    guard: contextlib.AbstractContextManager[None] = torch._C._EnablePythonDispatcher()
+    return guard
+
+
+class Twins:
+    """Makes tensors without data that stand for a program's, and runs operators on them.
+
+    No tracer may be active. Plain meta tensors are quick; where open sizes or devices matter, twins
+    are FakeTensors.
+
+    mode   of FakeTensors; None: plain meta tensors do
+    """
+
+    def __init__(self, mode: FakeTensorMode | None = None) -> None:
+        self.mode = mode
+
+    def empty(
+        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        # Under the mode torch.empty_strided takes 2 ms, most of it for a cache that never hits.
+        data = _new(size, stride, dtype)
+        return data if self.mode is None else FakeTensor(self.mode, data, device)
+
+    def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.mode is None and "device" in kwargs:
+            kwargs = {**kwargs, "device": _META}
+        found = results(op, args, kwargs)
+        if found is not None:
+            return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
+        if self.mode is None:
+            return op(*args, **kwargs)
+        with python_dispatcher(), self.mode:
+            return op(*args, **kwargs)
+
+    def _beside(self, args: tuple[Any, ...], size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+        """A result on the device of the operands."""
+        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]
+        device = next(x.device for x in flat if isinstance(x, torch.Tensor))
+        return self.empty(size, stride, dtype, device)
+
+    def view(self, op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The twin of a view. Whether it shares the storage of `x` is the caller's to know."""
+        rule = VIEWS.get(op) if self.mode is not None else None
+        if rule is not None and same_ints((x.storage_offset(),), (0,)):
+            found = rule(x, *args, **kwargs)
+            if found is not None:
+                return self.empty(found.size, found.stride, found.dtype, x.device)
+        out: torch.Tensor = op(x, *args, **kwargs)
+        return out

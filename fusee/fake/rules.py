@@ -1,31 +1,63 @@
-"""What meta results are made of: the table of functions, empty tensors, layouts."""
+"""Sizes, strides and dtypes of operators' results, as the CPU's kernels give them.
+
+Said once, for capture and for tracing, with known sizes and with open ones: sizes are ints or
+SymInts, on which a rule leaves no guard. A rule returns None, or raises Unsure, where torch is to
+say what comes out: its own meta kernels, which take milliseconds where they are in Python, and
+tens of them for SymInts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-# ---------------------------------------------------------------------------- table
-
+from fusee.fake.layouts import (
+    Sizes,
+    Spec,
+    Unsure,
+    broadcast,
+    equal,
+    is_contiguous,
+    is_dense,
+    is_empty,
+    is_row_major,
+    known,
+    laid_out,
+    like,
+    rows,
+    strides,
+    suggested_layout,
+)
+from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
 Op = Any  # an OpOverload
-Meta = Callable[..., Any]
-
-METAS: dict[Op, Meta] = {}
 
 
-def meta(*ops: Op) -> Callable[[Meta], Meta]:
-    """Registers a function that gives the results of operators."""
+# A Spec, a tuple of them with None where there is no result, or tensors that torch has made.
+Found = Any
+Rule = Callable[..., Found]
 
-    def register(function: Meta) -> Meta:
-        METAS.update(dict.fromkeys(ops, function))
-        return function
+RULES: dict[Op, Rule] = {}
+VIEWS: dict[Op, Rule] = {}  # views with open sizes that begin where their operand begins
 
-    return register
+
+def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
+    """What an operator gives for these tensors and literals; None: it is torch's to say.
+
+    raises   RuntimeError where the operator would
+    """
+    rule = RULES.get(op)
+    if rule is None:
+        return None
+    try:
+        return rule(*args, **kwargs)
+    except Unsure:
+        return None
 
 
 def overload(name: str) -> Op:
@@ -35,556 +67,669 @@ def overload(name: str) -> Op:
     return found
 
 
-def empty(shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+def overloads(names: str) -> list[Op]:
+    return [overload(name) for name in names.split()]
 
 
-def broadcast(*shapes: Sequence[Any]) -> Sequence[Any]:
-    """torch.broadcast_shapes, which imports sympy at its first call and takes long.
+def _rule(*ops: Op) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
 
-    raises   RuntimeError
-    """
-    rank = max(map(len, shapes))
-    found = [1] * rank
-    for shape in shapes:
-        for axis, size in enumerate(shape, rank - len(shape)):
-            if found[axis] == 1:
-                found[axis] = size
-            elif size not in (1, found[axis]):
-                raise RuntimeError(f"sizes {', '.join(map(str, shapes))} do not broadcast")
-    return found
+    return register
 
 
-def laid_out(shape: Sequence[Any], dtype: torch.dtype, layout: torch.memory_format) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta", memory_format=layout)
-
-
-def like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """torch.empty_like, which takes 100 us on meta tensors and imports sympy at its first call."""
-    if x.is_contiguous():
-        return torch.empty(x.shape, dtype=dtype, device="meta")
-    strides = x.stride() if is_dense(x) else _dense_strides(x)
-    return torch.empty_strided(x.shape, strides, dtype=dtype, device="meta")
-
-
-def _dense_strides(x: torch.Tensor) -> list[int]:
-    """Strides without gaps, of axes in the order of those of `x` as far as that is certain.
-
-    source   at::infer_dense_strides, aten/src/ATen/ExpandUtils.cpp
-    """
-    size, stride = x.shape, x.stride()
-    order = list(range(x.dim()))[::-1]
-    for i in range(1, len(order)):
-        place = i
-        for k in range(i - 1, -1, -1):
-            a, b = order[k], order[place]
-            if stride[a] == 0 or stride[b] == 0:
-                continue  # either may come first
-            if (stride[a], size[a]) > (stride[b], size[b]):
-                order[k], order[place] = b, a
-                place = k
-            elif stride[a] < stride[b]:
-                break
-    found, step = [0] * len(order), 1
-    for axis in order:
-        found[axis] = step
-        step *= max(size[axis], 1)
-    return found
-
-
-def is_dense(x: torch.Tensor) -> bool:
-    """Whether the elements of `x`, of known sizes, fill its memory without gaps."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def suggested_layout(x: torch.Tensor) -> torch.memory_format:
-    """What at::Tensor::suggest_memory_format says: channels-last only if strides say nothing else.
-
-    source   c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and _3d_s5
-    """
-    if x.dim() == 4 and _is_channels_last(x, (1, 3, 2, 0)):
-        return torch.channels_last
-    if x.dim() == 5 and _is_channels_last(x, (1, 4, 3, 2, 0)):
-        return torch.channels_last_3d
-    return torch.contiguous_format
-
-
-def _is_channels_last(x: torch.Tensor, order: tuple[int, ...]) -> bool:
-    size, stride = x.shape, x.stride()
-    least: Any = 0
-    if stride[1] == 0:
-        return False
-    for axis in order:
-        if size[axis] == 0 or stride[axis] < least:
-            return False
-        if axis == 0 and least == stride[1]:  # N111 is row-major
-            return False
-        least = stride[axis]
-        if size[axis] > 1:
-            least = least * size[axis]
-    return True
+def _in_layout_of(x: Tensor) -> Spec:
+    return laid_out(x.shape, x.dtype, suggested_layout(x))
 
 
 # ---------------------------------------------------------------------------- pointwise
-# Of operators that work element by element.
-
-
-def _is_known(x: torch.Tensor) -> bool:
-    return all(type(n) is int for n in x.shape)
-
 
 FLOAT_UNARY = (
     "relu gelu silu mish tanh sigmoid exp expm1 exp2 log log2 log10 log1p sqrt rsqrt sin cos tan"
     " asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv neg abs reciprocal floor ceil"
     " round trunc frac sign square hardswish hardsigmoid leaky_relu elu celu selu hardtanh softplus"
     " log_sigmoid clamp clamp_min clamp_max threshold hardshrink softshrink"
-).split()
-FLOAT_BINARY = "div.Tensor div.Scalar pow.Tensor_Scalar pow.Tensor_Tensor atan2".split()
+)
+FLOAT_BINARY = "div.Tensor div.Scalar pow.Tensor_Scalar pow.Tensor_Tensor atan2"
 BINARY = (
     "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Scalar rsub.Tensor"
     " maximum minimum fmod.Scalar remainder.Scalar fmod.Tensor remainder.Tensor"
     " bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor"
-).split()
-COMPARING = [f"{op}.{kind}" for op in "eq ne lt le gt ge".split() for kind in ("Tensor", "Scalar")]
+)
+COMPARING = " ".join(f"{op}.{kind}" for op in ("eq", "ne", "lt", "le", "gt", "ge")
+                     for kind in ("Tensor", "Scalar"))  # fmt: skip
 
 
-def _layout_of(
-    operands: Sequence[torch.Tensor],
-) -> tuple[Sequence[int], torch.Tensor | None] | None:
-    """The shape of a pointwise result and the operand whose layout it has (None: row-major).
-
-    None if the operands' strides leave it to TensorIterator.
-    """
+def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
+    """One element for each of the operands'; None if their strides leave it to TensorIterator."""
     first = operands[0]
-    if all(x.shape == first.shape and x.stride() == first.stride() for x in operands[1:]):
-        return first.shape, first
-    if all(x.is_contiguous() for x in operands):
-        return broadcast(*(x.shape for x in operands)), None
+    if all(
+        same_ints(x.shape, first.shape) and same_ints(x.stride(), first.stride())
+        for x in operands[1:]
+    ):
+        return like(first, dtype)
+    if all(map(is_contiguous, operands)):
+        return rows(broadcast(*(x.shape for x in operands)), dtype)
     return None
 
 
-def _pointwise(op: Op, is_unary: bool, to_bool: bool, is_float: bool) -> Meta:
-    """A meta for `op`: at once where shapes, strides and dtypes are plain, else by torch."""
-
-    def result(*args: Any, **kwargs: Any) -> Any:
+def _pointwise(is_unary: bool, gives: torch.dtype | None, is_float: bool) -> Rule:
+    def rule(*args: Any, **_: Any) -> Found:
         # A number may stand for either operand of a binary operator.
-        operands = [x for x in args[: 1 if is_unary else 2] if isinstance(x, torch.Tensor)]
-        if not all(map(_is_known, operands)):
-            return op(*args, **kwargs)
+        operands = [x for x in args[: 1 if is_unary else 2] if isinstance(x, Tensor)]
         dtype = operands[0].dtype if is_unary else torch.result_type(args[0], args[1])
-        layout = _layout_of(operands) if dtype.is_floating_point or not is_float else None
-        if layout is None:
-            return op(*args, **kwargs)
-        shape, model = layout
-        dtype = torch.bool if to_bool else dtype
-        return empty(shape, dtype) if model is None else like(model, dtype)
+        if is_float and not dtype.is_floating_point:
+            return None
+        return _combined(operands, gives or dtype)
 
-    return result
+    return rule
 
 
-for _names, _is_unary, _to_bool, _is_float in (
-    (FLOAT_UNARY, True, False, True),
-    (FLOAT_BINARY, False, False, True),
-    (BINARY, False, False, False),
-    (COMPARING, False, True, False),
-    (("logical_not",), True, True, False),
-    (("bitwise_not",), True, False, False),
-):
-    for _name in _names:
-        _op = overload(_name)
-        METAS[_op] = _pointwise(_op, _is_unary, _to_bool, _is_float)
-
-# The backward of pointwise operators, by which operand their result is laid out as.
-_LIKE_GRADIENT = "gelu silu sigmoid tanh hardswish hardsigmoid hardtanh mish".split()
-_LIKE_OPERAND = "threshold leaky_relu".split()
+_rule(*overloads(FLOAT_UNARY))(_pointwise(True, None, True))
+_rule(*overloads(FLOAT_BINARY))(_pointwise(False, None, True))
+_rule(*overloads(BINARY))(_pointwise(False, None, False))
+_rule(*overloads(COMPARING))(_pointwise(False, torch.bool, False))
+_rule(aten.logical_not.default)(_pointwise(True, torch.bool, False))
+_rule(aten.bitwise_not.default)(_pointwise(True, None, False))
 
 
-def _gradient(op: Op, place: int) -> Meta:
-    def result(grad: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        model = (grad, x)[place]
-        plain = grad.shape == x.shape and grad.dtype == x.dtype and _is_known(x)
-        return like(model, x.dtype) if plain and is_dense(model) else op(grad, x, *args, **kwargs)
+def _gradient(place: int) -> Rule:
+    """Of the backward of a pointwise operator: laid out as this operand."""
 
-    return result
+    def rule(*args: Any, **_: Any) -> Found:
+        grad, x = args[:2]
+        plain = grad.dtype == x.dtype and equal(grad.shape, x.shape) and is_dense(args[place])
+        return like(args[place], x.dtype) if plain else None
 
-
-for _place, _names in enumerate((_LIKE_GRADIENT, _LIKE_OPERAND)):
-    for _name in _names:
-        _op = overload(f"{_name}_backward")
-        METAS[_op] = _gradient(_op, _place)
+    return rule
 
 
-@meta(aten.where.self)
-def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    operands = [condition, a, b]
-    layout = _layout_of(operands) if all(map(_is_known, operands)) and a.dtype == b.dtype else None
-    if layout is None:
-        return aten.where.self(condition, a, b)
-    shape, model = layout
-    return empty(shape, a.dtype) if model is None else like(model, a.dtype)
+_rule(*(
+    overload(f"{name}_backward")
+    for name in "gelu silu sigmoid tanh hardswish hardsigmoid hardtanh mish".split()
+))(_gradient(0))  # fmt: skip
+_rule(aten.threshold_backward.default, aten.leaky_relu_backward.default)(_gradient(1))
 
 
-@meta(aten.cat.default)
-def _cat(tensors: Sequence[torch.Tensor], axis: int = 0) -> Any:
+@_rule(aten.where.self)
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
+    return _combined([condition, a, b], a.dtype) if a.dtype == b.dtype else None
+
+
+@_rule(aten.cat.default)
+def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0]
     rank = first.dim()
-    if rank == 0 or not all(
-        _is_known(x) and x.dim() == rank and x.dtype == first.dtype for x in tensors
-    ):
-        return aten.cat.default(tensors, axis)
-    shape = list(first.shape)
+    if rank == 0 or not all(x.dim() == rank and x.dtype == first.dtype for x in tensors):
+        return None
     axis %= rank
+    size: list[Any] = list(first.shape)
     for x in tensors[1:]:
-        if any(m != n for i, (m, n) in enumerate(zip(x.shape, shape)) if i != axis):
-            return aten.cat.default(tensors, axis)
-    shape[axis] = sum(x.shape[axis] for x in tensors)
+        others = [*size[:axis], *size[axis + 1 :]]
+        if not equal([*x.shape[:axis], *x.shape[axis + 1 :]], others):
+            return None
+    size[axis] = sum(x.shape[axis] for x in tensors)
     layouts = {suggested_layout(x) for x in tensors}
     layout = layouts.pop() if len(layouts) == 1 else torch.contiguous_format
-    return laid_out(shape, first.dtype, layout)
+    return laid_out(size, first.dtype, layout)
 
 
-@meta(aten.stack.default)
-def _stack(tensors: Sequence[torch.Tensor], axis: int = 0) -> Any:
-    kinds = {(tuple(x.shape), x.dtype, x.is_contiguous()) for x in tensors}
-    rank = tensors[0].dim() + 1 if tensors else 0
-    if len(kinds) != 1 or not tensors[0].is_contiguous() or axis not in range(-rank, rank):
-        return aten.stack.default(tensors, axis)
-    shape = list(tensors[0].shape)
-    shape.insert(axis % rank, len(tensors))
-    return empty(shape, tensors[0].dtype)
+@_rule(aten.stack.default)
+def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Found:
+    first = tensors[0] if tensors else None
+    if first is None or axis not in range(-first.dim() - 1, first.dim() + 1):
+        return None
+    for x in tensors:
+        if x.dtype != first.dtype or not equal(x.shape, first.shape) or not is_contiguous(x):
+            return None
+    size = list(first.shape)
+    size.insert(axis % (first.dim() + 1), len(tensors))
+    return rows(size, first.dtype)
 
 
 # ---------------------------------------------------------------------------- reductions
-# Of reductions, pooling, and copies.
-
-# ------------------------------------------------------------------------------ reductions
 
 
-def _reduced(x: torch.Tensor, axes: Sequence[int] | int | None, keep: bool) -> list[Any] | None:
-    """The shape; None if an axis is not one of `x`, which is torch's to say."""
+def _reduced(x: Tensor, axes: Sequence[int] | int | None, keep: bool) -> list[Any]:
+    """The size. raises Unsure if an axis is not one of `x`, which is torch's to say"""
     rank = x.dim()
     given = (axes,) if isinstance(axes, int) else axes or range(rank)
-    if not all(-rank <= axis < rank for axis in given):
-        return None
-    gone = {axis % rank for axis in given}
+    gone = {axis % rank for axis in given if -rank <= axis < rank}
     if len(gone) != len(given):
-        return None
+        raise Unsure
     return [1 if i in gone else n for i, n in enumerate(x.shape) if keep or i not in gone]
 
 
-def _sum_like(op: Any, is_mean: bool) -> Meta:
-    def result(
-        x: torch.Tensor,
-        axes: Sequence[int] | None = None,
-        keep: bool = False,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Any:
-        shape = _reduced(x, axes, keep)
+def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
+    def rule(x: Tensor, *given: Any, dtype: torch.dtype | None = None) -> Found:
+        axes, keep = (*given, *(None, False)[len(given) :]) if takes_axes else (None, False)
         summed = dtype or x.dtype
         is_inexact = summed.is_floating_point or summed.is_complex
-        if shape is None or (is_mean and not is_inexact):
-            return op(x, axes, keep, dtype=dtype)
-        return empty(shape, summed if is_inexact or dtype else torch.int64)
+        if is_mean and not is_inexact:
+            return None
+        return rows(_reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
 
-    return result
-
-
-meta(aten.sum.dim_IntList)(_sum_like(aten.sum.dim_IntList, False))
-meta(aten.mean.dim)(_sum_like(aten.mean.dim, True))
+    return rule
 
 
-@meta(aten.sum.default)
-def _sum(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _sum_like(aten.sum.dim_IntList, False)(x, dtype=dtype)
+_rule(aten.sum.dim_IntList)(_sum_like(False, True))
+_rule(aten.mean.dim)(_sum_like(True, True))
+_rule(aten.sum.default)(_sum_like(False, False))
+_rule(aten.mean.default)(_sum_like(True, False))
 
 
-@meta(aten.mean.default)
-def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _sum_like(aten.mean.dim, True)(x, dtype=dtype)
+def _extreme(gives: torch.dtype | None) -> Rule:
+    def rule(x: Tensor, axes: Any = None, keep: bool = False) -> Found:
+        return None if is_empty(x) else rows(_reduced(x, axes, keep), gives or x.dtype)
+
+    return rule
 
 
-def _extreme(op: Any) -> Meta:
-    def result(x: torch.Tensor, axes: Sequence[int] = (), keep: bool = False) -> Any:
-        shape = _reduced(x, axes, keep)
-        if shape is None or x.numel() == 0:
-            return op(x, axes, keep)
-        return empty(shape, x.dtype)
-
-    return result
+_rule(aten.amax.default, aten.amin.default)(_extreme(None))
+_rule(aten.argmax.default, aten.argmin.default)(_extreme(torch.int64))
 
 
-meta(aten.amax.default)(_extreme(aten.amax.default))
-meta(aten.amin.default)(_extreme(aten.amin.default))
-
-
-def _place_of_extreme(op: Any) -> Meta:
-    def result(x: torch.Tensor, axis: int | None = None, keep: bool = False) -> Any:
-        shape = _reduced(x, axis, keep)
-        if shape is None or x.numel() == 0:
-            return op(x, axis, keep)
-        return empty(shape, torch.int64)
-
-    return result
-
-
-meta(aten.argmax.default)(_place_of_extreme(aten.argmax.default))
-meta(aten.argmin.default)(_place_of_extreme(aten.argmin.default))
-
-
-@meta(aten.cumsum.default)
-def _cumsum(x: torch.Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Any:
-    if dtype is None and not (x.is_floating_point() or x.is_complex()):
-        dtype = torch.int64
-    return empty(x.shape, dtype or x.dtype)
-
-
-# ------------------------------------------------------------------------------ pooling
+@_rule(aten.cumsum.default)
+def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
+    is_inexact = x.is_floating_point() or x.is_complex()
+    return rows(x.shape, dtype or (x.dtype if is_inexact else torch.int64))
 
 
 def _pooled(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil: bool,
-) -> list[Any] | None:
-    """The shape; None for what torch has something to say about.
+    x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
+) -> list[Any]:
+    """The size. raises Unsure for what torch has something to say about
 
     source   aten/src/ATen/native/Pool.h, pooling_output_shape
     """
-    if x.dim() not in (3, 4) or 0 in x.shape:
-        return None
-    shape = list(x.shape[:-2])
+    if x.dim() not in (3, 4) or is_empty(x):
+        raise Unsure
+    size = list(x.shape[:-2])
     for i, n in enumerate(x.shape[-2:]):
-        k, p, d = (row[i % len(row)] for row in (kernel, padding, dilation))
-        step = (stride or kernel)[i % len(stride or kernel)]
+        k, p, d, step = (row[i % len(row)] for row in (kernel, padding, dilation, stride or kernel))
         if step <= 0 or d <= 0 or p < 0 or 2 * p > (k - 1) * d + 1:
-            return None
+            raise Unsure
         reach = n + 2 * p - d * (k - 1) - 1
-        size = (reach + (step - 1 if ceil else 0)) // step + 1
-        if ceil and (size - 1) * step >= n + p:
-            size -= 1
-        if size < 1:
-            return None
-        shape.append(size)
-    return shape
+        count = (reach + (step - 1 if ceil else 0)) // step + 1
+        if ceil and (count - 1) * step >= n + p:
+            count -= 1
+        if count < 1:
+            raise Unsure
+        size.append(count)
+    return size
 
 
-@meta(aten.max_pool2d_with_indices.default)
+@_rule(aten.max_pool2d_with_indices.default)
 def _max_pool2d(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
     ceil: bool = False,
-) -> Any:
-    shape = _pooled(x, kernel, stride, padding, dilation, ceil)
-    if shape is None:
-        return aten.max_pool2d_with_indices.default(x, kernel, stride, padding, dilation, ceil)
-    layout = suggested_layout(x)
-    return laid_out(shape, x.dtype, layout), laid_out(shape, torch.int64, layout)
+) -> Found:
+    size, layout = _pooled(x, kernel, stride, padding, dilation, ceil), suggested_layout(x)
+    return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
-@meta(aten.avg_pool2d.default)
+@_rule(aten.avg_pool2d.default)
 def _avg_pool2d(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil: bool = False,
-    *rest: Any,
-) -> Any:
-    shape = _pooled(x, kernel, stride, padding, (1,), ceil)
-    if shape is None:
-        return aten.avg_pool2d.default(x, kernel, stride, padding, ceil, *rest)
-    return laid_out(shape, x.dtype, suggested_layout(x))
+    x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
+) -> Found:
+    size = _pooled(x, kernel, stride, padding, (1,), ceil)
+    return laid_out(size, x.dtype, suggested_layout(x))
 
 
-@meta(aten._adaptive_avg_pool2d.default)
-def _adaptive_avg_pool2d(x: torch.Tensor, size: Sequence[Any]) -> Any:
-    if x.dim() not in (3, 4) or len(size) != 2 or 0 in x.shape:
-        return aten._adaptive_avg_pool2d.default(x, size)
+@_rule(aten._adaptive_avg_pool2d.default)
+def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
+    if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
+        return None
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
-@meta(aten.max_unpool2d.default)
-def _max_unpool2d(x: torch.Tensor, index: torch.Tensor, size: Sequence[Any]) -> torch.Tensor:
+@_rule(aten.max_unpool2d.default)
+def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
-# ------------------------------------------------------------------------------ copies
+# ---------------------------------------------------------------------------- copies
 
 
-@meta(aten.clone.default)
-def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> Any:
+@_rule(aten.clone.default)
+def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Found:
     if memory_format in (None, torch.preserve_format):
         return like(x, x.dtype)
     return laid_out(x.shape, x.dtype, memory_format)
 
 
-@meta(aten._to_copy.default)
-def _to_copy(x: Any, **kwargs: Any) -> Any:
-    if not isinstance(x, torch.Tensor):  # a number that functorch has made a tensor of
+@_rule(aten._to_copy.default)
+def _to_copy(x: Any, **kwargs: Any) -> Found:
+    if not isinstance(x, Tensor):  # a number that functorch has made a tensor of
         x = torch.scalar_tensor(x, device="meta")
-    if kwargs.get("device") == x.device:
-        del kwargs["device"]
-    if set(kwargs) <= {"dtype", "non_blocking"}:
-        return like(x, kwargs.get("dtype") or x.dtype)
-    return aten._to_copy.default(x, **kwargs)
+    device = kwargs.pop("device", None)
+    if device not in (None, x.device) or not {*kwargs} <= {"dtype", "non_blocking"}:
+        return None
+    return like(x, kwargs.get("dtype") or x.dtype)
 
 
-def _of_one(op: Any, is_like: bool) -> Meta:
-    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") not in (None, x.device) or not {*kwargs} <= _SETTINGS:
-            return op(x, *args, **kwargs)
+def _of_one(is_like: bool) -> Rule:
+    def rule(x: Tensor, *args: Any, **kwargs: Any) -> Found:
+        if kwargs.get("device") not in (None, x.device):
+            return None
+        if not {*kwargs} <= {"dtype", "device", "pin_memory"}:
+            return None
         dtype = kwargs.get("dtype") or x.dtype
-        return like(x, dtype) if is_like else empty(args[0], dtype)
+        return like(x, dtype) if is_like else rows(args[0], dtype)
 
-    return run
+    return rule
 
 
-_SETTINGS = {"dtype", "device", "pin_memory"}
-for _reduction_name in ("empty_like", "zeros_like", "ones_like", "full_like"):
-    meta(overload(_reduction_name))(_of_one(overload(_reduction_name), is_like=True))
-for _reduction_name in ("new_empty", "new_zeros", "new_ones", "new_full"):
-    meta(overload(_reduction_name))(_of_one(overload(_reduction_name), is_like=False))
+_rule(*overloads("empty_like zeros_like ones_like full_like"))(_of_one(is_like=True))
+_rule(*overloads("new_empty new_zeros new_ones new_full"))(_of_one(is_like=False))
+
+
+@_rule(aten.nonzero_static.default)
+def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
+    return rows((size, x.dim()), torch.int64)
+
+
+@_rule(aten.roll.default)
+def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
+    layout = suggested_layout(x)
+    # a cat of two parts for each axis: an empty part suggests rows
+    if layout == torch.contiguous_format or not dims:
+        return None
+    if any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
+        return None
+    return laid_out(aten.roll.default(x, shifts, dims).shape, x.dtype, layout)
+
+
+def _padded(op: Op) -> Rule:
+    """Of a kernel that fills the memory format which its operand suggests."""
+
+    def rule(x: Tensor, padding: Sizes) -> Found:
+        layout = suggested_layout(x)
+        is_plain = layout == torch.contiguous_format
+        return None if is_plain else laid_out(op(x, padding).shape, x.dtype, layout)
+
+    return rule
+
+
+for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"):
+    RULES[_op] = _padded(_op)
+
+
+@_rule(aten._linalg_svd.default)
+def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
+    u, s, v = aten._linalg_svd.default(x, full, vectors, **kwargs)
+    return u, s, _columns(v) if vectors else v
+
+
+@_rule(aten.linalg_eig.default)
+def _eig(x: Tensor) -> Found:
+    values, vectors = aten.linalg_eig.default(x)
+    return values, _columns(vectors)
+
+
+def _columns(x: Tensor) -> Spec:
+    """Column-major, as LAPACK writes."""
+    *outer, row, column = range(x.dim())
+    return Spec(x.shape, strides(x.shape, (*outer, column, row)), x.dtype)
 
 
 # ---------------------------------------------------------------------------- normalisation
-# Of normalisations, and of what has no other place.
-
-_ROWS = torch.contiguous_format
 
 
-@meta(aten._softmax.default, aten._log_softmax.default)
-def _softmax(x: torch.Tensor, axis: int, to_float: bool) -> torch.Tensor:
-    return empty(x.shape, x.dtype)
+@_rule(aten._softmax.default, aten._log_softmax.default)
+def _softmax(x: Tensor, *_: Any) -> Found:
+    return rows(x.shape, x.dtype)
 
 
-@meta(aten.native_layer_norm.default)
-def _native_layer_norm(
-    x: torch.Tensor,
-    shape: Sequence[Any],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
+@_rule(aten.native_layer_norm.default)
+def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> Found:
     outer = x.dim() - len(shape)
-    sizes = [list(p.shape) for p in (weight, bias) if p is not None]
-    if not shape or any(size != list(shape) for size in (list(x.shape[outer:]), *sizes)):
+    sizes = [p.shape for p in (weight, bias) if p is not None]
+    if not shape or not all(equal(size, shape) for size in (x.shape[outer:], *sizes)):
         raise RuntimeError(f"layer_norm over {list(shape)} of a tensor of size {list(x.shape)}")
-    rows = [*x.shape[:outer], *[1] * len(shape)]
-    dtype = _statistics_dtype(x, weight, bias)
-    return empty(x.shape, x.dtype), empty(rows, dtype), empty(rows, dtype)
+    statistics = rows([*x.shape[:outer], *[1] * len(shape)], _statistics_dtype(x, weight, bias))
+    return rows(x.shape, x.dtype), statistics, statistics
 
 
-@meta(aten.native_group_norm.default)
-def _native_group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    n: Any,
-    channels: Any,
-    pixels: Any,
-    groups: int,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    sizes = {p.numel() for p in (weight, bias) if p is not None}
+@_rule(aten.native_group_norm.default)
+def _group_norm(
+    x: Tensor, weight: Any, bias: Any, n: Any, channels: Any, pixels: Any, groups: int, eps: float
+) -> Found:
+    sizes = {p.numel() for p in (weight, bias) if p is not None and known(p.shape)}
     if type(channels) is int and (sizes - {channels} or channels % groups):
         raise RuntimeError(f"group_norm of {channels} channels in {groups} groups, weights {sizes}")
-    dtype = _statistics_dtype(x, weight, bias)
-    out = laid_out(x.shape, x.dtype, suggested_layout(x))
-    return out, empty((n, groups), dtype), empty((n, groups), dtype)
+    statistics = rows((n, groups), _statistics_dtype(x, weight, bias))
+    return _in_layout_of(x), statistics, statistics
 
 
-def _statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     """float32 if the parameters are wider than x, as in mixed precision."""
     is_mixed = any(p is not None and p.dtype != x.dtype for p in parameters)
     return torch.float32 if is_mixed else x.dtype
 
 
-@meta(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    return _batch_normalised(x, rest[:4], (0,))
+@_rule(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_inference(x: Tensor, *rest: Any) -> Found:
+    return _batch_norm(x, *rest[:4], False)
 
 
-@meta(aten.native_batch_norm.default)
-def _batch_norm_whole(
-    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
-) -> tuple[torch.Tensor, ...]:
-    rows = (x.shape[1],) if training else (0,)
-    return _batch_normalised(x, (weight, bias, mean, var), rows)
+@_rule(aten._native_batch_norm_legit.no_stats)
+def _batch_norm_no_stats(x: Tensor, weight: Any, bias: Any, *_: Any) -> Found:
+    return _batch_norm(x, weight, bias, None, None, True)
 
 
-@meta(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    return _batch_normalised(x, rest[:2], (x.shape[1],))
-
-
-@meta(aten._native_batch_norm_legit_functional.default)
+@_rule(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(
-    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
-) -> tuple[torch.Tensor, ...]:
-    rows = (x.shape[1],) if training else (0,)
-    found = _batch_normalised(x, (weight, bias, mean, var), rows)
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
+) -> Found:
+    found = _batch_norm(x, weight, bias, mean, var, *rest)
     return *found, like(mean, mean.dtype), like(var, var.dtype)
 
 
-def _batch_normalised(
-    x: torch.Tensor, parameters: Sequence[torch.Tensor | None], rows: Sequence[Any]
-) -> tuple[torch.Tensor, ...]:
-    dtype = _statistics_dtype(x, *parameters)
-    out = laid_out(x.shape, x.dtype, suggested_layout(x))
-    return out, empty(rows, dtype), empty(rows, dtype)
+@_rule(aten.native_batch_norm.default)
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
+) -> tuple[Spec, ...]:
+    channels = (x.shape[1],) if training else (0,)
+    statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
+    return _in_layout_of(x), statistics, statistics
 
 
-def _in_the_layout_of_x(op: Op) -> Meta:
-    """Of a kernel that fills the memory format which its operand suggests."""
-
-    def result(x: torch.Tensor, *args: Any) -> torch.Tensor:
-        found: torch.Tensor = op(x, *args)
-        layout = suggested_layout(x)
-        return found if layout == _ROWS else laid_out(found.shape, x.dtype, layout)
-
-    return result
+# ---------------------------------------------------------------------------- contractions
 
 
-for _overload in (
-    *(aten.reflection_pad2d.default, aten.reflection_pad3d.default),
-    *(aten.replication_pad2d.default, aten.replication_pad3d.default),
-):
-    METAS[_overload] = _in_the_layout_of_x(_overload)
+@_rule(aten.linear.default)
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
+    if x.dim() == 0 or not equal(x.shape[-1:], weight.shape[-1:]) or x.dtype != weight.dtype:
+        raise RuntimeError(
+            f"linear: {list(x.shape)} {x.dtype} does not fit {list(weight.shape)} {weight.dtype}"
+        )
+    return rows((*x.shape[:-1], *weight.shape[:-1]), x.dtype)
 
 
-@meta(aten.roll.default)
-def _roll(x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    found, layout = aten.roll.default(x, shifts, dims), suggested_layout(x)
-    # a cat of two parts for each axis: an empty part suggests rows
-    if layout == _ROWS or not dims or any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
-        return found
-    return laid_out(x.shape, x.dtype, layout)
+def _product(rank: int) -> Rule:
+    """Of matrix products, with a summand or without."""
+
+    def rule(*args: Any, **_: Any) -> Found:
+        *summand, a, b = args
+        if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
+            return None
+        if not equal((*a.shape[:-2], a.shape[-1]), b.shape[:-1]):
+            return None
+        size = (*a.shape[:-1], b.shape[-1])
+        for c in summand:
+            if c.dim() > rank or not equal(broadcast(c.shape, size), size):
+                return None
+        return rows(size, a.dtype)
+
+    return rule
 
 
-@meta(aten._linalg_svd.default)
-def _svd(x: torch.Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Any:
-    u, s, v = aten._linalg_svd.default(x, full, vectors, **kwargs)
-    return u, s, empty(v.mT.shape, v.dtype).mT if vectors else v  # LAPACK's is column-major
+_rule(aten.mm.default, aten.addmm.default)(_product(2))
+_rule(aten.bmm.default, aten.baddbmm.default)(_product(3))
 
 
-@meta(aten.linalg_eig.default)
-def _eig(x: torch.Tensor) -> Any:
-    values, vectors = aten.linalg_eig.default(x)
-    return values, vectors.mT.contiguous().mT  # column-major, as LAPACK writes them
+@_rule(aten.convolution.default)
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    extra: Sizes,
+    groups: int,
+) -> Found:
+    channels = [weight.shape[0], weight.shape[1] * groups]
+    expected, made = channels if transposed else channels[::-1]
+    fits = x.dim() == weight.dim() and x.dtype == weight.dtype
+    if not fits or not equal(x.shape[1:2], [expected]):
+        raise RuntimeError(
+            f"convolution: {list(x.shape)} {x.dtype} does not fit {list(weight.shape)}"
+            f" {weight.dtype} in {groups} groups"
+        )
+    size: list[Any] = [x.shape[0], made]
+    for i, (n, k) in enumerate(zip(x.shape[2:], weight.shape[2:])):
+        step, pad, spread, more = (row[i % len(row)] for row in (stride, padding, dilation, extra))
+        reach = spread * (k - 1)
+        if transposed:
+            size.append((n - 1) * step - 2 * pad + reach + more + 1)
+        else:
+            size.append((n + 2 * pad - reach - 1) // step + 1)
+    if any(type(n) is int and n < 0 for n in size[2:]):
+        raise RuntimeError(f"convolution: the result would have the size {size}")
+    if x.dim() == 3:  # runs as a two-dimensional one, on rows: at::_convolution makes x contiguous
+        layout = suggested_layout(weight.unsqueeze(2))
+        image = laid_out((*size[:2], 1, size[2]), x.dtype, layout)
+        return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
+    return laid_out(size, x.dtype, _convolution_layout(x, weight))
 
 
-@meta(aten.nonzero_static.default)
-def _nonzero_static(x: torch.Tensor, *, size: Any, fill_value: int = -1) -> torch.Tensor:
-    return empty((size, x.dim()), torch.int64)
+def _convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
+    found = suggested_layout(x)
+    return suggested_layout(weight) if found is torch.contiguous_format else found
+
+
+@_rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Found:
+    if dropout <= 0 and _takes_flash(q, k, v, mask, enable_gqa):
+        return like(q, q.dtype)
+    batch = q.shape[:-2] if enable_gqa else broadcast(q.shape[:-2], k.shape[:-2])
+    return rows((*batch, q.shape[-2], v.shape[-1]), q.dtype)
+
+
+def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
+    """Whether the CPU runs its flash kernel, whose result is laid out as the query is.
+
+    source   aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp
+    """
+    if not q.dim() == k.dim() == v.dim() == 4:
+        return False
+    if not known((*q.shape, *k.shape, *v.shape)):
+        raise Unsure
+    _, heads, lengths, widths = zip(q.shape, k.shape, v.shape)
+    if 0 in lengths or len({*widths}) > 1 or q.shape[0] != k.shape[0]:
+        return False
+    if len({*heads}) > 1 and not enable_gqa:
+        return False
+    operands = [q, k, v] if mask is None else [q, k, v, mask]
+    return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
+
+
+@_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    size = q.shape[:3]
+    return like(q, q.dtype), Spec(size, strides(size, (0, 2, 1)), dtype)
+
+
+@_rule(aten.gather.default)
+def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
+    plain = x.dim() == index.dim() and index.dtype == torch.int64
+    return rows(index.shape, x.dtype) if plain else None
+
+
+@_rule(aten.index.Tensor)
+def _index(x: Tensor, indices: list[Tensor | None]) -> Found:
+    given = [index for index in indices if index is not None]
+    are_first = len(given) == len(indices) <= x.dim() and is_contiguous(x)
+    if not are_first or any(i.dtype != torch.int64 or not is_contiguous(i) for i in given):
+        return None
+    return rows((*broadcast(*(i.shape for i in given)), *x.shape[len(given) :]), x.dtype)
+
+
+@_rule(aten.embedding.default)
+def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Found:
+    return rows((*index.shape, weight.shape[1]), weight.dtype) if weight.dim() == 2 else None
+
+
+# ---------------------------------------------------------------------------- fourier
+# Of Fourier transforms where MKL computes them: its batches come first, in the order of strides.
+#
+# source aten/src/ATen/native/mkl/SpectralOps.cpp
+
+
+def _sorted(x: Tensor, dims: Iterable[int]) -> list[int]:
+    steps = x.stride()
+    if not known(steps):
+        raise Unsure
+    return sorted(dims, key=lambda d: -steps[d])
+
+
+def _transformed(x: Tensor, size: Sizes, dims: Sequence[int], dtype: torch.dtype) -> Spec:
+    """What _exec_fft gives for a transform of these dimensions, in this order."""
+    batch = _sorted(x, (d for d in range(x.dim()) if d not in dims))
+    return Spec(size, strides(size, (*batch, *dims)), dtype)
+
+
+def _real_to_complex(x: Tensor, dims: Sequence[int], norm: int, onesided: bool) -> Found:
+    *others, last = dims
+    size = list(x.shape)
+    if onesided:
+        size[last] = size[last] // 2 + 1
+    return _transformed(x, size, [*_sorted(x, others), last], x.dtype.to_complex())
+
+
+def _complex_to_real(x: Tensor, dims: Sequence[int], norm: int, last_size: Any) -> Found:
+    *others, last = dims
+    if others:
+        found = _transformed(x, x.shape, _sorted(x, others), x.dtype)
+        x = torch.empty_strided(*found[:2], dtype=x.dtype, device="meta")
+    size = list(x.shape)
+    size[last] = last_size
+    return _transformed(x, size, [last], x.dtype.to_real())
+
+
+if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    _rule(aten._fft_r2c.default)(_real_to_complex)
+    _rule(aten._fft_c2r.default)(_complex_to_real)
+
+
+# ---------------------------------------------------------------------------- gradients
+# Gradients lie in memory as what they are gradients of, or row by row.
+
+
+def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | None, ...]:
+    return tuple(spec if asked else None for spec, asked in zip(specs, mask))
+
+
+@_rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sizes, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Found:
+    parts = (x, weight, bias)
+    return _asked((None if p is None else rows(p.shape, p.dtype) for p in parts), mask)
+
+
+@_rule(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Found:
+    channels = rows((x.shape[1],), x.dtype if weight is None else weight.dtype)
+    return _asked((_in_layout_of(x), channels, channels), rest[-1])
+
+
+@_rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Any, rstd: Any, weight: Any, n: Any, channels: Any, *rest: Any
+) -> Found:
+    row = rows((channels,), x.dtype if weight is None else weight.dtype)
+    return _asked((_in_layout_of(x), row, row), rest[-1])
+
+
+@_rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
+    return rows(grad.shape, dtype)
+
+
+@_rule(*overloads(
+    "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
+    " multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward"
+))  # fmt: skip
+def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
+    return rows(x.shape, x.dtype)
+
+
+@_rule(aten.binary_cross_entropy_backward.default)
+def _as_input(grad: Tensor, x: Tensor, *_: Any) -> Found:
+    return like(x, x.dtype)
+
+
+@_rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid(x: Tensor) -> Found:
+    return rows(x.shape, x.dtype), rows(x.shape, x.dtype)
+
+
+@_rule(aten.convolution_backward.default)
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
+    if x.dim() != 4:
+        return None
+    layout = _convolution_layout(x, weight)
+    image, kernel = (laid_out(y.shape, y.dtype, layout) for y in (x, weight))
+    return _asked((image, kernel, rows((grad.shape[1],), weight.dtype)), rest[-1])
+
+
+# ---------------------------------------------------------------------------- recurrent layers
+# ATen runs all their time steps in one call.
+
+LAYERS: tuple[Op, ...] = tuple(overloads("lstm.input gru.input rnn_tanh.input rnn_relu.input"))
+
+
+@_rule(*LAYERS)
+def _recurrent(x: Tensor, states: Any, *options: Any) -> Found:
+    """The output of all steps, and the states after the last one."""
+    *_, bidirectional, batch_first = options
+    states = [states] if isinstance(states, Tensor) else states
+    size = (*x.shape[:2], states[0].shape[2] * (2 if bidirectional else 1))
+    # the kernel works along time; with the batch first its result is transposed
+    out = Spec(size, strides(size, (1, 0, 2) if batch_first else (0, 1, 2)), x.dtype)
+    return out, *(rows(state.shape, x.dtype) for state in states)
+
+
+@_rule(aten.mkldnn_rnn_layer.default)
+def _onednn_layer(x: Tensor, *rest: Any) -> Found:
+    states = [rows(s.shape, s.dtype) for s in rest[4:6]]
+    return rows((*x.shape[:2], rest[9]), x.dtype), *states, rows((0,), torch.uint8)
+
+
+# ---------------------------------------------------------------------------- views
+
+
+def _view(op: Op) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        VIEWS[op] = function
+        return function
+
+    return register
+
+
+@_view(aten.view.default)
+def _viewed(x: Tensor, size: Sizes) -> Spec | None:
+    return rows(size, x.dtype) if is_row_major(x) else None
+
+
+@_view(aten.permute.default)
+def _permuted(x: Tensor, axes: Sequence[int]) -> Spec | None:
+    size, stride = x.shape, x.stride()
+    return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
+
+
+@_view(aten.slice.Tensor)
+def _narrowed(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
+    if type(start) is not int or start != 0 or step != 1:
+        return None
+    return Spec([*x.shape[:axis], end, *x.shape[axis + 1 :]], x.stride(), x.dtype)

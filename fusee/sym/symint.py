@@ -5,13 +5,31 @@ sympy is never imported here: a SymInt exists only where torch has imported it a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod
+
+
+def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two rows of sizes are equal as written. Unlike `==`, leaves no guard behind."""
+    if len(a) != len(b):
+        return False
+    for x, y in zip(a, b):
+        if type(x) is int and type(y) is int:
+            if x != y:
+                return False
+        elif x is not y and _expression(x) != _expression(y):
+            return False
+    return True
+
+
+def _expression(x: Any) -> Any:
+    """The sympy expression of a SymInt; anything else as it is."""
+    return x.node.expr if isinstance(x, torch.SymInt) else x
 
 
 class Symbols:

@@ -12,13 +12,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusee.aten.fake_tensors import GEOMETRY
 from fusee.aten.graph import AtenGraph, SymbolSource, run
 from fusee.aten.torch_api import below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.aten.tracer import kind_of
 from fusee.errors import MissingFake, TraceError
-from fusee.fake.products import LAYERS
 from tests.aten.harness import (
     assert_same_call,
     assert_same_tensors,
@@ -466,40 +464,3 @@ def test_autocast_kinds_are_torchs(name: str) -> None:
     kinds = {"lower": [lower, lower], "float32": [single, single], "promote": [single, lower]}
     kind = kind_of(op)
     assert kind is not None and dtypes == kinds[kind]
-
-
-@pytest.mark.parametrize("op", list(GEOMETRY), ids=str)
-def test_geometry_is_what_torch_says(op: Any) -> None:
-    x = torch.randn(2, 3, 4)
-    arguments: dict[Any, list[Any]] = {
-        torch.ops.aten.linear.default: [x, torch.randn(5, 4)],
-        torch.ops.aten._softmax.default: [x, -1, False],
-        torch.ops.aten._log_softmax.default: [x, -1, False],
-        torch.ops.aten.native_layer_norm.default: [x, [4], None, None, 1e-5],
-        torch.ops.aten._native_batch_norm_legit_no_training.default: [
-            *[x, None, None, torch.ones(3), torch.ones(3), 0.1, 1e-5]
-        ],
-    }
-    if op in LAYERS:
-        layer = torch.nn.LSTM if "lstm" in str(op) else torch.nn.GRU if "gru" in str(op) else None
-        state = torch.randn(2, 3, 5)
-        weights = list((layer or torch.nn.RNN)(4, 5, bidirectional=True).parameters())
-        states = [state, state] if "lstm" in str(op) else state
-        arguments[op] = [x, states, weights, True, 1, 0.0, False, True, False]
-    args = arguments.get(op)
-    if args is None:
-        required = [a for a in op._schema.arguments if not a.has_default_value()]
-        fill = {"Tensor": x, "number": 2.0, "float": 0.5, "int": 2}
-        args = [fill[str(a.type)] for a in required]
-    if op.overloadpacket in (torch.ops.aten.clamp, torch.ops.aten.hardshrink):
-        args = [x, 0.1]
-    is_whole = "bitwise" in str(op)
-    args = [a.to(torch.int64) if is_whole and isinstance(a, torch.Tensor) else a for a in args]
-    kwargs = {"memory_format": torch.contiguous_format} if "clone" in str(op) else {}
-    found = GEOMETRY[op](*args, **kwargs)
-    expected = op(*args, **kwargs)
-    results = list(expected) if isinstance(expected, (tuple, list)) else [expected]
-    assert found is not None
-    for geometry, result in zip(found, results, strict=True):
-        assert tuple(geometry.size) == result.shape and geometry.dtype == result.dtype
-        assert tuple(geometry.stride) == result.stride() or result.numel() == 0

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from fusee.fake.rules import (
-    BINARY,
-    COMPARING,
-    FLOAT_BINARY,
-    FLOAT_UNARY,
-    METAS,
-    broadcast,
-    overload,
-)
+from fusee.fake.layouts import Spec, broadcast
+from fusee.fake.mode import Twins
+from fusee.fake.rules import overload, results
 
 Args = tuple[Any, ...]
 
@@ -147,13 +144,27 @@ CASES: list[tuple[str, Callable[[], list[Args]]]] = [
 ]  # fmt: skip
 
 
+def _layers(name: str) -> list[Args]:
+    kind = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}.get(name.partition(".")[0], torch.nn.RNN)
+    weights = list(kind(4, 5, bidirectional=True).parameters())
+    x, state = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
+    states = [state, state] if kind is torch.nn.LSTM else state
+    return [(x, states, weights, True, 1, 0.0, False, True, False)]
+
+
+RECURRENT = [
+    (name, functools.partial(_layers, name))
+    for name in ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
+]
+
+
 @pytest.mark.parametrize(("name", "make"), CASES, ids=[name for name, _ in CASES])
 def test_results_are_the_kernels(name: str, make: Callable[[], list[Args]]) -> None:
     op = overload(name)
     for args in make():
         want = op(*args)
         twins = pytree.tree_map(lambda x: _meta(x) if isinstance(x, Tensor) else x, args)
-        got = METAS[op](*twins)
+        got = Twins().run(op, twins, {})
         for w, g in zip(pytree.tree_leaves(want), pytree.tree_leaves(got)):
             if isinstance(w, Tensor):
                 assert g.is_meta
@@ -164,10 +175,46 @@ def _meta(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
+@pytest.mark.parametrize(("name", "make"), [*CASES, *RECURRENT], ids=str)
+def test_open_sizes_have_the_same_rules(name: str, make: Callable[[], list[Args]]) -> None:
+    """And leave no guard, but where strides ask for another layout than rows."""
+    op = overload(name)
+    for args in make():
+        env = ShapeEnv()
+        given = _with_open_sizes(args, FakeTensorMode(shape_env=env))
+        got = results(op, given, {})
+        for w, g in zip(pytree.tree_leaves(op(*args)), got if type(got) is tuple else [got]):
+            if isinstance(g, Spec):
+                size, step = ([_hint(n) for n in row] for row in (g.size, g.stride))
+                assert (size, g.dtype) == (list(w.shape), w.dtype), args
+                assert step == list(w.stride()) or w.numel() == 0, args
+        if all(x.is_contiguous() for x in pytree.tree_leaves(args) if isinstance(x, Tensor)):
+            assert not env.guards, args
+
+
+@pytest.mark.parametrize("name", ["mm", "cat", "convolution", "embedding", "add.Tensor"])
+def test_torch_is_not_asked_for_open_sizes(name: str) -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    (first, *_) = dict(CASES)[name]()
+    given = _with_open_sizes(first, mode)
+    assert results(overload(name), given, {}) is not None
+
+
+def _with_open_sizes(args: Args, mode: FakeTensorMode) -> Any:
+    return pytree.tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, args)
+
+
+def _hint(n: Any) -> int:
+    return n.node.hint if isinstance(n, torch.SymInt) else n
+
+
 def test_conversion() -> None:
     op = overload("_to_copy")
     for x in images(2, 4, 6, 6):
-        want, got = op(x, dtype=torch.float64), METAS[op](_meta(x), dtype=torch.float64)
+        want, got = (
+            op(x, dtype=torch.float64),
+            Twins().run(op, (_meta(x),), {"dtype": torch.float64}),
+        )
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
@@ -182,7 +229,7 @@ def test_wrong_operands_are_torchs_to_refuse() -> None:
     ]
     for name, args in wrong:
         with pytest.raises((RuntimeError, IndexError)):
-            METAS[overload(name)](*args)
+            Twins().run(overload(name), args, {})
 
 
 def test_broadcast() -> None:
@@ -190,8 +237,3 @@ def test_broadcast() -> None:
     assert list(broadcast((0,), (1,))) == [0]
     with pytest.raises(RuntimeError):
         broadcast((2,), (3,))
-
-
-def test_tables_name_operators() -> None:
-    for name in (*FLOAT_UNARY, *FLOAT_BINARY, *BINARY, *COMPARING):
-        assert overload(name) in METAS

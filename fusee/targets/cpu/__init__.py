@@ -29,7 +29,7 @@ from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
-from fusee.fake.products import LAYERS
+from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile
 from fusee.loops.lower.extern import ExternSpec
 from fusee.loops.memory import Plan
