@@ -9,13 +9,13 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
 
 from fusee.backends import registry
-from fusee.backends.graph_cache import guarded
+from fusee.backends.graph_cache import GuardedBackend
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.bytecode import first_line
@@ -30,7 +30,15 @@ from fusee.capture.policy import (
     whole_call,
 )
 from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
-from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
+from fusee.errors import (
+    FuseeWarning,
+    GraphBreakError,
+    OptionError,
+    choices,
+    nearest,
+    source_line,
+    warn,
+)
 
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
@@ -102,20 +110,22 @@ def compile(
     raises           OptionError, UnknownBackend, MissingPackage, at once
     source           torch.compile
     """
-    if unknown:
-        raise _unknown_argument(next(iter(unknown)))
+    for argument in unknown:
+        raise OptionError(
+            f"compile() has no argument named {argument!r}",
+            remedy=choices(argument, Arguments.__annotations__, "arguments"),
+        )
     if backend is None or isinstance(backend, _Default):
         backend = registry.default_backend()
     _check_arguments(fullgraph, dynamic, mode, options, name, disable, recompile_limit)
     if not isinstance(isolate_recompiles, bool):
         raise OptionError(
             f"isolate_recompiles={isolate_recompiles!r} is not True or False",
-            did="stopped before compiling",
         )
     limit = POLICY.recompile_limit if recompile_limit is None else recompile_limit
     compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
     if disable or any(os.environ.get(name) == "1" for name in _SWITCHES):
-        return _unchanged if model is None else model
+        return (lambda model: model) if model is None else model
     return compiler if model is None else compiler(model)
 
 
@@ -123,28 +133,9 @@ def compile(
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
-def _compiling(backend: BackendLike) -> Callable[..., Any]:
-    """What compiles graphs where a stance forces a backend."""
-    found = registry.lookup(backend)
-    return guarded(found, registry.name_of(backend), lambda text, where: None, fall_back=False)
-
-
-POLICY.lookup = _compiling
+# What compiles graphs where a stance forces a backend.
+POLICY.lookup = lambda backend: GuardedBackend(registry.lookup(backend), registry.name_of(backend))
 machinery.append("fusee.torch_functions")  # its stand-ins
-
-
-def _unchanged(model: Any) -> Any:
-    return model
-
-
-def _unknown_argument(name: str) -> OptionError:
-    known = list(Arguments.__annotations__)
-    close = nearest(name, known)
-    return OptionError(
-        f"compile() has no argument named {name!r}",
-        did="stopped before compiling",
-        remedy=(f"{close!r}; " if close else "") + f"arguments: {', '.join(known)}",
-    )
 
 
 def _check_arguments(
@@ -160,14 +151,11 @@ def _check_arguments(
         ("recompile_limit", limit, limit is None or (type(limit) is int and limit > 0), "int > 0"),
     ):
         if not fits:
-            raise OptionError(
-                f"{argument}={value!r} is not {wanted}", did="stopped before compiling"
-            )
+            raise OptionError(f"{argument}={value!r} is not {wanted}")
     registry.check_mode(mode)
     if mode is not None and options:
         raise OptionError(
             "mode and options were both given",
-            did="stopped before compiling",
             remedy="a mode is a set of options: give one of the two",
         )
 
@@ -199,16 +187,15 @@ class Compiler:
                 raise _wrong_option(option, given[option], f"an option; try {close!r}")
         if self.name and "name" in known:
             given.setdefault("name", self.name)
-        self.compile_graph = guarded(
-            registry.lookup(self.backend, given, self.mode),
-            registry.name_of(self.backend),
-            self.notice,
-            fall_back=fallback == "eager",
+        backend = registry.lookup(self.backend, given, self.mode)
+        self.compile_graph = GuardedBackend(
+            backend, registry.name_of(self.backend), self.notice, fall_back=fallback == "eager"
         )
-        # what it gives may then be called with other parameters, those of a copied module
-        serves_copies = callable(self.backend) or self.backend in ("eager", "aot_eager")
-        vars(self.compile_graph)["serves_copies"] = serves_copies
-        keeps = registry.keeps_captures(self.backend, given)
+        self.compile_graph.serves_copies = callable(self.backend) or self.backend in (
+            "eager",
+            "aot_eager",
+        )
+        keeps = registry.keeps_captures(backend)
         self.keeper = registry.later("fusee.persist.captures", "Keeper")() if keeps else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,7 +230,6 @@ class Compiler:
         if not callable(model):
             raise OptionError(
                 f"a {type(model).__name__} cannot be compiled",
-                did="stopped before compiling",
                 remedy="give a function, a method, an nn.Module or another callable",
             )
         function, before = target_of(model)
@@ -285,7 +271,6 @@ class Compiler:
             return cls
         raise OptionError(
             f"the class {cls.__qualname__} has no method {name}() to compile",
-            did="stopped before compiling",
             remedy="compile a function that makes and uses instances",
         )
 
@@ -304,7 +289,6 @@ class Compiler:
 def _wrong_option(name: str, value: object, wanted: str) -> OptionError:
     return OptionError(
         f"option {name}={value!r} is not {wanted}",
-        did="stopped before compiling",
         remedy=f"options of fusee.compile itself: {', '.join(_OWN_OPTIONS)}",
     )
 
@@ -535,12 +519,9 @@ def report(of: Any = None) -> list[Report]:
     while found:
         one = found.pop(0)
         found += one.callees
-        graphs.update({e.compiled: None for e in one.entries if _is_graph(e.compiled)})
+        made: list[Any] = [entry.compiled for entry in one.entries]
+        graphs.update(dict.fromkeys(x for x in made if isinstance(x, CompiledGraph)))
     return [graph.report() for graph in graphs]
-
-
-def _is_graph(compiled: object) -> TypeGuard[CompiledGraph]:
-    return isinstance(compiled, CompiledGraph)
 
 
 def _functions_of(of: Any) -> list[CompiledFunction] | None:

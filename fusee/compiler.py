@@ -27,7 +27,7 @@ from fusee.capture.guards import Guard
 from fusee.capture.policy import ORIGINAL, POLICY, STANCES, Stance, innermost
 from fusee.capture.reconstruct import error_on_graph_break
 from fusee.capture.torch_api import pytree, without_dynamo
-from fusee.errors import FuseeError, OptionError, nearest
+from fusee.errors import FuseeError, OptionError, choices, nearest
 from fusee.runtime import cache
 from fusee.runtime.cache import CacheInfo
 
@@ -380,6 +380,7 @@ def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
         raise OptionError(
             f"the signature of {traceable.__qualname__}{given} is not that of"
             f" {original_fn.__qualname__}{wanted}",
+            did="changed nothing",
             remedy="give it the same parameters, or skip_signature_check=True",
         )
 
@@ -416,7 +417,8 @@ def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
     chosen = range(x.dim()) if index is None else [index] if isinstance(index, int) else index
     for one in chosen:
         if not -x.dim() <= one < x.dim():
-            raise OptionError(f"mark_static(): a tensor of {x.dim()} dimensions has none at {one}")
+            what = f"mark_static(): a tensor of {x.dim()} dimensions has none at {one}"
+            raise OptionError(what, did="changed nothing")
 
 
 def cudagraph_mark_step_begin() -> None:
@@ -492,11 +494,10 @@ def set_stance(
     source   torch.compiler.set_stance
     """
     if stance not in STANCES:
-        close = nearest(str(stance), STANCES)
         raise OptionError(
             f"there is no stance {stance!r}",
             did="changed nothing",
-            remedy=(f"{close!r}; " if close else "") + f"stances: {', '.join(STANCES)}",
+            remedy=choices(stance, STANCES, "stances"),
         )
     if force_backend is not None:
         if stance != "default":

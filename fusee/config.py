@@ -1,7 +1,7 @@
 """Every knob of Fusee: name, type, default, environment variable, one line of help.
 
-`Options` are per compiled function, `Settings` per process. Both are tables of `knob(...)` rows;
-docs/options.md is written from them.
+`Options` are per compiled function, `Settings` per process; an engine's are a Table of its own, in
+its folder. Reading, checks, messages and the tables of docs/options.md follow from the rows.
 """
 
 from __future__ import annotations
@@ -9,51 +9,175 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, Self, get_type_hints
 
-from fusee.errors import OptionError, SettingError, nearest
-
-__all__ = ["Knob", "Options", "Settings", "describe", "knobs", "settings"]
+from fusee.errors import OptionError, SettingError, choices
 
 # Read by scripts/, not by the package; listed so that they do not count as unknown.
 SCRIPT_VARIABLES = ("FUSEE_TORCH_INDEX",)
 
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off", "")
+_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 _SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-_rows: dict[type, tuple[Knob, ...]] = {}
 
 
 class Knob(NamedTuple):
-    """One row of the tables below. `choices` empty: any value of the type, `least` to `most`."""
+    """One row of a Table. `choices` empty: any value of the type, `least` to `most`.
+
+    takes     what messages call its values, where the type says too little
+    convert   from what a user gives to the option; raises ValueError where it is none, OptionError
+              to say more
+    """
 
     name: str
     type: type
     default: Any
-    env: str | None
     help: str
+    env: str | None = None
     choices: tuple[Any, ...] = ()
     least: int | None = None
     most: int | None = None
+    takes: str = ""
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def values(self) -> str:
+        """What values it takes: `bool`, `int >= 0`, `one of 0, 128, 256, 512`."""
+        kind = self.takes or _CALLED.get(self.type, self.type.__name__)
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        if self.most is not None:
+            return f"{kind} from {self.least} to {self.most}"
+        return kind if self.least is None else f"{kind} >= {self.least}"
+
+    def taken(self, value: Any) -> Any:
+        """The option of a value given in Python. raises OptionError"""
+        try:
+            value = value if self.convert is None else self.convert(value)
+        except OptionError:
+            raise
+        except ValueError:
+            fits = False
+        else:
+            fits = self.convert is not None or self._fits(value)
+        if fits:
+            return Path(value) if self.type is Path else value
+        raise OptionError(
+            f"option {self.name!r} takes {self.values}, not {value!r} ({type(value).__name__})",
+            remedy=f"{self.name}={self.default!r}, the default: {self.help}",
+        )
+
+    def _fits(self, value: Any) -> bool:
+        if self.type is Path:
+            return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+        if self.type is Mapping:
+            return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        # bool is a subclass of int: True must not pass for a number of threads.
+        if self.choices:
+            return (type(value), value) in [(type(one), one) for one in self.choices]
+        if type(value) is not self.type and not (self.type is float and type(value) is int):
+            return False
+        number: Any = value
+        if self.least is not None and not number >= self.least:  # NaN, too
+            return False
+        return self.most is None or number <= self.most
+
+    def read(self, text: str) -> Any:
+        """The option of an environment variable; empty is as good as none. raises SettingError"""
+        word = text.strip().lower()
+        if not word:
+            return self.default
+        if self.type is bool and word in _WORDS:
+            return _WORDS[word]
+        if self.type is int:
+            unit = _SIZE_UNITS.get(word[-1].upper(), 1)
+            digits = word if unit == 1 else word[:-1]
+            if digits.isdecimal():
+                return int(digits) * unit
+        if self.type is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.type is str and (not self.choices or word in self.choices):
+            return word if self.choices else text
+        if self.type is Path:
+            return Path(text).expanduser()
+        raise SettingError(
+            f"{self.env}={text!r} is not of type {self.values}",
+            remedy=f"unset it for the default, {self.default!r}: {self.help}",
+        )
 
 
-def knob(
-    default: Any,
-    help: str,
-    env: str | None = None,
-    choices: tuple[Any, ...] = (),
-    least: int | None = None,
-    most: int | None = None,
-) -> Any:
-    """A dataclass field that carries the rest of its row. A function as default is called."""
-    metadata = {"help": help, "env": env, "choices": choices, "least": least, "most": most}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+_CALLED: dict[type, str] = {
+    Path: "a path",
+    Mapping: "a dict",
+    tuple: "names, comma-separated",
+}
+
+
+def knob(default: Any, help: str, env: str | None = None, **more: Any) -> Any:
+    """A dataclass field that carries the rest of its row. A function as default is called.
+
+    more   `choices`, `least`, `most`, `takes` and `convert` of Knob
+    """
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**given, metadata={"help": help, "env": env, **more})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of `knob(...)` rows, and the values of them that somebody gave."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object] | Table | None = None) -> Self:
+        """The options that a user gave, on top of the environment's and the defaults.
+
+        raises   OptionError naming the nearest known option and listing all; SettingError
+        """
+        if isinstance(given, Table):
+            return given  # type: ignore[return-value]  # nobody gives another table
+        rows = knobs(cls)
+        values = {
+            row.name: row.read(os.environ[row.env])
+            for row in rows
+            if row.env is not None and row.env in os.environ
+        }
+        return cls(**{**values, **taken(given or {}, rows)})
+
+
+def taken(
+    given: Mapping[str, object], rows: Iterable[Knob], what: str = "option"
+) -> dict[str, Any]:
+    """What a user gave, by rows. raises OptionError"""
+    known = {row.name: row for row in rows}
+    for name in given:
+        if name not in known:
+            raise OptionError(
+                f"an {what} named {name!r} does not exist",
+                remedy=choices(name, known, f"known {what}s"),
+            )
+    return {name: known[name].taken(value) for name, value in given.items()}
+
+
+_rows: dict[type, tuple[Knob, ...]] = {}
+
+
+def knobs(table: type[Table]) -> tuple[Knob, ...]:
+    """The rows of a table, in the order of their declaration."""
+    if table not in _rows:
+        hints = get_type_hints(table)
+        _rows[table] = tuple(_row(item, hints[item.name]) for item in fields(table))
+    return _rows[table]
+
+
+def _row(item: Field[Any], hint: Any) -> Knob:
+    kind = getattr(hint, "__origin__", hint)  # tuple of tuple[str, ...]
+    kind = kind if isinstance(kind, type) else hint.__args__[0]  # Path of Path | None
+    default = item.default if item.default_factory is MISSING else item.default_factory()
+    return Knob(item.name, kind, default, **item.metadata)
 
 
 def _default_cache_dir() -> Path:
@@ -66,8 +190,8 @@ def _default_cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / "fusee"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True)
+class Options(Table):
     """Options of one compiled function: torch.compile(m, backend="fusee", options={...})."""
 
     derive_weights: bool = knob(
@@ -94,32 +218,12 @@ class Options:
     )
     name: str = knob("", "what this function is called in logs, dumps and reports")
 
-    @classmethod
-    def parse(cls, given: Mapping[str, object] | Options | None = None) -> Options:
-        """Options from the mapping a user gave, on top of the environment's defaults.
 
-        raises   OptionError naming the nearest known option and listing all; SettingError
-        """
-        if isinstance(given, Options):
-            return given
-        base = _from_environment(cls, os.environ)
-        if not given:
-            return base
-        table = {row.name: row for row in knobs(cls)}
-        for name, value in given.items():
-            if name not in table:
-                raise _unknown_option(name, table)
-            _check_option(table[name], value)
-        return replace(base, **given)  # type: ignore[arg-type]  # checked row by row above
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
+@dataclass(frozen=True)
+class Settings(Table):
     """Settings of the process, read once from the environment."""
 
-    log: tuple[str, ...] = knob(
-        (), "comma-separated artefacts to print on stderr, or 'all'", env="FUSEE_LOG"
-    )
+    log: tuple[str, ...] = knob((), "artefacts to print on stderr, or `all`", env="FUSEE_LOG")
     dump: Path | None = knob(
         None, "folder that receives every artefact as a numbered file", env="FUSEE_DUMP"
     )
@@ -155,116 +259,9 @@ def settings() -> Settings:
     known += SCRIPT_VARIABLES
     for name in os.environ:
         if name.startswith("FUSEE_") and name not in known:
-            raise _unknown_variable(name, known)
-    return _from_environment(Settings, os.environ)
-
-
-def knobs(table: type[Options] | type[Settings]) -> tuple[Knob, ...]:
-    """The rows of a table, in the order of their declaration."""
-    if table not in _rows:
-        hints = get_type_hints(table)
-        _rows[table] = tuple(
-            Knob(item.name, _plain_type(hints[item.name]), _default(item), **item.metadata)
-            for item in fields(table)
-        )
-    return _rows[table]
-
-
-def describe(row: Knob) -> str:
-    """What values a knob takes: `bool`, `int >= 0`, `one of 0, 128, 256, 512`."""
-    if row.choices:
-        return "one of " + ", ".join(map(str, row.choices))
-    if row.most is not None:
-        return f"{row.type.__name__} from {row.least} to {row.most}"
-    if row.least is not None:
-        return f"{row.type.__name__} >= {row.least}"
-    return row.type.__name__
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()
-
-
-def _plain_type(hint: Any) -> type:
-    if isinstance(hint, type) and not getattr(hint, "__args__", ()):
-        return hint
-    if getattr(hint, "__origin__", None) is tuple:
-        return tuple
-    return Path
-
-
-def _fits(row: Knob, value: object) -> bool:
-    # bool is a subclass of int: True must not pass for a number of threads.
-    if type(value) is not row.type and not (row.type is float and type(value) is int):
-        return False
-    if row.choices:
-        return value in row.choices
-    number: Any = value
-    if row.least is not None and not number >= row.least:
-        return False
-    return row.most is None or number <= row.most
-
-
-def _check_option(row: Knob, value: object) -> None:
-    if not _fits(row, value):
-        raise OptionError(
-            f"option {row.name!r} takes {describe(row)}, not {value!r} ({type(value).__name__})",
-            did="stopped before compiling",
-            remedy=f"{row.name}={row.default!r}, the default: {row.help}",
-        )
-
-
-def _unknown_option(name: object, table: Mapping[str, Knob]) -> OptionError:
-    close = nearest(str(name), table)
-    hint = f"{close!r}; " if close else ""
-    return OptionError(
-        f"an option named {name!r} does not exist",
-        did="stopped before compiling",
-        remedy=f"{hint}known options: {', '.join(table)}",
-    )
-
-
-def _unknown_variable(name: str, known: list[str]) -> SettingError:
-    close = nearest(name, known)
-    hint = f"{close}; " if close else ""
-    return SettingError(
-        f"the environment variable {name} is not one of Fusee's",
-        did="stopped, since a misspelt variable would silently do nothing",
-        remedy=f"{hint}known variables: {', '.join(sorted(known))}",
-    )
-
-
-_Table = TypeVar("_Table", Options, Settings)
-
-
-def _from_environment(table: type[_Table], environment: Mapping[str, str]) -> _Table:
-    found: dict[str, Any] = {}
-    for row in knobs(table):
-        if row.env is not None and row.env in environment:
-            found[row.name] = _read(row, environment[row.env])
-    return table(**found)
-
-
-def _read(row: Knob, text: str) -> object:
-    lowered = text.strip().lower()
-    if row.type is bool and lowered in _TRUE + _FALSE:
-        return lowered in _TRUE
-    if row.type is int and (value := _size_bytes(lowered)) is not None:
-        return value
-    if row.type is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if row.type is str and (not row.choices or lowered in row.choices):
-        return lowered if row.choices else text
-    if row.type is Path:
-        return Path(text).expanduser() if text else row.default
-    raise SettingError(
-        f"{row.env}={text!r} is not of type {describe(row)}",
-        did="stopped before compiling",
-        remedy=f"unset it for the default, {row.default!r}: {row.help}",
-    )
-
-
-def _size_bytes(text: str) -> int | None:
-    unit = _SIZE_UNITS.get(text[-1:].upper(), 1)
-    digits = text if unit == 1 else text[:-1]
-    return int(digits) * unit if digits.isdecimal() else None
+            raise SettingError(
+                f"the environment variable {name} is not one of Fusee's",
+                did="stopped, since a misspelt variable would silently do nothing",
+                remedy=choices(name, sorted(known), "known variables"),
+            )
+    return Settings.parse()

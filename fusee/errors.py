@@ -40,36 +40,6 @@ import types
 import warnings
 from collections.abc import Iterable
 
-__all__ = [
-    "BackendError",
-    "CacheWarning",
-    "CheckError",
-    "CompileError",
-    "DoubleBackwardError",
-    "FuseeError",
-    "FuseeWarning",
-    "GENERATED",
-    "GraphBreakError",
-    "InputError",
-    "MissingDevice",
-    "MissingFake",
-    "MissingPackage",
-    "OptionError",
-    "RecompileError",
-    "RegionError",
-    "SettingError",
-    "TraceError",
-    "UnknownBackend",
-    "UnsupportedDevice",
-    "anchor",
-    "layout",
-    "nearest",
-    "source_line",
-    "user_frame",
-    "user_line",
-    "warn",
-]
-
 _DOCS = "docs/errors.md"
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>.*)'
@@ -81,9 +51,11 @@ class FuseeError(Exception):
 
     what     one sentence: what is wrong, and why
     where    the user's line, as `user_line` writes it
-    did      what Fusee did about it before raising
+    did      what Fusee did about it before raising; `stopped` unless it is said
     remedy   what the user can try
     """
+
+    stopped: str | None = None
 
     def __init__(
         self,
@@ -96,19 +68,26 @@ class FuseeError(Exception):
         Exception.__init__(self, what)  # some get another base: backends/dynamo.py
         self.what = what
         self.where = where
-        self.did = did
+        self.did = did or self.stopped
         self.remedy = remedy
 
     def __str__(self) -> str:
         return layout(type(self), self.what, where=self.where, did=self.did, remedy=self.remedy)
 
 
+_STOPPED = "stopped before compiling"
+
+
 class OptionError(FuseeError, ValueError):
     """An option of one compiled function is unknown or has a wrong value."""
+
+    stopped = _STOPPED
 
 
 class SettingError(FuseeError, ValueError):
     """A FUSEE_* environment variable is unknown or has a wrong value."""
+
+    stopped = _STOPPED
 
 
 class BackendError(FuseeError, RuntimeError):
@@ -128,13 +107,19 @@ class BackendError(FuseeError, RuntimeError):
 class UnknownBackend(BackendError, LookupError):
     """No backend of ours, of torch or of an entry point has that name."""
 
+    stopped = _STOPPED
+
 
 class MissingPackage(BackendError, ImportError):
     """The backend needs a package that is not installed."""
 
+    stopped = _STOPPED
+
 
 class MissingDevice(BackendError):
     """The backend needs a device that is not there."""
+
+    stopped = _STOPPED
 
 
 class GraphBreakError(FuseeError, RuntimeError):
@@ -252,6 +237,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like `name`, or None if none looks like it."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def choices(name: object, known: Iterable[str], title: str) -> str:
+    """A remedy for an unknown name: `'threads'; known options: fuse, threads`."""
+    names = list(known)
+    close = nearest(str(name), names)
+    return (f"{close!r}; " if close else "") + f"{title}: {', '.join(names)}"
 
 
 # Of code that was generated, by its file: what to call it, and where its lines come from.

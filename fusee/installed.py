@@ -10,7 +10,6 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumMeta
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def adapt() -> Undo:
     """Adapt them all, now or when they are imported. Returns the undo."""
     done: list[Undo] = []
     for name, adapter in _LIBRARIES.items():
-        action = functools.partial(_adapt, adapter, done)
+        action = functools.partial(lambda adapter, module: done.append(adapter(module)), adapter)
         when_imported(name, action)
         done.append(functools.partial(cancel, name, action))
 
@@ -48,18 +47,6 @@ def adapt() -> Undo:
             done.pop()()
 
     return undo
-
-
-def _adapt(adapter: Callable[[ModuleType], Undo], done: list[Undo], module: ModuleType) -> None:
-    done.append(adapter(module))
-
-
-def _accelerate(module: Any) -> Undo:
-    return _extend(module.DynamoBackend, [name.upper() for name in list_backends()])
-
-
-def _torchserve(module: Any) -> Undo:
-    return _extend(module.PT2Backend, list_backends())
 
 
 def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
@@ -83,9 +70,11 @@ def _extend(enum: EnumMeta, values: Sequence[str]) -> Undo:
     return undo
 
 
-_LIBRARIES: dict[str, Callable[[ModuleType], Undo]] = {
-    "accelerate.utils.dataclasses": _accelerate,
-    "ts.utils.util": _torchserve,
+_LIBRARIES: dict[str, Callable[[Any], Undo]] = {
+    "accelerate.utils.dataclasses": lambda module: _extend(
+        module.DynamoBackend, [name.upper() for name in list_backends()]
+    ),
+    "ts.utils.util": lambda module: _extend(module.PT2Backend, list_backends()),
 }
 
 

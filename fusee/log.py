@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusee.config import settings
-from fusee.errors import SettingError, nearest
-
-__all__ = ["ARTEFACTS", "Record", "dump_to", "graph", "publish", "subscribe", "wants"]
+from fusee.errors import SettingError, choices
 
 
 class Artefact(NamedTuple):
@@ -133,11 +131,10 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(ARTEFACTS)
     for name in names:
         if name not in ARTEFACTS:
-            close = nearest(name, ARTEFACTS)
-            hint = f"{close!r}; " if close else ""
             raise SettingError(
                 f"there is no artefact named {name!r} to log",
-                remedy=f"{hint}known artefacts: all, {', '.join(ARTEFACTS)}",
+                did="changed nothing",
+                remedy=choices(name, ("all", *ARTEFACTS), "known artefacts"),
             )
     return names
 

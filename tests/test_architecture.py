@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fusee"
 
 # Everything may import these; they import nothing of ours but one another, from right to left.
-BASE = ("errors", "config", "log")
+BASE = ("errors", "config", "log", "source")
 
 # folder or module -> the folders it may import, itself and BASE apart.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -45,6 +45,31 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runtime": (),
     "sym": (),
 }
+
+# module -> the modules that it imports by name when they are first needed, so that nobody waits for
+# what is not used: what a public name stands for, an engine, our compiler beside an engine that has
+# all of a graph, capture's interpreter and captures on disk.
+BY_NAME: dict[str, set[str]] = {
+    "fusee": {"api", "backends", "compiler", "debug.explain", "debug.export", "installed"},
+    "fusee.api": {"persist.captures", "torch_functions"},
+    "fusee.backends": {"backends.aot_autograd"},
+    "fusee.backends.registry": {
+        "backends.aot_autograd",
+        "backends.cudagraphs",
+        "backends.native",
+        "backends.onnx.engine",
+        "backends.onnx.options",
+        "backends.openvino.engine",
+        "backends.openvino.options",
+        "backends.openvino.region",
+        "backends.split_run",
+        "backends.tvm",
+    },
+    "fusee.backends.split_run": {"backends.native"},
+    "fusee.capture.entries": {"capture.trace"},
+}
+# Not imported: names of modules whose functions are told apart.
+NAMED_ALONE = {"fusee.capture.attributes"}
 
 LINES_OF_FILE = 800
 LINES_OF_FUNCTION = 60
@@ -125,6 +150,21 @@ def function_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > LINES_OF_FUNCTION:
                 yield node.lineno, f"{node.name} has {length} lines"
+
+
+def test_modules_imported_by_name_are_listed() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and text[:6] == "fusee." != text and is_module(text):
+                found.setdefault(module_of(path), set()).add(text.removeprefix("fusee."))
+    assert {name: x for name, x in found.items() if name not in NAMED_ALONE} == BY_NAME
+
+
+def is_module(name: str) -> bool:
+    base = ROOT.joinpath(*name.split("."))
+    return base.with_suffix(".py").exists() or (base / "__init__.py").exists()
 
 
 def test_no_import_circles() -> None:

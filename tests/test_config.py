@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fusee import config, errors, log
-from fusee.config import Options
+from fusee.backends.onnx.options import OnnxOptions
+from fusee.backends.openvino.options import OpenVINOOptions
+from fusee.backends.registry import EngineOptions
+from fusee.backends.tvm import TvmOptions
+from fusee.config import Options, knob
 from fusee.errors import OptionError, SettingError
 
 
@@ -54,7 +59,7 @@ def test_environment(environment: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "part"),
     [
-        ("FUSEE_CACHE_DIRR", "x", "FUSEE_CACHE_DIR; known variables"),
+        ("FUSEE_CACHE_DIRR", "x", "'FUSEE_CACHE_DIR'; known variables"),
         ("FUSEE_CACHE_SIZE", "much", "FUSEE_CACHE_SIZE='much' is not of type int >= 0"),
         ("FUSEE_CACHE_SIZE", "-1", "is not of type int >= 0"),
     ],
@@ -116,20 +121,65 @@ def test_user_line_is_the_innermost_outside_torch() -> None:
     assert errors.user_line(None) is None
 
 
-def test_each_error_has_a_section_and_each_knob_a_line() -> None:
+def test_each_error_has_a_section() -> None:
     docs = Path(__file__).parent.parent / "docs"
     sections = (docs / "errors.md").read_text()
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        if isinstance(kind, type):
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and kind.__module__ == errors.__name__:
             assert f'<a id="{errors.anchor(kind)}"></a>' in sections, name
-    options = (docs / "options.md").read_text()
-    for row in (*config.knobs(Options), *config.knobs(config.Settings)):
-        assert f"`{row.env or row.name}`" in options, row.name
+
+
+ENGINES: dict[str, type[config.Table]] = {
+    "every engine": EngineOptions,
+    "openvino": OpenVINOOptions,
+    "onnxrt": OnnxOptions,
+    "tvm": TvmOptions,
+}
+
+
+def line(row: config.Knob) -> str:
+    """The row of docs/options.md about an option, and of the environment variable it has."""
+    default = repr(row.default)
+    if isinstance(row.default, Path):
+        default = str(row.default).replace(str(config._default_cache_dir()), "~/.cache/fusee")
+    is_setting = row in config.knobs(config.Settings)
+    about = f"{row.help} (`{row.env}`)" if row.env and not is_setting else row.help
+    known = (
+        "" if row.default in ((), frozenset(), None, "") or row.default == {} else f"`{default}`"
+    )
+    return f"| `{row.env if is_setting else row.name}` | {row.values} | {known} | {about} |"
+
+
+@pytest.mark.parametrize("table", [Options, config.Settings, *ENGINES.values()])
+def test_the_page_of_options_has_each_row(table: type[config.Table]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "options.md").read_text().splitlines()
+    for row in config.knobs(table):
+        assert line(row) in page, "put this row into docs/options.md"
+
+
+def test_an_option_of_an_engine_is_one_line(environment: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class More(EngineOptions):
+        streams: int = knob(1, "requests at a time", env="TEST_STREAMS", least=1)
+
+    assert More.parse({"streams": 2, "name": "net"}) == More(streams=2, name="net")
+    with pytest.raises(OptionError, match=r"'streams' takes int >= 1, not 0[\s\S]*at a time"):
+        More.parse({"streams": 0})
+    with pytest.raises(OptionError, match="'streams'; known options: disabled_ops, name, streams"):
+        More.parse({"steams": 2})
+    environment.setenv("TEST_STREAMS", "3")
+    assert More.parse({}).streams == 3
+    environment.setenv("TEST_STREAMS", "many")
+    with pytest.raises(SettingError, match="TEST_STREAMS='many' is not of type int >= 1"):
+        More.parse({})
+    assert line(config.knobs(More)[-1]) == (
+        "| `streams` | int >= 1 | `1` | requests at a time (`TEST_STREAMS`) |"
+    )
 
 
 def test_each_option_has_a_reader() -> None:
     package = Path(config.__file__).parent
     sources = [p.read_text() for p in package.rglob("*.py") if p.name != "config.py"]
-    for row in (*config.knobs(Options), *config.knobs(config.Settings)):
+    tables: list[type[config.Table]] = [Options, config.Settings, *ENGINES.values()]
+    for row in (row for table in tables for row in config.knobs(table)):
         assert any(f".{row.name}" in source for source in sources), row.name

@@ -200,6 +200,24 @@ def test_export_runs_nothing_and_says_that_it_exports() -> None:
     assert log == []
 
 
+def test_export_of_what_draws_and_of_modes() -> None:
+    def drops(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x, 0.5, True) + torch.rand_like(x)
+
+    def inferring(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return x + 1
+
+    x = torch.randn(3, 4)
+    torch.manual_seed(0)
+    wanted = drops(x)
+    graph = export(drops, (x,))
+    torch.manual_seed(0)
+    assert torch.equal(graph(x), wanted)
+    with pytest.raises(GraphBreakError, match="inference_mode"):
+        export(inferring, (x,))
+
+
 def test_export_says_where_it_breaks() -> None:
     with pytest.raises(GraphBreakError, match="not one graph") as error:
         export(bar, (x, x))

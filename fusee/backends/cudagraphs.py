@@ -9,7 +9,7 @@ Parameters and buffers are read where they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,7 @@ from torch import Tensor, fx
 from fusee.aten.graph import executable_anywhere
 from fusee.aten.operators import WHOLE
 from fusee.aten.torch_api import OpOverload, is_composite
-from fusee.backends.regions import Region, RegionCall
-from fusee.backends.registry import check_names, label, operators
-from fusee.backends.report import CompiledGraph
-from fusee.backends.split_run import compile_with
-from fusee.config import Options
-
-__all__ = ["CudaGraphs", "check", "compile_cudagraphs"]
+from fusee.backends.regions import CompiledRegion, Engine, Region
 
 # Recordings of one region that are kept; the one unused for longest makes room.
 _MOST_GRAPHS = 16
@@ -32,47 +26,21 @@ _MOST_GRAPHS = 16
 _WARM_UPS = 2
 
 
-def check(given: Mapping[str, object]) -> frozenset[OpOverload]:
-    """The operators of the option `disabled_ops`. raises OptionError"""
-    check_names("an option", given, ("disabled_ops", "name"))
-    label(given)
-    return operators("disabled_ops", given.get("disabled_ops", ()))
-
-
-def compile_cudagraphs(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> CompiledGraph:
-    """Compile a captured graph; what is not on CUDA runs through our own compiler.
-
-    raises   OptionError; MissingFake for an operator that doesn't say what it returns
-    """
-    engine = CudaGraphs(check(options))
-    return compile_with(engine, gm, example_inputs, Options(name=label(options)))
-
-
-class CudaGraphs:
-    """The engine of one compiled function."""
+class CudaGraphs(Engine):
+    """The engine of one compiled function; what is not on CUDA runs through our own compiler."""
 
     name = "cudagraphs"
     device = "CUDA"
-
-    def __init__(self, disabled: frozenset[OpOverload] = frozenset()) -> None:
-        self.disabled = disabled
+    device_type = "cuda"
 
     def keeps(self, op: OpOverload) -> bool:
         return op in WHOLE or not is_composite(op)
 
     def claim(self, node: fx.Node) -> str | None:
-        if node.target in self.disabled:
-            return "the option disabled_ops names it"
-        for other in (node, *node.all_input_nodes):
-            device = torch.device(other.meta.get("device") or "cpu")
-            if device.type != "cuda":
-                return f"{other} is on {device}"
         return None
 
-    def compile(self, region: Region) -> RegionCall:
-        return _Replayed(region)
+    def compile(self, region: Region) -> CompiledRegion:
+        return CompiledRegion(_Replayed(region))
 
 
 class _Replayed:

@@ -91,7 +91,6 @@ def inductor(options: Mapping[str, object], mode: str | None = None) -> Callable
         close = nearest(wrong, known) if wrong is not None else None
         raise OptionError(
             str(error).partition(", known options")[0],
-            did="stopped before compiling",
             remedy=repr(close) if close else "torch._inductor.list_options() lists them",
         ) from error
     return bound
@@ -134,26 +133,17 @@ def explanation(
 # Their packages register with TorchDynamo when they are imported, under the names used here.
 
 
-def compile_tensorrt(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+def compile_registered(
+    package: str,
+    name: str,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, object],
 ) -> Callable[..., Any]:
-    """What torch_tensorrt makes of the graph; it knows the options. raises BackendError"""
-    found = _registered("torch_tensorrt", "torch_tensorrt")
-    compiled: Callable[..., Any] = found(gm, list(example_inputs), options=dict(options))
-    return compiled
+    """What another package's backend makes of the graph; it knows its options.
 
-
-def compile_ipex(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> Callable[..., Any]:
-    """What the Intel extension makes of the graph. raises BackendError"""
-    compiled: Callable[..., Any] = _registered("intel_extension_for_pytorch", "ipex")(
-        gm, list(example_inputs)
-    )
-    return compiled
-
-
-def _registered(package: str, name: str) -> Callable[..., Any]:
+    raises   BackendError
+    """
     importlib.import_module(package)
     found = lookup_backend(name)
     if found is None:
@@ -162,7 +152,9 @@ def _registered(package: str, name: str) -> Callable[..., Any]:
             did="stopped before compiling",
             remedy=f"a version of {package} that does",
         )
-    return found
+    more = {"options": dict(options)} if options else {}
+    compiled: Callable[..., Any] = found(gm, list(example_inputs), **more)
+    return compiled
 
 
 # ---------------------------------------------------------------------------- inductor options

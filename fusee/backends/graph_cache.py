@@ -19,6 +19,7 @@ from fusee.backends.report import CompiledGraph, first_line
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError
 from fusee.runtime import collector
+from fusee.runtime.cache import GraphCompiler, Sidecar
 
 # ---------------------------------------------------------------------------- same graph
 # Graphs that were captured twice: one compiled graph serves both.
@@ -100,13 +101,9 @@ def situation(examples: Sequence[Any]) -> Hashable:
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
         rows.append((*about, *grad, *same))
-    return tuple(rows), _modes()
-
-
-def _modes() -> Hashable:
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    return *autocast, *grad, torch.get_default_dtype()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return tuple(rows), (*autocast, *modes, torch.get_default_dtype())
 
 
 # ---------------------------------------------------------------------------- source
@@ -168,39 +165,51 @@ def _attribute(gm: fx.GraphModule, name: str) -> str:
 CompiledFn = Callable[..., Any]
 
 
-def guarded(
-    backend: CompiledFn, name: str, notice: Callable[[str, str], None], *, fall_back: bool
-) -> CompiledFn:
-    """`backend`, with its failures as BackendError, or as a notice and the graph run eagerly.
+class GuardedBackend:
+    """A backend, with its failures as BackendError, or as a notice and the graph run eagerly.
 
     A graph of our own compiler serves again where the same one is captured for another version.
     One that eager refuses to run is left to eager, which raises what the program expects: shape
     functions accept more than ATen does, of tensors without elements above all.
 
+    notice      is told of graphs that run eagerly, and where they begin
     fall_back   whether to run a graph eagerly that the backend cannot compile
     raises      BackendError; errors of ours as they are, since they say what is wrong
     """
-    made: weakref.WeakValueDictionary[Hashable, CompiledGraph] = weakref.WeakValueDictionary()
 
-    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
-        cause: Exception | None = None
+    def __init__(
+        self,
+        backend: CompiledFn,
+        name: str,
+        notice: Callable[[str, str], None] = lambda text, where: None,
+        *,
+        fall_back: bool = False,
+    ) -> None:
+        self.backend, self.__name__ = backend, name
+        self.notice, self.fall_back = notice, fall_back
+        self.serves_copies = False
+        self.made: weakref.WeakValueDictionary[Hashable, CompiledGraph]
+        self.made = weakref.WeakValueDictionary()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
         key = form(gm, example_inputs)
-        known = None if key is None else made.get(key)
+        known = None if key is None else self.made.get(key)
         if known is not None:
             return known
         if _has_nothing(gm) and is_refused(gm, example_inputs):
             return gm.forward
+        cause: Exception | None = None
         try:
-            compiled = backend(gm, list(example_inputs))
+            compiled = self.backend(gm, list(example_inputs))
             if key is not None and isinstance(compiled, CompiledGraph):
-                made[key] = compiled
+                self.made[key] = compiled
             if callable(compiled):
                 return compiled  # type: ignore[no-any-return]
             problem = f"returned {type(compiled).__name__}, which cannot be called"
         except FuseeError as error:
             if isinstance(error, TraceError) and is_refused(gm, example_inputs):
                 return gm.forward
-            if not fall_back:
+            if not self.fall_back:
                 raise
             problem = error.what
         except Exception as error:  # noqa: BLE001  # a backend is anybody's code
@@ -208,22 +217,29 @@ def guarded(
                 return gm.forward
             problem, cause = f"raised {type(error).__name__}: {error}", error
         where = first_line(gm)
-        if fall_back:
-            notice(f"a graph runs eagerly: backend {name!r} {problem}", where or "")
-            eager: CompiledFn = gm.forward
-            return eager
+        problem = f"backend {self.__name__!r} {problem}"
+        if self.fall_back:
+            self.notice(f"a graph runs eagerly: {problem}", where or "")
+            return gm.forward
         raise BackendError(
-            f"backend {name!r} {problem}",
+            problem,
             where=where,
             did=f"saved the graph to {save_graph(gm)}",
             remedy='options={"fallback": "eager"} runs such graphs eagerly',
         ) from cause
 
-    compile_graph.__name__ = name
-    for way in ("begin", "resume"):
-        if (function := getattr(backend, way, None)) is not None:
-            vars(compile_graph)[way] = function
-    return compile_graph
+    def begin(self) -> None:
+        """As GraphCompiler has it."""
+        if isinstance(self.backend, GraphCompiler):
+            self.backend.begin()
+
+    def resume(
+        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
+    ) -> CompiledFn | None:
+        """As GraphCompiler has it."""
+        if not isinstance(self.backend, GraphCompiler):
+            return None
+        return self.backend.resume(sidecar, examples, recompile)
 
 
 def _has_nothing(gm: fx.GraphModule) -> bool:

@@ -273,7 +273,7 @@ def compile_aten(
 
 
 def compile_native(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object] | Options
 ) -> CompiledGraph:
     """Compile a captured graph for the machine where its tensors are.
 

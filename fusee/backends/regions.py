@@ -14,7 +14,7 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -24,6 +24,7 @@ from fusee.aten.graph import AtenGraph, is_pure
 from fusee.aten.operators import is_view
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
+from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
@@ -39,17 +40,14 @@ from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivab
 
 aten = torch.ops.aten
 
-_HEAVY = frozenset(
-    {
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.bmm.default,
-        aten.convolution.default,
-        aten.linear.default,
-        aten.mm.default,
-        aten.scaled_dot_product_attention.default,
-    }
-)
+
+def named(names: str) -> list[OpOverload]:
+    """Operators of ATen: "relu add.Tensor" are aten.relu.default and aten.add.Tensor."""
+    split = (name.partition(".") for name in names.split())
+    return [getattr(getattr(aten, packet), overload or "default") for packet, _, overload in split]
+
+
+_HEAVY = frozenset(named("addmm baddbmm bmm convolution linear mm scaled_dot_product_attention"))
 _COPIES = (aten.clone.default, aten.copy.default)
 # Operations of products in the time that one element takes to be put elsewhere.
 _FLOPS_OF_COPY = 100
@@ -88,11 +86,13 @@ def _copied(node: fx.Node, costs: Costs) -> int:
 # ---------------------------------------------------------------------------- regions
 
 
+T = TypeVar("T")
+
 # In a node's meta: the call that it runs together with, as what makes a weight for it.
 HEAD = "head"
 
-# Takes the region's inputs, one per InputSpec, and returns its results.
 RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
+_NO_OPTIONS = EngineOptions()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,33 +150,70 @@ def lasting(graph: AtenGraph, examples: Sequence[Any]) -> dict[fx.Node, Tensor]:
     }
 
 
-class Engine(Protocol):
-    """What runs regions: one per compiled function, with that function's options.
+class CompiledRegion(NamedTuple):
+    """What an engine made of a region.
 
-    name     of the backend, for reports: "openvino"
-    device   where regions run: "CPU"
+    call        takes the region's inputs, one per InputSpec, and returns its results; from several
+                threads too
+    spec        what another process makes its call of, with `Resuming`; None: it cannot
+    primitives  what the engine executes and how often, if it can say
+    """
+
+    call: RegionCall
+    spec: Any = None
+    primitives: Callable[[], dict[str, int]] | None = None
+
+
+class Engine:
+    """What runs regions: one per compiled function, made with that function's options.
+
+    name         of the backend, for reports: "openvino"
+    device       where regions run, for reports: "CPU"
+    device_type  of the tensors that it takes
+    options      a Table of its own rows
     """
 
     name: str
-    device: str
+    device = "CPU"
+    device_type = "cpu"
+    options: EngineOptions
+
+    def __init__(self, options: Any = _NO_OPTIONS) -> None:
+        self.options = options
 
     def keeps(self, op: OpOverload) -> bool:
         """Whether tracing leaves this operator whole, since the engine has it as it is."""
-        ...
+        raise NotImplementedError
 
     def claim(self, node: fx.Node) -> str | None:
         """None if the engine can run this call exactly as eager does, else the reason why not."""
-        ...
+        raise NotImplementedError
 
-    def compile(self, region: Region) -> RegionCall:
-        """The region, ready to be called, from several threads too.
+    def compile(self, region: Region) -> CompiledRegion:
+        """The region, ready to be called.
 
         Results are fresh row-major tensors. Static inputs may be kept in whatever form, if calls
         notice that they changed (fusee.runtime.weights).
 
         raises   anything: the region is then compiled by us, with one warning
         """
-        ...
+        raise NotImplementedError
+
+    def decompositions(self) -> Mapping[OpOverload, Callable[..., Any]]:
+        """How operators that it does not keep are taken apart, where that is not as for us."""
+        return {}
+
+    def prepare(self, graph: AtenGraph, examples: Sequence[Any]) -> None:
+        """Change a traced graph, given what its inputs are, before it is split."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has the forward of graphs that need gradients; else these are ours whole."""
+        return False
+
+    def kept_for(self) -> Sequence[str]:
+        """What a later process must have in common to be given the parts; none: it is not."""
+        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +248,7 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
     for node in aten.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        reason = _never(node) or engine.claim(node)
+        reason = _never(node, engine) or engine.claim(node)
         if reason is not None:
             reasons[node] = reason
     for node in aten.graph.nodes:
@@ -241,12 +278,38 @@ def op_of(node: fx.Node) -> str:
     return str(node.target)
 
 
-def _never(node: fx.Node) -> str | None:
-    """What no engine runs."""
+def by_operator(*rows: tuple[T, str]) -> dict[OpOverload, T]:
+    """A table of operators from rows of what is said of them, and their names."""
+    return {op: said for said, names in rows for op in named(names)}
+
+
+def indexed(node: fx.Node) -> list[tuple[fx.Node, int, Any]]:
+    """The index tensors of a call: (index, least value allowed, size of the axis indexed)."""
+    args: Any = node.args
+    if node.target is aten.embedding.default:
+        return [(args[1], 0, args[0].meta["val"].shape[0])]
+    if node.target in (aten.index_select.default, aten.gather.default):
+        source = args[0].meta["val"]
+        return [(args[2], 0, source.shape[args[1]])] if source.dim() else []
+    if node.target is aten.index.Tensor:
+        sizes = args[0].meta["val"].shape
+        rows = enumerate(args[1])
+        return [(x, -sizes[k], sizes[k]) for k, x in rows if isinstance(x, fx.Node)]
+    return []
+
+
+def _never(node: fx.Node, engine: Engine) -> str | None:
+    """What an engine is not asked for."""
     if not isinstance(node.target, OpOverload):
         return "it is no ATen operator"
+    if node.target in engine.options.disabled_ops:
+        return "the option disabled_ops names it"
     if not is_pure(node):
         return "it draws from torch's random numbers, or has an effect"
+    for other in (node, *node.all_input_nodes):
+        device = torch.device(other.meta.get("device") or "cpu")
+        if device.type != engine.device_type:
+            return f"{other} is on {device}"
     return None
 
 
@@ -305,7 +368,6 @@ def _calls(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 # Row-major parameters by their position among the region's inputs.
 Weights = Mapping[int, Tensor]
-T = TypeVar("T")
 
 
 class Declined(Exception):
@@ -554,10 +616,6 @@ def _arange(node: fx.Node) -> Interval | None:
     return start[0], max(start[1], end[1] - 1)
 
 
-def _full(node: fx.Node) -> Interval | None:
-    return _size(node.args[1])
-
-
 def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
     def rule(node: fx.Node) -> Interval | None:
         a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
@@ -613,55 +671,30 @@ def _negated(node: fx.Node) -> Interval | None:
     return None if found is None else (-found[1], -found[0])
 
 
-_RULES: dict[Any, Callable[[fx.Node], Interval | None]] = {
-    **dict.fromkeys(
-        (
-            aten.view.default,
-            aten.permute.default,
-            aten.squeeze.dims,
-            aten.unsqueeze.default,
-            aten.expand.default,
-            aten.repeat.default,
-            aten.slice.Tensor,
-            aten.select.int,
-            aten.clone.default,
-            aten.flip.default,
-            aten.roll.default,
-            aten.index.Tensor,
-            aten.index_select.default,
-            aten.gather.default,
-            aten.embedding.default,
-        ),
+_RULES: dict[Any, Callable[[fx.Node], Interval | None]] = by_operator(
+    (
         _passed,
+        """view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip roll
+        index.Tensor index_select gather embedding _to_copy""",
     ),
-    aten.cat.default: _joined,
-    aten.stack.default: _joined,
-    aten.copy.default: _either(1),
-    aten.where.self: _either(1, 2),
-    aten.masked_fill.Scalar: _either(0, 2),
-    aten.slice_scatter.default: _either(0, 1),
-    aten.select_scatter.default: _either(0, 1),
-    aten.maximum.default: _either(0, 1),
-    aten.minimum.default: _either(0, 1),
-    aten.constant_pad_nd.default: _padded,
-    aten.arange.start_step: _arange,
-    aten.full.default: _full,
-    aten.full_like.default: _full,
-    aten.new_full.default: lambda node: _size(node.args[2]),
-    aten.zeros_like.default: lambda node: (0, 0),
-    aten.ones_like.default: lambda node: (1, 1),
-    aten._to_copy.default: _passed,
-    aten.add.Tensor: _sums(1),
-    aten.add.Scalar: _sums(1),
-    aten.sub.Tensor: _sums(-1),
-    aten.mul.Tensor: _product,
-    aten.mul.Scalar: _product,
-    aten.rsub.Scalar: _reversed,
-    aten.cumsum.default: _cumulative,
-    aten.abs.default: _magnitude,
-    aten.neg.default: _negated,
-    aten.bitwise_and.Scalar: _masked,
-    aten.bitwise_and.Tensor: _masked,
-    aten.tril.default: lambda node: _hull([(0, 0), interval(node.args[0])]),
-    aten.triu.default: lambda node: _hull([(0, 0), interval(node.args[0])]),
-}
+    (_joined, "cat stack"),
+    (_either(1), "copy"),
+    (_either(1, 2), "where.self"),
+    (_either(0, 2), "masked_fill.Scalar"),
+    (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
+    (_padded, "constant_pad_nd"),
+    (_arange, "arange.start_step"),
+    (lambda node: _size(node.args[1]), "full full_like"),
+    (lambda node: _size(node.args[2]), "new_full"),
+    (lambda node: (0, 0), "zeros_like"),
+    (lambda node: (1, 1), "ones_like"),
+    (_sums(1), "add.Tensor add.Scalar"),
+    (_sums(-1), "sub.Tensor"),
+    (_product, "mul.Tensor mul.Scalar"),
+    (_reversed, "rsub.Scalar"),
+    (_cumulative, "cumsum"),
+    (_magnitude, "abs"),
+    (_negated, "neg"),
+    (_masked, "bitwise_and.Scalar bitwise_and.Tensor"),
+    (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
+)

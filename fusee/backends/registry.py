@@ -8,12 +8,12 @@ backend before anything is compiled.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.metadata import entry_points
 from typing import Any, Union
@@ -23,15 +23,23 @@ from torch import fx
 
 from fusee.aten.torch_api import OpOverload, OpOverloadPacket, overloads
 from fusee.backends import dynamo
-from fusee.config import Options, knobs, settings
-from fusee.errors import MissingDevice, MissingPackage, OptionError, UnknownBackend, nearest
+from fusee.config import Options, Table, knob, knobs, settings
+from fusee.errors import (
+    MissingDevice,
+    MissingPackage,
+    OptionError,
+    UnknownBackend,
+    choices,
+    nearest,
+)
 from fusee.runtime import collector
+from fusee.runtime.cache import Sidecar
 
 # ---------------------------------------------------------------------------- registry
 
 
 CompiledFn = Callable[..., Any]
-Compile = Callable[[fx.GraphModule, Sequence[Any], Mapping[str, object]], CompiledFn]
+Compile = Callable[[fx.GraphModule, Sequence[Any], Any], CompiledFn]
 ENTRY_POINTS = "torch_dynamo_backends"
 # torch.compile's. Each backend makes of them what it can; ours have none.
 MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -45,12 +53,13 @@ class Backend:
     paired    whether their version must be torch's, as 2.14.1 for torch 2.14.0
     install   how to get them, and where they work; None: by the modules' names
     absent    says which device is missing, or None if all is there
-    validate  refuses wrong options, before anything is compiled
+    validate  refuses wrong options before anything is compiled; what it returns, unless that is
+              None, are the options that all others get
     is_named  whether it takes the option `name`, what reports call it
     keeps     whether, with these options, what is captured for it outlives the process
-    begin     called when a capture begins, so that files are read meanwhile
+    begin     called with the options when a capture begins, so that files are read meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
-              `(sidecar, example_inputs, anew, options)`; anew compiles the graph for given inputs
+              `(options, sidecar, example_inputs, recompile)`
     """
 
     name: str
@@ -63,8 +72,8 @@ class Backend:
     install: str | None = None
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
-    keeps: Callable[[Mapping[str, object]], bool] | None = None
-    begin: Callable[[Mapping[str, object]], object] | None = None
+    keeps: Callable[[Any], bool] | None = None
+    begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
 
     def missing(self) -> tuple[str, ...]:
@@ -85,6 +94,58 @@ class Backend:
             return f"missing package: {', '.join(missing)}"
         device = self.absent() if self.absent is not None else None
         return "ready" if device is None else f"missing device: {device}"
+
+    def checked(self, given: Mapping[str, object]) -> Any:
+        """The options that a user gave, for a backend that can be used here.
+
+        raises   MissingPackage, MissingDevice, OptionError
+        """
+        if missing := self.missing():
+            raise MissingPackage(
+                f"backend {self.name!r} needs {', '.join(missing)}, which is not installed",
+                remedy=self.install or f"pip install {' '.join(missing)}",
+            )
+        if self.absent is not None and (device := self.absent()) is not None:
+            raise MissingDevice(f"backend {self.name!r} needs {device}", remedy=self.install)
+        if self.validate is None and given:
+            raise OptionError(
+                f"backend {self.name!r} takes no options, but got {', '.join(sorted(given))}",
+                remedy="leave options out",
+            )
+        found = None if self.validate is None else self.validate(given)
+        return given if found is None else found
+
+
+class BoundBackend:
+    """A backend of ours with its options: a GraphCompiler (fusee/runtime/cache.py)."""
+
+    serves_copies = False
+
+    def __init__(self, backend: Backend, given: Mapping[str, object]) -> None:
+        self.backend, self.__name__ = backend, backend.name
+        self.options = backend.checked(given)
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        with collector.paused():
+            return self.backend.compile(gm, example_inputs, self.options)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is captured for it outlives the process."""
+        return self.backend.keeps is not None and self.backend.keeps(self.options)
+
+    def begin(self) -> None:
+        """A capture begins."""
+        if self.backend.begin is not None:
+            self.backend.begin(self.options)
+
+    def resume(
+        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
+    ) -> CompiledFn | None:
+        """What another process kept beside a capture, as `Backend.resume`."""
+        if self.backend.resume is None:
+            return None
+        return self.backend.resume(self.options, sidecar, examples, recompile)
 
 
 def _minor(version: str) -> str:
@@ -134,7 +195,7 @@ def later(module: str, function: str) -> Callable[..., Any]:
 
     def call(*args: Any, **keywords: Any) -> Any:
         with collector.paused():
-            found = getattr(importlib.import_module(module), function)
+            found = operator.attrgetter(function)(importlib.import_module(module))
         return found(*args, **keywords)
 
     return call
@@ -180,12 +241,7 @@ def set_default_backend(backend: BackendLike | None) -> None:
 def check_mode(mode: str | None) -> None:
     """Refuse what is no mode of torch.compile's. raises OptionError"""
     if mode is not None and mode not in MODES:
-        close = nearest(str(mode), MODES)
-        raise OptionError(
-            f"there is no mode {mode!r}",
-            did="stopped before compiling",
-            remedy=(f"{close!r}; " if close else "") + f"modes: {', '.join(MODES)}",
-        )
+        raise OptionError(f"there is no mode {mode!r}", remedy=choices(mode, MODES, "modes"))
 
 
 def name_of(backend: BackendLike) -> str:
@@ -203,11 +259,9 @@ def known_options(backend: BackendLike) -> tuple[str, ...]:
     return tuple(row.name for row in knobs(Options)) if found.name == "fusee" else ("name",)
 
 
-def keeps_captures(backend: BackendLike, options: Mapping[str, object]) -> bool:
-    """Whether another process shall find what is captured for a backend."""
-    found = _backends.get(backend) if isinstance(backend, str) else backend
-    asked = isinstance(found, Backend) and found.keeps is not None and found.keeps(options)
-    return asked or settings().keep_captures
+def keeps_captures(found: CompiledFn) -> bool:
+    """Whether another process shall find what is captured for what `lookup` gave."""
+    return (isinstance(found, BoundBackend) and found.keeps) or settings().keep_captures
 
 
 @collector.paused()
@@ -227,54 +281,18 @@ def lookup(
     given = dict(options or {})
     if isinstance(backend, str):
         if backend in _backends:
-            return _bind(_backends[backend], given)
+            return BoundBackend(_backends[backend], given)
         if backend == "inductor" and (given or mode is not None):
             return dynamo.inductor(given, mode)
         return _bind_options(_foreign(backend), backend, given, mode)
     if isinstance(backend, Backend):
-        return _bind(backend, given)
+        return BoundBackend(backend, given)
     if callable(backend):
         return _bind_options(backend, name_of(backend), given, mode)
     raise UnknownBackend(
         f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
         remedy=f"known names: {_known_names()}",
     )
-
-
-def _bind(backend: Backend, options: dict[str, object]) -> CompiledFn:
-    missing = backend.missing()
-    if missing:
-        raise MissingPackage(
-            f"backend {backend.name!r} needs {', '.join(missing)}, which is not installed",
-            did="stopped before compiling",
-            remedy=backend.install or f"pip install {' '.join(missing)}",
-        )
-    device = backend.absent() if backend.absent is not None else None
-    if device is not None:
-        raise MissingDevice(
-            f"backend {backend.name!r} needs {device}",
-            did="stopped before compiling",
-            remedy=backend.install,
-        )
-    if backend.validate is not None:
-        backend.validate(options)
-    elif options:
-        raise OptionError(
-            f"backend {backend.name!r} takes no options, but got {', '.join(sorted(options))}",
-            did="stopped before compiling",
-            remedy="leave options out",
-        )
-
-    def bound(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> CompiledFn:
-        with collector.paused():
-            return backend.compile(gm, example_inputs, options)
-
-    bound.__name__ = backend.name
-    if backend.begin is not None:
-        vars(bound)["begin"] = functools.partial(backend.begin, options)
-    if backend.resume is not None:
-        vars(bound)["resume"] = functools.partial(backend.resume, options=options)
-    return bound
 
 
 def _foreign(name: str) -> CompiledFn:
@@ -287,7 +305,6 @@ def _foreign(name: str) -> CompiledFn:
         close = nearest(name, {*list_backends(None), *dynamo.list_backends()})
         raise UnknownBackend(
             f"there is no backend named {name!r}",
-            did="stopped before compiling",
             remedy=(f"{str(close)!r}; " if close else "") + f"known names: {_known_names()}",
         )
     return found
@@ -318,17 +335,60 @@ def _bind_options(
     return bound
 
 
+# ---------------------------------------------------------------------------- engine options
+
+
+def _operators(value: Any) -> frozenset[OpOverload]:
+    """Operators that an option names, of a packet all overloads. raises ValueError"""
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise ValueError
+    found: set[OpOverload] = set()
+    for item in value:
+        if not isinstance(item, (OpOverload, OpOverloadPacket)):
+            raise ValueError
+        found.update((item,) if isinstance(item, OpOverload) else overloads(item))
+    return frozenset(found)
+
+
+def operators(help: str, more: Callable[[frozenset[OpOverload]], object] = frozenset) -> Any:
+    """The row of an option that names operators; `more` is made of them."""
+    takes = "a list of operators such as [torch.ops.aten.add.Tensor]"
+    return knob(frozenset(), help, takes=takes, convert=lambda value: more(_operators(value)))
+
+
+@dataclass(frozen=True)
+class EngineOptions(Table):
+    """What all engines take; each adds rows of its own."""
+
+    disabled_ops: frozenset[OpOverload] = operators("operators left to PyTorch and to our compiler")
+    name: str = knob("", "what reports call the compiled function")
+
+
 # ---------------------------------------------------------------------------- ours
-# The backends of this package.
-
-
-def anything(options: Mapping[str, object]) -> None:
-    """The check of a backend that checks its options itself."""
+# The backends of this package. Modules that others are imported from wait for the first use.
 
 
 def no_cuda() -> str | None:
     """What is missing to run on an NVIDIA GPU, or None."""
     return None if torch.cuda.is_available() else "an NVIDIA GPU, and a build of torch with CUDA"
+
+
+def _engine(names: Iterable[str], module: str, kind: str, help: str, **more: Any) -> None:
+    """Register an engine, a class of a module that waits for the first use.
+
+    names   of the backend; the later ones for who asks stock torch for it
+    more    fields of Backend; `validate` gives the EngineOptions that the class is made with
+    """
+    make = later(module, kind)
+    compile_with = later("fusee.backends.split_run", "compile_with")
+
+    def compile(gm: fx.GraphModule, inputs: Sequence[Any], options: EngineOptions) -> CompiledFn:
+        compiled: CompiledFn = compile_with(make(options), gm, inputs)
+        return compiled
+
+    for name in names:
+        by = ", by its name in stock torch.compile" if name.startswith("fusee_") else ""
+        register(Backend(name, compile, help + by, is_named=True, **more))
 
 
 register(
@@ -341,75 +401,61 @@ register(
         is_named=True,
     )
 )
-_onnxrt = register(
-    Backend(
-        "onnxrt",
-        later("fusee.backends.onnx.engine", "compile_onnxrt"),
-        "regions run by ONNX Runtime",
-        needs=("onnxruntime", "onnxscript"),
-        validate=later("fusee.backends.onnx.options", "check"),
-        install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
-        is_named=True,
-    )
+_engine(
+    ("onnxrt", "fusee_onnxrt"),
+    "fusee.backends.onnx.engine",
+    "OnnxRuntime",
+    "regions run by ONNX Runtime",
+    validate=later("fusee.backends.onnx.options", "OnnxOptions.parse"),
+    needs=("onnxruntime", "onnxscript"),
+    install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
 )
-_openvino = register(
-    Backend(
+for _name, _table, _help in (
+    (
         "openvino",
-        later("fusee.backends.openvino.engine", "compile_openvino"),
+        "OpenVINOOptions",
         "regions run by OpenVINO, on Intel's processors, GPUs and NPUs",
+    ),
+    ("openvino_ts", "TorchScriptOptions", "OpenVINO by way of TorchScript, deprecated"),
+):
+    _engine(
+        (_name, f"fusee_{_name}"),
+        "fusee.backends.openvino.engine",
+        "OpenVINO",
+        _help,
+        validate=later("fusee.backends.openvino.options", f"{_table}.parse"),
         needs=("openvino", "llvmlite"),
-        validate=later("fusee.backends.openvino.options", "check"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
-        is_named=True,
-        keeps=later("fusee.backends.openvino.options", "is_caching"),
-        begin=later("fusee.backends.openvino.region", "begin"),
+        keeps=operator.attrgetter("model_caching"),
+        begin=later("fusee.backends.openvino.region", "read_ahead"),
         resume=later("fusee.backends.openvino.region", "resume"),
     )
+_engine(
+    ("cudagraphs",),
+    "fusee.backends.cudagraphs",
+    "CudaGraphs",
+    "eager's CUDA kernels, recorded and replayed",
+    validate=EngineOptions.parse,
+    install="a build of torch with CUDA, from pytorch.org; Linux and Windows, NVIDIA GPUs",
+    absent=no_cuda,
 )
-_openvino_ts = register(
-    Backend(
-        "openvino_ts",
-        later("fusee.backends.openvino.engine", "compile_openvino_ts"),
-        "OpenVINO by way of TorchScript, deprecated",
-        needs=("openvino", "llvmlite"),
-        validate=later("fusee.backends.openvino.options", "check_ts"),
-        install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
-        is_named=True,
-        keeps=later("fusee.backends.openvino.options", "is_caching"),
-        begin=later("fusee.backends.openvino.region", "begin"),
-        resume=later("fusee.backends.openvino.region", "resume_ts"),
-    )
-)
-register(
-    Backend(
-        "cudagraphs",
-        later("fusee.backends.cudagraphs", "compile_cudagraphs"),
-        "eager's CUDA kernels, recorded and replayed",
-        validate=later("fusee.backends.cudagraphs", "check"),
-        install="a build of torch with CUDA, from pytorch.org; Linux and Windows, NVIDIA GPUs",
-        absent=no_cuda,
-        is_named=True,
-    )
-)
-register(
-    Backend(
-        "tvm",
-        later("fusee.backends.tvm", "compile_tvm"),
-        "regions compiled by Apache TVM's Relax",
-        needs=("tvm", "llvmlite"),
-        validate=later("fusee.backends.tvm", "check"),
-        install="pip install apache-tvm; Linux, macOS, Windows",
-        is_named=True,
-    )
+_engine(
+    ("tvm",),
+    "fusee.backends.tvm",
+    "Tvm",
+    "regions compiled by Apache TVM's Relax",
+    validate=later("fusee.backends.tvm", "TvmOptions.parse"),
+    needs=("tvm", "llvmlite"),
+    install="pip install apache-tvm; Linux, macOS, Windows",
 )
 register(
     Backend(
         "tensorrt",
-        later("fusee.backends.dynamo", "compile_tensorrt"),
+        partial(dynamo.compile_registered, "torch_tensorrt", "torch_tensorrt"),
         "torch_tensorrt's own backend",
         needs=("torch_tensorrt",),
         paired=True,
-        validate=anything,
+        validate=dict,  # it checks its options itself
         install="pip install torch_tensorrt, of torch's version; Linux and Windows, NVIDIA GPUs",
         absent=no_cuda,
     )
@@ -417,7 +463,7 @@ register(
 register(
     Backend(
         "ipex",
-        later("fusee.backends.dynamo", "compile_ipex"),
+        partial(dynamo.compile_registered, "intel_extension_for_pytorch", "ipex"),
         "the Intel extension's own backend",
         needs=("intel_extension_for_pytorch",),
         paired=True,
@@ -425,71 +471,8 @@ register(
         "version, 2.8, works with torch 2.8 alone",
     )
 )
-register(
-    Backend(
-        "eager",
-        later("fusee.backends.aot_autograd", "run_captured"),
-        "the captured graph, run as it is",
-        tags=("debug",),
-    )
-)
-register(
-    Backend(
-        "aot_eager",
-        later("fusee.backends.aot_autograd", "run_aten"),
-        "the functional ATen graph on eager kernels",
-        tags=("debug",),
-    )
-)
-for _backend in (_onnxrt, _openvino, _openvino_ts):
-    _help = f"{_backend.name}, by its name in stock torch.compile"
-    register(dataclasses.replace(_backend, name=f"fusee_{_backend.name}", help=_help))
-
-
-# ---------------------------------------------------------------------------- engine options
-# Reading of options that several engines have. Each raises OptionError.
-
-
-def check_names(what: str, given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuse a name that is not known."""
-    for name in given:
-        if name not in known:
-            close = nearest(str(name), known)
-            raise OptionError(
-                f"{what} named {name!r} does not exist",
-                did="stopped before compiling",
-                remedy=(f"{close!r}; " if close else "") + f"known: {', '.join(known)}",
-            )
-
-
-def label(given: Mapping[str, object]) -> str:
-    """The option `name`: what reports call a compiled function."""
-    name = given.get("name", "")
-    if not isinstance(name, str):
-        raise wrong("name", name, "a text")
-    return name
-
-
-def operators(name: str, value: object, remedy: str | None = None) -> frozenset[OpOverload]:
-    """Operators that an option names, of a packet all overloads."""
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        wanted = "a list of operators such as [torch.ops.aten.add.Tensor]"
-        raise wrong(name, value, wanted, remedy)
-    found: set[OpOverload] = set()
-    for item in value:
-        if isinstance(item, OpOverload):
-            found.add(item)
-        elif isinstance(item, OpOverloadPacket):
-            found.update(overloads(item))
-        else:
-            raise wrong(name, item, "operators such as torch.ops.aten.add.Tensor", remedy)
-    return frozenset(found)
-
-
-def wrong(name: str, value: object, wanted: str, remedy: str | None = None) -> OptionError:
-    """The error about a value that an option does not take."""
-    return OptionError(
-        f"option {name!r} takes {wanted}, not {value!r} ({type(value).__name__})",
-        did="stopped before compiling",
-        remedy=remedy,
-    )
+for _name, _run, _help in (
+    ("eager", "run_captured", "the captured graph, run as it is"),
+    ("aot_eager", "run_aten", "the functional ATen graph on eager kernels"),
+):
+    register(Backend(_name, later("fusee.backends.aot_autograd", _run), _help, tags=("debug",)))

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
+import functools
 import os
 import pickle
 import re
-import struct
 import sys
-import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from torch import Tensor
 from fusee import log
 from fusee.aten.graph import PartSource
 from fusee.backends.graph_cache import situation
+from fusee.backends.regions import CompiledRegion, RegionCall
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -41,17 +39,13 @@ from fusee.backends.report import (
     UnclaimedRow,
     remember,
 )
-from fusee.errors import CacheWarning, warn
 from fusee.runtime import jit
-from fusee.runtime.cache import Sidecar, code_salt
+from fusee.runtime.cache import Blobs, Sidecar, code_salt, content_key
+from fusee.source import made
 
 # ---------------------------------------------------------------------------- resumed
 
 
-RegionCall = Callable[[tuple[Any, ...]], Sequence[Tensor]]
-
-# The packages whose code decides how a graph is split and what its parts are.
-_DECIDED_BY = ("aten", "autodiff", "backends", "runtime", "sym")
 # Who listens to these wants to see the graph.
 _ARTEFACTS = ("graph", "aten", "host")
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -115,20 +109,18 @@ def name_of(engine: Sequence[str], examples: Sequence[Any]) -> str | None:
     """
     if not engine or any(type(x) not in _PLAIN_TYPES for x in examples):
         return None
-    return repr((list(engine), situation(examples), code_salt(*_DECIDED_BY)))
+    return repr((list(engine), situation(examples), code_salt()))
 
 
 def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Tensor, ...]]:
     """The function that calls the parts."""
     names: dict[str, Any] = {f"part{k}": call for k, call in enumerate(calls)}
-    names.update(row_major=_row_major, laid_out=_laid_out, no_grad=torch.no_grad)
-    exec(compile(source, "<fusee body>", "exec"), names)
-    body: Callable[..., tuple[Tensor, ...]] = names["body"]
-    return body
-
-
-def _row_major(x: Tensor) -> Tensor:
-    return x if x.is_contiguous() else x.contiguous()
+    names.update(
+        row_major=lambda x: x if x.is_contiguous() else x.contiguous(),
+        laid_out=_laid_out,
+        no_grad=torch.no_grad,
+    )
+    return made(source, "body", "body", names)
 
 
 def _laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
@@ -157,7 +149,7 @@ class Resuming:
     label: str
     engine: str
     device: str
-    take_up: Callable[[Any, tuple[Any, ...]], RegionCall]
+    take_up: Callable[[Any, tuple[Any, ...]], CompiledRegion]
 
     def resume(
         self,
@@ -183,12 +175,7 @@ class Resuming:
         report.externs += kept.externs
         report.notes += kept.notes
         try:
-            calls = [
-                _Claimed(self, part, examples, report)
-                if isinstance(part, ClaimedPart)
-                else _starred(part.bind({}))
-                for part in kept.parts
-            ]
+            calls = [self._call(part, examples, report) for part in kept.parts]
         except NotServed as reason:
             log.publish("cache", self.label, f"what was kept of it is of no use: {reason}")
             return None
@@ -197,35 +184,25 @@ class Resuming:
         remember(report)
         return _Resumed(body_of(kept.body, calls), report, anew)
 
-
-def _starred(call: Callable[..., tuple[Any, ...]]) -> RegionCall:
-    return lambda inputs: call(*inputs)
-
-
-class _Claimed:
-    """A part in its engine."""
-
-    def __init__(
-        self, how: Resuming, part: ClaimedPart, examples: Sequence[Any], report: Report
-    ) -> None:
+    def _call(
+        self, part: ClaimedPart | PartSource, examples: Sequence[Any], report: Report
+    ) -> RegionCall:
+        """What runs a part. raises NotServed, then and when it is called"""
+        if isinstance(part, PartSource):
+            run = part.bind({})
+            return lambda inputs: run(*inputs)
         given = tuple(None if k is None else examples[k] for k in part.inputs)
-        try:
-            self.call = how.take_up(part.spec, given)
-        except Exception as error:  # the engine is another project's code
-            raise NotServed(str(error) or type(error).__name__) from error
-        primitives = getattr(self.call, "primitives", None)
-        self.row = RegionRow(part.name, how.engine, how.device, part.ops, primitives=primitives)
-        report.regions.append(self.row)
+        call, _, primitives = _served(self.take_up, part.spec, given)
+        row = RegionRow(part.name, self.engine, self.device, part.ops, primitives=primitives)
+        report.regions.append(row)
+        return functools.partial(_served, row.timed, call)
 
-    def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
-        begin = time.perf_counter()
-        try:
-            results = self.call(inputs)
-        except Exception as error:  # the engine is another project's code
-            raise NotServed(str(error) or type(error).__name__) from error
-        self.row.calls += 1
-        self.row.seconds += time.perf_counter() - begin
-        return results
+
+def _served(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:  # the engine is another project's code
+        raise NotServed(str(error) or type(error).__name__) from error
 
 
 class _Resumed(CompiledGraph):
@@ -250,119 +227,6 @@ class _Resumed(CompiledGraph):
                     self._report = self.call.report()
                 self.anew = None
         return self.call(*inputs)
-
-
-# ---------------------------------------------------------------------------- blobs
-# Compiled models on disk, for engines that can export theirs: one file for each key.
-#
-# A file begins with a mark and a check of what follows, and is written in one step. What cannot be
-# read or written is told once for each folder, and nothing is lost but time.
-
-# Mark, check, length, key: 64 bytes, so that what follows is as aligned as the memory it is read
-# into.
-_HEADER = struct.Struct("<12s I Q 40s")
-_MARK = b"fusee blob 3"
-_PIECE = 1 << 23
-_DID = "compiled the model anew"
-_told: set[tuple[str, str]] = set()
-
-
-def digest(parts: Iterable[str | bytes | Tensor | None]) -> str:
-    """A name for texts and tensors, contents and geometry included.
-
-    Pieces are digested side by side; SHA-256, for which processors have instructions.
-    """
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        found = b"".join(pool.map(lambda piece: hashlib.sha256(piece).digest(), _pieces(parts)))
-    return hashlib.sha256(found).hexdigest()[:40]
-
-
-def _pieces(parts: Iterable[str | bytes | Tensor | None]) -> Iterator[bytes | memoryview]:
-    for part in parts:
-        if not isinstance(part, Tensor):
-            yield part if isinstance(part, bytes) else str(part).encode()
-            continue
-        x = part.detach()
-        yield f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode()
-        if x.numel():
-            content = x.contiguous().view(-1).view(torch.uint8).numpy().data
-            yield from (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
-
-
-class Blobs:
-    """The blobs in one folder, which is made when the first is written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def size(self, key: str) -> int:
-        """Bytes of a blob's file, 0 if there is none."""
-        try:
-            return self._path(key).stat().st_size
-        except OSError:
-            return 0
-
-    def read(self, key: str, tell: bool = True) -> Tensor | None:
-        """The blob's bytes, or None if there is none that is whole."""
-        path = self._path(key)
-        try:
-            with path.open("rb") as file:
-                header = file.read(_HEADER.size)
-                blob = torch.empty(os.fstat(file.fileno()).st_size - len(header), dtype=torch.uint8)
-                count = file.readinto(blob.numpy().data)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if tell:
-                self._tell("cannot be read", f"{error.strerror} ({path})")
-            return None
-        if count == blob.numel() and header == _header(key, blob.numpy().data):
-            return blob
-        if tell:
-            self.refuse(key, "it is truncated or not ours")
-        return None
-
-    def refuse(self, key: str, reason: str) -> None:
-        """Say that a blob is of no use; it is written anew."""
-        self._tell("has a compiled model that cannot be used", f"{reason} ({self._path(key)})")
-
-    def skip(self, reason: str) -> None:
-        """Say that nothing can be kept."""
-        self._tell("is of no use", reason)
-
-    def write(self, key: str, blob: bytes, did: str = _DID) -> None:
-        """Keep a blob; a folder that cannot be written to is no error. did: what goes on then"""
-        temporary: str | None = None
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            with os.fdopen(file, "wb") as out:
-                out.write(_header(key, blob))
-                out.write(blob)
-            os.replace(temporary, self._path(key))
-        except OSError as error:
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            self._tell("cannot be written to", error.strerror or str(error), did)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.blob"
-
-    def _tell(self, what: str, reason: str, did: str = _DID) -> None:
-        if (str(self.folder), what) in _told:
-            return
-        _told.add((str(self.folder), what))
-        warn(
-            CacheWarning,
-            f"the model cache {self.folder} {what}: {reason}",
-            did=did,
-            remedy="cache_dir names another folder; model_caching=False does without one",
-        )
-
-
-def _header(key: str, blob: bytes | memoryview) -> bytes:
-    return _HEADER.pack(_MARK, zlib.crc32(blob), len(blob), key.encode())
 
 
 # ---------------------------------------------------------------------------- ahead
@@ -475,8 +339,7 @@ class Ahead:
             did="went on; the next start will not read models ahead",
         )
         with contextlib.suppress(OSError):  # what cannot be cleared away stays
-            files = sorted(self.blobs.folder.glob("index-*"), key=lambda path: path.stat().st_mtime)
-            for path in files[:-_PROGRAMS]:
+            for _, _, path in self.blobs.entries("index-")[:-_PROGRAMS]:
                 path.unlink()
 
 
@@ -485,7 +348,7 @@ def find(
 ) -> Ahead:
     """The models of a folder for this program; the first time their reading begins."""
     alike = repr((sys.argv, device, sorted((name, str(config[name])) for name in config)))
-    index = f"index-{hashlib.sha256(alike.encode()).hexdigest()[:34]}"
+    index = f"index-{content_key(alike)[:34]}"
     name = f"{folder} {index}"
     with _finding:
         if name not in _all:
@@ -503,7 +366,8 @@ def _that_fit(blobs: Blobs, keys: list[str]) -> list[str]:
     left = _available_bytes() // 4
     found = []
     for key in keys:
-        left -= 2 * blobs.size(key)
+        with contextlib.suppress(OSError):  # there is none
+            left -= 2 * blobs.path(key).stat().st_size
         if left < 0:
             break
         found.append(key)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.canonicalize import Table
 from fusee.aten.graph import (
     AtenGraph,
     Order,
@@ -50,10 +47,6 @@ from fusee.backends.runtime_wrapper import bind, is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 
-__all__ = ["SplitCall", "compile_split", "compile_with"]
-
-Prepare = Callable[[AtenGraph, Sequence[Any]], None]
-
 # Loops and LLVM, which graphs that are an engine's as a whole don't wait for.
 _NATIVE = "fusee.backends.native"
 compile_native: Callable[..., CompiledGraph] = later(_NATIVE, "compile_native")
@@ -65,42 +58,27 @@ _numbers = itertools.count()
 
 
 def compile_with(
-    engine: Engine,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Options | None = None,
-    decompositions: Table | None = None,
-    training: bool = False,
-    prepare: Prepare | None = None,
-    kept_for: Sequence[str] = (),
+    engine: Engine, gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> CompiledGraph:
     """Compile a captured graph: the engine's regions, and ours between them.
 
     Graphs without a functional ATen form are our compiler's whole.
-
-    options         for what our compiler gets
-    decompositions  for operators that the engine does not keep
-    training        the forward of graphs that need gradients is the engine's, too; else these
-                    graphs are our compiler's whole
-    prepare         changes a traced graph, given what its inputs are, before it is split
-    kept_for        what a later process must have in common to be given the parts: the engine's
-                    versions and options; none: it is given nothing
     """
-    options = options or Options.parse(None)
+    options = Options(name=engine.options.name)
     report = Report(options.name or f"{engine.name}_{next(_numbers)}", first_line(gm))
-    differentiated = is_differentiated(gm, example_inputs)
-    if differentiated and not training:
+    if (trains := is_differentiated(gm, example_inputs)) and not engine.trains:
         reason = "it needs gradients, which are our own compiler's"
         return _whole(gm, example_inputs, engine, options, reason)
+    decompositions = engine.decompositions()
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
         try:
-            if differentiated:
+            if trains:
                 keeps = engine.keeps
                 both = split_native(gm, example_inputs, options, report, keeps, decompositions)
                 more = len(both.forward.inputs) - len(example_inputs)
                 given = [*example_inputs, *[None] * more]
-                forward = compile_split(both.forward, given, engine, options, report, prepare).call
+                forward = compile_split(both.forward, given, engine, options, report).call
                 remember(report)
                 run = bind_native(gm, both, lambda inputs: forward(*inputs), options, report)
                 return CompiledGraph(run, report)
@@ -113,11 +91,11 @@ def compile_with(
         log.publish("aten", "", lambda: str(aten))
         attributes = aten.attributes(gm)
         given = [*example_inputs, *attributes]
-        made = compile_split(aten, given, engine, options, report, prepare)
+        made = compile_split(aten, given, engine, options, report)
         remember(report)
     compiled = CompiledGraph(bind(gm, aten, made.call, report), report)
     if made.kept is not None and not attributes and not aten.from_start:
-        compiled.kept = made.kept.entry(kept_for, example_inputs)
+        compiled.kept = made.kept.entry(engine.kept_for(), example_inputs)
     return compiled
 
 
@@ -129,7 +107,7 @@ def _whole(
     reason: str,
 ) -> CompiledGraph:
     """The graph through our compiler, whose report says why it is not the engine's."""
-    found = compile_native(gm, example_inputs, asdict(options))
+    found = compile_native(gm, example_inputs, options)
     found.report().notes.append(f"nothing of it runs in {engine.name}: {reason}")
     return found
 
@@ -140,7 +118,6 @@ def compile_split(
     engine: Engine,
     options: Options,
     report: Report,
-    prepare: Prepare | None = None,
 ) -> SplitCall:
     """A traced graph as what runs it: the engine's regions, and ours between them.
 
@@ -151,8 +128,7 @@ def compile_split(
         fold(aten, options)
         restride(aten)
         note_values(aten, example_inputs)
-        if prepare is not None:
-            prepare(aten, example_inputs)
+        engine.prepare(aten, example_inputs)
         decided = split(aten, engine)
         while forget_read(aten, decided.rest, example_inputs):
             decided = split(aten, engine)
@@ -168,7 +144,10 @@ def compile_split(
         if part.is_claimed:
             call = _EngineCall(region, engine, options, report)
             calls.append(call)
-            kept.append(call.kept(places))
+            if call.spec is None:
+                kept.append(None)
+            else:
+                kept.append(ClaimedPart(call.row.name, call.row.ops, call.spec, places))
         else:
             rest, source = _rest(region, options, report)
             calls.append(rest)
@@ -217,32 +196,24 @@ class _EngineCall:
             region.name, engine.name, engine.device, dict(Counter(map(op_of, region.calls())))
         )
         report.regions.append(self.row)
+        self.spec: Any = None
         with report.timed(engine.name):
             try:
-                self.call = engine.compile(region)
+                self.call, self.spec, self.row.primitives = engine.compile(region)
             except Exception as error:  # noqa: BLE001  # the engine is another project's code
                 self.call = self._fall_back(error, "was not compiled")
-        self.row.primitives = getattr(self.call, "primitives", None)
-
-    def kept(self, inputs: tuple[int | None, ...]) -> ClaimedPart | None:
-        """What another process makes the part of, if the engine says it: `spec` of its call."""
-        spec = getattr(self.call, "spec", None)
-        return None if spec is None else ClaimedPart(self.row.name, self.row.ops, spec, inputs)
 
     def __call__(self, inputs: tuple[Any, ...]) -> Sequence[Tensor]:
-        begin = time.perf_counter()
         call = self.call
         try:
-            results = call(inputs)
+            results: Sequence[Tensor] = self.row.timed(call, inputs)
         except Declined:
             return self._compile_ours()(inputs)
         except Exception as error:
             if call is self.ours:
                 raise
-            self.call = call = self._fall_back(error, "failed")
-            results = call(inputs)
-        self.row.calls += 1
-        self.row.seconds += time.perf_counter() - begin
+            self.call = self._fall_back(error, "failed")
+            results = self.row.timed(self.call, inputs)
         return results
 
     def _compile_ours(self) -> RegionCall:

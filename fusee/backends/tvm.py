@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,24 +27,15 @@ from torch.export.graph_signature import (
 from fusee.aten.operators import is_view
 from fusee.aten.subgraph import explicit
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.regions import Region, RegionCall
-from fusee.backends.registry import check_names, label, operators, wrong
-from fusee.backends.report import CompiledGraph
-from fusee.backends.split_run import compile_with
-from fusee.config import Options
-from fusee.errors import OptionError
-
-__all__ = ["Tvm", "TvmOptions", "check", "compile_tvm"]
+from fusee.backends.regions import CompiledRegion, Engine, Region, named
+from fusee.backends.registry import EngineOptions
+from fusee.config import knob
 
 aten = torch.ops.aten
 
-_SCHEDULERS = (None, "default", "meta_schedule")
-_KNOWN = ("scheduler", "trials", "opt_level", "disabled_ops", "name")
-
 # What tests/backends/test_tvm.py compares with eager.
 _OPERATORS = frozenset(
-    getattr(getattr(aten, name.partition(".")[0]), name.partition(".")[2] or "default")
-    for name in (
+    named(
         "convolution _native_batch_norm_legit_no_training native_layer_norm linear addmm mm bmm "
         "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool2d mean.dim sum.dim_IntList "
         "relu gelu silu hardswish hardsigmoid hardtanh sigmoid tanh exp sqrt rsqrt neg erf "
@@ -52,73 +43,31 @@ _OPERATORS = frozenset(
         "div.Tensor div.Scalar pow.Tensor_Scalar _softmax embedding where.self cat stack clone "
         "_to_copy eq.Scalar le.Tensor lt.Tensor lt.Scalar gt.Scalar ge.Scalar logical_and "
         "logical_or scaled_dot_product_attention"
-    ).split()
+    )
 )
 
 
 @dataclass(frozen=True)
-class TvmOptions:
-    """Options of one compiled function: fusee.compile(m, backend="tvm", options={...}).
+class TvmOptions(EngineOptions):
+    """Options of one compiled function: fusee.compile(m, backend="tvm", options={...})."""
 
-    scheduler   None or "default": TVM's own schedules; "meta_schedule": tuned, which takes minutes
-    trials      how many schedules meta_schedule tries
-    opt_level   TVM's, 0 to 4
-    disabled    operators left to our compiler
-    name        what reports call it
-    """
-
-    scheduler: str | None = None
-    trials: int = 20000
-    opt_level: int = 3
-    disabled: frozenset[OpOverload] = frozenset()
-    name: str = ""
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> TvmOptions:
-        """The options that a user gave, or the defaults. raises OptionError"""
-        check_names("an option", given, _KNOWN)
-        scheduler = given.get("scheduler")
-        if scheduler not in _SCHEDULERS:
-            if scheduler == "auto_scheduler":
-                raise OptionError(
-                    "the scheduler 'auto_scheduler' went from TVM together with Relay",
-                    did="stopped before compiling",
-                    remedy="'meta_schedule'",
-                )
-            raise wrong("scheduler", scheduler, f"one of {', '.join(map(repr, _SCHEDULERS))}")
-        trials, level = given.get("trials", cls.trials), given.get("opt_level", cls.opt_level)
-        if type(trials) is not int or trials < 1:
-            raise wrong("trials", trials, "int >= 1")
-        if type(level) is not int or not 0 <= level <= 4:
-            raise wrong("opt_level", level, "an int from 0 to 4")
-        disabled = operators("disabled_ops", given.get("disabled_ops", ()))
-        return cls(scheduler, trials, level, disabled, label(given))
+    scheduler: str | None = knob(
+        None,
+        "TVM's own schedules, or tuned ones, which takes minutes; 'auto_scheduler' went with Relay",
+        choices=(None, "default", "meta_schedule"),
+    )
+    trials: int = knob(20000, "how many schedules 'meta_schedule' tries", least=1)
+    opt_level: int = knob(3, "TVM's", least=0, most=4)
 
 
-def check(given: Mapping[str, Any]) -> None:
-    """Refuse wrong options, before anything is compiled. raises OptionError"""
-    TvmOptions.parse(given)
-
-
-def compile_tvm(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> CompiledGraph:
-    """Compile a captured graph for TVM.
-
-    raises   OptionError; MissingFake for an operator that doesn't say what it returns
-    """
-    parsed = TvmOptions.parse(options)
-    return compile_with(Tvm(parsed), gm, example_inputs, Options(name=parsed.name))
-
-
-class Tvm:
+class Tvm(Engine):
     """The engine of one compiled function."""
 
     name = "tvm"
-    device = "CPU"
+    options: TvmOptions
 
     def __init__(self, options: TvmOptions) -> None:
-        self.options = options
+        super().__init__(options)
         importer = _import("tvm.relax.frontend.torch.exported_program_translator")
         self.known = frozenset(importer.ExportedProgramImporter().convert_map)
 
@@ -128,8 +77,6 @@ class Tvm:
     def claim(self, node: fx.Node) -> str | None:
         op = node.target
         assert isinstance(op, OpOverload)
-        if op in self.options.disabled:
-            return "the option disabled_ops names it"
         if op.__name__ not in self.known:
             return "TVM's importer does not know it"
         if op not in _OPERATORS and not (is_view(op) and op is not aten.as_strided.default):
@@ -140,16 +87,14 @@ class Tvm:
                 return reason
         return None
 
-    def compile(self, region: Region) -> RegionCall:
-        return _Compiled(region, self.options)
+    def compile(self, region: Region) -> CompiledRegion:
+        return CompiledRegion(_Compiled(region, self.options))
 
 
 _DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool)
 
 
 def _why_not(node: fx.Node) -> str | None:
-    if torch.device(node.meta.get("device") or "cpu").type != "cpu":
-        return f"{node} is not on the CPU"
     vals = node.meta["val"]
     for val in vals if isinstance(vals, (tuple, list)) else [vals]:
         if not isinstance(val, Tensor):

@@ -18,6 +18,7 @@ from fusee.capture.guards import GONE, At, Fact, Facts, compile_check
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, Source, variable
 from fusee.capture.torch_api import MODE_STACK, without_function_modes
+from fusee.source import made
 
 # ---------------------------------------------------------------------------- captured
 
@@ -72,6 +73,7 @@ class Captured:
     inference  whether it runs in inference mode; None if that is as it was
     taken      what was read without a guard, by module and name
     answers    what functions gave that are said to be constant: `(function, args, kwargs, result)`
+    effects    lines of its source that change objects besides tensors
     passing    what it has seen that another process would see differently; "" if nothing
     """
 
@@ -93,6 +95,7 @@ class Captured:
     breaks: list[GraphBreak] = field(default_factory=list)
     taken: dict[tuple[str, str], Any] = field(default_factory=dict)
     answers: list[tuple[Any, ...]] = field(default_factory=list)
+    effects: list[str] = field(default_factory=list)
     passing: str = ""
 
     def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
@@ -143,9 +146,7 @@ class Captured:
         nested   as Between has it
         """
         names = {**self.names, "_graph": graph, "_nested": nested}
-        exec(compile(self.source, "<fusee segment>", "exec"), names)
-        made: Callable[..., Any] = names["run"]
-        return made
+        return made(self.source, "run", "segment", names)
 
 
 class Keeper(Protocol):
@@ -250,9 +251,7 @@ class Index:
         body = "".join(f"    {line}\n" for line in source.lines)
         listed = ", ".join(map(variable, self.parameters))
         names = {**source.names, "_value": _KINDS[fact.kind][0]}
-        exec(f"def read({listed}):\n{body}    return {text}\n", names)
-        read: Callable[..., Hashable] = names["read"]
-        return read
+        return made(f"def read({listed}):\n{body}    return {text}\n", "read", "versions", names)
 
 
 def _by_key(entry: Any) -> dict[_Key, Fact]:

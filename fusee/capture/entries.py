@@ -46,6 +46,7 @@ from fusee.capture.torch_api import (
     without_dynamo,
 )
 from fusee.errors import GraphBreakError, RecompileError, source_line
+from fusee.runtime.cache import GraphCompiler
 
 # ---------------------------------------------------------------------------- entrances
 # How calls come in: functions with the signature of what is compiled, written as source.
@@ -283,8 +284,7 @@ def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
 class CompiledFunction:
     """A Python function that runs as graphs.
 
-    compile_graph   the backend: `(gm, example_inputs) -> callable`; `begin`, if it has one, is
-                    called before each capture
+    compile_graph   the backend: `(gm, example_inputs) -> callable`, or a GraphCompiler
     fullgraph       whether a graph break is an error
     guard_filter    says which facts are checked: one bool for each Guard
     notice          takes what the user should know
@@ -528,8 +528,8 @@ class CompiledFunction:
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
         keeper = None if any(self.varying.values()) or place.at >= 0 else self.keeper
-        if (read_ahead := getattr(self.compile_graph, "begin", None)) is not None:
-            read_ahead()
+        if isinstance(self.compile_graph, GraphCompiler):
+            self.compile_graph.begin()
         known = None if keeper is None else keeper.find(place, values, self.policy)
         captured, twin = known, None
         if known is None and self.guard_filter is None:
@@ -562,7 +562,8 @@ class CompiledFunction:
         copies = {self, *self.family.get(place.function.__code__, ())}
         for entry in [entry for one in copies for entry in one.entries]:
             if (found := _trace().moved(entry.captured, place, values)) is not None:
-                is_shared = getattr(self.compile_graph, "serves_copies", False)
+                compiler = self.compile_graph
+                is_shared = isinstance(compiler, GraphCompiler) and compiler.serves_copies
                 return found, entry.compiled if is_shared else None
         return None, None
 

@@ -41,6 +41,7 @@ from fusee.runtime.change_detection import (
     differs,
     pointer,
 )
+from fusee.source import made
 
 # ---------------------------------------------------------------------------- facts
 
@@ -438,9 +439,7 @@ class Facts:
         head = f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
         text = f"{head}    except _gone:\n        return False\n"  # what is not there any more
         names = {**also, **source.names, "_gone": GONE}
-        exec(compile(text, "<fusee guards>", "exec"), names)
-        check: Callable[..., bool] = names["check"]
-        return check, text
+        return made(text, "check", "guards", names), text
 
     def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
         """The first fact that does not hold."""

@@ -105,7 +105,7 @@ class Rebuild:
 
     is_return whether the function ends there: Python runs generators that it gives away
     source    its first part: objects from outside, evaluated before anything changes
-    lines     its second part, after the graph has run
+    lines     its second part, after the graph has run; `values`: those that only make a value
     outputs   the tensors that the graph must give
     """
 
@@ -116,6 +116,7 @@ class Rebuild:
         self.generators = machine.generators
         self.source = source
         self.lines: list[str] = []
+        self.values: set[str] = set()
         self.outputs: list[torch.Tensor] = []
         self._memo: dict[int, str] = {}
         mirrors = world.mirrors.values()
@@ -210,6 +211,7 @@ class Rebuild:
         name = f"_r{self._count}"
         self._count += 1
         self.lines.append(f"{name} = {text}")
+        self.values.add(self.lines[-1])
         return name
 
     def _made(self, x: Any) -> Making:

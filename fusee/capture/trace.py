@@ -306,7 +306,9 @@ class _Attempt:
             lines += [*before, *call]
         else:
             failed = f"{source.constant(Failing(None, self.state, False))}(_error)"
-        for text in rebuild.later():
+        later = rebuild.later()
+        found.effects = [line for line in (*later, *rebuild.lines) if line not in rebuild.values]
+        for text in later:
             lines += [f"try: {text}", f"except Exception as _error: {failed}"]
         lines += [*rebuild.lines, f"return {result}"]
         if has_modes:

@@ -12,7 +12,6 @@ import runpy
 import sys
 import time
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from torch import fx
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
-from fusee.backends.graph_cache import guarded
+from fusee.backends.graph_cache import GuardedBackend
 from fusee.capture.bytecode import first_line, program
 from fusee.capture.entries import CompiledFunction, Entry, listeners
 from fusee.capture.graph_break import GraphBreak
@@ -84,9 +83,6 @@ def _section(title: str, text: str) -> str:
 
 # ---------------------------------------------------------------------------- explain
 
-
-# Generated names of objects that a piece holds.
-_HELD = re.compile(r"\b_k\d+\b")
 
 # Where modules keep what one writes as `self.layer`.
 _TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -175,31 +171,23 @@ class Piece:
     def of(cls, entry: Entry) -> Piece:
         captured = entry.captured
         place = captured.place
-        names = sorted(set(_HELD.findall(captured.source)), key=lambda name: int(name[2:]))
-        stop = captured.stop
+        held = {name: x for name, x in captured.names.items() if name.startswith("_k")}
+        stop, code = captured.stop, place.function.__code__
+        begins = first_line(place.function)
+        if place.at >= 0:
+            line = program(code).instructions[place.at].line
+            begins = f"{code.co_filename}:{line} in {place.function.__name__}"
         return cls(
             function=place.function.__qualname__,
-            begins=source_line(_begin(place.function, place.at)),
+            begins=source_line(begins),
             graph=None if captured.graph is None else Graph.of(captured.graph),
             guards=tuple(_TABLES.sub(r".\1", str(fact)) for fact in captured.facts.rows),
             source=captured.source.strip(),
-            held={name: _shown(captured.names[name]) for name in names if name in captured.names},
+            held={name: repr(x).partition("\n")[0][:100] for name, x in held.items()},
             stop=None if stop is None else Break.of(stop),
             eager=captured.eager,
             times=dict(entry.times),
         )
-
-
-def _begin(function: types.FunctionType, at: int) -> str:
-    if at < 0:
-        return first_line(function)
-    line = program(function.__code__).instructions[at].line
-    return f"{function.__code__.co_filename}:{line} in {function.__name__}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value).splitlines()
-    return text[0][:100] if text else ""
 
 
 @dataclass(frozen=True)
@@ -306,9 +294,7 @@ def explain(
     """
     function, before = target_of(fn)
     chosen = registry.default_backend() if backend is None else backend
-    compile_graph = guarded(
-        registry.lookup(chosen), registry.name_of(chosen), lambda text, where: None, fall_back=False
-    )
+    compile_graph = GuardedBackend(registry.lookup(chosen), registry.name_of(chosen))
 
     def call(*args: Any, **kwargs: Any) -> Explanation:
         if is_suspending(function):

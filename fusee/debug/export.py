@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +16,6 @@ from fusee.capture.captured import Captured, Place
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.trace import capture
 from fusee.errors import GraphBreakError, source_line
-
-__all__ = ["export"]
-
-# Lines of a piece's source that do nothing but make values, or tell where an error comes from.
-_MAKES_A_VALUE = re.compile(
-    r"\s*(try: )?(_out|_v\d+|_r\d+) = |\s*except Exception as _error: |\s*return |def run\("
-)
 
 
 class _Output:
@@ -58,13 +50,13 @@ def export(
         raise _refused(captured.eager, first_line(function))
     if captured.stop is not None:
         raise _refused(captured.stop.reason, captured.stop.where, captured.stop.remedy)
-    for line in captured.source.splitlines():
-        if not _MAKES_A_VALUE.match(line):
-            raise _refused(
-                f"it changes objects besides tensors, which no graph does: {line.strip()}",
-                first_line(function),
-                "return what changes instead",
-            )
+    mode = [] if captured.inference is None else [f"inference_mode({captured.inference})"]
+    for effect in (*captured.effects, *mode):
+        raise _refused(
+            f"it changes objects besides tensors, which no graph does: {effect}",
+            first_line(function),
+            "return what changes instead",
+        )
     return _module(captured, bound.arguments, [*args, *named.values()])
 
 

@@ -42,7 +42,15 @@ from fusee.persist.references import (
     taken_now,
 )
 from fusee.runtime import collector
-from fusee.runtime.cache import ObjectCache, Sidecar, code_salt, content_key, object_cache
+from fusee.runtime.cache import (
+    GraphCompiler,
+    KeptGraph,
+    ObjectCache,
+    Sidecar,
+    code_salt,
+    content_key,
+    object_cache,
+)
 
 # ---------------------------------------------------------------------------- graphs
 # Graphs of kept captures: their nodes wait until somebody wants them, which a backend need not.
@@ -148,10 +156,6 @@ def _module(graph: fx.Graph, nodes: list[fx.Node]) -> fx.GraphModule:
 # ---------------------------------------------------------------------------- captures
 
 
-# The packages whose code decides what a capture is.
-_READ_BY = ("capture", "torch_functions", "kept", "sym")
-
-
 class Keeper:
     """Keeps captures in the folder of the object code cache."""
 
@@ -199,7 +203,7 @@ class Keeper:
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         known = known_by(place.function)
         parts = conditions, dtypes, said, allowed_by_torch(), known, _sketch(dict(values))
-        return content_key(code_salt(*_READ_BY), repr(parts))
+        return content_key(code_salt(), repr(parts))
 
 
 def _tell(place: Place, what: str) -> None:
@@ -275,8 +279,11 @@ class _Kept(Captured):
         assert graph is None, "a kept capture's graph is read when it is asked for"
 
     def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
-        resume = getattr(compile_graph, "resume", None)
-        if self.waiting is None or resume is None or not all(map(is_torchs, self.waiting.named)):
+        if (
+            self.waiting is None
+            or not isinstance(compile_graph, GraphCompiler)
+            or not all(map(is_torchs, self.waiting.named))
+        ):
             return super().compiled(compile_graph)
 
         def anew(inputs: Sequence[Any]) -> Any:
@@ -284,7 +291,7 @@ class _Kept(Captured):
                 return compile_graph(self.graph, list(inputs))
 
         with self.modes():
-            found: Callable[..., Any] | None = resume(self.sidecar, self.examples, anew)
+            found = compile_graph.resume(self.sidecar, self.examples, anew)
         if found is None:
             found = anew(self.examples)
             _keep_compiled(self.sidecar, found)
@@ -306,8 +313,8 @@ class _Kept(Captured):
 
 def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
     """Keep what a backend made, if it can be used again: `kept`, a name and the content."""
-    if (kept := getattr(compiled, "kept", None)) is not None:
-        sidecar.put(*kept)
+    if isinstance(compiled, KeptGraph) and compiled.kept is not None:
+        sidecar.put(*compiled.kept)
 
 
 def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:

@@ -120,17 +120,18 @@ _PARTS: dict[type, tuple[str, ...]] = {
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
     """Of what a function does, and of the lines at which it does it."""
-    consts = [_digest(x) if isinstance(x, types.CodeType) else _constant(x) for x in code.co_consts]
+    consts = [
+        _digest(x)
+        if isinstance(x, types.CodeType)
+        else repr(sorted(map(repr, x)) if isinstance(x, frozenset) else x)
+        for x in code.co_consts
+    ]
     parts = (
         code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
         code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
         code.co_exceptiontable, code.co_filename, code.co_firstlineno,
     )  # fmt: skip
     return hashlib.sha1(repr(parts).encode()).hexdigest()
-
-
-def _constant(x: Any) -> str:
-    return repr(sorted(map(repr, x))) if isinstance(x, frozenset) else repr(x)
 
 
 # ------------------------------------------------------------------------------ writing
@@ -187,7 +188,7 @@ class Names(pickle.Pickler):
                 self._add_way(cell, ("cell", x, k))
         for name in _PARTS.get(type(x), ()):
             self._add_way(getattr(x, name), ("part", x, name))
-        own = _part(x, "__dict__") if _has_dict(type(x)) else None
+        own = _part(x, "__dict__") if type(x).__dictoffset__ else None
         if type(own) is dict:
             self._add_way(own, ("part", x, "__dict__"))
 
@@ -248,10 +249,6 @@ def _name(x: Any) -> str | None:
         found = getattr(x, "__qualname__", None)
         return found if isinstance(found, str) else None
     return None
-
-
-def _has_dict(kind: type) -> bool:
-    return kind.__dictoffset__ != 0
 
 
 def _part(x: Any, name: str) -> Any:

@@ -1,9 +1,7 @@
-"""Object code on disk, by content.
+"""What is kept on disk, by content: object code and captures, and compiled models of engines.
 
-One file per entry, named after the key: a header with a checksum, then the object code. A file is
-written under a temporary name and renamed, so that concurrent processes see whole entries or none.
-Whatever is wrong with the folder costs one warning and the cache, never the call. A folder that
-other users may write to is refused, since its files are run.
+Whatever is wrong with a folder costs one warning and the cache, never the call. A folder of object
+code that other users may write to is refused, since its files are run.
 """
 
 from __future__ import annotations
@@ -15,14 +13,19 @@ import json
 import os
 import platform
 import stat
+import struct
 import sys
 import tempfile
 import threading
 import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from fusee.config import settings
 from fusee.errors import CacheWarning, OptionError, warn
@@ -31,10 +34,12 @@ from fusee.log import publish
 # ---------------------------------------------------------------------------- cache
 
 
-_MAGIC = b"fusee-object-1\n\0"
-_DIGEST_BYTES = 16
-_HEADER_BYTES = len(_MAGIC) + _DIGEST_BYTES
-_SUFFIX = ".o"
+# Mark, check, length, key: 64 bytes, so that what follows is as aligned as the memory it is read
+# into.
+_HEADER = struct.Struct("<12s I Q 40s")
+_MARK = b"fusee blob 3"
+_PIECE = 1 << 23
+_TEMPORARY = ".new-"
 # An entry counts as used again only after this long, so that hits rarely write.
 _TOUCH_SECONDS = 600.0
 # A temporary file this old was left by a process that died.
@@ -44,20 +49,39 @@ _KEEP = 0.8
 _SCAN_EVERY = 64
 
 
-def content_key(*parts: str | bytes) -> str:
-    """A name for all that decides what an entry holds."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in parts:
-        digest.update(b"%d:" % len(part))
-        digest.update(part.encode() if isinstance(part, str) else part)
-    return digest.hexdigest()
+def content_key(*parts: str | bytes | Tensor | None) -> str:
+    """A name for all that decides what an entry holds: texts, and tensors with their geometry.
+
+    Tensors are digested in pieces side by side; SHA-256, for which processors have instructions.
+    """
+    pieces = [piece for part in parts for piece in _pieces(part)]
+    if any(isinstance(part, Tensor) for part in parts):
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            digests = list(pool.map(_digest, pieces))
+    else:
+        digests = list(map(_digest, pieces))
+    return _digest(b"".join(digests)).hex()[:40]
+
+
+def _pieces(part: str | bytes | Tensor | None) -> Iterator[bytes | memoryview]:
+    if not isinstance(part, Tensor):
+        yield part if isinstance(part, bytes) else str(part).encode()
+        return
+    x = part.detach()
+    yield f"{x.dtype} {tuple(x.shape)} {tuple(x.stride())}".encode()
+    if x.numel():
+        content = x.contiguous().view(-1).view(torch.uint8).numpy().data
+        yield from (content[k : k + _PIECE] for k in range(0, len(content), _PIECE))
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 @functools.cache
-def code_salt(*folders: str) -> str:
-    """What entries depend on that code in these folders of ours makes: that code, and versions."""
-    root = Path(__file__).parent.parent
-    files = [x for name in folders for x in (root / name).rglob("*.py")]
+def code_salt() -> str:
+    """What entries depend on that Python code of ours decides: all of that, and versions."""
+    files = Path(__file__).parent.parent.rglob("*.py")
     code = content_key(*[x.read_bytes() for x in sorted(files)])
     return repr((sys.version, torch.__version__, code))
 
@@ -67,7 +91,68 @@ def object_cache() -> ObjectCache:
     return _opened(settings().cache_dir, settings().cache_size)
 
 
-class ObjectCache:
+class Store:
+    """Entries in one folder, a file for each key: a header with a checksum, then the content.
+
+    A file is written under a temporary name and renamed: processes see whole entries or none.
+    """
+
+    suffix: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path:
+        """An entry's file."""
+        return self.folder / (key + self.suffix)
+
+    def load(self, key: str) -> Tensor | None:
+        """An entry's bytes, read once; None if they are damaged. raises OSError"""
+        with self.path(key).open("rb") as file:
+            header = file.read(_HEADER.size)
+            size = os.fstat(file.fileno()).st_size - len(header)
+            content = torch.empty(size, dtype=torch.uint8)
+            count = file.readinto(content.numpy().data)
+        is_whole = count == size and header == _header(key, content.numpy().data)
+        return content if is_whole else None
+
+    def save(self, key: str, content: bytes) -> None:
+        """Write an entry. raises OSError"""
+        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_header(key, content))
+                file.write(content)
+            os.replace(temporary, self.path(key))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def entries(self, prefix: str = "") -> list[tuple[float, int, Path]]:
+        """Time, size and path of the entries whose keys begin so, the oldest first.
+
+        Temporary files that were left are deleted. raises OSError
+        """
+        found: list[tuple[float, int, Path]] = []
+        now = time.time()
+        with os.scandir(self.folder) as files:
+            for file in files:
+                # another process may delete it at the same time
+                with contextlib.suppress(FileNotFoundError):
+                    facts = file.stat()
+                    if file.name.endswith(self.suffix) and file.name.startswith(prefix):
+                        found.append((facts.st_mtime, facts.st_size, Path(file.path)))
+                    elif file.name.startswith(_TEMPORARY) and now - facts.st_mtime > _STALE_SECONDS:
+                        os.unlink(file.path)
+        return sorted(found)
+
+
+def _header(key: str, content: bytes | memoryview) -> bytes:
+    return _HEADER.pack(_MARK, zlib.crc32(content), len(content), key.encode())
+
+
+class ObjectCache(Store):
     """A folder of object code with a limit in bytes; the entries used longest ago go first.
 
     used   keys of entries that this process has read or written
@@ -76,8 +161,10 @@ class ObjectCache:
     `report` warns, in the thread of the user's call.
     """
 
+    suffix = ".o"
+
     def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.limit_bytes = limit_bytes
         self.used: dict[str, None] = {}
         self.readable = self.writable = limit_bytes > 0
@@ -91,36 +178,31 @@ class ObjectCache:
         """The entry, or None if it is not there or damaged."""
         if not self._open():
             return None
-        path = self._path(key)
+        path = self.path(key)
         try:
-            data = path.read_bytes()
+            content = self.load(key)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._stop(f"cannot read {path}: {error.strerror or error}", reading=True)
             return None
-        code = data[_HEADER_BYTES:]
-        if data[:_HEADER_BYTES] != _MAGIC + _checksum(code):
+        if content is None:
             publish("cache", key, "damaged entry, built again")
             return None
-        self._touch(path)
+        # in a folder that we may only read, entries keep their age
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
+                os.utime(path)
         self.used[key] = None
-        return code
+        return content.numpy().tobytes()
 
     def put(self, key: str, code: bytes) -> None:
         """Keep an entry."""
         if not self._open() or not self.writable:
             return
-        temporary = ""
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + _checksum(code) + code)
-            os.replace(temporary, self._path(key))
+            self.save(key, code)
         except OSError as error:
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
             self._stop(f"cannot write to {self.folder}: {error.strerror or error}")
             return
         with self._lock:
@@ -132,28 +214,18 @@ class ObjectCache:
 
     def evict(self) -> None:
         """Delete the entries used longest ago until the folder fits its limit."""
-        entries: list[tuple[float, int, str]] = []
-        now = time.time()
         try:
-            with os.scandir(self.folder) as found:
-                for entry in found:
-                    # another process may delete it at the same time
-                    with contextlib.suppress(FileNotFoundError):
-                        facts = entry.stat()
-                        if entry.name.endswith(_SUFFIX):
-                            entries.append((facts.st_mtime, facts.st_size, entry.path))
-                        elif now - facts.st_mtime > _STALE_SECONDS:
-                            os.unlink(entry.path)
+            entries = self.entries()
             total = sum(size for _, size, _ in entries)
             if total <= self.limit_bytes:
                 return
-            for _, size, path in sorted(entries):
+            for _, size, path in entries:
                 if total <= self.limit_bytes * _KEEP:
                     break
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                    path.unlink()
                 total -= size
-                publish("cache", Path(path).stem, f"evicted, {size} bytes")
+                publish("cache", path.stem, f"evicted, {size} bytes")
         except OSError as error:
             self._stop(f"cannot make room in {self.folder}: {error.strerror or error}")
 
@@ -169,9 +241,6 @@ class ObjectCache:
                 did=f"went on without {without}writing it",
                 remedy="FUSEE_CACHE_DIR=<a folder of yours>, or FUSEE_CACHE_SIZE=0 for none",
             )
-
-    def _path(self, key: str) -> Path:
-        return self.folder / (key + _SUFFIX)
 
     def _open(self) -> bool:
         """Make the folder at the first use. Whether the cache can be read."""
@@ -202,12 +271,6 @@ class ObjectCache:
             self.writable = False
             self.readable = self.readable and not reading
 
-    def _touch(self, path: Path) -> None:
-        # in a folder that we may only read, entries keep their age
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _TOUCH_SECONDS:
-                os.utime(path)
-
 
 class Sidecar:
     """Entries that belong to another one: what others make of it."""
@@ -224,8 +287,93 @@ class Sidecar:
         self.cache.put(content_key(self.key, name), data)
 
 
-def _checksum(code: bytes) -> bytes:
-    return hashlib.blake2b(code, digest_size=_DIGEST_BYTES).digest()
+@runtime_checkable
+class GraphCompiler(Protocol):
+    """What compiles captured graphs, and can use what an earlier process made of them.
+
+    Capture takes any `(gm, example_inputs) -> callable` for that; this one it tells more.
+
+    serves_copies   what it gives may be called with other parameters, those of a copied module
+    """
+
+    serves_copies: bool
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any], /) -> Callable[..., Any]: ...
+
+    def begin(self) -> None:
+        """A capture begins: files may be read meanwhile."""
+
+    def resume(
+        self,
+        sidecar: Sidecar,
+        examples: Sequence[Any],
+        recompile: Callable[[Sequence[Any]], Any],
+    ) -> Callable[..., Any] | None:
+        """What an earlier process kept beside a capture; None if it is of no use.
+
+        recompile   compiles the captured graph, for these inputs
+        """
+
+
+@runtime_checkable
+class KeptGraph(Protocol):
+    """What a GraphCompiler gives.
+
+    kept   what another process may make it of: a name that says all it depends on but for the
+           graph, and the content; None if nothing
+    """
+
+    kept: tuple[str, bytes] | None
+
+
+_told: set[tuple[str, str]] = set()
+
+
+class Blobs(Store):
+    """Compiled models of an engine in one folder, which is made when the first is written.
+
+    What cannot be read or written is told once for each folder, and nothing is lost but time.
+    """
+
+    suffix = ".blob"
+
+    def read(self, key: str, tell: bool = True) -> Tensor | None:
+        """The blob's bytes, or None if there is none that is whole."""
+        path = self.path(key)
+        try:
+            blob = self.load(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if tell:
+                self.tell("cannot be read", f"{error.strerror} ({path})")
+            return None
+        if blob is None and tell:
+            self.refuse(key, "it is truncated or not ours")
+        return blob
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Say that a blob is of no use; it is written anew."""
+        self.tell("has a compiled model that cannot be used", f"{reason} ({self.path(key)})")
+
+    def write(self, key: str, blob: bytes, did: str = "compiled the model anew") -> None:
+        """Keep a blob; a folder that cannot be written to is no error. did: what goes on then"""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.save(key, blob)
+        except OSError as error:
+            self.tell("cannot be written to", error.strerror or str(error), did)
+
+    def tell(self, what: str, reason: str, did: str = "compiled the model anew") -> None:
+        """Warn, once for each folder."""
+        if (str(self.folder), what) not in _told:
+            _told.add((str(self.folder), what))
+            warn(
+                CacheWarning,
+                f"the model cache {self.folder} {what}: {reason}",
+                did=did,
+                remedy="cache_dir names another folder; model_caching=False does without one",
+            )
 
 
 @functools.cache
@@ -241,7 +389,7 @@ def _opened(folder: Path, limit_bytes: int) -> ObjectCache:
 # Entries are code, and are run: load only what you trust. A key says all that its entry depends on,
 # so that an entry for another processor or version is never used.
 
-_BUNDLE_MAGIC = b"fusee-artifacts-1\n"
+_BUNDLE_MAGIC = b"fusee-artifacts-2\n"
 _LENGTH_BYTES = 8
 # Not of our cache: what torch.compiler.save_cache_artifacts gave.
 _TORCHS = "torch"
@@ -276,7 +424,7 @@ def load(artifacts: bytes) -> tuple[CacheInfo | None, bytes | None]:
 
     raises   OptionError if it is not what `save` gave, or damaged
     """
-    start = len(_BUNDLE_MAGIC) + _DIGEST_BYTES
+    start = len(_BUNDLE_MAGIC) + hashlib.sha256().digest_size
     content = artifacts[start:] if isinstance(artifacts, bytes) else b""
     if not content or artifacts[:start] != _BUNDLE_MAGIC + _digest(content):
         raise OptionError(
@@ -313,7 +461,3 @@ def _versions() -> list[str]:
         f"Python {python}",
         f"{sys.platform} {platform.machine()}",
     ]
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -63,7 +63,6 @@ def binding() -> ModuleType:
     except ImportError as error:
         raise MissingPackage(
             f"Fusee generates machine code through llvmlite, which cannot be imported ({error})",
-            did="stopped before compiling",
             remedy="pip install llvmlite",
         ) from error
     found: ModuleType = llvmlite.binding

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, fx
 
 from fusee.backends import lookup, resume
-from fusee.backends.resume import Ahead, Blobs
+from fusee.backends.resume import Ahead
 from fusee.errors import CacheWarning
+from fusee.runtime import cache
+from fusee.runtime.cache import Blobs
 
 ROOT = Path(__file__).parent.parent.parent
 INDEX = "index-" + "7" * 34
@@ -35,7 +37,7 @@ class Model:
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(resume, "_told", set())
+    monkeypatch.setattr(cache, "_told", set())
     monkeypatch.setattr(resume, "_all", {})
     yield
     for models in resume._all.values():
@@ -178,7 +180,7 @@ def test_what_nobody_asks_for_is_dropped(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_quarter_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resume._available_bytes() > 0 or sys.platform != "linux"
-    size = a_run(tmp_path, KEYS[:4]).blobs.size(KEYS[0])
+    size = a_run(tmp_path, KEYS[:4]).blobs.path(KEYS[0]).stat().st_size
     monkeypatch.setattr(resume, "_available_bytes", lambda: 2 * size * 4 * 2)
     models = start(tmp_path)
     settle(models)
@@ -278,7 +280,7 @@ _SLOW = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from fusee.backends import resume as ahead
-from fusee.backends.resume import Blobs
+from fusee.runtime.cache import Blobs
 lock, begun = threading.Lock(), threading.Event()
 def load(blob):
     begun.set()
@@ -374,7 +376,7 @@ import json, sys, torch
 from pathlib import Path
 from torch import nn
 import fusee
-from fusee.backends.resume import Blobs
+from fusee.runtime.cache import Blobs
 asked, read = [], Blobs.read
 Blobs.read = lambda self, key, tell=True: tell and asked.append(key) or read(self, key, tell)
 torch.manual_seed(0)

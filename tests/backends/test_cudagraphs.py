@@ -16,6 +16,7 @@ import fusee
 from fusee.aten.graph import executable_anywhere
 from fusee.aten.trace import trace
 from fusee.backends import cudagraphs
+from fusee.backends.registry import EngineOptions
 from fusee.errors import FuseeWarning, MissingDevice, OptionError
 
 CUDA = torch.cuda.is_available()
@@ -57,11 +58,11 @@ def test_without_a_gpu_it_says_so() -> None:
 
 def test_options_are_checked() -> None:
     relu = torch.ops.aten.relu.default
-    assert cudagraphs.check({"disabled_ops": [torch.ops.aten.relu]}) >= {relu}
+    assert EngineOptions.parse({"disabled_ops": [torch.ops.aten.relu]}).disabled_ops >= {relu}
     with pytest.raises(OptionError, match="'disabled_ops'"):
-        cudagraphs.check({"disabled_op": []})
+        EngineOptions.parse({"disabled_op": []})
     with pytest.raises(OptionError, match="takes a list of operators"):
-        cudagraphs.check({"disabled_ops": "relu"})
+        EngineOptions.parse({"disabled_ops": "relu"})
 
 
 @gpu

@@ -225,7 +225,7 @@ def test_providers_in_both_of_the_runtimes_forms(sessions: list[Any]) -> None:
         ({"session_options": {"execution_mode": "parallel"}}, "ORT_PARALLEL"),
         ({"session_options": {"session_config_entries": {"a": 1}}}, "a dict of texts"),
         ({"disabled_ops": ["aten.relu"]}, "torch.ops.aten"),
-        ({"name": 3}, "a text"),
+        ({"name": 3}, "takes str"),
     ],
 )
 def test_wrong_options(options: dict[str, object], says: str) -> None:

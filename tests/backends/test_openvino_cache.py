@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from fusee.backends import lookup, resume
+from fusee.backends import lookup
 from fusee.backends.openvino import api, graph
 from fusee.errors import CacheWarning
+from fusee.runtime import cache
+from fusee.runtime.cache import Blobs, content_key
 from tests.backends.engine_calls import printed
 
 pytest.importorskip("openvino")
@@ -60,7 +62,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_told", set())
+    monkeypatch.setattr(cache, "_told", set())
 
 
 def test_the_second_time_nothing_is_converted(tmp_path: Path, conversions: list[str]) -> None:
@@ -123,7 +125,7 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
         (other,) = models(tmp_path / "other")
         path.write_bytes(other.read_bytes())
     else:
-        resume.Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
+        Blobs(tmp_path).write(path.stem, b"not a model of this OpenVINO")
     with pytest.warns(CacheWarning, match="cannot be used"):
         compiled(tmp_path)
     assert len(conversions) == 2
@@ -138,15 +140,15 @@ def test_a_damaged_blob_is_rebuilt_and_said_once(
 
 
 def test_a_digest_sees_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_PIECE", 64)
+    monkeypatch.setattr(cache, "_PIECE", 64)
     x = torch.arange(100.0)
-    found = {resume.digest(["graph", x]), resume.digest(["graph", x.view(10, 10)])}
+    found = {content_key("graph", x), content_key("graph", x.view(10, 10))}
     for k in (0, 50, 99):
         y = x.clone()
         y[k] = -1
-        found |= {resume.digest(["graph", y]), resume.digest(["graph", y.view(10, 10).t()])}
+        found |= {content_key("graph", y), content_key("graph", y.view(10, 10).t())}
     assert len(found) == 8
-    assert resume.digest(["graph", x]) in found and resume.digest(["grap", "h", x]) not in found
+    assert content_key("graph", x) in found and content_key("grap", "h", x) not in found
 
 
 def test_a_folder_that_cannot_be_written(

@@ -15,7 +15,15 @@ from torch._ops import OpOverload
 
 from fusee.aten.graph import executable, returning
 from fusee.aten.trace import trace
-from fusee.backends.regions import Region, RegionCall, fits, interval, note_values, split
+from fusee.backends.regions import (
+    CompiledRegion,
+    Engine,
+    Region,
+    fits,
+    interval,
+    note_values,
+    split,
+)
 from fusee.backends.report import Report
 from fusee.backends.split_run import compile_split
 from fusee.config import Options
@@ -26,13 +34,13 @@ from tests.check import check
 aten = torch.ops.aten
 
 
-class Eager:
+class Eager(Engine):
     """Runs regions with eager kernels; refuses some operators, and can be made to fail."""
 
     name = "eager_regions"
-    device = "CPU"
 
     def __init__(self, *refused: OpOverload, fails: str = "", at: str = "run") -> None:
+        super().__init__()
         self.refused, self.fails, self.at = refused, fails, at
         self.regions: list[Region] = []
         self.calls = 0
@@ -43,7 +51,7 @@ class Eager:
     def claim(self, node: fx.Node) -> str | None:
         return "it is refused" if node.target in self.refused else None
 
-    def compile(self, region: Region) -> RegionCall:
+    def compile(self, region: Region) -> CompiledRegion:
         self.regions.append(region)
         bad = any(self.fails in str(node.target) for node in region.calls()) and self.fails
         if bad and self.at == "compile":
@@ -60,7 +68,7 @@ class Eager:
             assert all(x.is_contiguous() for x in results)
             return results
 
-        return run
+        return CompiledRegion(run)
 
 
 def backend(engine: Eager, report: Report) -> Callable[..., Any]:

@@ -328,7 +328,7 @@ def test_our_own_code_is_a_part_of_the_name(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes.run()
-    monkeypatch.setattr(resume, "code_salt", lambda *folders: "the next release")
+    monkeypatch.setattr(resume, "code_salt", lambda: "the next release")
     processes.run()
     assert processes.traces == ["traced"]
 

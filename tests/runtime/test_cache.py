@@ -172,7 +172,7 @@ def test_read_only_folder(disk: ObjectCache, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unreadable_entry(disk: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.put(KEY, b"code")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     assert disk.get(KEY) is None
     one_warning(disk, "Permission denied")
 

@@ -25,11 +25,18 @@ from fusee.aten.operators import WHOLE, is_view
 from fusee.aten.subgraph import explicit, single
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.onnx.options import OnnxOptions, element_type, is_translated, model_of
-from fusee.backends.openvino.claims import indexed
-from fusee.backends.regions import Declined, Followed, Region, RegionCall, bounds, interval
-from fusee.backends.report import CompiledGraph
-from fusee.backends.split_run import compile_with
-from fusee.config import Options
+from fusee.backends.regions import (
+    CompiledRegion,
+    Declined,
+    Engine,
+    Followed,
+    Region,
+    bounds,
+    by_operator,
+    indexed,
+    interval,
+)
+from fusee.source import HostSource
 
 # ---------------------------------------------------------------------------- onnx claims
 # What the ONNX exporter's functions, or ONNX Runtime, compute otherwise than ATen.
@@ -56,47 +63,37 @@ def why_not(node: fx.Node) -> str | None:
     return None
 
 
-def _named(names: str) -> list[OpOverload]:
-    found = []
-    for name in names.split():
-        packet, _, overload = name.partition(".")
-        found.append(getattr(getattr(aten, packet), overload or "default"))
-    return found
-
-
-_ROWS = (
-    ("as_strided", "its strides mean nothing to ONNX"),
-    ("view.dtype", "ONNX reads no memory as another dtype"),
-    ("atan2", "the exporter composes it of a division and an arc tangent"),
+_WRONG: dict[OpOverload, str] = by_operator(
+    ("its strides mean nothing to ONNX", "as_strided"),
+    ("ONNX reads no memory as another dtype", "view.dtype"),
+    ("the exporter composes it of a division and an arc tangent", "atan2"),
     (
-        "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
         "the exporter composes it of a division and a product, which round",
+        "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
     ),
-    ("linspace linspace.Tensor_Tensor", "the exporter rounds its steps otherwise"),
-    ("log1p expm1 logaddexp logaddexp2 logcumsumexp", "the exporter composes it, inexactly"),
+    ("the exporter rounds its steps otherwise", "linspace linspace.Tensor_Tensor"),
+    ("the exporter composes it, inexactly", "log1p expm1 logaddexp logaddexp2 logcumsumexp"),
     (
-        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
-        "_native_batch_norm_legit_functional",
         "the exporter takes other statistics of the batch",
+        """native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
+        _native_batch_norm_legit_functional""",
     ),
-    ("_upsample_bilinear2d_aa _upsample_bicubic2d_aa", "ONNX filters it otherwise"),
+    ("ONNX filters it otherwise", "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
     (
-        "amax amin max min max.dim min.dim argmax argmin sign",
         "ONNX Runtime passes over what is not a number",
+        "amax amin max min max.dim min.dim argmax argmin sign",
     ),
-    ("scatter_reduce.two", "ONNX has no mean of what is scattered to one place"),
+    ("ONNX has no mean of what is scattered to one place", "scatter_reduce.two"),
     (
-        "special_erfcx special_log_ndtr",
         "the exporter composes it, and overflows where ATen does not",
+        "special_erfcx special_log_ndtr",
     ),
     (
-        "_embedding_bag _embedding_bag_forward_only embedding_bag embedding_bag.padding_idx",
         "onnxruntime 1.31 crashes on what the exporter makes of it",
+        "_embedding_bag _embedding_bag_forward_only embedding_bag embedding_bag.padding_idx",
     ),
-    ("topk sort sort.stable argsort", "ONNX puts equal elements into another order"),
+    ("ONNX puts equal elements into another order", "topk sort sort.stable argsort"),
 )
-_WRONG: dict[OpOverload, str] = {op: why for names, why in _ROWS for op in _named(names)}
-REFUSED = frozenset(_WRONG)
 
 
 def _argument(node: fx.Node, position: int, name: str) -> Any:
@@ -132,20 +129,18 @@ def _norm(node: fx.Node) -> str | None:
     return None
 
 
-_AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = {
-    **dict.fromkeys(_named("avg_pool1d avg_pool2d avg_pool3d"), _pool),
-    **dict.fromkeys(
-        _named(
-            "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec "
-            "upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec "
-            "upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
-            "upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d"
-        ),
+_AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = by_operator(
+    (_pool, "avg_pool1d avg_pool2d avg_pool3d"),
+    (
         _resize,
+        """upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec
+        upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec
+        upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+        upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d""",
     ),
-    aten.linalg_vector_norm.default: _norm,
-    **dict.fromkeys(_named("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"), _power),
-}
+    (_norm, "linalg_vector_norm"),
+    (_power, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"),
+)
 
 
 # ---------------------------------------------------------------------------- onnxrt
@@ -155,37 +150,24 @@ _AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = {
 _SESSIONS = 2
 
 
-def compile_onnxrt(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> CompiledGraph:
-    """Compile a captured graph for ONNX Runtime.
-
-    raises   OptionError; MissingFake for an operator that doesn't say what it returns
-    """
-    parsed = OnnxOptions.parse(options)
-    options_of_ours = Options(name=parsed.name)
-    return compile_with(OnnxRuntime(parsed), gm, example_inputs, options_of_ours)
-
-
-class OnnxRuntime:
+class OnnxRuntime(Engine):
     """The engine, with one compiled function's options."""
 
     name = "onnxrt"
+    options: OnnxOptions
 
     def __init__(self, options: OnnxOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.device = ", ".join(name for name, _ in options.providers)
         self.probed: dict[Any, str | None] = {}
 
     def keeps(self, op: OpOverload) -> bool:
         # taken apart, what is refused would come back in pieces
-        return op in WHOLE or op in REFUSED or (keep_core(op) and is_translated(op))
+        return op in WHOLE or op in _WRONG or (keep_core(op) and is_translated(op))
 
     def claim(self, node: fx.Node) -> str | None:
         op = node.target
         assert isinstance(op, OpOverload)
-        if op in self.options.disabled:
-            return "the option disabled_ops names it"
         if op is not aten.squeeze.dims and not is_translated(op):
             return "the exporter has no ONNX function for it"
         reason = why_not(node)
@@ -194,10 +176,6 @@ class OnnxRuntime:
         for val in _tensors(node):
             if val.numel() == 0:
                 return "a tensor without elements has no memory to bind"
-        for other in (node, *node.all_input_nodes):
-            device = torch.device(other.meta.get("device") or "cpu")
-            if device.type != "cpu":
-                return f"it is on {device}, and sessions are given memory of the CPU"
         key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
         if key not in self.probed:
             self.probed[key] = self._probe(node)
@@ -212,8 +190,8 @@ class OnnxRuntime:
             return lines[0] if lines else type(error).__name__
         return None
 
-    def compile(self, region: Region) -> RegionCall:
-        return _RegionCall(region, self.options)
+    def compile(self, region: Region) -> CompiledRegion:
+        return CompiledRegion(_RegionCall(region, self.options))
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
@@ -321,13 +299,9 @@ def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[i
     sizes: Any = [spec.size for spec in graph.outputs if isinstance(spec, Fresh)]
     if not graph.symbols:
         return lambda inputs: sizes
-    lines = ["def sizes(inputs):"]
-    for name, source in graph.symbols.items():
-        size = "" if source.axis is None else f".size({source.axis})"
-        lines.append(f"    {name} = inputs[{source.index}]{size}")
-    lines += [f"    if {size} < 1: raise Declined" for size in region.open_sizes()]
-    lines.append(f"    return {[list(size) for size in sizes]!r}")
-    names: dict[str, Any] = {"Declined": Declined}
-    exec(compile("\n".join(lines), "<fusee sizes>", "exec"), names)
-    found: Callable[[tuple[Any, ...]], Sequence[Sequence[int]]] = names["sizes"]
-    return found
+    write = HostSource("sizes", "inputs")
+    write.read_symbols(graph.symbols)
+    write.hold("Declined", Declined)
+    write.add(*(f"if {size} < 1: raise Declined" for size in region.open_sizes()))
+    write.add(f"return {[list(size) for size in sizes]!r}")
+    return write.function("sizes")

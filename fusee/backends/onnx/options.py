@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.torch_api import OpOverload, op_name
-from fusee.backends.registry import check_names, label, operators, wrong
+from fusee.backends.registry import EngineOptions
+from fusee.config import Knob, knob, taken
 from fusee.errors import OptionError
 
 # ---------------------------------------------------------------------------- onnx api
@@ -162,40 +163,91 @@ def _import(name: str) -> Any:
 # ---------------------------------------------------------------------------- onnx options
 
 
-_DID = "stopped before compiling"
 _CPU = "CPUExecutionProvider"
-_KNOWN = ("providers", "provider_options", "session_options", "disabled_ops", "name")
 _ENTRIES = "session_config_entries"
 # Threads of a session that wait for work would take the cores from those of torch.
 _SPIN = "session.intra_op.allow_spinning"
 
+Provider = tuple[str, Mapping[str, Any]]
+
+
+def _providers(value: Any) -> tuple[Provider, ...]:
+    """Names and options, from either of the forms that onnxruntime takes. raises ValueError"""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise ValueError
+    rows: list[Provider] = []
+    for row in value:
+        match (row, {}) if isinstance(row, str) else row:
+            case (str() as name, Mapping() as own):
+                rows.append((name, own))
+            case _:
+                raise ValueError
+    return tuple(rows)
+
+
+def _dicts(value: Any) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(one, Mapping) for one in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _texts(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or {*map(type, [*value, *value.values()])} - {str}:
+        raise ValueError
+    return value
+
+
+def _session(value: Any) -> dict[str, Any]:
+    """Options of a session, checked by those that onnxruntime has.
+
+    raises   ValueError for no dict; OptionError
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError
+    defaults = _runtime().SessionOptions()
+    rows = [Knob(_ENTRIES, Mapping, {}, "", takes="a dict of texts", convert=_texts)]
+    for name in dir(defaults):
+        default = getattr(defaults, name)
+        if name[0] != "_" and not callable(default):
+            members = getattr(type(default), "__members__", {})
+            names = (*members, *members.values())
+            rows.append(Knob(name, type(default), default, "onnxruntime's", choices=names))
+    return taken(value, rows, "session option")
+
 
 @dataclass(frozen=True)
-class OnnxOptions:
-    """Options of one compiled function: fusee.compile(m, backend="onnxrt", options={...}).
+class OnnxOptions(EngineOptions):
+    """Options of one compiled function: fusee.compile(m, backend="onnxrt", options={...})."""
 
-    providers   names of execution providers with their options, in the order of preference
-    session     attributes of onnxruntime.SessionOptions, and `session_config_entries`
-    disabled    operators left to our compiler
-    """
+    providers: tuple[Provider, ...] = knob(
+        ((_CPU, {}),),
+        "execution providers in the order of preference",
+        takes=f"a list of providers, such as [{_CPU!r}], each a name, or a name and its options",
+        convert=_providers,
+    )
+    provider_options: tuple[Mapping[str, Any], ...] = knob(
+        (), "more options of each", takes="a list of a dict for each provider", convert=_dicts
+    )
+    session_options: Mapping[str, Any] = knob(
+        dict,
+        "attributes of onnxruntime.SessionOptions, and `session_config_entries`",
+        convert=_session,
+    )
 
-    providers: tuple[tuple[str, Mapping[str, Any]], ...]
-    session: Mapping[str, Any]
-    disabled: frozenset[OpOverload]
-    name: str
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> OnnxOptions:
-        """The options that a user gave, or the defaults.
-
-        raises   OptionError for an unknown option, a wrong value, or a provider that this build of
-                 onnxruntime has not
-        """
-        check_names("an option", given, _KNOWN)
-        session = _mapping(given, "session_options")
-        _check_session(session)
-        disabled = operators("disabled_ops", given.get("disabled_ops", ()))
-        return cls(_providers(given), session, disabled, label(given))
+    def __post_init__(self) -> None:
+        """raises   OptionError for a provider that this build of onnxruntime has not"""
+        available = _runtime().get_available_providers()
+        for name, _ in self.providers:
+            if name not in available:
+                raise OptionError(
+                    f"onnxruntime has no provider {name!r} here",
+                    remedy=f"available: {', '.join(available)}; other builds have others",
+                )
+        if len(self.provider_options) not in (0, len(self.providers)):
+            raise OptionError(
+                f"option 'provider_options' has {len(self.provider_options)} dicts, and must have"
+                f" one for each of providers: {len(self.providers)}"
+            )
 
     def session_of(
         self, model: bytes, weights: Mapping[str, Tensor], *, probe: bool = False
@@ -209,10 +261,11 @@ class OnnxOptions:
         options = runtime.SessionOptions()
         options.log_severity_level = 3  # errors, which are raised anyway
         options.intra_op_num_threads = torch.get_num_threads()
-        for name, value in self.session.items():
+        for name, value in self.session_options.items():
             if name != _ENTRIES:
-                setattr(options, name, _enum(getattr(options, name), value))
-        for key, entry in {_SPIN: "0", **self.session.get(_ENTRIES, {})}.items():
+                members = getattr(type(getattr(options, name)), "__members__", {})
+                setattr(options, name, members.get(value, value))
+        for key, entry in {_SPIN: "0", **self.session_options.get(_ENTRIES, {})}.items():
             options.add_session_config_entry(key, entry)
         if probe:
             options.log_severity_level = 4
@@ -222,18 +275,13 @@ class OnnxOptions:
             options.enable_profiling = False
         if weights:
             options.add_external_initializers(list(weights), list(map(_shared, weights.values())))
-        names = [name for name, _ in self.providers]
+        beside = self.provider_options or ({},) * len(self.providers)
         return runtime.InferenceSession(
-            model, options, providers=names, provider_options=[dict(o) for _, o in self.providers]
+            model,
+            options,
+            providers=[name for name, _ in self.providers],
+            provider_options=[{**own, **more} for (_, own), more in zip(self.providers, beside)],
         )
-
-
-def check(given: Mapping[str, Any]) -> None:
-    """Refuse wrong options, before anything is compiled.
-
-    raises   OptionError
-    """
-    OnnxOptions.parse(given)
 
 
 def _runtime() -> Any:
@@ -247,63 +295,3 @@ def _shared(tensor: Tensor) -> Any:
         words = tensor.view(torch.uint16).numpy()
         return make.ortvalue_from_numpy_with_onnx_type(words, element_type(tensor.dtype))
     return make.ortvalue_from_numpy(tensor.numpy())
-
-
-def _providers(given: Mapping[str, Any]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """Names and options, from either of the forms that onnxruntime takes."""
-    listed = given.get("providers", [_CPU])
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
-        raise wrong("providers", listed, f"a list of providers, such as [{_CPU!r}]")
-    beside = given.get("provider_options", [{}] * len(listed))
-    if not isinstance(beside, Sequence) or len(beside) != len(listed):
-        raise wrong("provider_options", beside, "a list of dicts, one for each of providers")
-    available = _runtime().get_available_providers()
-    found = []
-    for row, more in zip(listed, beside, strict=True):
-        name, own = row if isinstance(row, tuple) and len(row) == 2 else (row, {})
-        if not isinstance(name, str) or not isinstance(own, Mapping):
-            raise wrong("providers", row, "a name, or a name and its options")
-        if not isinstance(more, Mapping):
-            raise wrong("provider_options", more, "a dict")
-        if name not in available:
-            raise OptionError(
-                f"onnxruntime has no provider {name!r} here",
-                did=_DID,
-                remedy=f"available: {', '.join(available)}; other builds have others",
-            )
-        found.append((name, {**own, **more}))
-    return tuple(found)
-
-
-def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = given.get(name, {})
-    if not isinstance(value, Mapping):
-        raise wrong(name, value, "a dict")
-    return value
-
-
-def _check_session(given: Mapping[str, Any]) -> None:
-    defaults = _runtime().SessionOptions()
-    known = [n for n in dir(defaults) if n[0] != "_" and not callable(getattr(defaults, n))]
-    check_names("a session option", given, [*known, _ENTRIES])
-    for name, value in given.items():
-        if name == _ENTRIES:
-            entries = _mapping(given, _ENTRIES).items()
-            if not all(isinstance(key, str) and isinstance(x, str) for key, x in entries):
-                raise wrong(_ENTRIES, value, "a dict of texts")
-            continue
-        default = getattr(defaults, name)
-        if hasattr(type(default), "__members__"):
-            choices = type(default).__members__
-            if value not in choices and not isinstance(value, type(default)):
-                raise wrong(name, value, f"one of {', '.join(choices)}")
-        elif type(value) is not type(default):
-            raise wrong(name, value, type(default).__name__)
-
-
-def _enum(default: Any, value: Any) -> Any:
-    return (
-        type(default).__members__[value]
-        if isinstance(value, str) and hasattr(type(default), "__members__")
-        else value
-    )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.regions import QUANTIZING, fits, interval
+from fusee.backends.regions import QUANTIZING, by_operator, fits, indexed, interval, named
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ def is_folded(node: fx.Node) -> bool:
     """Whether integers are made floating point that no operator of the graph has quantised."""
     if QUANTIZING.get(str(node.target), 0) is not None:
         return False
-    return str(_node(node.args[0]).target) not in QUANTIZING
+    return str(node.all_input_nodes[0].target) not in QUANTIZING
 
 
 def _cannot_hold(node: fx.Node) -> str | None:
@@ -78,25 +78,6 @@ def _cannot_hold(node: fx.Node) -> str | None:
         if isinstance(vals, Tensor) and not fits(node):
             return f"{dtype} values may not fit the 32 bits that OpenVINO computes in"
     return None
-
-
-def indexed(node: fx.Node) -> list[tuple[fx.Node, int, Any]]:
-    """The index tensors of a call: (index, least value allowed, size of the axis indexed)."""
-    args = node.args
-    if node.target is aten.embedding.default:
-        return [(_node(args[1]), 0, _val(args[0]).shape[0])]
-    if node.target in (aten.index_select.default, aten.gather.default):
-        source, axis, index = _val(args[0]), args[1], _node(args[2])
-        assert isinstance(axis, int)
-        return [(index, 0, source.shape[axis])] if source.dim() else []
-    if node.target is aten.index.Tensor:
-        sizes = _val(args[0]).shape
-        return [
-            (index, -sizes[axis], sizes[axis])
-            for axis, index in enumerate(args[1])  # type: ignore[arg-type]
-            if isinstance(index, fx.Node)
-        ]
-    return []
 
 
 # ------------------------------------------------------------------------------ rules
@@ -220,91 +201,54 @@ def _val(node: Any) -> Tensor:
     return found
 
 
-def _node(x: Any) -> fx.Node:
-    assert isinstance(x, fx.Node)
-    return x
-
-
-def _named(*names: str) -> list[OpOverload]:
-    found = []
-    for name in " ".join(names).split():
-        packet, _, overload = name.partition(".")
-        found.append(getattr(getattr(aten, packet), overload or "default"))
-    return found
-
-
-OPERATORS: dict[OpOverload, Rule] = {
-    **dict.fromkeys(
-        _named(
-            "view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy",
-            "flip roll slice_scatter select_scatter where.self masked_fill.Scalar tril triu",
-            "masked_fill.Tensor full arange.start_step full_like zeros_like ones_like new_full",
-        ),
+# Integers that `interval` follows may be computed too: `_numbers` and `_sums`.
+OPERATORS: dict[OpOverload, Rule] = by_operator(
+    (
         _always,
+        """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy
+        flip roll slice_scatter select_scatter where.self masked_fill.Scalar masked_fill.Tensor
+        tril triu full arange.start_step full_like zeros_like ones_like new_full
+        eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor
+        isfinite isinf isnan""",
     ),
-    **dict.fromkeys(
-        _named(
-            "constant_pad_nd pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d",
-            "reflection_pad3d unfold",
-            "acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1",
-            "floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish neg",
-            "reciprocal relu round rsqrt sigmoid silu sin sinh sqrt tan tanh",
-            "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar",
-            "div.Tensor_mode rsub.Scalar rsub.Tensor pow.Tensor_Scalar pow.Tensor_Tensor",
-            "pow.Scalar addcmul",
-            "clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor",
-            "clamp_max.Tensor glu",
-            "_softmax _log_softmax _safe_softmax mean mean.dim sum",
-            "sum.dim_IntList prod prod.dim_int linalg_vector_norm",
-            "addmm baddbmm bmm mm dot linear convolution",
-            "_adaptive_avg_pool2d _adaptive_avg_pool3d",
-            "col2im rms_norm",
-            "upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec",
-            "upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec",
-            "upsample_trilinear3d.vec",
-        ),
+    (
         _floats,
+        """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
+        reflection_pad3d unfold col2im
+        acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1
+        floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish
+        reciprocal relu round rsqrt sigmoid silu sin sinh sqrt tan tanh
+        div.Tensor div.Scalar div.Tensor_mode rsub.Tensor
+        pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar addcmul
+        clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor clamp_max.Tensor glu
+        _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod prod.dim_int
+        linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
+        _adaptive_avg_pool2d _adaptive_avg_pool3d
+        upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec
+        upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
+        upsample_trilinear3d.vec""",
     ),
-    **dict.fromkeys(
-        _named(
-            "eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor",
-            "isfinite isinf isnan",
-        ),
-        _always,
-    ),
-    **dict.fromkeys(
-        _named(
-            "logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor",
-            "bitwise_xor.Tensor bitwise_not any any.dim any.dims all",
-        ),
+    (_numbers, "add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd"),
+    (_sums, "add.Tensor sub.Tensor"),
+    (_integers, "gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum"),
+    (
         _logic,
+        """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
+        bitwise_xor.Tensor bitwise_not any any.dim any.dims all""",
     ),
-    **dict.fromkeys(_named("embedding index_select gather index.Tensor"), _indexes),
-    **dict.fromkeys(
-        _named(
-            "max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm",
-            "_native_batch_norm_legit_no_training",
-        ),
+    (_indexes, "embedding index_select gather index.Tensor"),
+    (
         _first_only,
+        """max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm
+        _native_batch_norm_legit_no_training""",
     ),
-    **dict.fromkeys(_named("native_batch_norm _native_batch_norm_legit"), _batch_norm),
-    **dict.fromkeys(_named("gt.Scalar gt.Tensor ge.Scalar ge.Tensor"), _integers),
-    aten.cat.default: _joins,
-    aten.cumsum.default: _cumulative,
-    aten.repeat.default: _repeats,
-    **dict.fromkeys(_named("avg_pool2d avg_pool3d"), _average),
-    aten.grid_sampler_2d.default: _singles,
-    aten.scaled_dot_product_attention.default: _attention,
-    aten._to_copy.default: _converts,
-}
-
-_VIEWS = _named("_to_copy view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone")
-
-# Integers that `intervals` follows may be computed too.
-for _op in _named(
-    "add.Tensor add.Scalar sub.Tensor mul.Tensor mul.Scalar rsub.Scalar neg abs",
-    "constant_pad_nd",
-):
-    OPERATORS[_op] = _numbers
-OPERATORS.update(dict.fromkeys(_named("add.Tensor sub.Tensor"), _sums))
-OPERATORS.update(dict.fromkeys(_named("maximum minimum"), _integers))
+    (_batch_norm, "native_batch_norm _native_batch_norm_legit"),
+    (_average, "avg_pool2d avg_pool3d"),
+    (_joins, "cat"),
+    (_cumulative, "cumsum"),
+    (_repeats, "repeat"),
+    (_singles, "grid_sampler_2d"),
+    (_attention, "scaled_dot_product_attention"),
+    (_converts, "_to_copy"),
+)
+_VIEWS = named("_to_copy view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone")

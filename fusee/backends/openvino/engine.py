@@ -19,15 +19,22 @@ from fusee.aten.operators import WHOLE
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import api, graph
 from fusee.backends.openvino.api import Executable
-from fusee.backends.openvino.claims import indexed, is_folded, is_known, stays_whole, why_not
+from fusee.backends.openvino.claims import is_folded, is_known, stays_whole, why_not
 from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
 from fusee.backends.openvino.options import OpenVINOOptions
 from fusee.backends.openvino.region import Models, RegionCall, RegionSpec
-from fusee.backends.regions import HEAD, LARGEST_SIZE, Region, bounds
-from fusee.backends.resume import digest
-from fusee.backends.split_run import compile_with
-from fusee.config import Options
+from fusee.backends.regions import (
+    HEAD,
+    LARGEST_SIZE,
+    CompiledRegion,
+    Engine,
+    Region,
+    bounds,
+    indexed,
+)
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
+from fusee.runtime.cache import content_key
+from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- openvino ts
 # A region as TorchScript, by torch.jit.trace: the older way into OpenVINO.
@@ -103,28 +110,33 @@ _SPELT: dict[Any, Callable[..., Any]] = {
 _MOST_COMPILES = 3
 
 
-class OpenVINO:
+class OpenVINO(Engine):
     """The engine of one compiled function."""
 
-    def __init__(self, options: OpenVINOOptions, name: str = "openvino") -> None:
-        self.options = options
-        self.name = name
-        self.device = options.device
-        self.models = Models(options, name)
+    options: OpenVINOOptions
+
+    def __init__(self, options: OpenVINOOptions) -> None:
+        super().__init__(options)
+        self.name, self.device = options.backend, options.device
+        self.models = Models(options)
 
     def keeps(self, op: OpOverload) -> bool:
         whole = is_known(op) or stays_whole(op) or op in WHOLE
         return whole and op not in self.options.decompositions
 
-    def table(self) -> Table:
-        """How the operators of the option `decompositions` are taken apart."""
+    def decompositions(self) -> Table:
         found = {op: taken_apart(op) for op in self.options.decompositions}
         return {op: function for op, function in found.items() if function is not None}
 
     def claim(self, node: fx.Node) -> str | None:
-        if node.target in self.options.disabled_ops:
-            return "the option disabled_ops names it"
         return None if HEAD in node.meta else why_not(node)
+
+    @property
+    def trains(self) -> bool:
+        return self.options.aot_autograd
+
+    def kept_for(self) -> Sequence[str]:
+        return self.models.kept_for
 
     def prepare(self, graph: AtenGraph, examples: Sequence[Any]) -> None:
         """Weights that are unpacked on each call stay packed."""
@@ -140,7 +152,7 @@ class OpenVINO:
         if self.name == "openvino":
             gather(graph, examples, self.options.disabled_ops.__contains__)
 
-    def compile(self, region: Region) -> RegionCall:
+    def compile(self, region: Region) -> CompiledRegion:
         spec = _spec(region, self.options.model_caching)
 
         def make(weights: Mapping[int, Tensor]) -> Executable:
@@ -148,17 +160,19 @@ class OpenVINO:
             found = self.models.find(key, spec)
             if found is None:
                 model = self._convert(region, weights)
-                config = self.options.config
+                config = self.options.properties
                 found = api.compile_model(model, self.device, config, spec.outputs)
                 self.models.keep(key, found)
             return found
 
-        return RegionCall(spec, region.examples, make)
+        call = RegionCall(spec, region.examples, make)
+        return CompiledRegion(call, spec, call.primitives)
 
     def _convert(self, region: Region, weights: Mapping[int, Tensor]) -> Any:
         results, _ = distinct(region.graph)
         inputs = [
-            (spec.dtype or torch.int64, [_bounds(n) for n in spec.size])
+            # without an upper bound: memory for the product of three would overflow, an error
+            (spec.dtype or torch.int64, [n if isinstance(n, int) else (1, -1) for n in spec.size])
             for spec in region.graph.inputs
             if spec.index not in weights
         ]
@@ -175,11 +189,6 @@ class OpenVINO:
         return model
 
 
-def _bounds(size: Any) -> graph.Size:
-    # without an upper bound: memory for the product of three would overflow, which is an error
-    return size if isinstance(size, int) else (1, -1)
-
-
 # ------------------------------------------------------------------------------ calls
 
 
@@ -187,8 +196,9 @@ def _spec(region: Region, is_kept: bool) -> RegionSpec:
     """is_kept   whether its model is"""
     graph = region.graph
     results, places = distinct(graph)
+    parts: list[str | Tensor] = [python_source(graph), str(graph.inputs), *graph.constants.values()]
     return RegionSpec(
-        graph=digest([*_parts(graph), str(places)]) if is_kept else "",
+        graph=content_key(*parts, str(places)) if is_kept else "",
         fixed=region.fixed(),
         bounds=tuple(bounds(region)),
         outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
@@ -198,10 +208,6 @@ def _spec(region: Region, is_kept: bool) -> RegionSpec:
     )
 
 
-def _parts(graph: AtenGraph) -> list[str | Tensor]:
-    return [python_source(graph), str(graph.inputs), *graph.constants.values()]
-
-
 def _prepare(region: Region) -> str:
     """Source of `RegionSpec.prepare`.
 
@@ -209,56 +215,21 @@ def _prepare(region: Region) -> str:
     claims took sizes for less than a bound.
     """
     graph = region.graph
-    lines = ["def prepare(inputs):"]
-    for name, source in graph.symbols.items():
-        size = "" if source.axis is None else f".size({source.axis})"
-        lines.append(f"    {name} = inputs[{source.index}]{size}")
-        least = -LARGEST_SIZE if source.axis is None else 1
-        lines.append(f"    if not {least} <= {name} <= {LARGEST_SIZE}: raise Declined")
-    lines += [f"    if {size} < 1: raise Declined" for size in region.open_sizes()]
+    write = HostSource("prepare", "inputs")
+    write.read_symbols(graph.symbols)
+    for name, place in graph.symbols.items():
+        least = -LARGEST_SIZE if place.axis is None else 1
+        write.add(f"if not {least} <= {name} <= {LARGEST_SIZE}: raise Declined")
+    write.add(*(f"if {size} < 1: raise Declined" for size in region.open_sizes()))
     position = {node: k for k, node in enumerate(graph.placeholders)}
-    for node in region.calls():
-        for index, low, size in indexed(node):
-            if index in position:
-                at = position[index]
-                lines.append(f"    check(inputs[{at}], {low}, {graph.to_size(size)})")
-    made = []
-    for node in distinct(graph)[0]:
-        val = node.meta["val"]
-        sizes = "".join(f"{graph.to_size(n)}, " for n in val.shape)
-        made.append(f"empty(({sizes}), dtype={val.dtype})")
-    lines.append(f"    return [{', '.join(made)}]")
-    return "\n".join(dict.fromkeys(lines))
-
-
-# ------------------------------------------------------------------------------ backends
-
-
-def compile_openvino(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> Callable[..., Any]:
-    """Compile a captured graph. raises OptionError, SettingError"""
-    return _compile(OpenVINO(OpenVINOOptions.parse(options)), gm, example_inputs)
-
-
-def compile_openvino_ts(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, object]
-) -> Callable[..., Any]:
-    """Compile a captured graph, its regions by way of TorchScript."""
-    return _compile(OpenVINO(OpenVINOOptions.parse(options), "openvino_ts"), gm, example_inputs)
-
-
-def _compile(
-    engine: OpenVINO, gm: fx.GraphModule, example_inputs: Sequence[Any]
-) -> Callable[..., Any]:
-    training = engine.options.aot_autograd
-    return compile_with(
-        engine,
-        gm,
-        example_inputs,
-        Options(name=engine.options.name),
-        decompositions=engine.table(),
-        training=training,
-        prepare=engine.prepare,
-        kept_for=engine.models.kept_for,
+    checks = (
+        f"check({write.input(position[index])}, {low}, {graph.to_size(size)})"
+        for node in region.calls()
+        for index, low, size in indexed(node)
+        if index in position
     )
+    write.add(*dict.fromkeys(checks))
+    vals = [node.meta["val"] for node in distinct(graph)[0]]
+    made = [f"empty({listed(map(graph.to_size, x.shape))}, dtype={x.dtype})" for x in vals]
+    write.add(f"return [{', '.join(made)}]")
+    return str(write)

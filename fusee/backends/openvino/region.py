@@ -13,11 +13,12 @@ from torch import Tensor
 from fusee.backends.openvino import api
 from fusee.backends.openvino.api import Executable
 from fusee.backends.openvino.options import OpenVINOOptions
-from fusee.backends.regions import Bound, Declined, Followed
+from fusee.backends.regions import Bound, CompiledRegion, Declined, Followed
 from fusee.backends.report import CompiledGraph
-from fusee.backends.resume import Ahead, Resuming, digest, find, name_of
+from fusee.backends.resume import Ahead, Resuming, find, name_of
 from fusee.errors import BackendError
-from fusee.runtime.cache import Sidecar
+from fusee.runtime.cache import Sidecar, content_key
+from fusee.source import made
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,17 @@ class RegionSpec:
 class Models:
     """The compiled models of one function, on disk where the options say so."""
 
-    def __init__(self, options: OpenVINOOptions, name: str) -> None:
-        """name   of the backend"""
-        self.options, self.name = options, name
+    def __init__(self, options: OpenVINOOptions) -> None:
+        self.options = options
         self.ahead = read_ahead(options)
 
     @property
     def identity(self) -> list[str]:
         """What all of them depend on: versions, device, configuration."""
         options = self.options
-        config = sorted((name, str(value)) for name, value in options.config.items())
+        config = sorted((name, str(value)) for name, value in options.properties.items())
         device = api.identity(options.device)
-        return [self.name, device, torch.__version__, options.device, str(config)]
+        return [options.backend, device, torch.__version__, options.device, str(config)]
 
     @property
     def kept_for(self) -> list[str]:
@@ -74,7 +74,7 @@ class Models:
         """By what the model with these weights is found; None if none are kept."""
         if self.ahead is None:
             return None
-        return digest([*self.identity, spec.graph, str(sorted(weights)), *weights.values()])
+        return content_key(*self.identity, spec.graph, str(sorted(weights)), *weights.values())
 
     def find(self, key: str | None, spec: RegionSpec) -> Executable | None:
         """The model on disk, if there is one that can be used."""
@@ -100,7 +100,7 @@ class Models:
             self.ahead.blobs.write(key, executable.blob())
             self.ahead.note(key)
         except BackendError as error:
-            self.ahead.blobs.skip(f"{self.options.device}: {error.what}")
+            self.ahead.blobs.tell("is of no use", f"{self.options.device}: {error.what}")
 
 
 def read_ahead(options: OpenVINOOptions) -> Ahead | None:
@@ -112,9 +112,9 @@ def read_ahead(options: OpenVINOOptions) -> Ahead | None:
         return None
 
     def load(blob: Tensor) -> Any:
-        return api.import_blob(blob, options.device, options.config)
+        return api.import_blob(blob, options.device, options.properties)
 
-    return find(options.cache_dir, options.device, options.config, load)
+    return find(options.cache_dir, options.device, options.properties, load)
 
 
 class RegionCall:
@@ -130,8 +130,7 @@ class RegionCall:
         self.spec = spec
         self.made = Followed(spec.fixed, spec.bounds, examples, make, spec.times)
         names = {"check": _check, "empty": torch.empty, "torch": torch, "Declined": Declined}
-        exec(compile(spec.prepare, "<fusee region>", "exec"), names)
-        self.prepare: Any = names["prepare"]
+        self.prepare = made(spec.prepare, "prepare", "region", names)
 
     def primitives(self) -> dict[str, int]:
         """What OpenVINO executes: kinds of primitives, and how often each runs."""
@@ -163,24 +162,14 @@ def _check(index: Tensor, low: int, size: int) -> None:
             raise Declined
 
 
-# ------------------------------------------------------------------------------ backends
-
-
-def begin(options: Mapping[str, object]) -> None:
-    """Read what the last process used."""
-    read_ahead(OpenVINOOptions.parse(options))
-
-
 def resume(
+    options: OpenVINOOptions,
     sidecar: Sidecar,
     examples: Sequence[Any],
-    anew: Callable[[Sequence[Any]], Any],
-    options: Mapping[str, object],
-    name: str = "openvino",
+    recompile: Callable[[Sequence[Any]], Any],
 ) -> CompiledGraph | None:
     """What another process kept of a graph, as `Backend.resume`."""
-    parsed = OpenVINOOptions.parse(options)
-    models = Models(parsed, name)
+    models = Models(options)
     if models.ahead is None:
         return None
 
@@ -190,11 +179,9 @@ def resume(
             raise BackendError("there is no model of these weights on disk")
         return found
 
-    def take_up(spec: RegionSpec, given: tuple[Any, ...]) -> RegionCall:
-        return RegionCall(spec, given, functools.partial(make, spec))
+    def take_up(spec: RegionSpec, given: tuple[Any, ...]) -> CompiledRegion:
+        call = RegionCall(spec, given, functools.partial(make, spec))
+        return CompiledRegion(call, spec, call.primitives)
 
-    how = Resuming(parsed.name or name, name, parsed.device, take_up)
-    return how.resume(sidecar, name_of(models.kept_for, examples), examples, anew)
-
-
-resume_ts = functools.partial(resume, name="openvino_ts")
+    how = Resuming(options.name or options.backend, options.backend, options.device, take_up)
+    return how.resume(sidecar, name_of(models.kept_for, examples), examples, recompile)

@@ -1,0 +1,66 @@
+"""Functions written as Python source for one graph: host code, results, sizes, guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+
+class SymbolPlace(Protocol):
+    """Where a symbol is read: input `index`, or the size of one of its axes."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def axis(self) -> int | None: ...
+
+
+def made(source: str, function: str, title: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function of a text.
+
+    title   what tracebacks call the text; its lines are never the user's (errors.GENERATED)
+    names   its globals
+    """
+    space = dict(names)
+    exec(compile(source, f"<fusee {title}>", "exec"), space)
+    found: Callable[..., Any] = space[function]
+    return found
+
+
+def listed(items: Iterable[object]) -> str:
+    """A tuple as text, of one too: `(a, b, )`."""
+    return "(" + "".join(f"{item}, " for item in items) + ")"
+
+
+class HostSource:
+    """One function, line by line, and the objects that it names."""
+
+    def __init__(
+        self, name: str, parameters: str, input: Callable[[int], str] = "inputs[{}]".format
+    ) -> None:
+        """input   what an input is called, by its number"""
+        self.name, self.input = name, input
+        self.lines = [f"def {name}({parameters}):"]
+        self.names: dict[str, Any] = {}
+
+    def add(self, *lines: str) -> None:
+        """Lines of the body; one level of indentation is added."""
+        self.lines += [f"    {line}" for line in lines]
+
+    def read_symbols(self, symbols: Mapping[str, SymbolPlace]) -> None:
+        """The value of each symbol in this call, by its name."""
+        for name, place in symbols.items():
+            axis = "" if place.axis is None else f".size({place.axis})"
+            self.add(f"{name} = {self.input(place.index)}{axis}")
+
+    def hold(self, name: str, value: Any) -> str:
+        """The name that an object gets."""
+        self.names[name] = value
+        return name
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def function(self, title: str) -> Callable[..., Any]:
+        """The function that this is."""
+        return made(str(self), self.name, title, self.names)
