@@ -15,7 +15,7 @@ class SymbolPlace(Protocol):
     def axis(self) -> int | None: ...
 
 
-def made(source: str, function: str, title: str, names: Mapping[str, Any]) -> Callable[..., Any]:
+def define(source: str, function: str, title: str, names: Mapping[str, Any]) -> Callable[..., Any]:
     """A function of a text.
 
     title   what tracebacks call the text; its lines are never the user's (errors.GENERATED)
@@ -36,12 +36,16 @@ class HostSource:
     """One function, line by line, and the objects that it names."""
 
     def __init__(
-        self, name: str, parameters: str, input: Callable[[int], str] = "inputs[{}]".format
+        self,
+        name: str,
+        parameters: str,
+        input: Callable[[int], str] = "inputs[{}]".format,
+        **names: Any,
     ) -> None:
-        """input   what an input is called, by its number"""
+        """input   what an input is called, by its number; names   the function's globals"""
         self.name, self.input = name, input
         self.lines = [f"def {name}({parameters}):"]
-        self.names: dict[str, Any] = {}
+        self.names = names
 
     def add(self, *lines: str) -> None:
         """Lines of the body; one level of indentation is added."""
@@ -63,4 +67,4 @@ class HostSource:
 
     def function(self, title: str) -> Callable[..., Any]:
         """The function that this is."""
-        return made(str(self), self.name, title, self.names)
+        return define(str(self), self.name, title, self.names)

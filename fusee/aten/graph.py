@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -32,6 +32,7 @@ from torch import fx
 from fusee.aten.torch_api import OpOverload, op_name, recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.raising import may_raise, raises
+from fusee.source import HostSource, define, listed
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
 
 # ---------------------------------------------------------------------------- source
@@ -59,28 +60,26 @@ def python_source(graph: Source) -> str:
 
 def function_source(graph: Source, for_people: bool = False) -> str:
     """The function `graph` alone; constants are globals. It drops tensors after their last use."""
-    write = _Writer()
+    value = _Writer()
     nodes = list(graph.graph.nodes)
     names = [node.name for node in nodes if node.op == "placeholder"]
-    rows = [f"def graph({', '.join(names)}):"]
-    for name, source in graph.symbols.items():
-        suffix = "" if source.axis is None else f".size({source.axis})"
-        rows.append(f"    {name} = {names[source.index]}{suffix}")
+    write = HostSource("graph", ", ".join(names), names.__getitem__)
+    write.read_symbols(graph.symbols)
     last = {} if for_people else _last_uses(nodes)
     line = None
     for node in nodes:
         if for_people and node.op == "call_function":
             now = user_line(node.meta.get("stack_trace"))
             if now is not None and now != line:
-                rows.append(f"    # {now}")
+                write.add(f"# {now}")
             line = now
-        text = write.node(node)
+        text = value.node(node)
         if text is not None:
             note = f"  # {_note(node.meta.get('val'))}" if for_people else ""
-            rows.append(f"    {text}{note if node.op == 'call_function' else ''}")
+            write.add(f"{text}{note if node.op == 'call_function' else ''}")
         if node in last:
-            rows.append(f"    del {', '.join(last[node])}")
-    return "\n".join(rows) + "\n"
+            write.add(f"del {', '.join(last[node])}")
+    return str(write)
 
 
 class _Writer:
@@ -426,9 +425,7 @@ class PartSource:
 def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
     """What `fusee.aten.graph.function_source` wrote, to be called."""
     names: dict[str, Any] = {"torch": torch, "recurrent_layer": recurrent_layer, **constants}
-    exec(compile(source, "<fusee aten graph>", "exec"), names)
-    found: Callable[..., Any] = names["graph"]
-    return found
+    return define(source, "graph", "aten graph", names)
 
 
 def inverse(order: Order) -> Order:
@@ -538,8 +535,8 @@ def returning(
     """
     outputs = graph.outputs
     marks = [object() for _ in outputs]
-    made = graph.structure(list(marks))
-    is_flat = isinstance(made, (tuple, list)) and list(made) == marks
+    given = graph.structure(list(marks))
+    is_flat = isinstance(given, (tuple, list)) and list(given) == marks
     plain = is_flat and not graph.mutations and not rebinds
     plain &= len(outputs) == (len(graph.results) if count is None else count)
     plain &= all(isinstance(o, Fresh) and o.position == k for k, o in enumerate(outputs))
@@ -547,70 +544,46 @@ def returning(
     arguments = spread or module is not None
     if plain and not reads and arguments == spread:
         return run
-    names: dict[str, Any] = {
-        "run": run,
-        "structure": type(made) if is_flat else graph.structure,
-        "attributes": graph.attributes,
-        "module": module,
-        "increment_version": increment_version,
-        "retyped": retyped,
-    }
-    lines = [f"def call({'*' * arguments}inputs):"]
+    write = HostSource("call", f"{'*' * arguments}inputs", run=run)
     if reads:
-        lines.append("    inputs = (*inputs, *attributes(module))")
+        write.names.update(attributes=graph.attributes, module=module)
+        write.add("inputs = (*inputs, *attributes(module))")
     elif not arguments:
-        lines.append("    inputs, given = (*inputs,), inputs")
+        write.add("inputs, given = (*inputs,), inputs")
     taken = "*inputs" if spread else "inputs" if arguments else "given"
     if plain:
-        lines.append(f"    return run({taken})")
-    else:
-        lines.append(f"    results = run({taken})")
-        lines += _return(graph, rebinds, detached, names)
-    exec(compile("\n".join(lines), "<fusee results>", "exec"), names)
-    call: Callable[..., Any] = names["call"]
-    return call
-
-
-def _return(
-    graph: AtenGraph,
-    rebinds: Sequence[tuple[int, int]],
-    detached: Sequence[bool],
-    names: dict[str, Any],
-) -> Iterator[str]:
-    for name, source in graph.symbols.items():
-        size = "" if source.axis is None else f".size({source.axis})"
-        yield f"    {name} = inputs[{source.index}]{size}"
-    for mutation in graph.mutations:
-        yield f"    increment_version(inputs[{mutation.index}])"
-    for index, position in rebinds:
-        yield f"    inputs[{index}].copy_(results[{position}])"
-    for k, spec in enumerate(graph.outputs):
+        write.add(f"return run({taken})")
+        return write.function("results")
+    write.names.update(increment_version=increment_version, retyped=retyped)
+    write.add(f"results = run({taken})")
+    write.read_symbols(graph.symbols)
+    write.add(*(f"increment_version({write.input(m.index)})" for m in graph.mutations))
+    write.add(*(f"{write.input(index)}.copy_(results[{k}])" for index, k in rebinds))
+    for k, spec in enumerate(outputs):
         detach = ".detach()" if detached and detached[k] else ""
-        yield f"    o{k} = {_output(spec, k, names)}{detach}"
-    yield f"    return structure([{', '.join(f'o{k}' for k in range(len(graph.outputs)))}])"
+        write.add(f"o{k} = {_output(spec, k, write)}{detach}")
+    write.names["structure"] = type(given) if is_flat else graph.structure
+    write.add(f"return structure([{', '.join(f'o{k}' for k in range(len(outputs)))}])")
+    return write.function("results")
 
 
-def _output(spec: OutputSpec, number: int, names: dict[str, Any]) -> str:
-    """An output as an expression; `names` receives what stands in it."""
+def _output(spec: OutputSpec, number: int, write: HostSource) -> str:
+    """An output as an expression."""
     if isinstance(spec, Fresh):
         return f"results[{spec.position}]"
     if isinstance(spec, InputItself):
-        return f"inputs[{spec.index}]"
+        return write.input(spec.index)
     if isinstance(spec, OutputItself):
         return f"o{spec.index}"
     if isinstance(spec, Sym):
         return str(spec.expr)
     if isinstance(spec, Constant):
-        names[f"constant{number}"] = spec.value
-        return f"constant{number}"
-    at = f"inputs[{spec.index}]" if isinstance(spec, ViewOfInput) else f"results[{spec.position}]"
-    dtype = str(spec.dtype).removeprefix("torch.")
-    names[dtype] = spec.dtype
-    names |= {name: getattr(torch, name) for name in spec.bits}
-    size, stride = ("".join(f"{n}, " for n in row) for row in (spec.size, spec.stride))
-    text = f"retyped({at}, ({size}), ({stride}), {spec.offset}, {dtype})"
+        return write.hold(f"constant{number}", spec.value)
+    at = write.input(spec.index) if isinstance(spec, ViewOfInput) else f"results[{spec.position}]"
+    dtype = write.hold(str(spec.dtype).removeprefix("torch."), spec.dtype)
+    text = f"retyped({at}, {listed(spec.size)}, {listed(spec.stride)}, {spec.offset}, {dtype})"
     for name in spec.bits:
-        text = f"{name}({text})"
+        text = f"{write.hold(name, getattr(torch, name))}({text})"
     return text
 
 

@@ -30,6 +30,7 @@ from fusee.autodiff.torch_api import (
     modified,
 )
 from fusee.errors import DoubleBackwardError, InputError
+from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- again
 # Gradients of gradients: eager's autograd goes once more through the captured graph.
@@ -535,29 +536,24 @@ def _tangents(
 
     source   generated once, as sizes and strides may be expressions
     """
-    names: dict[str, Any] = {"zeros": _zeros, "laid_out": _laid_out}
-    lines = ["def tangents(grads, numbers):"]
+    write = HostSource("tangents", "grads, numbers", zeros=_zeros, laid_out=_laid_out)
     if joint.aten.symbols:
-        lines.append(f"    {', '.join(joint.aten.symbols)}, = numbers")
+        write.add(f"{', '.join(joint.aten.symbols)}, = numbers")
     for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
         if k in absent:
             continue
-        size, stride = _tuple(spec.size), _tuple(spec.stride)
-        names[f"dtype{k}"] = spec.dtype
-        lines.append(f"    g = grads[{k}]")
+        size, stride = listed(spec.size), listed(spec.stride)
+        dtype = write.hold(f"dtype{k}", spec.dtype)
         lazy = "is_conj" if spec.dtype is not None and spec.dtype.is_complex else "is_neg"
-        lines.append(f"    if g is not None and g.{lazy}(): g = grads[{k}] = g.clone()")
-        lines.append(f"    if g is None: grads[{k}] = zeros({size}, {stride}, dtype{k})")
-        lines.append(f"    elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})")
-    listed = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
-    lines.append(f"    return [{', '.join(listed)}]")
-    exec(compile("\n".join(lines), "<fusee tangents>", "exec"), names)
-    found: Callable[[list[Tensor | None], Sequence[int]], list[Tensor]] = names["tangents"]
-    return found
-
-
-def _tuple(sizes: Sequence[object]) -> str:
-    return "(" + "".join(f"{size}, " for size in sizes) + ")"
+        write.add(
+            f"g = grads[{k}]",
+            f"if g is not None and g.{lazy}(): g = grads[{k}] = g.clone()",
+            f"if g is None: grads[{k}] = zeros({size}, {stride}, {dtype})",
+            f"elif g.stride() != {stride}: grads[{k}] = laid_out(g, {stride})",
+        )
+    kept = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
+    write.add(f"return [{', '.join(kept)}]")
+    return write.function("tangents")
 
 
 def _zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -41,7 +41,7 @@ from fusee.backends.report import (
 )
 from fusee.runtime import jit
 from fusee.runtime.cache import Blobs, Sidecar, code_salt, content_key
-from fusee.source import made
+from fusee.source import define
 
 # ---------------------------------------------------------------------------- resumed
 
@@ -120,7 +120,7 @@ def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Ten
         laid_out=_laid_out,
         no_grad=torch.no_grad,
     )
-    return made(source, "body", "body", names)
+    return define(source, "body", "body", names)
 
 
 def _laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:

@@ -46,6 +46,7 @@ from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
 from fusee.backends.runtime_wrapper import bind, is_differentiated
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
+from fusee.source import HostSource, listed
 
 # Loops and LLVM, which graphs that are an engine's as a whole don't wait for.
 _NATIVE = "fusee.backends.native"
@@ -261,41 +262,34 @@ def culprit(region: Region, text: str) -> fx.Node | None:
 
 def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
     """The function `body`: inputs to results, through all parts."""
-    placeholders = aten.placeholders
-    name = {node: f"x{k}" for k, node in enumerate(placeholders)}
-    lines = [f"def body({', '.join(name.values())}):"]
-    for symbol, at in aten.symbols.items():
-        size = "" if at.axis is None else f".size({at.axis})"
-        lines.append(f"    {symbol} = x{at.index}{size}")
+    name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
+    write = HostSource("body", ", ".join(name.values()), "x{}".format)
+    write.read_symbols(aten.symbols)
     last = _last_readers(aten, parts)
     for k, part in enumerate(parts):
         args = [
-            f"{_given(name[x], part, n)}, " if isinstance(x, fx.Node) else f"{x}, "
+            _given(name[x], part, n) if isinstance(x, fx.Node) else x
             for n, x in enumerate(part.inputs)
         ]
         for node in part.outputs:
             name[node] = f"v{len(name)}"
-        results = "".join(f"{name[node]}, " for node in part.outputs)
-        lines.append(f"    {results}{'= ' * bool(results)}part{k}(({''.join(args)}))")
+        made = "".join(f"{name[node]}, " for node in part.outputs)
+        write.add(f"{made}{'= ' * bool(made)}part{k}({listed(args)})")
         for node, order in zip(part.outputs, part.output_orders, strict=True):
             if order is not None:
-                lines.append(f"    {name[node]} = {name[node]}.permute({_axes(inverse(order))})")
-        gone = [name[node] for node in last.get(k, ())]
-        if gone:
-            lines.append(f"    del {', '.join(gone)}")
-    results = "".join(f"{name[node]}, " for node in aten.results)
+                write.add(f"{name[node]} = {name[node]}.permute({_axes(inverse(order))})")
+        if gone := [name[node] for node in last.get(k, ())]:
+            write.add(f"del {', '.join(gone)}")
     for node in dict.fromkeys(aten.results):
         if node.op == "call_function" and not node.meta["val"].is_contiguous():
-            steps = "".join(f"{aten.to_size(n)}, " for n in node.meta["val"].stride())
-            lines.append(f"    {name[node]} = laid_out({name[node]}, ({steps}))")
+            steps = listed(map(aten.to_size, node.meta["val"].stride()))
+            write.add(f"{name[node]} = laid_out({name[node]}, {steps})")
     if aten.mutations:
-        positions = aten.results
-        lines.append("    with no_grad():")
-        lines += [
-            f"        x{m.index}.copy_({name[positions[m.position]]})" for m in aten.mutations
-        ]
-    lines.append(f"    return ({results})")
-    return "\n".join(lines)
+        write.add("with no_grad():")
+    for m in aten.mutations:
+        write.add(f"    {write.input(m.index)}.copy_({name[aten.results[m.position]]})")
+    write.add(f"return {listed(name[node] for node in aten.results)}")
+    return str(write)
 
 
 def _given(value: str, part: Part, number: int) -> str:

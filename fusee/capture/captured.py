@@ -18,7 +18,7 @@ from fusee.capture.guards import GONE, At, Fact, Facts, compile_check
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, Source, variable
 from fusee.capture.torch_api import MODE_STACK, without_function_modes
-from fusee.source import made
+from fusee.source import define
 
 # ---------------------------------------------------------------------------- captured
 
@@ -146,7 +146,7 @@ class Captured:
         nested   as Between has it
         """
         names = {**self.names, "_graph": graph, "_nested": nested}
-        return made(self.source, "run", "segment", names)
+        return define(self.source, "run", "segment", names)
 
 
 class Keeper(Protocol):
@@ -251,7 +251,7 @@ class Index:
         body = "".join(f"    {line}\n" for line in source.lines)
         listed = ", ".join(map(variable, self.parameters))
         names = {**source.names, "_value": _KINDS[fact.kind][0]}
-        return made(f"def read({listed}):\n{body}    return {text}\n", "read", "versions", names)
+        return define(f"def read({listed}):\n{body}    return {text}\n", "read", "versions", names)
 
 
 def _by_key(entry: Any) -> dict[_Key, Fact]:

@@ -41,7 +41,7 @@ from fusee.runtime.change_detection import (
     differs,
     pointer,
 )
-from fusee.source import made
+from fusee.source import define
 
 # ---------------------------------------------------------------------------- facts
 
@@ -439,7 +439,7 @@ class Facts:
         head = f"def check({', '.join(parameters)}):\n    try:\n{body}\n"
         text = f"{head}    except _gone:\n        return False\n"  # what is not there any more
         names = {**also, **source.names, "_gone": GONE}
-        return made(text, "check", "guards", names), text
+        return define(text, "check", "guards", names), text
 
     def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
         """The first fact that does not hold."""

@@ -18,7 +18,7 @@ from fusee.backends.report import CompiledGraph
 from fusee.backends.resume import Ahead, Resuming, find, name_of
 from fusee.errors import BackendError
 from fusee.runtime.cache import Sidecar, content_key
-from fusee.source import made
+from fusee.source import define
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class RegionCall:
         self.spec = spec
         self.made = Followed(spec.fixed, spec.bounds, examples, make, spec.times)
         names = {"check": _check, "empty": torch.empty, "torch": torch, "Declined": Declined}
-        self.prepare = made(spec.prepare, "prepare", "region", names)
+        self.prepare = define(spec.prepare, "prepare", "region", names)
 
     def primitives(self) -> dict[str, int]:
         """What OpenVINO executes: kinds of primitives, and how often each runs."""
