@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,9 +65,9 @@ class OpenVINOOptions(EngineOptions):
                 remedy="docs.openvino.ai lists the properties of each device",
             )
 
-    @functools.cached_property
+    @property
     def properties(self) -> dict[str, Any]:
-        """`config` on top of our defaults."""
+        """`config` on top of our defaults, which follow torch's number of threads."""
         ours: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
         if self.device == "CPU":  # which takes these: to ask costs as much as a small model
             ours["INFERENCE_NUM_THREADS"] = torch.get_num_threads()
