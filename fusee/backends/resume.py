@@ -17,7 +17,6 @@ import pickle
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -163,24 +162,26 @@ class Resuming:
         examples   the first call's inputs
         anew       compiles the captured graph, for these inputs
         """
-        begin = time.perf_counter()
         if name is None or any(map(log.wants, _ARTEFACTS)):
             return None
         data = sidecar.get(name)
         if data is None:
             return None
         kept: KeptSplit = pickle.loads(data)
-        report = Report(self.label, kept.where)
-        report.unclaimed += kept.unclaimed
-        report.externs += kept.externs
-        report.notes += kept.notes
+        notes = [*kept.notes, "another process split it: it was not traced"]
+        report = Report(
+            self.label,
+            kept.where,
+            unclaimed=[*kept.unclaimed],
+            externs=[*kept.externs],
+            notes=notes,
+        )
         try:
-            calls = [self._call(part, examples, report) for part in kept.parts]
+            with report.timed("resume"):
+                calls = [self._call(part, examples, report) for part in kept.parts]
         except NotServed as reason:
             log.publish("cache", self.label, f"what was kept of it is of no use: {reason}")
             return None
-        report.notes.append("another process split it: it was not traced")
-        report.stages_ms["resume"] = (time.perf_counter() - begin) * 1e3
         remember(report)
         return _Resumed(body_of(kept.body, calls), report, anew)
 
