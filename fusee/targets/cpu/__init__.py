@@ -38,6 +38,7 @@ from fusee.runtime import jit, random
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frame, Program, runner
 from fusee.runtime.weights import DerivedSet
+from fusee.source import define
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast
 
@@ -170,6 +171,4 @@ def bind_host(
         "same": kept.same if isinstance(kept, DerivedSet) else None,
         "fail": fail,
     }
-    exec(compile(host.source, "<fusee host>", "exec"), names)
-    call: Callable[[Sequence[Any]], Sequence[Any]] = names["call"]
-    return call
+    return define(host.source, "call", "host", names)
