@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import itertools
 import operator
+import re
 import sys
 import types
 from typing import Any
@@ -34,6 +35,7 @@ from fusee.capture.torch_api import FakeTensor
 _IN_PLACE = len(BINARY) // 2
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _MANY = 10_000
+_OURS = re.compile("FakeTensor|'Number'|'Array'")  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 
@@ -103,7 +105,8 @@ class Machine(Capturing):
         return super().import_from(module, name) if found is ABSENT else found
 
     def caught(self, error: BaseException) -> None:
-        if error is self.world.recorder.raised:
+        told = " ".join(x for x in error.args if type(x) is str)
+        if error is self.world.recorder.raised or _OURS.search(told):
             what = f"{type(error).__name__}: {error}"
             raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
 

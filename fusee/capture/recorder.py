@@ -328,8 +328,8 @@ def _op_of(function: Any) -> str | None:
 _VALUES = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
     "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
-    "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__", "__format__",
-    "__reduce_ex__",
+    "const_data_ptr", "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__",
+    "__format__", "__reduce_ex__",
 }  # fmt: skip
 
 # Methods that change what a tensor is, or what happens in a backward pass.
@@ -341,6 +341,13 @@ _STATEFUL = {
 
 # A model of 100 layers has about 5,000.
 _MOST_CALLS = 50_000
+
+# Attributes that stand-ins have otherwise.
+_LEFT_TO_EAGER = {
+    "grad": "a tensor's grad is the result of a backward pass",
+    "_base": "of what a tensor is a view shows only outside the graph",
+    "_version": "how often a tensor was written to shows only outside the graph",
+}
 
 # Attributes that are tensors themselves.
 _TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
@@ -522,8 +529,8 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(
                 f"setting the attribute {name} of a tensor changes more than its values"
             )
-        if name == "grad":
-            raise GraphBreak("a tensor's grad is the result of a backward pass")
+        if name in _LEFT_TO_EAGER:
+            raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
         # the getter in C goes through torch's dispatcher, which imports torch.distributed for it
         out = args[0].device if name == "device" else func(*args)

@@ -35,10 +35,14 @@ class Unsound(Exception):
 
 
 class Line(NamedTuple):
-    """One thing told: words that must be equal, and numbers that may be allowed to be near."""
+    """One thing told: words that must be equal, and numbers that may be allowed to be near.
+
+    path   the words' beginning, where the thing is
+    """
 
     words: str
     numbers: list[Any]
+    path: str
 
     def __str__(self) -> str:
         return f"{self.words} {self.numbers}" if self.numbers else self.words
@@ -96,7 +100,7 @@ class Portrait:
             self.add(f"{path}{name}", part)
 
     def _say(self, path: str, words: str, numbers: list[Any] | None = None) -> None:
-        self.lines.append(Line(f"{path}: {words}", numbers or []))
+        self.lines.append(Line(f"{path}: {words}", numbers or [], path))
 
     def _tensor(self, x: torch.Tensor) -> str:
         storage = x.untyped_storage()

@@ -115,6 +115,35 @@ def test_a_graph_that_changes_inputs_says_so() -> None:
     assert not hasattr(raised.value, "__notes__")
 
 
+def told(refused: Callable[[], Any]) -> Any:
+    """What a handler sees of an error, and of the one that was handled when it was raised."""
+    try:
+        try:
+            raise KeyError(1)
+        finally:
+            refused()
+    except Exception as error:  # noqa: BLE001
+        return repr(error), repr(error.__context__)
+
+
+REFUSED: list[Callable[[T], Any]] = [
+    lambda x: x.nothing,
+    lambda x: x + "a",
+    lambda x: x * None,
+    lambda x: torch.add(x),
+    lambda x: x.requires_grad_(x > 0),
+    lambda x: (x.sum().item() + 1).__setitem__(0, 1),
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_no_message_names_a_stand_in(refused: Callable[[T], Any]) -> None:
+    def program(x: T) -> Any:
+        return told(lambda: refused(x))
+
+    assert Traced(program)(torch.ones(3)) == program(torch.ones(3))
+
+
 def test_an_error_of_the_backend_alone_is_not_hidden() -> None:
     def backend(gm: Any, examples: Any) -> Any:
         def run(*inputs: Any) -> Any:

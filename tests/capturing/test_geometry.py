@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusee
 from fusee.errors import FuseeWarning
+from tests.capturing.same import Traced
 
 Program = Callable[..., Any]
 Inputs = Callable[[], tuple[Tensor, ...]]
@@ -280,3 +281,22 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
 )
 def test_writes_over_what_is_read_raise_as_eager_does(run: Program, inputs: Inputs) -> None:
     _check(run, inputs, routes=("compile",))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, base: x.is_set_to(base[::2]),
+        lambda x, base: base[:4].is_set_to(base[:4]),
+        lambda x, base: x._is_view(),
+        lambda x, base: x._base is base,
+        lambda x, base: x._version,
+    ],
+)
+def test_what_a_tensor_is_a_part_of(read: Program) -> None:
+    def program(x: Tensor, base: Tensor) -> Any:
+        return x * 2, read(x, base)
+
+    base = torch.arange(8.0)
+    base.add_(1)
+    assert Traced(program)(base[::2], base)[1] == read(base[::2], base)
