@@ -261,6 +261,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         kwargs = kwargs or {}
         if func is device_of:
             return _META if self.in_kernel_invocation else args[0].fake_device
+        if _takes_any_size(func) and _is_plain(self, args, kwargs):
+            _refuse_dtypes(func, args, kwargs)
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
             if device == _CPU:
@@ -274,6 +276,79 @@ def _quick_mode() -> type[FakeTensorMode]:
         return by_torch(self, func, kinds, args, kwargs)
 
     return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch})
+
+
+# Besides operators that go element by element: sizes of one and places of zero suit them.
+_BY_PLACES = frozenset(
+    """
+    index index_put _index_put_impl index_copy index_add index_fill index_select gather scatter
+    scatter_add scatter_reduce take put embedding nll_loss_forward
+    """.split()
+)
+_OF_ALL_SIZES = _BY_PLACES.union("mv dot binary_cross_entropy cumsum cumprod trace".split())
+# Of bytes as masks torch warns once, which is the program's to hear.
+_WARN_OF_BYTES = frozenset(
+    "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
+)
+
+
+@functools.cache
+def _takes_any_size(op: Any) -> bool:
+    """Whether ATen refuses the same dtypes of tensors with one element."""
+    is_known = torch.Tag.pointwise in op.tags or _name(op) in _OF_ALL_SIZES
+    return is_known and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def _name(op: Any) -> str:
+    name: str = op._schema.name
+    return name.partition("::")[2].rstrip("_")
+
+
+def _refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more."""
+    kinds: set[torch.dtype] = set()
+    key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
+    name = _name(op)
+    is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
+    if (is_usual and name not in _BY_PLACES and name != "where") or "out" in kwargs:
+        return
+    if torch.uint8 in kinds and name in _WARN_OF_BYTES:
+        return
+    found = _REFUSED.get(key, op)
+    if found is op:
+        value = 0 if name in _BY_PLACES else 1
+        try:
+            op(*_smallest(args, value), **_smallest(kwargs, value))
+            found = None
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            found = error
+        _REFUSED[key] = found
+    if found is not None:
+        raise type(found)(str(found))
+
+
+_REFUSED: dict[Any, Exception | None] = {}
+
+
+def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
+    """What ATen knows of an operand before it looks at elements; adds its dtypes to `kinds`."""
+    if isinstance(x, (tuple, list)):
+        return tuple([_kind(part, kinds) for part in x])
+    if not isinstance(x, torch.Tensor):
+        return type(x), x
+    kinds.add(x.dtype)
+    return x.dtype, x.dim(), x.numel() == 0
+
+
+def _smallest(x: Any, value: int) -> Any:
+    """Operands with one element, or none."""
+    if isinstance(x, dict):
+        return {key: _smallest(part, value) for key, part in x.items()}
+    if isinstance(x, (tuple, list)):
+        return type(x)([_smallest(part, value) for part in x])
+    if not isinstance(x, torch.Tensor):
+        return x
+    return torch.full([min(n, 1) for n in x.shape], value, dtype=x.dtype, device="cpu")
 
 
 def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -252,6 +252,52 @@ def test_what_raises_before_a_loop_without_end() -> None:
     assert outcome(fusee.compile(program), NINE) == outcome(program, NINE)
 
 
+# What meta kernels take of dtypes and ATen does not.
+DTYPES: list[tuple[Fn, Tensor]] = [
+    (lambda i: torch.ones(4).index_copy(0, i, torch.ones(4)), torch.arange(4, dtype=torch.int32)),
+    (lambda i: torch.ones(4).index_add(0, i, torch.ones(4)), torch.arange(4, dtype=torch.int16)),
+    (lambda i: torch.ones(4).index_fill(0, i, 2.0), torch.arange(4, dtype=torch.uint8)),
+    (lambda i: torch.ones(4).index_select(0, i), torch.arange(4.0)),
+    (lambda i: torch.ones(4).index_put((i,), torch.ones(4)), torch.arange(4.0)),
+    (lambda i: F.embedding(i, torch.ones(4, 2)), torch.arange(4, dtype=torch.int16)),
+    (lambda i: F.nll_loss(torch.ones(4, 4), i), torch.arange(4, dtype=torch.int32)),
+    (lambda y: torch.ones(4).index_copy(0, torch.arange(4), y), torch.ones(4).double()),
+    (lambda y: torch.ones(2, 4).mv(y), torch.ones(4).double()),
+    (lambda c: torch.where(c, 1.0, torch.ones(4)), torch.ones(4)),
+    (lambda i: i.clone().mul_(2.5), tensor([1, 2])),
+    (lambda i: i.clone().sigmoid_(), tensor([1, 2])),
+    (lambda i: i - i, tensor([True])),
+    (lambda i: F.relu(i), tensor([True])),
+    (lambda i: F.gelu(i), tensor([1, 2])),
+    (lambda i: i.floor(), tensor([True])),
+    (lambda i: i.frac(), tensor([1, 2])),
+]
+
+
+@pytest.mark.filterwarnings("ignore::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize("number", range(len(DTYPES)))
+@pytest.mark.parametrize("is_caught", [False, True])
+def test_dtypes_that_aten_refuses(number: int, is_caught: bool) -> None:
+    fn, x = DTYPES[number]
+
+    def caught(x: Tensor) -> Any:
+        try:
+            return fn(x)
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    run = caught if is_caught else fn
+    want = outcome(run, x)
+    assert isinstance(want, str if is_caught else tuple)
+    assert outcome(fusee.compile(run), x) == want
+
+
+def test_the_compiler_alone_refuses_the_fraction_of_integers() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(NotImplementedError, match="frac_cpu"):
+        torch.compile(torch.frac, backend="fusee")(tensor([1, 2]))
+
+
 def test_what_the_table_says() -> None:
     aten = torch.ops.aten
     for op in (aten.index.Tensor, aten.index_put.default, aten.gather.default, aten.take.default):

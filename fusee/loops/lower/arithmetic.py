@@ -111,6 +111,11 @@ row(named("bitwise_right_shift", "Tensor", "Tensor_Scalar", "Scalar_Tensor"), sh
 row(named("__lshift__", *BOTH), shift_left, 2)
 row(named("__rshift__", *BOTH), shift_right, 2)
 
+
+def _of_whole_numbers(call: Call, x: Tensor) -> str | None:
+    return None if call.meta.dtype.is_floating_point else "ATen refuses integers"
+
+
 for _name in (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
     "asinh acosh atanh erf erfc lgamma sqrt rsqrt"
@@ -127,7 +132,7 @@ for _name in "floor ceil trunc".split():
     row(named(_name), _whole(_name))
 row(named("fix"), _whole("trunc"))
 row(named("round", "default", "decimals"), round_decimals)
-row(named("frac"), frac)
+row(named("frac"), frac, unless=_of_whole_numbers)
 row(named("deg2rad"), lambda x: op("mul", x, const(x, math.pi / 180)))
 row(named("rad2deg"), lambda x: op("mul", x, const(x, 180 / math.pi)))
 row(named("isnan"), isnan, returns_bool=True)
