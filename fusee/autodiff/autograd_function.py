@@ -406,15 +406,9 @@ def differentiable(
             ctx.held = again.hold(inputs)
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(inputs)
-            ctx.save_for_backward(
-                *(inputs[s.position] if s.kind == "input" else results[s.position] for s in saved)
-            )
+            _keep(ctx, split, inputs, results)
             aliases = ((k, results[position].detach()) for k, position in shown)
             ctx.shown = [(k, x, x._version) for k, x in aliases]
-            ctx.numbers = _numbers(joint, inputs)
-            ctx.done, ctx.later = frozenset(), ()
-            ctx.has_hooks = has_saved_tensor_hooks()
-            ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(results[k] for k in constant))
             return tuple(results[:count])
 
@@ -441,6 +435,17 @@ def differentiable(
             return tuple(again.differentiable(held, *operands, gradients))
 
     return _applied(CompiledGraph.apply, joint)
+
+
+def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Note in a forward's context what its backward needs."""
+    ctx.save_for_backward(
+        *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
+    )
+    ctx.numbers = _numbers(split.joint, inputs)
+    ctx.done, ctx.later = frozenset(), ()
+    ctx.has_hooks = has_saved_tensor_hooks()
+    ctx.set_materialize_grads(False)
 
 
 def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[..., Sequence[Any]]:
