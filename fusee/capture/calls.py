@@ -635,7 +635,9 @@ def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
         storages = [y.untyped_storage()._cdata for y in made.get(_TENSORS, [])]
         is_plain = not (x.requires_grad or m.modes or getattr(x, "_is_param", False))
         strides = torch.empty_like(x, device="meta").stride()
-        if not is_plain or x.untyped_storage()._cdata in storages or x.stride() != strides:
+        is_known = x.untyped_storage()._cdata in storages
+        # all of its memory is copied, and it begins there where it did
+        if not is_plain or is_known or x.stride() != strides or m.world.recorder.offset(x):
             raise GraphBreak(
                 "a deep copy of a tensor that has gradients or a base, or that modes hear of"
             )

@@ -254,7 +254,9 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
             continue
-        shares = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride()))
+        steps = [(n, step) for n, step in zip(x.shape, x.stride()) if n > 1]
+        reach = 1 + sum((n - 1) * step for n, step in steps)
+        shares = x.numel() > reach or any(step == 0 for _, step in steps)
         if shares or any(_overlap(x, y, may_be_operand) for y in args):
             raise GraphBreak(
                 f"{name} writes to memory that several elements or operands share", "clone() first"
@@ -470,7 +472,7 @@ class Recorder(TorchFunctionMode):
         if name == "is_inference":
             raise GraphBreak("whether a tensor is one of inference mode shows only after the graph")
         if name == "storage_offset":
-            return self._offset(args[0])
+            return self.offset(args[0])
         if name == "backward":
             raise GraphBreak("backward() runs autograd, between two graphs", "")
         if name == "requires_grad_":
@@ -514,7 +516,7 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
-    def _offset(self, fake: torch.Tensor) -> int | torch.SymInt:
+    def offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with torch._C.DisableTorchFunction():
             storage = fake.untyped_storage()._cdata

@@ -487,6 +487,8 @@ def _from_data(function: Any, copies: bool) -> Stand:
             raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
         if m.modes and function is not torch.from_numpy:
             raise GraphBreak(f"torch.{function.__name__} of an array within a torch function mode")
+        if not copies and torch.is_inference_mode_enabled():
+            raise GraphBreak("a tensor of inference mode that shares an array's memory")
         with _unheard(m):
             given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
             plain = m.call(torch.Tensor.detach, (x.tensor,), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ _PLAIN = (
     torch.Size,
     torch.device,
 )
+# Where objects lie, which no two runs have in common: as id() gives it, and as texts have it.
+_ADDRESSES = 1 << 40, 1 << 48
+_ADDRESS = re.compile("0x[0-9a-f]{9,}")
 _LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 _EMPTY: tuple[Any, ...] = ([], (), {}, {}.items(), {}.values(), set(), range(0))
 _ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
@@ -65,6 +69,9 @@ class Portrait:
         if isinstance(x, (float, np.floating)):
             self._say(path, type(x).__name__, [float(x)])
             return
+        if type(x) is int and _ADDRESSES[0] < x < _ADDRESSES[1]:
+            self._say(path, "int, an address")
+            return
         if type(x) in _PLAIN or isinstance(x, np.generic):
             self._say(path, f"{type(x).__name__} {x!r}")
             return
@@ -100,6 +107,7 @@ class Portrait:
             self.add(f"{path}{name}", part)
 
     def _say(self, path: str, words: str, numbers: list[Any] | None = None) -> None:
+        words = _ADDRESS.sub("0x", words)
         self.lines.append(Line(f"{path}: {words}", numbers or [], path))
 
     def _tensor(self, x: torch.Tensor) -> str:

@@ -168,6 +168,14 @@ def test_arrays_that_a_graph_writes_are_held_apart_at_once() -> None:
     assert len(agree(program, SCALE, X)) == 1
 
 
+def test_a_tensor_of_an_array_is_one_of_inference_mode() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return torch.from_numpy(x.detach().numpy()).is_inference()
+
+    with torch.inference_mode():
+        assert Traced(program)(torch.ones(3))
+
+
 def test_a_write_to_memory_that_is_shared_is_before_the_graph() -> None:
     def program(a: Any, b: Any) -> Any:
         c = b * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -277,9 +278,11 @@ def test_calls_with_overlapping_inputs_say_that_they_run_eagerly() -> None:
         (lambda a: a.add_(a.t()), lambda: (_x(),)),
         (lambda b: b[4:].copy_(b[:4]), lambda: (torch.arange(8.0),)),
         (lambda b: b[1:].copy_(b[:-1]), lambda: (torch.arange(8.0),)),
+        (lambda b: b.as_strided((2, 2), (1, 1)).add_(1), lambda: (torch.arange(8.0),)),
+        (lambda b: copy.deepcopy(b[1:3]), lambda: (torch.arange(8.0),)),
     ],
 )
-def test_writes_over_what_is_read_raise_as_eager_does(run: Program, inputs: Inputs) -> None:
+def test_memory_that_is_shared_is_eagers_to_write_or_copy(run: Program, inputs: Inputs) -> None:
     _check(run, inputs, routes=("compile",))
 
 
