@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
 from fusee.autodiff.joint import Joint
-from fusee.fake.layouts import is_row_major
+from fusee.fake.layouts import is_row_major, like
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- norms
@@ -175,10 +175,10 @@ def replay(joint: Joint, node: fx.Node) -> bool:
     with graph.inserting_after(node):
         mask = row(REDRAWN, (state,))
     mask.args = (state, sizes, p)
-    mask.meta = {**node.meta, "val": torch.empty_like(val, dtype=torch.bool)}
+    mask.meta = {**node.meta, "val": _like(val, torch.bool)}
     with graph.inserting_after(mask):
         wide = row(aten._to_copy.default, (mask,), {"dtype": val.dtype})
-    wide.meta = {**node.meta, "val": torch.empty_like(val), "drawn": node}
+    wide.meta = {**node.meta, "val": _like(val, val.dtype), "drawn": node}
     node.replace_all_uses_with(wide)
     return True
 
@@ -233,6 +233,14 @@ _WINDOWS = {
 }
 
 
+def _like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """torch.empty_like, which imports sympy at its first call."""
+    if not x.is_meta:
+        return torch.empty_like(x, dtype=dtype)
+    found = like(x, dtype)
+    return torch.empty_strided(found.size, found.stride, dtype=dtype, device="meta")
+
+
 def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
     val = node.meta["val"]
     users = [user for user in node.users if user.op != "output"]
@@ -243,8 +251,8 @@ def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
         small = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     with graph.inserting_after(small):
         wide = graph.call_function(aten._to_copy.default, (small,), {"dtype": val.dtype})
-    small.meta = {**meta, "val": torch.empty_like(val, dtype=dtype)}
-    wide.meta = {**meta, "val": torch.empty_like(val)}
+    small.meta = {**meta, "val": _like(val, dtype)}
+    wide.meta = {**meta, "val": _like(val, val.dtype)}
     for user in users:
         user.replace_input_with(node, wide)
 

@@ -28,6 +28,7 @@ from fusee.aten.graph import AtenGraph, is_pure, must_run
 from fusee.aten.operators import is_creation, is_view
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
+from fusee.loops.operators import ROWS
 from fusee.sym.expr import hint
 
 # ---------------------------------------------------------------------------- costs
@@ -68,13 +69,10 @@ class Kind(enum.Enum):
     ONCE = "random, or of unknown effect: only ever once"
 
 
-# Not tagged as pointwise by torch, or not by all versions.
+# Pointwise, and neither rows of loops/operators.py nor, in all versions, tagged so by torch.
 _POINTWISE = frozenset(
-    "_prelu_kernel _prelu_kernel_backward _to_copy clamp_backward clone copy elu_backward"
-    " fill gelu_backward glu glu_backward hardsigmoid hardsigmoid_backward hardswish"
-    " hardswish_backward hardtanh hardtanh_backward leaky_relu_backward lift_fresh_copy"
-    " log_sigmoid_backward log_sigmoid_forward prelu silu_backward softplus_backward tril triu"
-    " zeros_like ones_like full_like".split()
+    "_prelu_kernel_backward _to_copy clamp_backward clone copy fill glu glu_backward"
+    " lift_fresh_copy log_sigmoid_forward prelu tril triu zeros_like ones_like full_like".split()
 )
 _MOVING = frozenset(
     "_unsafe_index as_strided_scatter cat constant_pad_nd diagonal_scatter embedding flip gather"
@@ -87,20 +85,15 @@ _REDUCTIONS = frozenset(
     " argmax argmin count_nonzero linalg_vector_norm logsumexp max mean min native_group_norm"
     " native_layer_norm prod std std_mean sum var var_mean".split()
 )
-_WORK = {
-    **dict.fromkeys("div reciprocal sqrt rsqrt".split(), 4),
-    **dict.fromkeys("remainder fmod floor_divide".split(), 12),
-    **dict.fromkeys("exp exp2 expm1 log log2 log10 log1p sigmoid silu logaddexp elu".split(), 14),
-    **dict.fromkeys("sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh".split(), 16),
-    **dict.fromkeys("erf erfc erfinv lgamma digamma gelu mish softplus xlogy".split(), 24),
-    **dict.fromkeys("pow atan2 hypot".split(), 24),
-}
+_WORK = {op: row.work for row in ROWS for op in row.overloads}
 
 
 @functools.cache
 def _kind_of(op: Any) -> Kind:
     if not isinstance(op, OpOverload):
         return Kind.FREE if op is operator.getitem else Kind.ONCE
+    if op in _WORK:
+        return Kind.POINTWISE
     if op.namespace != "aten":
         return Kind.ONCE
     if is_view(op) or is_creation(op):
@@ -160,7 +153,7 @@ class Costs:
         if sort is Kind.POINTWISE:
             # the first operation that fuses costs next to nothing, yet is not free
             elements = max(map(self.count, _tensors(val)), default=0)
-            return 1 + elements * self.prices.step * _WORK.get(_name(_op(node)), 1)
+            return 1 + elements * self.prices.step * _WORK.get(_op(node), 1)
         moved = self.bytes(node) * self.prices.move
         if sort is Kind.MOVING:
             return 2 * moved

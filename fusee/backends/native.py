@@ -46,7 +46,7 @@ from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
 from fusee.loops.check import check_graph, check_plan, check_schedule
 from fusee.loops.fusion import Schedule, fuse
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, show_kernel, show_step
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
 from fusee.loops.lower.graph import InputLayout, lower
 from fusee.loops.lower.tensor import contiguous, supported
 from fusee.loops.memory import (
@@ -57,6 +57,7 @@ from fusee.loops.memory import (
     take_out_large,
     take_out_shared,
 )
+from fusee.loops.show import show_kernel, show_step
 from fusee.runtime import collector, weights
 from fusee.runtime.weights import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Kept, Target

@@ -233,6 +233,10 @@ def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
     return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
 
 
+def _drawn(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
+    return x if generator is None and 0 <= p <= 1 else None
+
+
 @functools.cache
 def _quick() -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors."""
@@ -240,6 +244,7 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     table.update((op, functools.partial(_by_rule, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
+    table[overload("bernoulli_.float")] = _drawn
     table[overload("result_type.Tensor")] = overload("result_type.Tensor")
     view = overload("view")
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)

@@ -31,6 +31,7 @@ from fusee.fake.layouts import (
     strides,
     suggested_layout,
 )
+from fusee.loops.operators import ROWS, Row
 from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
@@ -85,21 +86,6 @@ def _in_layout_of(x: Tensor) -> Spec:
 
 # ---------------------------------------------------------------------------- pointwise
 
-FLOAT_UNARY = (
-    "relu gelu silu mish tanh sigmoid exp expm1 exp2 log log2 log10 log1p sqrt rsqrt sin cos tan"
-    " asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv neg abs reciprocal floor ceil"
-    " round trunc frac sign square hardswish hardsigmoid leaky_relu elu celu selu hardtanh softplus"
-    " log_sigmoid clamp clamp_min clamp_max threshold hardshrink softshrink"
-)
-FLOAT_BINARY = "div.Tensor div.Scalar pow.Tensor_Scalar pow.Tensor_Tensor atan2"
-BINARY = (
-    "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Scalar rsub.Tensor"
-    " maximum minimum fmod.Scalar remainder.Scalar fmod.Tensor remainder.Tensor"
-    " bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor"
-)
-COMPARING = " ".join(f"{op}.{kind}" for op in ("eq", "ne", "lt", "le", "gt", "ge")
-                     for kind in ("Tensor", "Scalar"))  # fmt: skip
-
 
 def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     """One element for each of the operands'; None if their strides leave it to TensorIterator."""
@@ -114,24 +100,18 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     return None
 
 
-def _pointwise(is_unary: bool, gives: torch.dtype | None, is_float: bool) -> Rule:
+def _pointwise(row: Row) -> Rule:
     def rule(*args: Any, **_: Any) -> Found:
         # A number may stand for either operand of a binary operator.
-        operands = [x for x in args[: 1 if is_unary else 2] if isinstance(x, Tensor)]
-        dtype = operands[0].dtype if is_unary else torch.result_type(args[0], args[1])
-        if is_float and not dtype.is_floating_point:
+        several = len(row.operands)
+        operands = [x for x in args[:several] if isinstance(x, Tensor)]
+        dtype = args[0].dtype if several == 1 else torch.result_type(args[0], args[1])
+        floats = dtype.is_floating_point
+        if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
             return None
-        return _combined(operands, gives or dtype)
+        return _combined(operands, torch.bool if row.to_bool else dtype)
 
     return rule
-
-
-_rule(*overloads(FLOAT_UNARY))(_pointwise(True, None, True))
-_rule(*overloads(FLOAT_BINARY))(_pointwise(False, None, True))
-_rule(*overloads(BINARY))(_pointwise(False, None, False))
-_rule(*overloads(COMPARING))(_pointwise(False, torch.bool, False))
-_rule(aten.logical_not.default)(_pointwise(True, torch.bool, False))
-_rule(aten.bitwise_not.default)(_pointwise(True, None, False))
 
 
 def _gradient(place: int) -> Rule:
@@ -139,17 +119,17 @@ def _gradient(place: int) -> Rule:
 
     def rule(*args: Any, **_: Any) -> Found:
         grad, x = args[:2]
-        plain = grad.dtype == x.dtype and equal(grad.shape, x.shape) and is_dense(args[place])
-        return like(args[place], x.dtype) if plain else None
+        plain = x.dtype in (grad.dtype, torch.bool) and equal(grad.shape, x.shape)
+        return like(args[place], grad.dtype) if plain and is_dense(args[place]) else None
 
     return rule
 
 
-_rule(*(
-    overload(f"{name}_backward")
-    for name in "gelu silu sigmoid tanh hardswish hardsigmoid hardtanh mish".split()
-))(_gradient(0))  # fmt: skip
-_rule(aten.threshold_backward.default, aten.leaky_relu_backward.default)(_gradient(1))
+for _row in ROWS:
+    if _row.shape in ("floats", "integers", "all"):
+        _rule(*_row.overloads)(_pointwise(_row))
+    elif _row.shape != "torch":
+        _rule(*_row.overloads)(_gradient(("first", "second").index(_row.shape)))
 
 
 @_rule(aten.where.self)
@@ -379,6 +359,29 @@ def _columns(x: Tensor) -> Spec:
 
 
 # ---------------------------------------------------------------------------- normalisation
+
+
+def _nll_loss(rank: int) -> Rule:
+    def rule(
+        x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    ) -> Found:
+        size = (x.shape[0], *x.shape[2:])
+        if x.dim() != rank or not equal(target.shape, size):
+            return None
+        if weight is not None and not equal(weight.shape, x.shape[1:2]):
+            return None
+        return rows(() if reduction else size, x.dtype), rows((), x.dtype)
+
+    return rule
+
+
+_rule(aten.nll_loss_forward.default)(_nll_loss(2))
+_rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
+
+
+@_rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(grad: Tensor, x: Tensor, *rest: Any) -> Found:
+    return rows(x.shape, x.dtype)
 
 
 @_rule(aten._softmax.default, aten._log_softmax.default)

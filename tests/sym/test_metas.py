@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fusee.fake.layouts import Spec, broadcast
 from fusee.fake.mode import Twins
 from fusee.fake.rules import overload, results
+from fusee.loops.operators import ROWS
 
 Args = tuple[Any, ...]
 
@@ -53,6 +54,26 @@ CASES: list[tuple[str, Callable[[], list[Args]]]] = [
         for x in [torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)]
         for k in [torch.tensor([[1], [2], [0]])]
         for index in ((k,), (k, k.view(1, 3)), (k, k.t().contiguous(), k), (k.t(), k), (None, k))
+    ]),
+    ("native_dropout_backward", lambda: [
+        (x, mask, 2.0)
+        for x in rows(torch.randn(4, 5))[:2] for mask in rows(torch.ones(4, 5).bool())
+    ]),
+    ("nll_loss_forward", lambda: [
+        (x, torch.arange(4), None, reduction, -100)
+        for x in rows(torch.randn(4, 5)) for reduction in (0, 1, 2)
+    ]),
+    ("nll_loss2d_forward", lambda: [
+        (x, torch.ones(2, 6, 6).long(), torch.ones(4), reduction, -100)
+        for x in images(2, 4, 6, 6) for reduction in (0, 1, 2)
+    ]),
+    ("nll_loss_backward", lambda: [
+        (torch.tensor(1.0), x, torch.arange(4), None, 1, -100, torch.tensor(4.0))
+        for x in rows(torch.randn(4, 5))
+    ]),
+    ("nll_loss2d_backward", lambda: [
+        (torch.tensor(1.0), x, torch.ones(2, 6, 6).long(), None, 1, -100, torch.tensor(4.0))
+        for x in images(2, 4, 6, 6)[:1]
     ]),
     ("zeros_like", lambda: [(x,) for x in images(2, 4, 6, 6)]),
     ("full_like", lambda: [(x, 3) for x in images(2, 4, 6, 6)]),
@@ -237,3 +258,41 @@ def test_broadcast() -> None:
     assert list(broadcast((0,), (1,))) == [0]
     with pytest.raises(RuntimeError):
         broadcast((2,), (3,))
+
+
+def operands(op: Any, dtype: torch.dtype) -> list[Args]:
+    """Arguments of a pointwise operator: in all layouts, broadcast, and numbers for the rest."""
+    kinds = [str(x.type) for x in op._schema.arguments if not x.kwarg_only]
+    layouts = images(2, 4, 6, 6, dtype=dtype)
+    number = 0.5 if dtype.is_floating_point else 1
+    found = [[layouts, layouts[::-1], [layouts[0][0, :, :1], *layouts]][k % 3] for k in range(9)]
+    return [
+        tuple(
+            row[(k // 3 + i) % len(row)] if kind == "Tensor" else number
+            for i, kind in enumerate(kinds)
+        )
+        for k, row in enumerate(found)
+    ]
+
+
+PROMOTED = [
+    op for row in ROWS if row.shape in ("floats", "integers", "all") for op in row.overloads
+]
+
+
+@pytest.mark.parametrize("op", PROMOTED, ids=str)
+def test_a_row_gives_the_shape_of_its_operator(op: Any) -> None:
+    compared = 0
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+        for args in operands(op, dtype):
+            kwargs = {"decimals": 1} if op is torch.ops.aten.round.decimals else {}
+            try:
+                want = op(*args, **kwargs)
+            except (RuntimeError, NotImplementedError):
+                continue
+            got = results(op, args, kwargs)
+            compared += got is not None
+            if got is not None:
+                found = tuple(got.size), tuple(got.stride), got.dtype
+                assert found == (tuple(want.shape), want.stride(), want.dtype), args
+    assert compared

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.regions import QUANTIZING, by_operator, fits, indexed, interval, named
+from fusee.loops.operators import claimed
 
 aten = torch.ops.aten
 
@@ -202,7 +203,7 @@ def _val(node: Any) -> Tensor:
 
 
 # Integers that `interval` follows may be computed too: `_numbers` and `_sums`.
-OPERATORS: dict[OpOverload, Rule] = by_operator(
+OPERATORS: dict[OpOverload, Rule] = dict.fromkeys(claimed("openvino"), _floats) | by_operator(
     (
         _always,
         """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy
@@ -214,13 +215,7 @@ OPERATORS: dict[OpOverload, Rule] = by_operator(
     (
         _floats,
         """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
-        reflection_pad3d unfold col2im
-        acos acosh asin asinh atan atan2 atanh ceil celu cos cosh elu erf exp expm1
-        floor gelu hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 mish
-        reciprocal relu round rsqrt sigmoid silu sin sinh sqrt tan tanh
-        div.Tensor div.Scalar div.Tensor_mode rsub.Tensor
-        pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar addcmul
-        clamp clamp_min clamp_max clamp.Tensor clamp_min.Tensor clamp_max.Tensor glu
+        reflection_pad3d unfold col2im glu
         _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod prod.dim_int
         linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
         _adaptive_avg_pool2d _adaptive_avg_pool3d

@@ -10,7 +10,8 @@ import torch
 from torch._ops import OpOverload
 
 from fusee.loops.ir import Buffer, Extern, Role, View
-from fusee.loops.lower.tensor import Lowering, Meta, Tensor, calls, dense, named
+from fusee.loops.lower.tensor import Lowering, Meta, Tensor, calls, dense
+from fusee.loops.operators import named
 from fusee.sym.expr import Size
 
 

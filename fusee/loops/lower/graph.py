@@ -27,6 +27,7 @@ from fusee.loops.lower.tensor import (
     Meta,
     Strided,
     Tensor,
+    bound,
     refusal,
     same_strides,
     unlowered,
@@ -392,14 +393,17 @@ class _Lowerer:
             if reason is None and not _is_view(op):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)
                 if nothing and not self.must_run(node):
-                    return [None if meta is None else self._empty(meta) for meta in metas]
+                    return [
+                        None if meta is None else self.lowering.filled(meta.shape, 0, meta.dtype)
+                        for meta in metas
+                    ]
                 empty = nothing or any(0 in x.shape for x in args if isinstance(x, Tensor))
                 if empty and self.must_run(node):
                     reason = "ATen may refuse operands without elements"
                 if any(len(x.shape) > 64 for x in args if isinstance(x, Tensor)):
                     reason = "ATen refuses more than 64 axes"
             if reason is None:
-                result = HANDLERS[op](call, *args, **kwargs)
+                result = bound(HANDLERS[op], call, args, kwargs)
                 return [result] if isinstance(result, Tensor) else list(result)
         elif reason is None:
             reason = unlowered(op)
@@ -416,11 +420,6 @@ class _Lowerer:
             reason or "",
             writes_inputs=bool(self.writes),
         )
-
-    def _empty(self, meta: Meta) -> Tensor:
-        """Without elements there is nothing to lower, whatever the arguments are."""
-        zero = self.lowering.values.const(0, meta.dtype)
-        return self.lowering.computed(meta.shape, meta.dtype, lambda ix: zero)
 
     def _finish(self, result: Tensor, meta: Meta, uses: int) -> Tensor:
         # a size that had a formula in the operands may have been found to be a number since

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fusee.loops.ir import Loop, Mode, Value, cast, check, identity, op
+from fusee.loops.ir import Loop, Mode, Value, cast, check, identity
 from fusee.loops.lower.arithmetic import choose
-from fusee.loops.lower.pointwise import Operand, const, demand
+from fusee.loops.lower.pointwise import Operand, demand
 from fusee.loops.lower.tensor import (
     Call,
     Index,
@@ -20,7 +20,6 @@ from fusee.loops.lower.tensor import (
     Strided,
     Tensor,
     lowers,
-    named,
     opmath,
 )
 from fusee.loops.lower.views import (
@@ -31,9 +30,12 @@ from fusee.loops.lower.views import (
     narrow,
     pad_constant,
     reshape,
+    resized,
     slice_start,
     unsqueeze,
+    wrapped,
 )
+from fusee.loops.operators import named
 from fusee.sym.expr import Expr, Size, known_ge, mod, product
 
 # ---------------------------------------------------------------------------- gather
@@ -92,27 +94,20 @@ class Places:
 # ------------------------------------------------------------------------------ reading
 
 
-@lowers(*named("embedding"))
-def _embedding(
-    call: Call,
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    rank = len(indices.shape)
-    rows = Places(indices, weight.shape[0], ROW)
-
-    def at(ix: Index) -> Value:
-        return weight.at((rows.at(ix[:rank]), *ix[rank:]))
-
-    return _gathered(call, at, weight, indices)
-
-
 def _gathered(call: Call, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
     meta = call.meta
     return call.lowering.computed(meta.shape, x.dtype, at, (x, *indices), meta.strides)
+
+
+@lowers(*named("embedding"))
+def _embedding(call: Call, weight: Tensor, indices: Tensor) -> Tensor:
+    rank = len(indices.shape)
+    rows = Places(indices, weight.shape[0], ROW)
+    return _gathered(call, lambda ix: weight.at((rows.at(ix[:rank]), *ix[rank:])), weight, indices)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x if x.shape else reshape(x, (1,))
 
 
 @lowers(*named("index_select"))
@@ -120,27 +115,21 @@ def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape:
         return x
     dim %= len(x.shape)
-    flat = index if index.shape else reshape(index, (1,))
-    rows = Places(flat, x.shape[dim], ROW)
-
-    def at(ix: Index) -> Value:
-        return x.at((*ix[:dim], rows.at((ix[dim],)), *ix[dim + 1 :]))
-
-    return _gathered(call, at, x, flat)
+    index = _flat(index)
+    rows = Places(index, x.shape[dim], ROW)
+    return _gathered(call, lambda ix: x.at(resized(ix, dim, rows.at((ix[dim],)))), x, index)
 
 
 @lowers(*named("gather"))
-def _gather(call: Call, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+def _gather(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape or not index.shape:
-        source = reshape(x, (1,)) if not x.shape else x
-        picked = index if index.shape else reshape(index, (1,))
-        single = Places(picked, source.shape[0], along(0))
-        return _gathered(call, lambda ix: source.at((single.at(ix or (0,)),)), source, picked)
+        x, index, dim = _flat(x), _flat(index), 0
     dim %= len(x.shape)
     rows = Places(index, x.shape[dim], along(dim))
 
     def at(ix: Index) -> Value:
-        return x.at((*ix[:dim], rows.at(ix), *ix[dim + 1 :]))
+        ix = ix or (0,)
+        return x.at(resized(ix, dim, rows.at(ix)))
 
     return _gathered(call, at, x, index)
 
@@ -154,13 +143,12 @@ def _take(call: Call, x: Tensor, index: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------ index lists
 
+_MASKS = "boolean masks select a number of elements that only the data knows"
 
-def _has_mask(
-    call: Call, x: Tensor, indices: Sequence[Tensor | None], *_: Any, **__: Any
-) -> str | None:
-    if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices):
-        return "boolean masks select a number of elements that only the data knows"
-    return None
+
+def _has_mask(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> str | None:
+    masks = (torch.bool, torch.uint8)
+    return _MASKS if any(t is not None and t.dtype in masks for t in indices) else None
 
 
 class Indexing:
@@ -261,8 +249,7 @@ class Scatter:
 def _element(call: Call, x: Operand, shape: Shape) -> Element:
     """Reads an operand that is broadcast to `shape`, or a number."""
     if isinstance(x, Tensor):
-        wide = expand(x, shape) if x.shape != shape else x
-        return wide.at
+        return expand(x, shape).at
     value = call.lowering.number(x, call.meta.dtype)
     return lambda ix: value
 
@@ -281,23 +268,32 @@ MODES: dict[str | None, Mode] = {
 STARTS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
+def _odd(call: Call, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
+    if x.dtype is torch.bool:
+        return "bool is combined as ATen does it"
+    if "mean" in (*args, *kwargs.values()):
+        return "a mean over collisions needs their number"
+    return None
+
+
+@lowers(*named("scatter", "src", "value"))
+@lowers(*named("scatter", "reduce", "value_reduce"), unless=_odd)
+@lowers(*named("scatter_reduce", "two"), unless=_odd)
 def _scatter(
     call: Call,
     x: Tensor,
     dim: int,
     index: Tensor,
     src: Operand,
+    by_place: str | None = None,
+    *,
     reduce: str | None = None,
     include_self: bool = True,
 ) -> Tensor:
-    shape = x.shape
-    if not shape:
-        x = reshape(x, (1,))
-    if not index.shape:
-        index = reshape(index, (1,))
+    shape, x, index = x.shape, _flat(x), _flat(index)
+    reduce = by_place or reduce
     if isinstance(src, Tensor):
-        src = reshape(src, (1,)) if not src.shape else src
-        src = converted(src, x.dtype)
+        src = converted(_flat(src), x.dtype)
     dim %= len(x.shape)
     lowering = call.lowering
     lowering.realise(index)
@@ -306,7 +302,7 @@ def _scatter(
     scatter = Scatter(call, x, mode != "set")
 
     def target(ix: Index) -> Index:
-        return (*ix[:dim], rows.at(ix), *ix[dim + 1 :])
+        return resized(ix, dim, rows.at(ix))
 
     if not include_self:
         assert reduce is not None
@@ -318,64 +314,23 @@ def _scatter(
     return reshape(scatter.result(), shape)
 
 
-def _odd(call: Call, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
-    if x.dtype is torch.bool:
-        return "bool is combined as ATen does it"
-    if "mean" in (*args, *kwargs.values()):
-        return "a mean over collisions needs their number"
-    return None
-
-
-@lowers(*named("scatter", "src", "value"))
-def _scatter_set(call: Call, x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    return _scatter(call, x, dim, index, src)
-
-
-@lowers(*named("scatter", "reduce", "value_reduce"), unless=_odd)
-def _scatter_combine(
-    call: Call, x: Tensor, dim: int, index: Tensor, src: Operand, *, reduce: str
-) -> Tensor:
-    return _scatter(call, x, dim, index, src, reduce)
-
-
 @lowers(*named("scatter_add"), unless=_odd)
 def _scatter_add(call: Call, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return _scatter(call, x, dim, index, src, "sum")
-
-
-@lowers(*named("scatter_reduce", "two"), unless=_odd)
-def _scatter_reduce(
-    call: Call,
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Tensor:
-    return _scatter(call, x, dim, index, src, reduce, include_self)
 
 
 # ------------------------------------------------------------------------------ index_put
 
 
 def _masks(
-    call: Call,
-    x: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
+    call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> str | None:
     if accumulate and x.dtype is torch.bool:
         return "bool is combined as ATen does it"
-    masks = [t for t in indices if t is not None and t.dtype in (torch.bool, torch.uint8)]
-    if not masks or _is_fill(x, indices, values, accumulate):
-        return None
-    return "boolean masks select a number of elements that only the data knows"
+    return None if _is_fill(indices, values, accumulate) else _has_mask(call, x, indices)
 
 
-def _is_fill(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> bool:
+def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> bool:
     """x[mask] = one number."""
     mask = indices[0] if len(indices) == 1 else None
     single = mask is not None and mask.dtype is torch.bool and not accumulate
@@ -384,14 +339,9 @@ def _is_fill(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumu
 
 @lowers(*named("index_put _unsafe_index_put"), unless=_masks)
 def _index_put(
-    call: Call,
-    x: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
-    unsafe: bool = False,
+    call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
-    if _is_fill(x, indices, values, accumulate):
+    if _is_fill(indices, values, accumulate):
         mask = indices[0]
         assert mask is not None
         wide = reshape(mask, (*mask.shape, *([1] * (len(x.shape) - len(mask.shape)))))
@@ -411,66 +361,56 @@ def _index_put(
 # ------------------------------------------------------------------------------ index_add and kin
 
 
-def _along(
-    call: Call,
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    shape: Shape,
-    element: Element,
-    mode: Mode,
-    refused: Refused,
-) -> Tensor:
-    """One row of x after another, at the places that `index` names along `dim`."""
-    call.lowering.realise(index)
-    rows = Places(index, x.shape[dim], refused)
-    scatter = Scatter(call, x, mode != "set")
+class Rows:
+    """Rows of `x` that are stored one after another, at the places that `index` names."""
 
-    def target(ix: Index) -> Index:
-        return (*ix[:dim], rows.at((ix[dim],)), *ix[dim + 1 :])
+    def __init__(self, call: Call, x: Tensor, dim: int, index: Tensor) -> None:
+        self.call, self.shape = call, x.shape
+        self.x, self.index = _flat(x), _flat(index)
+        self.dim = dim % len(self.x.shape)
 
-    scatter.store(shape, target, element, mode, [dim])
-    return scatter.result()
+    def store(self, shape: Shape, element: Element, mode: Mode, refused: Refused) -> Tensor:
+        self.call.lowering.realise(self.index)
+        dim = self.dim
+        rows = Places(self.index, self.x.shape[dim], refused)
+        scatter = Scatter(self.call, self.x, mode != "set")
 
+        def target(ix: Index) -> Index:
+            return resized(ix, dim, rows.at((ix[dim],)))
 
-def _flat(x: Tensor) -> Tensor:
-    return x if x.shape else reshape(x, (1,))
+        scatter.store(shape, target, element, mode, [dim])
+        return reshape(scatter.result(), self.shape)
 
 
 @lowers(*named("index_add"), unless=_odd)
 def _index_add(
-    call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1
+    call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
 ) -> Tensor:
-    shape, x, index, source = x.shape, _flat(x), _flat(index), _flat(source)
-    dim %= len(x.shape)
-    compute = opmath(x.dtype)
+    rows, source = Rows(call, x, dim, index), _flat(source)
 
     def element(ix: Index) -> Value:
-        value = cast(source.at(ix), compute)
-        return value if alpha == 1 else op("mul", value, const(value, alpha))
+        value = cast(source.at(ix), opmath(x.dtype))
+        return value if alpha == 1 else value * alpha
 
-    refused = ROW if len(x.shape) == 1 else along(dim)
-    return reshape(_along(call, x, dim, index, source.shape, element, "add", refused), shape)
+    refused = ROW if len(rows.x.shape) == 1 else along(rows.dim)
+    return rows.store(source.shape, element, "add", refused)
 
 
 @lowers(*named("index_copy"))
 def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    shape, x, index, source = x.shape, _flat(x), _flat(index), _flat(source)
-    dim %= len(x.shape)
-    refused = along(dim, IndexError)
+    rows, source = Rows(call, x, dim, index), _flat(source)
+    refused = along(rows.dim, IndexError)
     refused = replace(refused, text=f"index_copy_(): {refused.text}")
-    return reshape(_along(call, x, dim, index, source.shape, source.at, "set", refused), shape)
+    return rows.store(source.shape, source.at, "set", refused)
 
 
 @lowers(*named("index_fill", "int_Scalar", "int_Tensor"))
 def _index_fill(call: Call, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
-    shape, x, index = x.shape, _flat(x), _flat(index)
-    dim %= len(x.shape)
-    rows: Shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
-    filled = converted(value, x.dtype) if isinstance(value, Tensor) else value
-    element = _element(call, filled, rows)
-    refused = along(dim, IndexError, wraps=True)
-    return reshape(_along(call, x, dim, index, rows, element, "set", refused), shape)
+    rows = Rows(call, x, dim, index)
+    shape = resized(rows.x.shape, rows.dim, rows.index.shape[0])
+    value = converted(value, x.dtype) if isinstance(value, Tensor) else value
+    refused = along(rows.dim, IndexError, wraps=True)
+    return rows.store(shape, _element(call, value, shape), "set", refused)
 
 
 # ------------------------------------------------------------------------------ through views
@@ -481,33 +421,26 @@ def _through(call: Call, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tensor
     scatter = Scatter(call, x, False)
     target = seen(scatter.tensor).storage
     assert target is not None
-    call.lowering.write_into(expand(converted(src, x.dtype), src.shape), target)
+    call.lowering.write_into(converted(src, x.dtype), target)
     return scatter.tensor
 
 
-def _misfit(
-    call: Call, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> str | None:
+_MISFIT = "ATen refuses a source of another size"
+
+
+def _misfit(call: Call, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int) -> str | None:
     sizes = [n for n in x.shape if isinstance(n, int)]
     if len(sizes) != len(x.shape):
         return None
     into = torch.empty(sizes, device="meta").diagonal(offset, dim1, dim2)
-    return None if into.shape == src.shape else "ATen refuses a source of another size"
+    return None if into.shape == src.shape else _MISFIT
 
 
 @lowers(*named("diagonal_scatter"), unless=_misfit)
 def _diagonal_scatter(
-    call: Call, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+    call: Call, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int
 ) -> Tensor:
     return _through(call, x, src, lambda t: diagonal(t, src.shape, offset, dim1, dim2))
-
-
-def strided_slice_scatter(
-    call: Call, x: Tensor, src: Tensor, dim: int, start: Size | None, step: Size
-) -> Tensor:
-    """slice_scatter with a step."""
-    begin = slice_start(start, x.shape[dim])
-    return _through(call, x, src, lambda t: narrow(t, dim, begin, src.shape[dim], step))
 
 
 @lowers(*named("as_strided_scatter"))
@@ -515,9 +448,9 @@ def _as_strided_scatter(
     call: Call,
     x: Tensor,
     src: Tensor,
-    size: Sequence[Size],
+    size: object,
     stride: Sequence[Size],
-    storage_offset: Size | None = None,
+    storage_offset: Size | None,
 ) -> Tensor:
     lowering = call.lowering
     strides, begin = call.layout_of(0)
@@ -569,7 +502,7 @@ def replaced(call: Call, x: Tensor, src: Tensor, dim: int, start: Size) -> Tenso
 
 
 @lowers(*named("cat concat concatenate"))
-def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def _cat(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     rank = len(call.meta.shape)
     # torch lets one-dimensional empty tensors pass whatever the others' shapes are
     real = [t for t in tensors if t.shape != (0,) or rank == 1]
@@ -577,61 +510,48 @@ def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @lowers(*named("stack"))
-def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def _stack(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     dim %= len(call.meta.shape)
     return beside([unsqueeze(converted(t, call.meta.dtype), dim) for t in tensors], dim)
 
 
-def _rolls_flat(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> str | None:
-    if not isinstance(dims, int) and len(dims) == 0:
-        return "roll of the flattened tensor"
-    return None
-
-
-def _turned(x: Tensor, dim: int, begin: Size) -> Tensor:
-    """roll along a dimension that vectors don't run along: the remainder costs next to nothing."""
-    size = x.shape[dim]
-
-    def turned(at: Index) -> Index:
-        return (*at[:dim], mod(at[dim] + begin, size), *at[dim + 1 :])
-
-    return x.lowering.view(x, x.shape, turned, None)
+def _rolls_flat(call: Call, x: Tensor, shifts: Any, dims: Any) -> str | None:
+    is_flat = not isinstance(dims, int) and len(dims) == 0
+    return "roll of the flattened tensor" if is_flat else None
 
 
 @lowers(*named("roll"), unless=_rolls_flat)
-def _roll(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def _roll(call: Call, x: Tensor, shifts: Any, dims: Any) -> Tensor:
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
     for shift, dim in zip(shifts, dims, strict=True):
-        place = dim % len(x.shape)
-        size = x.shape[place]
-        if size != 0 and place != len(x.shape) - 1:
-            x = _turned(x, place, -shift % size)
-        elif size != 0:
-            begin = -shift % size
-            x = beside([narrow(x, place, begin, size - begin), narrow(x, place, 0, begin)], place)
+        x = _turned(x, dim % len(x.shape), shift)
     return x
+
+
+def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
+    size = x.shape[dim]
+    if size == 0:
+        return x
+    begin = -shift % size
+    if dim == len(x.shape) - 1:
+        return beside([narrow(x, dim, begin, size - begin), narrow(x, dim, 0, begin)], dim)
+    # where vectors don't run along the dimension the remainder costs next to nothing
+    return x.lowering.view(
+        x, x.shape, lambda at: resized(at, dim, mod(at[dim] + begin, size)), None
+    )
 
 
 # ------------------------------------------------------------------------------ parts replaced
 
 
 def _no_such_slice(
-    call: Call,
-    x: Tensor,
-    src: Tensor,
-    dim: int = 0,
-    start: Size | None = None,
-    end: Size | None = None,
-    step: Size = 1,
+    call: Call, x: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any
 ) -> str | None:
     size = x.shape[dim]
-    if isinstance(size, Expr) or isinstance(start, Expr) or isinstance(end, Expr):
+    if isinstance(size, Expr) or any(isinstance(n, Expr) for n in (start, end, step)):
         return None
-    if isinstance(step, Expr):
-        return None
-    there = len(range(size)[start:end:step])
-    return None if there == src.shape[dim] else "ATen refuses a source of another size"
+    return None if len(range(size)[start:end:step]) == src.shape[dim] else _MISFIT
 
 
 def _no_such_place(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
@@ -643,65 +563,31 @@ def _no_such_place(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) ->
 
 @lowers(*named("slice_scatter"), unless=_no_such_slice)
 def _slice_scatter(
-    call: Call,
-    x: Tensor,
-    src: Tensor,
-    dim: int = 0,
-    start: Size | None = None,
-    end: Size | None = None,
-    step: Size = 1,
+    call: Call, x: Tensor, src: Tensor, dim: int, start: Size | None, end: object, step: Size
 ) -> Tensor:
     dim %= len(x.shape)
+    begin = slice_start(start, x.shape[dim])
     if step != 1:
-        return strided_slice_scatter(call, x, src, dim, start, step)
-    return replaced(call, x, converted(src, x.dtype), dim, slice_start(start, x.shape[dim]))
+        return _through(call, x, src, lambda t: narrow(t, dim, begin, src.shape[dim], step))
+    return replaced(call, x, converted(src, x.dtype), dim, begin)
 
 
 @lowers(*named("select_scatter"), unless=_no_such_place)
 def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
-    return replaced(call, x, unsqueeze(converted(src, x.dtype), dim), dim, index)
+    part = unsqueeze(converted(src, x.dtype), dim)
+    return replaced(call, x, part, dim, wrapped(index, x.shape[dim]))
 
 
 # ------------------------------------------------------------------------------ pads
 
 
 @lowers(*named("constant_pad_nd"))
-def _constant_pad(call: Call, x: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
+def _constant_pad(call: Call, x: Tensor, pad: Sequence[Size], value: Any) -> Tensor:
     before: list[Size] = [0] * len(x.shape)
     for k in range(len(pad) // 2):
         before[-1 - k] = pad[2 * k]
     return pad_constant(x, call.meta.shape, before, value)
-
-
-def _padded(
-    x: Tensor, pad: Sequence[int], edge: Callable[[Tensor, int, int, bool], Tensor]
-) -> Tensor:
-    """Each padded dimension becomes edge, middle, edge; negative pads cut."""
-    for k in range(len(pad) // 2):
-        dim = len(x.shape) - 1 - k
-        before, after = pad[2 * k], pad[2 * k + 1]
-        cut_before, cut_after = max(-before, 0), max(-after, 0)
-        middle = narrow(x, dim, cut_before, x.shape[dim] - cut_before - cut_after)
-        parts = [middle]
-        if before > 0:
-            parts.insert(0, edge(x, dim, before, True))
-        if after > 0:
-            parts.append(edge(x, dim, after, False))
-        x = beside(parts, dim)
-    return x
-
-
-def _reflected(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
-    start = 1 if front else x.shape[dim] - 1 - count
-    return flip(narrow(x, dim, start, count), (dim,))
-
-
-def _replicated(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
-    last = narrow(x, dim, 0 if front else x.shape[dim] - 1, 1)
-    return expand(last, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
 def _cuts_all(call: Call, x: Tensor, padding: Sequence[int]) -> str | None:
@@ -713,11 +599,34 @@ def _cuts_all(call: Call, x: Tensor, padding: Sequence[int]) -> str | None:
     return None
 
 
-@lowers(*named("reflection_pad1d reflection_pad2d reflection_pad3d"), unless=_cuts_all)
-def _reflection_pad(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
-    return _padded(x, padding, _reflected)
+def _register_pad(name: str, edge: Callable[[Tensor, int, int, bool], Tensor]) -> None:
+    """Each padded dimension becomes edge, middle, edge; negative pads cut."""
+
+    def handler(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
+        for k in range(len(padding) // 2):
+            dim = len(x.shape) - 1 - k
+            before, after = padding[2 * k], padding[2 * k + 1]
+            cut_before, cut_after = max(-before, 0), max(-after, 0)
+            parts = [narrow(x, dim, cut_before, x.shape[dim] - cut_before - cut_after)]
+            if before > 0:
+                parts.insert(0, edge(x, dim, before, True))
+            if after > 0:
+                parts.append(edge(x, dim, after, False))
+            x = beside(parts, dim)
+        return x
+
+    lowers(*named(" ".join(f"{name}{rank}d" for rank in (1, 2, 3))), unless=_cuts_all)(handler)
 
 
-@lowers(*named("replication_pad1d replication_pad2d replication_pad3d"), unless=_cuts_all)
-def _replication_pad(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
-    return _padded(x, padding, _replicated)
+def _reflected(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+    start = 1 if front else x.shape[dim] - 1 - count
+    return flip(narrow(x, dim, start, count), (dim,))
+
+
+def _replicated(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+    last = narrow(x, dim, 0 if front else x.shape[dim] - 1, 1)
+    return expand(last, resized(x.shape, dim, count))
+
+
+_register_pad("reflection_pad", _reflected)
+_register_pad("replication_pad", _replicated)

@@ -11,8 +11,9 @@ dimensions of size 1 it is 0 and there is no axis.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from ctypes import c_float
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -31,6 +32,7 @@ from fusee.loops.ir import (
     View,
     behind,
     cast,
+    literal,
     walk,
 )
 from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
@@ -42,21 +44,6 @@ from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
 def opmath(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which ATen computes on `dtype`."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
-def literal(x: float | int | bool, dtype: torch.dtype) -> float | int | bool:
-    """A number as `dtype` holds it."""
-    if dtype is torch.float64:
-        return float(x)
-    if dtype is torch.float32:
-        return c_float(x).value
-    if dtype is torch.bool:
-        return bool(x)
-    if dtype.is_floating_point:
-        return torch.tensor(x, dtype=torch.float64).to(dtype).item()
-    bits = dtype.itemsize * 8
-    whole = int(x) & ((1 << bits) - 1)
-    return whole - (1 << bits) if dtype.is_signed and whole >> (bits - 1) else whole
 
 
 # ---------------------------------------------------------------------------- strides
@@ -294,6 +281,10 @@ class Lowering:
         tensor = Tensor(self, shape, dtype)
         tensor._at, tensor.operands, tensor.strides = at, tuple(operands), strides
         return self._bounded(tensor, operands, sum(t.weight for t in operands))
+
+    def filled(self, shape: Shape, number: Number, dtype: torch.dtype) -> Tensor:
+        value = self.number(number, dtype)
+        return self.computed(shape, dtype, lambda ix: value)
 
     def view(
         self,
@@ -561,9 +552,9 @@ def _rearranged(tensor: Tensor, base: Tensor, strides: tuple[Size, ...]) -> bool
 # ---------------------------------------------------------------------------- table
 # Which ATen ops are lowered, by what, and why the others are not.
 #
-# @lowers(overload, ...) a function from the call's arguments to lazy tensors row(overloads, fn,
-# ...) a pointwise op: fn from scalar Values to a Value calls(reason, overload...) known ops that
-# stay calls to ATen
+#     @lowers(overload, ...)       a function from the call's arguments to lazy tensors
+#     calls(reason, overload...)   known ops that stay calls to ATen
+# Pointwise ops are rows of fusee/loops/operators.py.
 
 # What the vocabulary computes with. Tensors of other dtypes go to ATen.
 DTYPES = frozenset(
@@ -632,21 +623,40 @@ def calls(reason: str, *overloads: OpOverload) -> None:
         REASONS[overload] = reason
 
 
-def named(names: str, *overloads: str) -> list[OpOverload]:
-    """The ATen overloads of the named ops that this torch has."""
-    found = []
-    for name in names.split():
-        packet = getattr(torch.ops.aten, name, None)
-        for overload in overloads or ("default",):
-            if packet is not None and overload in packet.overloads():
-                found.append(getattr(packet, overload))
-    return found
+@functools.cache
+def _defaults(op: OpOverload) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of an op by name: those that may be given by position, then the others."""
+    by_place: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
+    for argument in op._schema.arguments:
+        default = argument.default_value if argument.has_default_value() else None
+        (by_name if argument.kwarg_only else by_place)[argument.name] = default
+    return by_place, by_name
+
+
+def bound(function: Handler, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """function(call, ...) with what it declares of the call's arguments, defaults filled in.
+
+    Its positional parameters are the first ones of the schema, whatever they are called; those
+    behind `*` go by the schema's names.
+    """
+    by_place, by_name = _defaults(call.op)
+    every = by_place | dict(zip(by_place, args)) | by_name | kwargs
+    code = function.__code__
+    given = [every[name] for name in by_place]
+    if not code.co_flags & inspect.CO_VARARGS:
+        del given[code.co_argcount - 1 :]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        return function(call, *given, **{name: every[name] for name in by_name})
+    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    return function(call, *given, **{name: every[name] for name in names if name in every})
 
 
 def refusal(op: OpOverload, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
     """Why this call of an op that has a lowering is not lowered; None if it is."""
     unless = REFUSALS.get(op)
-    return None if unless is None else unless(call, *args, **kwargs)
+    reason: str | None = None if unless is None else bound(unless, call, args, kwargs)
+    return reason
 
 
 def unlowered(op: OpOverload) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from fusee.loops.ir import Value, cast, op, rewrite, where
+from fusee.loops.ir import Value, cast, rewrite, where
 from fusee.loops.lower.tensor import (
     Call,
     Index,
@@ -22,9 +22,9 @@ from fusee.loops.lower.tensor import (
     contiguous,
     dense,
     lowers,
-    named,
     stride_order,
 )
+from fusee.loops.operators import named
 from fusee.sym.expr import (
     Size,
     divides,
@@ -44,6 +44,17 @@ from fusee.sym.expr import (
 # ------------------------------------------------------------------------------ rearranging
 
 
+def _apart(x: Tensor, shape: Shape, dim: int, view: Callable[[Tensor], Tensor]) -> Tensor:
+    """The same view of each piece of `x`, side by side along `dim`."""
+    assert x.pieces is not None
+    parts = tuple(map(view, x.pieces.tensors))
+    return x.lowering.beside(shape, parts[0].dtype, Pieces(dim, x.pieces.starts, parts))
+
+
+def resized(shape: Shape, dim: int, size: Size) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
 def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
     order = [dim % len(x.shape) for dim in dims]
     shape = tuple(x.shape[dim] for dim in order)
@@ -55,9 +66,7 @@ def permute(x: Tensor, dims: Sequence[int]) -> Tensor:
         return Strided(s.buffer, tuple(s.strides[dim] for dim in order), s.offset)
 
     if x.pieces is not None:
-        parts = tuple(permute(piece, order) for piece in x.pieces.tensors)
-        pieces = Pieces(place[x.pieces.dim], x.pieces.starts, parts)
-        return x.lowering.beside(shape, x.dtype, pieces)
+        return _apart(x, shape, place[x.pieces.dim], lambda piece: permute(piece, order))
     return x.lowering.view(x, shape, lambda ix: tuple(ix[k] for k in place), recipe)
 
 
@@ -80,52 +89,37 @@ def expand(x: Tensor, shape: Shape) -> Tensor:
         return tuple(0 if again else ix[lead + k] for k, again in enumerate(repeated))
 
     if x.pieces is not None:
-        dim = lead + x.pieces.dim
-        parts = tuple(
-            expand(piece, _resized(shape, dim, piece.shape[dim - lead]))
-            for piece in x.pieces.tensors
+        dim = x.pieces.dim
+        return _apart(
+            x,
+            shape,
+            lead + dim,
+            lambda piece: expand(piece, resized(shape, lead + dim, piece.shape[dim])),
         )
-        return x.lowering.beside(shape, x.dtype, Pieces(dim, x.pieces.starts, parts))
     return x.lowering.view(x, shape, index_map, recipe)
-
-
-def _resized(shape: Shape, dim: int, size: Size) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def narrow(x: Tensor, dim: int, start: Size, length: Size, step: Size = 1) -> Tensor:
     """Elements start, start + step, ... of one dimension."""
     if known_eq(length, x.shape[dim]) and start == 0:
         return x
-    shape = _resized(x.shape, dim, length)
+    shape = resized(x.shape, dim, length)
 
     def recipe(s: Strided) -> Strided:
-        steps = (*s.strides[:dim], s.strides[dim] * step, *s.strides[dim + 1 :])
+        steps = resized(s.strides, dim, s.strides[dim] * step)
         return Strided(s.buffer, steps, s.offset + start * s.strides[dim])
 
-    def index_map(ix: Index) -> Index:
-        return (*ix[:dim], start + ix[dim] * step, *ix[dim + 1 :])
-
-    if x.pieces is not None and x.storage is None:
-        inside = _narrow_pieces(x, x.pieces, dim, start, length, step)
-        if inside is not None:
-            return inside
-    return x.lowering.view(x, shape, index_map, recipe)
-
-
-def _narrow_pieces(
-    x: Tensor, pieces: Pieces, dim: int, start: Size, length: Size, step: Size
-) -> Tensor | None:
-    if dim != pieces.dim:
-        parts = tuple(narrow(piece, dim, start, length, step) for piece in pieces.tensors)
-        shape = _resized(x.shape, dim, length)
-        return x.lowering.beside(shape, x.dtype, Pieces(pieces.dim, pieces.starts, parts))
-    if step != 1:
-        return None
-    for begin, piece in zip(pieces.starts, pieces.tensors, strict=True):
-        if known_ge(start, begin) and known_ge(begin + piece.shape[dim], start + length):
-            return narrow(piece, dim, start - begin, length)
-    return None
+    pieces = x.pieces
+    if pieces is not None and x.storage is None:
+        if dim != pieces.dim:
+            return _apart(x, shape, pieces.dim, lambda t: narrow(t, dim, start, length, step))
+        for begin, piece in zip(pieces.starts, pieces.tensors, strict=True):
+            is_inside = known_ge(start, begin) and known_ge(
+                begin + piece.shape[dim], start + length
+            )
+            if step == 1 and is_inside:
+                return narrow(piece, dim, start - begin, length)
+    return x.lowering.view(x, shape, lambda ix: resized(ix, dim, start + ix[dim] * step), recipe)
 
 
 def select(x: Tensor, dim: int, index: Size) -> Tensor:
@@ -148,10 +142,7 @@ def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
         return tuple(0 if k in gone else next(rest) for k in range(len(gone) + len(ix)))
 
     if x.pieces is not None and x.pieces.dim not in gone:
-        parts = tuple(squeeze(piece, dims) for piece in x.pieces.tensors)
-        return x.lowering.beside(
-            shape, x.dtype, Pieces(kept.index(x.pieces.dim), x.pieces.starts, parts)
-        )
+        return _apart(x, shape, kept.index(x.pieces.dim), lambda piece: squeeze(piece, dims))
     return x.lowering.view(x, shape, index_map, recipe)
 
 
@@ -164,8 +155,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
     if x.pieces is not None:
         place = x.pieces.dim + (dim <= x.pieces.dim)
-        parts = tuple(unsqueeze(piece, dim) for piece in x.pieces.tensors)
-        return x.lowering.beside(shape, x.dtype, Pieces(place, x.pieces.starts, parts))
+        return _apart(x, shape, place, lambda piece: unsqueeze(piece, dim))
     return x.lowering.view(x, shape, lambda ix: (*ix[:dim], *ix[dim + 1 :]), recipe)
 
 
@@ -310,7 +300,7 @@ def _reshape_pieces(
             if not all(divides(inner, n) for n in (*sizes, *pieces.starts)):
                 return None
             parts = tuple(
-                reshape(piece, _resized(shape, b[0], floordiv(n, inner)))
+                reshape(piece, resized(shape, b[0], floordiv(n, inner)))
                 for piece, n in zip(pieces.tensors, sizes, strict=True)
             )
             starts = tuple(floordiv(n, inner) for n in pieces.starts)
@@ -318,236 +308,147 @@ def _reshape_pieces(
     return None
 
 
-# ------------------------------------------------------------------------------ casting
-
-
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype is dtype:
         return x
     if x.pieces is not None and x.storage is None:
-        parts = tuple(converted(piece, dtype) for piece in x.pieces.tensors)
-        return x.lowering.beside(x.shape, dtype, Pieces(x.pieces.dim, x.pieces.starts, parts))
+        return _apart(x, x.shape, x.pieces.dim, lambda piece: converted(piece, dtype))
     return x.lowering.computed(x.shape, dtype, lambda ix: cast(x.at(ix), dtype), (x,), x.strides)
 
 
-# ---------------------------------------------------------------------------- view
+# ---------------------------------------------------------------------------- aten
 
 
-aten = torch.ops.aten
+lowers(*named("permute"))(lambda call, x, dims: permute(x, dims))
+lowers(*named("t numpy_T"))(lambda call, x: permute(x, range(len(x.shape))[::-1]))
+lowers(*named("expand broadcast_to expand_as expand_copy"))(
+    lambda call, x: expand(x, call.meta.shape)
+)
+lowers(
+    *named("view _unsafe_view reshape _reshape_alias view_as ravel view_copy"),
+    *named("flatten", "using_ints"),
+    *named("unflatten", "int"),
+)(lambda call, x: reshape(x, call.meta.shape))
+lowers(*named("unsqueeze"))(lambda call, x, dim: unsqueeze(x, dim % (len(x.shape) + 1)))
+lowers(*named("flip"))(lambda call, x, dims: flip(x, dims))
+lowers(*named("diagonal"))(
+    lambda call, x, offset, dim1, dim2: diagonal(x, call.meta.shape, offset, dim1, dim2)
+)
+lowers(
+    *named("alias detach clone contiguous lift_fresh lift_fresh_copy lift positive"),
+    *named("resolve_conj resolve_neg _conj conj real"),
+)(lambda call, x: x)
+lowers(*named("_to_copy"), *named("to", "dtype", "dtype_layout", "device", "other"))(
+    lambda call, x: converted(x, call.meta.dtype)
+)
+lowers(*named("copy"))(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
 
-# ------------------------------------------------------------------------------ aten
 
-
-@lowers(aten.permute.default)
-def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return permute(x, dims)
-
-
-@lowers(aten.transpose.int)
+@lowers(*named("transpose", "int"))
 def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
-    if not x.shape:
-        return x
     dims = list(range(len(x.shape)))
-    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    if dims:
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(x, dims)
 
 
-@lowers(aten.t.default, aten.numpy_T.default)
-def _t(call: Call, x: Tensor) -> Tensor:
-    return permute(x, range(len(x.shape))[::-1])
-
-
-@lowers(aten.movedim.int)
+@lowers(*named("movedim", "int"))
 def _movedim(call: Call, x: Tensor, source: int, destination: int) -> Tensor:
     dims = list(range(len(x.shape)))
     dims.insert(destination % len(dims), dims.pop(source))
     return permute(x, dims)
 
 
-@lowers(*named("expand broadcast_to expand_as expand_copy"))
-def _expand(call: Call, x: Tensor, *_: object, implicit: bool = False) -> Tensor:
-    return expand(x, call.meta.shape)
-
-
-@lowers(
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten._reshape_alias.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.view_as.default,
-    aten.ravel.default,
-    aten.view_copy.default,
-)
-def _reshape(call: Call, x: Tensor, *_: object) -> Tensor:
-    return reshape(x, call.meta.shape)
-
-
-@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@lowers(*named("squeeze", "default", "dim", "dims"))
 def _squeeze(call: Call, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     rank = len(x.shape)
-    if dim is None:
-        dims = range(rank)
-    else:
-        dims = [d % max(rank, 1) for d in ([dim] if isinstance(dim, int) else dim)]  # type: ignore[assignment]
+    given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = [d % max(rank, 1) for d in given]
     return squeeze(x, [d for d in dims if d < rank and x.shape[d] == 1])
 
 
-@lowers(aten.unsqueeze.default)
-def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
-    return unsqueeze(x, dim % (len(x.shape) + 1))
-
-
-@lowers(aten.select.int)
+@lowers(*named("select", "int"))
 def _select(call: Call, x: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
-    return select(x, dim, index)
+    return select(x, dim, wrapped(index, x.shape[dim]))
 
 
-@lowers(aten.slice.Tensor)
-def _slice(
-    call: Call,
-    x: Tensor,
-    dim: int = 0,
-    start: Size | None = None,
-    end: Size | None = None,
-    step: Size = 1,
-) -> Tensor:
+def wrapped(index: Size, size: Size) -> Size:
+    """An index, which may be counted from the end."""
+    return size + index if isinstance(index, int) and index < 0 else index
+
+
+@lowers(*named("slice", "Tensor"))
+def _slice(call: Call, x: Tensor, dim: int, start: Size | None, end: object, step: Size) -> Tensor:
     dim %= len(x.shape)
     return narrow(x, dim, slice_start(start, x.shape[dim]), call.meta.shape[dim], step)
 
 
-@lowers(aten.narrow.default)
+@lowers(*named("narrow"))
 def _narrow(call: Call, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
     dim %= len(x.shape)
     return narrow(x, dim, slice_start(start, x.shape[dim]), length)
 
 
-@lowers(aten.flip.default)
-def _flip(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return flip(x, dims)
-
-
-@lowers(aten.diagonal.default)
-def _diagonal(call: Call, x: Tensor, offset: Size = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    return diagonal(x, call.meta.shape, offset, dim1, dim2)
-
-
-@lowers(aten.unfold.default)
+@lowers(*named("unfold"))
 def _unfold(call: Call, x: Tensor, dimension: int, size: Size, step: Size) -> Tensor:
     if not x.shape:
         return expand(unsqueeze(x, 0), call.meta.shape)
     dim = dimension % len(x.shape)
 
     def recipe(s: Strided) -> Strided:
-        steps = (*s.strides[:dim], s.strides[dim] * step, *s.strides[dim + 1 :], s.strides[dim])
+        steps = (*resized(s.strides, dim, s.strides[dim] * step), s.strides[dim])
         return Strided(s.buffer, steps, s.offset)
 
     def index_map(ix: Index) -> Index:
-        return (*ix[:dim], ix[dim] * step + ix[-1], *ix[dim + 1 : -1])
+        return resized(ix, dim, ix[dim] * step + ix[-1])[:-1]
 
     return call.lowering.view(x, call.meta.shape, index_map, recipe)
 
 
-@lowers(aten.as_strided.default)
+@lowers(*named("as_strided"))
 def _as_strided(
-    call: Call,
-    x: Tensor,
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    storage_offset: Size | None = None,
+    call: Call, x: Tensor, size: object, stride: Sequence[Size], storage_offset: Size | None
 ) -> Tensor:
     lowering = call.lowering
     strides, begin = call.layout_of(0)
     storage = lowering.realise(x, strides)
-    offset = storage.offset
     storage.buffer.bounded = storage.buffer.role not in ("input", "derived", "constant")
-    if storage_offset is not None:
-        # torch counts from the start of the storage, and x may begin later
-        offset = offset + storage_offset - begin
-    return lowering.stored(Strided(storage.buffer, tuple(stride), offset), call.meta.shape)
-
-
-# ------------------------------------------------------------------------------ several results
-
-
-def _cuts(x: Tensor, dim: int, sizes: Sequence[Size]) -> tuple[Tensor, ...]:
-    parts = []
-    start: Size = 0
-    for size in sizes:
-        parts.append(narrow(x, dim, start, size))
-        start = start + size
-    return tuple(parts)
+    # torch counts from the start of the storage, and x may begin later
+    further = 0 if storage_offset is None else storage_offset - begin
+    place = Strided(storage.buffer, tuple(stride), storage.offset + further)
+    return lowering.stored(place, call.meta.shape)
 
 
 @lowers(
-    aten.split.Tensor,
-    aten.split.sizes,
-    aten.split_with_sizes.default,
-    aten.chunk.default,
-    aten.tensor_split.sections,
-    aten.tensor_split.indices,
-    aten.split_copy.Tensor,
-    aten.split_with_sizes_copy.default,
+    *named("split", "Tensor", "sizes"),
+    *named("split_with_sizes chunk split_with_sizes_copy"),
+    *named("tensor_split", "sections", "indices"),
+    *named("split_copy", "Tensor"),
 )
-def _split(call: Call, x: Tensor, sections: object, dim: int = 0) -> tuple[Tensor, ...]:
+def _split(call: Call, x: Tensor, sections: object, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
-    return _cuts(x, dim, [meta.shape[dim] for meta in call.metas])
+    parts = []
+    start: Size = 0
+    for meta in call.metas:
+        parts.append(narrow(x, dim, start, meta.shape[dim]))
+        start = start + meta.shape[dim]
+    return tuple(parts)
 
 
-@lowers(aten.unbind.int, aten.unbind_copy.int)
-def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+@lowers(*named("unbind unbind_copy", "int"))
+def _unbind(call: Call, x: Tensor, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(select(x, dim, k) for k in range(len(call.metas)))
 
 
-# ------------------------------------------------------------------------------ copies and casts
-
-
-@lowers(
-    aten.alias.default,
-    aten.detach.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    aten.lift.default,
-    aten.positive.default,
-    aten.resolve_conj.default,
-    aten.resolve_neg.default,
-    aten._conj.default,
-    aten.conj.default,
-    aten.real.default,
-)
-def _same(call: Call, x: Tensor, *_: object, memory_format: object = None) -> Tensor:
-    return x
-
-
-@lowers(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
-def _to_copy(call: Call, x: Tensor, *_: object, **options: object) -> Tensor:
-    return converted(x, call.meta.dtype)
-
-
-@lowers(aten.copy.default)
-def _copy(call: Call, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    return expand(converted(src, x.dtype), x.shape)
-
-
-@lowers(aten.repeat.default)
+@lowers(*named("repeat"))
 def _repeat(call: Call, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     """Each dimension is broadcast to (times, size), then both become one."""
-    lead = len(repeats) - len(x.shape)
-    paired: list[Size] = []
-    spread: list[Size] = []
-    for k, times in enumerate(repeats):
-        size = 1 if k < lead else x.shape[k - lead]
-        paired += [1, size]
-        spread += [times, size]
-    wide = expand(reshape(x, tuple(paired)), tuple(spread))
-    return reshape(wide, call.meta.shape)
+    own = (1,) * (len(repeats) - len(x.shape)) + x.shape
+    paired = tuple(n for size in own for n in (1, size))
+    spread = tuple(n for times, size in zip(repeats, own, strict=True) for n in (times, size))
+    return reshape(expand(reshape(x, paired), spread), call.meta.shape)
 
 
 def _resizes(call: Call, x: Tensor, dtype: torch.dtype) -> str | None:
@@ -583,7 +484,7 @@ def masked(value: Value, mask: Value, other: Value) -> Value:
             return None
         buffer, index = inner.attr
         if inner.args:
-            return table.load(buffer, index, op("and", mask, inner.args[0]), inner.args[1])
+            return table.load(buffer, index, mask & inner.args[0], inner.args[1])
         return table.load(buffer, index, mask, table.const(0, inner.dtype))
 
     return where(mask, rewrite([value], None, guard)[0], other)
@@ -591,13 +492,12 @@ def masked(value: Value, mask: Value, other: Value) -> Value:
 
 def inside(lowering: Lowering, i: Size, size: Size, mask: Value | None = None) -> Value | None:
     """`mask` and 0 <= i < size; None where that is known."""
-    values = lowering.values
+    index = lowering.values.index
     if not known_ge(i, 0):
-        test = op("ge", values.index(i), values.const(0, torch.int64))
-        mask = test if mask is None else op("and", mask, test)
+        mask = index(i) >= 0 if mask is None else mask & (index(i) >= 0)
     if not known_lt(i, size):
-        test = op("lt", values.index(i), values.index(size))
-        mask = test if mask is None else op("and", mask, test)
+        test = index(i) < index(size)
+        mask = test if mask is None else mask & test
     return mask
 
 
@@ -682,7 +582,7 @@ def growing(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[Growth, fx.Node]]:
 
 def _is_plain_cat(node: fx.Node) -> bool:
     """A cat of two or more tensors of one dtype that are not empty."""
-    if node.target is not aten.cat.default:
+    if node.target is not torch.ops.aten.cat.default:
         return False
     parts = node.args[0]
     if not isinstance(parts, (list, tuple)) or len(parts) < 2:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusee.loops.ir import Loop, show_step
+from fusee.loops.ir import Loop
+from fusee.loops.show import show_step
 from tests.loops.lower.against_eager import check
 
 
