@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -265,14 +266,11 @@ def operands(op: Any, dtype: torch.dtype) -> list[Args]:
     kinds = [str(x.type) for x in op._schema.arguments if not x.kwarg_only]
     layouts = images(2, 4, 6, 6, dtype=dtype)
     number = 0.5 if dtype.is_floating_point else 1
-    found = [[layouts, layouts[::-1], [layouts[0][0, :, :1], *layouts]][k % 3] for k in range(9)]
-    return [
-        tuple(
-            row[(k // 3 + i) % len(row)] if kind == "Tensor" else number
-            for i, kind in enumerate(kinds)
-        )
-        for k, row in enumerate(found)
-    ]
+    found = []
+    for row in (*([x] for x in layouts), layouts, layouts[::-1], [layouts[0][0], layouts[0]]):
+        tensors = itertools.cycle(row)
+        found.append(tuple(next(tensors) if kind == "Tensor" else number for kind in kinds))
+    return found
 
 
 PROMOTED = [
