@@ -7,6 +7,7 @@ Each rule does what torch's composite kernel does on the CPU, in fewer steps.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
-from fusee.fake.rules import LAYERS
+from fusee.fake.rules import LAYERS, overloads
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
@@ -46,6 +47,14 @@ def _rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
+    """All arguments in the order of the schema, defaults filled in."""
+    found = list(args)
+    for argument in op._schema.arguments[len(args) :]:
+        found.append(kwargs.get(argument.name, argument.default_value))
+    return found
 
 
 # ------------------------------------------------------------------------------ aliases
@@ -76,24 +85,16 @@ def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any
     return t.call(aten.full.default, [], args[0], **kwargs)
 
 
+# What asks a tensor with symbolic sizes for its geometry.
 _QUERIES = (
     "size.default sym_size.default sym_size.int stride.default sym_stride.default sym_stride.int"
     " storage_offset.default sym_storage_offset.default numel.default sym_numel.default"
     " dim.default is_contiguous.default is_contiguous.memory_format is_strides_like_format.default"
     " sym_is_contiguous.default is_non_overlapping_and_dense.default"
-).split()
+)
 
 
-def _queries() -> list[OpOverload]:
-    """Operators that ask a tensor with symbolic sizes for its geometry."""
-    found = [torch.ops.prim.device.default, torch.ops.prim.layout.default]
-    for name in _QUERIES:
-        packet, _, overload = name.partition(".")
-        found.append(getattr(getattr(aten, packet), overload))
-    return found
-
-
-@_rule(*_queries())
+@_rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
 def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return op(t.value(args[0]).tensor, *args[1:], **kwargs)
 
@@ -114,13 +115,12 @@ def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     shape = _whole(x, args[1])
     if op is aten.reshape.default and same_ints(shape, x.shape):
         return t.same(x)
-    if op is not aten.reshape.default or not _can_view(x, shape):
+    is_copied = op is not aten.reshape.default or not (
+        is_row_major(x) or storage_id(aten.reshape.default(x, shape)) == storage_id(x)
+    )
+    if is_copied:
         x = t.call(aten.clone.default, x, memory_format=torch.contiguous_format)
     return t.view(aten.view.default, x, shape)
-
-
-def _can_view(x: torch.Tensor, shape: list[Any]) -> bool:
-    return is_row_major(x) or storage_id(aten.reshape.default(x, shape)) == storage_id(x)
 
 
 def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
@@ -128,7 +128,7 @@ def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
 
     Sizes on both sides cancel before anything is divided: symbolic products stay small.
     """
-    numbers = _ints(shape)
+    numbers = [n for n in shape if type(n) is int]
     if -1 not in numbers:
         return list(shape)
     if 0 in numbers:
@@ -141,7 +141,7 @@ def _whole(x: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
             del left[twin]
         elif not _is_open(n):
             rest.append(n)
-    size = _product(left) // _product(rest) if rest else _product(left)
+    size = math.prod(left) // math.prod(rest) if rest else math.prod(left)
     return [size if _is_open(n) else n for n in shape]
 
 
@@ -155,11 +155,10 @@ def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     rank = x.dim()
     if rank == 0:
         return t.call(aten.reshape.default, x, [1])
-    given: Args = (*args[1:], *(0, -1)[len(args) - 1 :])
-    first, last = given[0] % rank, given[1] % rank
+    first, last = (axis % rank for axis in bound(op, args, kwargs)[1:])
     if first >= last:
         return args[0]
-    merged = _product(x.shape[first : last + 1])
+    merged = math.prod(x.shape[first : last + 1])
     return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
 
 
@@ -212,8 +211,7 @@ def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_rule(aten.slice.Tensor)
 def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
-    given: Args = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
-    axis, start, end, step = given
+    _, axis, start, end, step = bound(op, args, kwargs)
     axis %= x.dim()
     n = x.shape[axis]
     start, end = _bound(start, n, 0), _bound(end, n, n)
@@ -246,7 +244,7 @@ def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_rule(aten.unbind.int)
 def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
-    axis = (args[1] if len(args) > 1 else 0) % x.dim()
+    axis = bound(op, args, kwargs)[1] % x.dim()
     count = operator.index(x.shape[axis])
     return [t.view(aten.select.int, x, axis, i) for i in range(count)]
 
@@ -255,7 +253,7 @@ def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch
 @_rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
-    axis = (args[2] if len(args) > 2 else 0) % x.dim()
+    axis = bound(op, args, kwargs)[2] % x.dim()
     parts = []
     start: Any = 0
     for part in op(x, *args[1:]):
@@ -281,23 +279,23 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # The offset counts from the start of the storage, so only the base gives the right elements.
     x = t.value(args[0])
     base = x.store.base
-    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    _, size, stride, offset = bound(op, args, kwargs)
     if offset is None:
         offset = x.tensor.storage_offset()
     elif x.store.origin is not None:
         t.b.from_start.add(x.store.origin)
-    _within(t, base.tensor, x.tensor.dtype, args[1], args[2], offset)
-    return t.view(op, base.tensor, list(args[1]), list(args[2]), offset)
+    _within(t, base.tensor, x.tensor.dtype, size, stride, offset)
+    return t.view(op, base.tensor, list(size), list(stride), offset)
 
 
 @_rule(aten.as_strided_scatter.default)
 def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     value = t.value(args[0])
     x = value.tensor
-    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    _, _, size, stride, offset = bound(op, args, kwargs)
     if offset is not None and value.store.origin is not None:
         t.b.from_start.add(value.store.origin)
-    _within(t, x, x.dtype, args[2], args[3], 0 if offset is None else offset)
+    _within(t, x, x.dtype, size, stride, 0 if offset is None else offset)
     return t.record(op, args, kwargs)
 
 
@@ -403,7 +401,7 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @_rule(aten.one_hot.default)
 def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, classes = t.value(args[0]).tensor, args[1] if len(args) > 1 else -1
+    x, classes = t.value(args[0]).tensor, bound(op, args, kwargs)[1]
     if type(classes) is int and classes < 1:
         raise t.b.unsupported("how many classes one_hot() sees only the values tell")
     shape = [*x.shape, classes]
@@ -427,28 +425,10 @@ def _is_there(asked: torch.device, present: torch.device) -> bool:
     return asked.type == present.type and asked.index in (None, present.index)
 
 
-def _ints(sizes: Sequence[Any]) -> list[int]:
-    return [n for n in sizes if type(n) is int]
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    total: Any = 1
-    for n in sizes:
-        total = total * n
-    return total
-
-
 # ---------------------------------------------------------------------------- canonical
 
 
 CANONICAL: dict[OpOverload, Rule] = {}
-
-_ROWS = {aten.conv1d.default: 1, aten.conv2d.default: 2, aten.conv3d.default: 3}
-_TRANSPOSED = {
-    aten.conv_transpose1d.default: 1,
-    aten.conv_transpose2d.input: 2,
-    aten.conv_transpose3d.input: 3,
-}
 
 
 def _canonical(*ops: OpOverload) -> Callable[[Rule], Rule]:
@@ -459,68 +439,29 @@ def _canonical(*ops: OpOverload) -> Callable[[Rule], Rule]:
     return register
 
 
-def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
-    """All arguments in the order of the schema, defaults filled in."""
-    arguments = op._schema.arguments
-    found = list(args)
-    for argument in arguments[len(args) :]:
-        found.append(kwargs.get(argument.name, argument.default_value))
-    return found
-
-
 # ------------------------------------------------------------------------------ convolution
 
 
-@_canonical(*_ROWS)
+@_canonical(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+@_canonical(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
+@_canonical(aten.conv_transpose3d.input)
 def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, stride, padding, dilation, groups = bound(op, args, kwargs)
-    rank = _ROWS[op]
+    x, weight, bias, stride, padding, *rest = bound(op, args, kwargs)
     if x.dtype.is_complex:  # four convolutions, or three
         return t.composite(op, args, kwargs)
+    rank = weight.dim() - 2
+    transposed = len(rest) == 3
+    extra, groups, dilation = rest if transposed else ([0], *rest[::-1])
     batched = x.dim() == rank + 2
     if not batched:
         x = t.call(aten.unsqueeze.default, x, 0)
-    out = t.call(
-        aten.convolution.default,
-        x,
-        weight,
-        bias,
-        _each(stride, rank),
-        _each(padding, rank),
-        _each(dilation, rank),
-        False,
-        [0] * rank,
-        groups,
+    stride, padding, dilation, extra = (
+        list(row) * rank if len(row) == 1 else list(row)
+        for row in (stride, padding, dilation, extra)
     )
+    options = (stride, padding, dilation, transposed, extra, groups)
+    out = t.call(aten.convolution.default, x, weight, bias, *options)
     return out if batched else t.call(aten.squeeze.dim, out, 0)
-
-
-@_canonical(*_TRANSPOSED)
-def _conv_transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, stride, padding, extra, groups, dilation = bound(op, args, kwargs)
-    rank = _TRANSPOSED[op]
-    if x.dtype.is_complex:
-        return t.composite(op, args, kwargs)
-    batched = x.dim() == rank + 2
-    if not batched:
-        x = t.call(aten.unsqueeze.default, x, 0)
-    out = t.call(
-        aten.convolution.default,
-        x,
-        weight,
-        bias,
-        _each(stride, rank),
-        _each(padding, rank),
-        _each(dilation, rank),
-        True,
-        _each(extra, rank),
-        groups,
-    )
-    return out if batched else t.call(aten.squeeze.dim, out, 0)
-
-
-def _each(given: Sequence[int], rank: int) -> list[int]:
-    return list(given) * rank if len(given) == 1 else list(given)
 
 
 # ------------------------------------------------------------------------------ norms
@@ -537,44 +478,14 @@ def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, groups, weight, bias, eps, _ = bound(op, args, kwargs)
     meta = t.value(x).tensor
     x = t.call(aten.contiguous.default, x, memory_format=suggested_layout(meta))
-    n, channels = meta.shape[0], meta.shape[1]
-    pixels: Any = 1
-    for size in meta.shape[2:]:
-        pixels = pixels * size
-    found = t.call(
-        aten.native_group_norm.default, x, weight, bias, n, channels, pixels, groups, eps
-    )
-    return found[0]
+    sizes = (*meta.shape[:2], math.prod(meta.shape[2:]))
+    return t.call(aten.native_group_norm.default, x, weight, bias, *sizes, groups, eps)[0]
 
 
 @_canonical(aten.batch_norm.default)
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, mean, var, training, momentum, eps, _ = bound(op, args, kwargs)
-    return batch_norm(t, x, weight, bias, mean, var, training, momentum, eps)[0]
-
-
-def batch_norm(
-    t: Tracer,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """Batch normalisation, with the running statistics written when training."""
-    if mean is None or var is None:
-        op = aten._native_batch_norm_legit.no_stats
-        found = t.call(op, x, weight, bias, True, momentum, eps)
-    elif not training:
-        op = aten._native_batch_norm_legit_no_training.default
-        found = t.call(op, x, weight, bias, mean, var, momentum, eps)
-    else:
-        op = aten._native_batch_norm_legit.default
-        found = t.call(op, x, weight, bias, mean, var, True, momentum, eps)
-    return tuple(found)
+    *given, _ = bound(op, args, kwargs)
+    return t.call(aten.native_batch_norm.default, *given)[0]
 
 
 # ------------------------------------------------------------------------------ softmax

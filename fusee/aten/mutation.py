@@ -10,6 +10,7 @@ written to the tensors by Builder.write.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fusee.aten.canonicalize import batch_norm, bound, convert
+from fusee.aten.canonicalize import bound, convert
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
-from fusee.fake.layouts import is_row_major
+from fusee.fake.layouts import is_dense, is_row_major
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
@@ -99,7 +100,7 @@ def _is_static(x: torch.Tensor) -> bool:
 
 def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two dense tensors of one storage have some memory in common, but not all."""
-    if not (a.numel() and b.numel() and _is_dense(a) and _is_dense(b)):
+    if not (a.numel() and b.numel() and is_dense(a) and is_dense(b)):
         return False
     (start, end), (first, last) = _range(a), _range(b)
     if (start, end) == (first, last):
@@ -110,16 +111,6 @@ def _is_partial(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _range(x: torch.Tensor) -> tuple[int, int]:
     start = int(x.storage_offset()) * x.element_size()
     return start, start + int(x.numel()) * x.element_size()
-
-
-def _is_dense(x: torch.Tensor) -> bool:
-    expected = 1
-    for step, n in sorted(zip(x.stride(), x.shape)):
-        if n != 1:
-            if step != expected:
-                return False
-            expected *= n
-    return True
 
 
 # ---------------------------------------------------------------------------- mutate
@@ -335,22 +326,21 @@ def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@_writes(aten._native_batch_norm_legit.default)
+# native_batch_norm's schema does not say that it writes the running statistics
+@_writes(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, weight, bias, mean, var, training, momentum, eps = args
+    x, weight, bias, mean, var, training, *rest = bound(op, args, kwargs)
+    if mean is None or var is None:
+        op = aten._native_batch_norm_legit.no_stats
+        return t.call(op, x, weight, bias, True, *rest)
     if not training:
         op = aten._native_batch_norm_legit_no_training.default
-        return t.call(op, x, weight, bias, mean, var, momentum, eps)
-    found = t.call(aten._native_batch_norm_legit_functional.default, *args)
+        return t.call(op, x, weight, bias, mean, var, *rest)
+    op = aten._native_batch_norm_legit_functional.default
+    found = t.call(op, x, weight, bias, mean, var, training, *rest)
     store(t, mean, found[3])
     store(t, var, found[4])
-    return found[:3]
-
-
-@_writes(aten.native_batch_norm.default)
-def _native_batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    # its schema does not say that it writes the running statistics
-    return batch_norm(t, *bound(op, args, kwargs))
+    return tuple(found[:3])
 
 
 # ------------------------------------------------------------------------------ geometry
@@ -391,9 +381,7 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return target
     value = _own(t, op, target)
     x = value.tensor
-    count = 1
-    for n in shape:
-        count = count * n
+    count = math.prod(shape)
     if count > x.numel() or not x.is_contiguous() or kwargs:
         if x.numel() != 0:
             raise t.b.unsupported("resize_ to more elements than the tensor has")
