@@ -516,6 +516,13 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
 
+    def has_gradients(self, fake: torch.Tensor) -> bool:
+        """Whether a tensor with this memory requires grad."""
+        with torch._C.DisableTorchFunction():
+            storage = fake.untyped_storage()._cdata
+            known = (x for x in self._keep if isinstance(x, torch.Tensor) and x.requires_grad)
+            return any(x.untyped_storage()._cdata == storage for x in known)
+
     def offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with torch._C.DisableTorchFunction():

@@ -200,6 +200,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             return _array(m, name, [], shadow, literal)
     is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
     to = _loop_dtype(function, shadow)
+    before = _versions(operands)
     try:
         with m.world.mode, by_torch():
             others = [_other(x, to) for x in given]
@@ -210,7 +211,17 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     except Exception as error:  # noqa: BLE001  # whatever it does not take
         what = (str(error).splitlines() or [""])[0]
         raise GraphBreak(f"torch._numpy cannot run this {name}: {what}") from None
+    written = [
+        x for x, *versions in zip(operands, before, _versions(operands)) if len({*versions}) > 1
+    ]
+    if any(m.world.recorder.has_gradients(x.tensor) for x in written):
+        raise GraphBreak(f"{name} writes to memory of a tensor with gradients, unknown to autograd")
     return _joined(m, name, operands, shadow, found)
+
+
+def _versions(operands: list[Array]) -> list[int]:
+    with torch._C.DisableTorchFunction():
+        return [x.tensor._version for x in operands]
 
 
 def _loop_dtype(function: Any, shadow: Any) -> torch.dtype | None:
