@@ -399,6 +399,15 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ indexing
 
 
+@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, groups = bound(op, args, kwargs)
+    count, channels, *rest = x.shape
+    parts = t.call(aten.reshape.default, x, [count, groups, channels // groups, *rest])
+    mixed = t.call(aten.reshape.default, t.call(aten.transpose.int, parts, 1, 2), [*x.shape])
+    return t.call(aten.contiguous.default, mixed, memory_format=suggested_layout(x))
+
+
 @_rule(aten.one_hot.default)
 def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, classes = t.value(args[0]).tensor, bound(op, args, kwargs)[1]

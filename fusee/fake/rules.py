@@ -8,6 +8,7 @@ tens of them for SymInts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -511,7 +512,22 @@ def _convolution(
         layout = suggested_layout(weight.unsqueeze(2))
         image = laid_out((*size[:2], 1, size[2]), x.dtype, layout)
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
+    if transposed and x.dim() == 5 and not _is_onednns(x, weight, groups):
+        return rows(size, x.dtype)
     return laid_out(size, x.dtype, _convolution_layout(x, weight))
+
+
+def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
+    """Whether a convolution is not one of the few that ATen computes itself on a CPU.
+
+    source   aten/src/ATen/native/Convolution.cpp, ConvParams::use_mkldnn
+    """
+    if x.dtype is not torch.float32:
+        return x.dtype in (torch.bfloat16, torch.float16)
+    if not known((*x.shape, *weight.shape)):
+        raise Unsure
+    is_large = min(weight.shape[-2:]) > 3 or math.prod(x.shape[:4]) > 20480
+    return groups > 1 or is_large or x.shape[0] > 1
 
 
 def _convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
@@ -707,6 +723,58 @@ def _recurrent(x: Tensor, states: Any, *options: Any) -> Found:
 def _onednn_layer(x: Tensor, *rest: Any) -> Found:
     states = [rows(s.shape, s.dtype) for s in rest[4:6]]
     return rows((*x.shape[:2], rest[9]), x.dtype), *states, rows((0,), torch.uint8)
+
+
+# ---------------------------------------------------------------------------- other orders
+# Layouts that kernels of a CPU give and torch's metas do not.
+
+
+def _iterated(op: Op) -> Rule:
+    """TensorIterator asks the first operand first, torch's formulas of these the second."""
+
+    def rule(a: Any, b: Any, *rest: Any, **named: Any) -> Found:
+        made = op(a, b, *rest, **named)
+        are_tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+        if not are_tensors or not known((*a.shape, *b.shape)):
+            return made
+        return Spec(made.shape, aten.add.Tensor(a, b).stride(), made.dtype)
+
+    return rule
+
+
+for _op in overloads(
+    "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
+    " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
+):
+    RULES[_op] = _iterated(_op)
+
+
+@_rule(aten.log_sigmoid.default)
+def _log_sigmoid_whole(x: Tensor) -> Found:
+    return rows(x.shape, x.dtype)
+
+
+@_rule(aten.rrelu_with_noise.default)
+def _rrelu(x: Tensor, noise: Tensor, *_: Any) -> Found:
+    return rows(x.shape, x.dtype)
+
+
+@_rule(aten.nll_loss2d_forward.default)
+def _nll_loss2d(x: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Found:
+    return rows(() if reduction else target.shape, x.dtype), rows((), x.dtype)
+
+
+@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def _channel_shuffle(x: Tensor, groups: int) -> Found:
+    made = aten.channel_shuffle.default(x, groups)
+    return laid_out(made.shape, made.dtype, suggested_layout(x))
+
+
+@_rule(aten.binary_cross_entropy.default)
+def _binary_cross_entropy(
+    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
+) -> Found:
+    return rows((), x.dtype) if reduction else like(x, x.dtype)
 
 
 # ---------------------------------------------------------------------------- views

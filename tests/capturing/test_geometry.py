@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusee
@@ -303,3 +304,57 @@ def test_what_a_tensor_is_a_part_of(read: Program) -> None:
     base = torch.arange(8.0)
     base.add_(1)
     assert Traced(program)(base[::2], base)[1] == read(base[::2], base)
+
+
+# ---------------------------------------------------------------------------- layouts
+# Results as a CPU's kernels lay them out, which torch's own metas do not say.
+
+_A = torch.rand(4, 5, 6)
+_TURNED = torch.rand(6, 5, 4).permute(2, 1, 0)
+_IMAGES = torch.rand(2, 8, 5, 5).contiguous(memory_format=torch.channels_last)
+_VOLUMES = [
+    torch.rand(count, 3, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d)
+    for count in (1, 2)
+]
+_LABELS = torch.zeros(2, 5, 5, dtype=torch.long)
+_ORDERS = [(_A, _TURNED), (_TURNED, _A), (_A[:, :1], _TURNED), (_TURNED[:, :1], _A)]
+
+
+def _in_two_orders(function: Any) -> list[Any]:
+    return [(function, args) for args in _ORDERS]
+
+
+@pytest.mark.parametrize(("function", "args"), [
+    *_in_two_orders(torch.copysign), *_in_two_orders(torch.logical_and),
+    *_in_two_orders(torch.logical_or), *_in_two_orders(torch.logical_xor),
+    *_in_two_orders(torch.xlogy), *_in_two_orders(torch.special.xlog1py),
+    *_in_two_orders(torch.floor_divide), *_in_two_orders(torch.logaddexp),
+    *_in_two_orders(torch.heaviside), *_in_two_orders(torch.logaddexp2),
+    *_in_two_orders(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    (lambda a, b: F.binary_cross_entropy(a, b, reduction="none"), _ORDERS[0]),
+    (lambda a, b: F.binary_cross_entropy(a, b, reduction="none"), _ORDERS[1]),
+    (lambda x: F.channel_shuffle(x, 4), (_IMAGES,)),
+    (lambda x: F.channel_shuffle(x, 2) + 1, (_A[None].expand(2, 4, 5, 6),)),
+    (F.rrelu, (_IMAGES - 0.5,)),
+    (lambda x: F.rrelu(x, training=True) * 2, (_TURNED - 0.5,)),
+    (F.logsigmoid, (_IMAGES,)), (F.logsigmoid, (_TURNED,)),
+    (lambda x, y: F.nll_loss(x, y, reduction="none"), (_IMAGES, _LABELS)),
+    (lambda x, y: F.nll_loss(x, y, reduction="none"), (_IMAGES, _LABELS.mT)),
+    *[
+        (lambda x, w: F.conv_transpose3d(x, w), (x, torch.ones(3, 2, k, k, k, dtype=x.dtype)))
+        for x in (*_VOLUMES, _VOLUMES[0].double())
+        for k in (2, 4)
+    ],
+])  # fmt: skip
+def test_layouts(function: Any, args: tuple[Tensor, ...]) -> None:
+    def told(*args: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        result = function(*args)
+        return result, result.stride()
+
+    for backend in ("eager", "fusee"):
+        torch.manual_seed(0)
+        want = told(*args)
+        torch.manual_seed(0)
+        got = fusee.compile(told, backend=backend)(*args)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[0].stride() == want[0].stride() == want[1] == got[1]
