@@ -515,6 +515,8 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
 
 def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """What type.__call__ does."""
+    if isinstance(getattr(cls, "__del__", None), types.FunctionType):
+        raise GraphBreak(f"a {cls.__qualname__} is made, whose end runs code of the program's")
     new = attributes.class_lookup(m, cls, "__new__")
     new = new.__func__ if isinstance(new, staticmethod) else new
     init = attributes.class_lookup(m, cls, "__init__")

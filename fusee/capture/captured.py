@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,14 @@ class Place:
     def variables(self) -> list[str]:
         """As `parameters`, by the names that generated code has for them."""
         return [variable(name) for name in self.parameters]
+
+
+def tells_of_its_end(x: Any) -> bool:
+    """Whether code of the program's may run when nobody has `x` any more."""
+    if type(x) is types.GeneratorType:
+        return x.gi_frame is not None and bool(x.gi_code.co_exceptiontable)
+    is_asked = hasattr(type(x), "__del__")
+    return is_asked or any(ref.__callback__ is not None for ref in weakref.getweakrefs(x))
 
 
 @dataclass

@@ -28,7 +28,7 @@ import torch
 from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
-from fusee.capture.captured import FEW, Captured, Index, Keeper, Place
+from fusee.capture.captured import FEW, Captured, Index, Keeper, Place, tells_of_its_end
 from fusee.capture.frame import UNBOUND, Frame, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import Fact, Guard, describe, is_one_more
@@ -479,10 +479,8 @@ class CompiledFunction:
     def _next(self, f: Frame, between: Between) -> tuple[Entry | None, dict[str, Any]]:
         """The entry that goes on from where a frame stands."""
         bound = [x for x in f.code.co_varnames if f.locals.get(x, UNBOUND) is not UNBOUND]
-        unread = overwritten(f.code, f.at)  # but a generator that is let go of may do something
-        names = tuple(
-            x for x in bound if x not in unread or type(f.locals[x]) is types.GeneratorType
-        )
+        unread = overwritten(f.code, f.at)
+        names = tuple(x for x in bound if x not in unread or tells_of_its_end(f.locals[x]))
         own = tuple(name for name in f.cells if name not in f.code.co_freevars)
         handled = between.handled is not None
         key = (f.at, len(f.stack), names, own, handled)

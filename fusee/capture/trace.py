@@ -20,7 +20,7 @@ from torch import fx
 from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
-from fusee.capture.captured import Captured, Place
+from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import (
     Failing,
@@ -328,10 +328,8 @@ class _Attempt:
             if is_alive and not rebuild.has(made) and not inner.closes_in_silence():
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
         for x in self.values.values() if self.place.at >= 0 else ():
-            is_open = type(x) is types.GeneratorType and x.gi_frame is not None
-            if is_open and x.gi_code.co_exceptiontable:
-                if not rebuild.has(x) and id(x) not in self.kept:
-                    raise Lost("a generator within try or with is let go of")
+            if tells_of_its_end(x) and not rebuild.has(x) and id(x) not in self.kept:
+                raise Lost("what is let go of tells the program so: it may do something then")
 
     def _guarded(
         self, graph: fx.GraphModule, inputs: list[str], source: Source

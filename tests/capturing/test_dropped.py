@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import fusee
 from tests.capturing.same import Traced, shape_of
 
 
@@ -384,3 +386,61 @@ def test_closed_when_dropped(program: Callable[..., Any]) -> None:
     breaks = program in (breaks_while_closing, drops_after_a_break)
     assert bool(traced.stops) == breaks and len(traced.graphs) <= 1 + breaks
     assert not any(stop.startswith("eager") for stop in traced.stops)
+
+
+# ---------------------------------------------------------------------------- ends that are told
+# What tells the program that nobody has it any more does so where eager does.
+
+
+class _Object:
+    pass
+
+
+class _Telling:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def __del__(self) -> None:
+        self.log.append("gone")
+
+
+def _callback(x: Any, log: list[str]) -> Any:
+    a = _Object()
+    ref = weakref.ref(a, lambda r: log.append("gone"))
+    y = x * 2
+    del a
+    return y + len(log), ref() is None
+
+
+def _finalized(x: Any, log: list[str]) -> Any:
+    a = _Object()
+    weakref.finalize(a, log.append, "gone")
+    y = x * 2
+    a = None
+    return y + len(log), a
+
+
+def _deleted(x: Any, log: list[str]) -> Any:
+    a = _Telling(log)
+    brk()
+    y = x * 2
+    del a
+    return y + len(log)
+
+
+def _overwritten(x: Any, log: list[str]) -> Any:
+    a = _Telling(log)
+    brk()
+    y = x * 2
+    a = y
+    return a + len(log)
+
+
+@pytest.mark.parametrize("fn", [_callback, _finalized, _deleted, _overwritten])
+def test_ends_that_are_told(fn: Any) -> None:
+    compiled = fusee.compile(fn, backend="eager")
+    for _ in range(2):
+        ours: list[str] = []
+        theirs: list[str] = []
+        x = torch.ones(2)
+        assert str((compiled(x, ours), ours)) == str((fn(x, theirs), theirs))
