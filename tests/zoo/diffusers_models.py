@@ -149,7 +149,7 @@ MODELS: dict[str, _Row] = {
                  "encoder_hidden_states": _noise(1, 8, 24)}),
     "LatteTransformer3DModel": _Row(
         dict(**_HEADS, in_channels=4, out_channels=8, sample_size=16, caption_channels=24,
-             cross_attention_dim=32, video_length=4),
+             cross_attention_dim=32, video_length=4, patch_size=2),
         lambda: {**_video(4, 24)(), "enable_temporal_attentions": True}),
     "WanTransformer3DModel": _Row(
         dict(**_HEADS, in_channels=4, out_channels=4, text_dim=24, freq_dim=16, ffn_dim=48,
@@ -176,7 +176,7 @@ MODELS: dict[str, _Row] = {
         lambda: {"hidden_states": _noise(1, 16, 16), "timestep": torch.tensor([0.5]),
                  "encoder_hidden_states": _noise(1, 8, 24),
                  "encoder_hidden_states_mask": torch.ones(1, 8, dtype=torch.int64),
-                 "img_shapes": [(1, 4, 4)], "txt_seq_lens": [8]}),
+                 "img_shapes": [(1, 4, 4)]}),
     "Lumina2Transformer2DModel": _Row(
         dict(sample_size=16, in_channels=4, hidden_size=32, num_layers=2, num_refiner_layers=1,
              num_attention_heads=2, num_kv_heads=1, cap_feat_dim=24, axes_dim_rope=(4, 6, 6),
@@ -219,7 +219,7 @@ MODELS: dict[str, _Row] = {
              latent_channels=8), lambda: {"sample": _noise(1, 3, 9, 32, 32)}),
     "AutoencoderOobleck": _Row(
         dict(encoder_hidden_size=8, downsampling_ratios=[2, 4], decoder_channels=8,
-             decoder_input_channels=8, channel_multiples=[1, 2], audio_channels=2),
+             decoder_input_channels=4, channel_multiples=[1, 2], audio_channels=2),
         lambda: {"sample": _noise(1, 2, 64)}),
     "StableCascadeUNet": _Row(
         dict(block_out_channels=(32, 64), conditioning_dim=32, num_attention_heads=(0, 2),

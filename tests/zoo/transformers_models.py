@@ -62,6 +62,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "informer": _SERIES,
+    "nemotron": {"num_key_value_heads": 2},
     "qwen2_vl": {"vision_config": {"embed_dim": 64}},
     "reformer": {"axial_pos_shape": [3, 4]},
     "table-transformer": _RESNET,
