@@ -749,13 +749,8 @@ for _op in overloads(
     RULES[_op] = _iterated(_op)
 
 
-@_rule(aten.log_sigmoid.default)
-def _log_sigmoid_whole(x: Tensor) -> Found:
-    return rows(x.shape, x.dtype)
-
-
-@_rule(aten.rrelu_with_noise.default)
-def _rrelu(x: Tensor, noise: Tensor, *_: Any) -> Found:
+@_rule(aten.log_sigmoid.default, aten.rrelu_with_noise.default)
+def _by_rows(x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
