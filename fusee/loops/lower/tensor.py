@@ -624,14 +624,25 @@ def calls(reason: str, *overloads: OpOverload) -> None:
 
 
 @functools.cache
-def _defaults(op: OpOverload) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of an op by name: those that may be given by position, then the others."""
-    by_place: dict[str, Any] = {}
-    by_name: dict[str, Any] = {}
-    for argument in op._schema.arguments:
-        default = argument.default_value if argument.has_default_value() else None
-        (by_name if argument.kwarg_only else by_place)[argument.name] = default
-    return by_place, by_name
+def _declared(
+    function: Handler, op: OpOverload
+) -> tuple[list[tuple[str, Any]], list[tuple[str, int, Any]]]:
+    """The arguments of an op that a function takes: (name, default) of those by position, and
+    (name, position, default) of those by name."""
+    arguments = op._schema.arguments
+    defaults = [x.default_value if x.has_default_value() else None for x in arguments]
+    names = [x.name for x in arguments]
+    count = sum(not x.kwarg_only for x in arguments)
+    code = function.__code__
+    last = count if code.co_flags & inspect.CO_VARARGS else min(count, code.co_argcount - 1)
+    by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        by_name = tuple(names[count:])
+    places = [names.index(name) for name in by_name if name in names]
+    return (
+        list(zip(names[:last], defaults)),
+        [(names[k], k if k < count else len(names), defaults[k]) for k in places],
+    )
 
 
 def bound(function: Handler, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -640,16 +651,14 @@ def bound(function: Handler, call: Call, args: Sequence[Any], kwargs: dict[str, 
     Its positional parameters are the first ones of the schema, whatever they are called; those
     behind `*` go by the schema's names.
     """
-    by_place, by_name = _defaults(call.op)
-    every = by_place | dict(zip(by_place, args)) | by_name | kwargs
-    code = function.__code__
-    given = [every[name] for name in by_place]
-    if not code.co_flags & inspect.CO_VARARGS:
-        del given[code.co_argcount - 1 :]
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        return function(call, *given, **{name: every[name] for name in by_name})
-    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    return function(call, *given, **{name: every[name] for name in names if name in every})
+    by_place, by_name = _declared(function, call.op)
+    given = list(args[: len(by_place)])
+    given += [kwargs.get(name, default) for name, default in by_place[len(given) :]]
+    named = {
+        name: args[place] if place < len(args) else kwargs.get(name, default)
+        for name, place, default in by_name
+    }
+    return function(call, *given, **named)
 
 
 def refusal(op: OpOverload, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
