@@ -726,7 +726,6 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 
 
 # ---------------------------------------------------------------------------- other orders
-# Layouts that kernels of a CPU give and torch's metas do not.
 
 
 def _iterated(op: Op) -> Rule:
@@ -734,8 +733,7 @@ def _iterated(op: Op) -> Rule:
 
     def rule(a: Any, b: Any, *rest: Any, **named: Any) -> Found:
         made = op(a, b, *rest, **named)
-        are_tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
-        if not are_tensors or not known((*a.shape, *b.shape)):
+        if not isinstance(b, Tensor) or not known((*a.shape, *b.shape)):
             return made
         return Spec(made.shape, aten.add.Tensor(a, b).stride(), made.dtype)
 
