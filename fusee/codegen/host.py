@@ -132,7 +132,7 @@ class _Writer:
                 self._run([k for k in items[position:end] if isinstance(k, Kernel)])
                 position = end
             self._release(position)
-        results = ", ".join(self._result(output) for output in self.graph.outputs)
+        results = ", ".join(self._constant(output) for output in self.graph.outputs)
         results = f"({results}{',' if results else ''})"
         pinned = [(slot, b) for b, slot in self.slots.items() if b.role in ("derived", "constant")]
         body = ["n = threads()"] if self.launches else []
@@ -357,9 +357,6 @@ class _Writer:
             gone.append(heapq.heappop(self.alive)[1:])
         if gone:
             self.lines.append(f"del {', '.join(self.variables[b] for _, b in sorted(gone))}")
-
-    def _result(self, output: object) -> str:
-        return self._constant(output)
 
     # -------------------------------------------------------------------- sizes
 

@@ -24,7 +24,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.runtime.launch import builtin, layout
+from fusee.runtime.launch import (
+    answer,
+    answered,
+    argument,
+    builtin,
+    differing,
+    layout,
+    number,
+    word,
+)
+from fusee.runtime.llvm_text import Level, Writer
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
 
@@ -41,167 +51,6 @@ _ROW = 4 + _BEFORE + _AFTER
 _FLAGS, _DTYPE_AND_DEVICE = _BEFORE + 1, (1 << 40) - 1
 # A row of a Table: class, whether there is more to compare, requires_grad, then the words.
 _FRESH_ROW = 3 + _BEFORE + _AFTER
-
-# changed(table) -> index of the first dict, owner, tensor or list that changed, or -1. The table
-# holds 64-bit words: the number of dicts and owners, for each an address and the word that was
-# there (a dict's version, or where an owner's dict is), the number of tensors, their rows, the
-# number of lists, and for each its address, its length and those of its elements.
-_CHANGED = """
-define ptr @kernel(ptr %self, ptr %args, i64 %n) {
-  %arg = load ptr, ptr %args
-  %address = call i64 @PyLong_AsSsize_t(ptr %arg)
-  %table = inttoptr i64 %address to ptr
-  %count = load i64, ptr %table
-  br label %loop
-loop:
-  %i = phi i64 [0, %0], [%next, %same]
-  %more = icmp slt i64 %i, %count
-  %twice = shl i64 %i, 1
-  %at = add i64 %twice, 1
-  %entry = getelementptr i64, ptr %table, i64 %at
-  br i1 %more, label %look, label %tensors
-look:
-  %word.at = load ptr, ptr %entry
-  %word = load i64, ptr %word.at
-  %noted.at = getelementptr i64, ptr %entry, i64 1
-  %noted = load i64, ptr %noted.at
-  %is.same = icmp eq i64 %word, %noted
-  br i1 %is.same, label %same, label %found
-same:
-  %next = add i64 %i, 1
-  br label %loop
-found:
-  br label %answer
-tensors:
-  %rows = load i64, ptr %entry
-  %first = getelementptr i64, ptr %entry, i64 1
-  br label %row.loop
-row.loop:
-  %j = phi i64 [0, %tensors], [%j.next, %row.same]
-  %j.more = icmp slt i64 %j, %rows
-  br i1 %j.more, label %row.look, label %lists
-row.look:
-  %row.at = mul i64 %j, ROW
-  %row = getelementptr i64, ptr %first, i64 %row.at
-ROW_TEXT
-  br i1 %row.is.same, label %row.same, label %row.found
-row.same:
-  %j.next = add i64 %j, 1
-  br label %row.loop
-row.found:
-  %j.index = add i64 %count, %j
-  br label %answer
-lists:
-  %all.rows = mul i64 %rows, ROW
-  %lists.at = getelementptr i64, ptr %first, i64 %all.rows
-  %lists.count = load i64, ptr %lists.at
-  %list.first = getelementptr i64, ptr %lists.at, i64 1
-  %before.lists = add i64 %count, %rows
-  br label %list.loop
-list.loop:
-  %l = phi i64 [0, %lists], [%l.next, %list.same]
-  %list.at = phi ptr [%list.first, %lists], [%list.after, %list.same]
-  %l.more = icmp slt i64 %l, %lists.count
-  br i1 %l.more, label %list.look, label %none
-list.look:
-  %list = load ptr, ptr %list.at
-  %length.at = getelementptr i64, ptr %list.at, i64 1
-  %length = load i64, ptr %length.at
-  %elements = getelementptr i64, ptr %list.at, i64 2
-  %size.at = getelementptr i8, ptr %list, i64 LIST_SIZE
-  %size = load i64, ptr %size.at
-  %items.at = getelementptr i8, ptr %list, i64 LIST_ITEMS
-  %items = load ptr, ptr %items.at
-  %same.size = icmp eq i64 %size, %length
-  br i1 %same.size, label %item.loop, label %list.found
-item.loop:
-  %m = phi i64 [0, %list.look], [%m.next, %item.look]
-  %differing = phi i64 [0, %list.look], [%differs.more, %item.look]
-  %m.more = icmp slt i64 %m, %length
-  br i1 %m.more, label %item.look, label %items.done
-item.look:
-  %item.at = getelementptr i64, ptr %items, i64 %m
-  %item = load i64, ptr %item.at
-  %element.at = getelementptr i64, ptr %elements, i64 %m
-  %element = load i64, ptr %element.at
-  %item.differs = xor i64 %item, %element
-  %differs.more = or i64 %differing, %item.differs
-  %m.next = add i64 %m, 1
-  br label %item.loop
-items.done:
-  %list.is.same = icmp eq i64 %differing, 0
-  br i1 %list.is.same, label %list.same, label %list.found
-list.same:
-  %l.next = add i64 %l, 1
-  %list.after = getelementptr i64, ptr %elements, i64 %length
-  br label %list.loop
-list.found:
-  %l.index = add i64 %before.lists, %l
-  br label %answer
-none:
-  br label %answer
-answer:
-  %result = phi i64 [-1, %none], [%i, %found], [%j.index, %row.found], [%l.index, %list.found]
-  %object = call ptr @PyLong_FromSsize_t(i64 %result)
-  ret ptr %object
-}
-@zero = internal constant i8 0
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyLong_FromSsize_t(i64)
-"""
-
-# differs(table, list) -> index of the first element unlike its row, or -1. The table holds the
-# number of rows, and those; the list has as many elements.
-_DIFFERS = """
-define ptr @kernel(ptr %self, ptr %args, i64 %n) {
-  %arg = load ptr, ptr %args
-  %address = call i64 @PyLong_AsSsize_t(ptr %arg)
-  %table = inttoptr i64 %address to ptr
-  %rows = load i64, ptr %table
-  %first = getelementptr i64, ptr %table, i64 1
-  %list.at = getelementptr ptr, ptr %args, i64 1
-  %list = load ptr, ptr %list.at
-  %items.at = getelementptr i8, ptr %list, i64 LIST_ITEMS
-  %items = load ptr, ptr %items.at
-  br label %loop
-loop:
-  %j = phi i64 [0, %0], [%next, %same]
-  %more = icmp slt i64 %j, %rows
-  br i1 %more, label %look, label %none
-look:
-  %item.at = getelementptr ptr, ptr %items, i64 %j
-  %tensor = load ptr, ptr %item.at
-  %row.at = mul i64 %j, FRESH_ROW
-  %row = getelementptr i64, ptr %first, i64 %row.at
-  %class.at = getelementptr i8, ptr %tensor, i64 OBJECT_CLASS
-  %class = load i64, ptr %class.at
-  %noted.class = load i64, ptr %row
-  %same.class = icmp eq i64 %class, %noted.class
-  br i1 %same.class, label %kind, label %found
-kind:
-  %kind.at = getelementptr i64, ptr %row, i64 1
-  %kind.word = load i64, ptr %kind.at
-  %is.tensor = icmp ne i64 %kind.word, 0
-  br i1 %is.tensor, label %compare, label %same
-compare:
-ROW_TEXT
-  br i1 %row.is.same, label %same, label %found
-same:
-  %next = add i64 %j, 1
-  br label %loop
-found:
-  br label %answer
-none:
-  br label %answer
-answer:
-  %result = phi i64 [-1, %none], [%j, %found]
-  %object = call ptr @PyLong_FromSsize_t(i64 %result)
-  ret ptr %object
-}
-@zero = internal constant i8 0
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyLong_FromSsize_t(i64)
-"""
 
 # Where most instances point to their `__dict__` (Include/internal/pycore_object.h); others have an
 # offset of their class's own.
@@ -273,93 +122,133 @@ class Table:
 
 
 def _version(x: dict[Any, Any]) -> int:
-    return _word(id(x) + _VERSION_OFFSET)
-
-
-def _word(address: int) -> int:
-    return int(ctypes.c_uint64.from_address(address).value)
+    return word(id(x) + _VERSION_OFFSET)
 
 
 def _row(tensor: torch.Tensor) -> list[int]:
     places = _places()
     assert places is not None, "can_watch() says so before"
-    impl = _word(id(tensor) + places.impl)
-    autograd = _word(impl + places.autograd)
+    impl = word(id(tensor) + places.impl)
+    autograd = word(impl + places.autograd)
     requires = ctypes.c_uint8.from_address(autograd + places.requires).value if autograd else 0
-    return [id(tensor), impl, autograd, requires, *(_word(impl + at) for at in places.words)]
+    return [id(tensor), impl, autograd, requires, *(word(impl + at) for at in places.words)]
 
 
 @functools.cache
 def changed() -> Callable[[int], int]:
-    """The builtin `changed(watch.address)`."""
-    made: Callable[[int], int] = builtin("changed", _with_rows(_CHANGED, known_before=True))
+    """The builtin `changed(watch.address)`: which dict, owner, tensor or list changed first, or -1.
+
+    A Watch holds 64-bit words: the number of dicts and owners, for each an address and the word
+    that was there (a dict's version, or where an owner's dict is), the number of tensors, their
+    rows, the number of lists, and for each its address, its length and those of its elements.
+    """
+    writer, places = Writer(), _places()
+    top = writer.top
+    table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
+    count = top.load("i64", table)
+
+    def pair(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        at = level.at(level.at(table, level.op(f"shl i64 {k}, 1"), "i64"), 8)
+        word = level.load("i64", level.load("ptr", at))
+        level.leave(differing(level, at, 1, [word]), lambda: answered(level, k))
+        return []
+
+    writer.loop("0", count, 1, [], pair)
+    tensors = top.at(top.at(table, top.op(f"shl i64 {count}, 1"), "i64"), 8)
+    rows, first = top.load("i64", tensors), top.at(tensors, 8)
+
+    def row(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        at = level.at(first, k, f"[{_ROW} x i64]")
+        if places is not None:  # else there are no rows
+            impl, autograd, facts = _facts(level, places, level.load("ptr", at))
+            words = [level.op(f"ptrtoint ptr {x} to i64") for x in (impl, autograd)]
+            differs = differing(level, at, 1, [*words, *facts])
+            level.leave(differs, lambda: answered(level, level.op(f"add i64 {count}, {k}")))
+        return []
+
+    writer.loop("0", rows, 1, [], row)
+    lists = top.at(first, rows, f"[{_ROW} x i64]")
+
+    _compare_lists(writer, lists, top.op(f"add i64 {count}, {rows}"))
+    made: Callable[[int], int] = builtin("changed", answer(top, "-1"))
     return made
+
+
+def _compare_lists(writer: Writer, lists: str, before: str) -> None:
+    """The last part of `changed`; `before` is the number of dicts, owners and tensors."""
+
+    def one(k: str, carried: list[str]) -> list[str]:
+        level = writer.top
+        found, length = level.load("ptr", carried[0]), level.load("i64", carried[0], 1)
+        elements = level.at(carried[0], 16)
+        items = level.load("ptr", found, _LIST_ITEMS, "i8")
+
+        def leave_if(differs: str) -> None:
+            level.leave(differs, lambda: answered(level, level.op(f"add i64 {before}, {k}")))
+
+        def item(m: str, bits: list[str]) -> list[str]:
+            inner = writer.top
+            pair = inner.load("i64", items, m), inner.load("i64", elements, m)
+            here = inner.op(f"xor i64 {pair[0]}, {pair[1]}")
+            return [inner.op(f"or i64 {bits[0]}, {here}")]
+
+        size = level.load("i64", found, _LIST_SIZE, "i8")
+        leave_if(level.op(f"icmp ne i64 {size}, {length}"))
+        (bits,) = writer.loop("0", length, 1, [("i64", "0")], item)
+        leave_if(level.op(f"icmp ne i64 {bits}, 0"))
+        return [level.at(elements, length, "i64")]
+
+    top = writer.top
+    writer.loop("0", top.load("i64", lists), 1, [("ptr", top.at(lists, 8))], one)
 
 
 @functools.cache
 def differs() -> Callable[[int, list[Any]], int]:
-    """The builtin `differs(table.address, objects)`. Only where can_watch() says so."""
-    made: Callable[[int, list[Any]], int]
-    made = builtin("differs", _with_rows(_DIFFERS, known_before=False))
+    """The builtin `differs(table.address, objects)`: the first element unlike its row, or -1.
+
+    A Table holds the number of its rows, and those; the list has as many elements. Only where
+    can_watch() says so.
+    """
+    writer, places = Writer(), _places()
+    assert places is not None, "can_watch() says so before"
+    top = writer.top
+    table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
+    items = top.load("ptr", argument(top, 1), _LIST_ITEMS, "i8")
+    first = top.at(table, 8)
+
+    def row(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        at = level.at(first, k, f"[{_FRESH_ROW} x i64]")
+        tensor = level.load("ptr", items, k)
+
+        def compare() -> None:
+            *_, facts = _facts(level, places, tensor)
+            word = facts[1 + _FLAGS]
+            facts[1 + _FLAGS] = level.op(f"and i64 {word}, {_DTYPE_AND_DEVICE}")
+            level.leave(differing(level, at, 2, facts), lambda: answered(level, k))
+
+        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
+        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, k))
+        level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0"), compare)
+        return []
+
+    writer.loop("0", top.load("i64", table), 1, [], row)
+    made: Callable[[int, list[Any]], int] = builtin("differs", answer(top, "-1"))
     return made
 
 
-def _with_rows(text: str, *, known_before: bool) -> str:
-    places = _places()
-    row = "  %row.is.same = icmp eq i64 0, 1"
-    if places is not None:
-        row = ("\n  %tensor = load ptr, ptr %row" if known_before else "") + _row_text(
-            places, known_before
-        )
-    numbers = {
-        "OBJECT_CLASS": _OBJECT_CLASS,
-        "LIST_SIZE": _LIST_SIZE,
-        "LIST_ITEMS": _LIST_ITEMS,
-        "FRESH_ROW": _FRESH_ROW,
-        "ROW": _ROW,
-    }
-    text = text.replace("ROW_TEXT", row)
-    for name, number in numbers.items():
-        text = text.replace(name, str(number))
-    return text
-
-
-def _row_text(places: _Places, known_before: bool) -> str:
-    """Compare one row: differences are or-ed together, and looked at once.
-
-    known_before   whether it must be the very object that was noted
-    """
-    lines = f"""
-  %impl.at = getelementptr i8, ptr %tensor, i64 {places.impl}
-  %impl = load ptr, ptr %impl.at
-  %impl.word = ptrtoint ptr %impl to i64
-  %autograd.at = getelementptr i8, ptr %impl, i64 {places.autograd}
-  %autograd = load ptr, ptr %autograd.at
-  %autograd.word = ptrtoint ptr %autograd to i64
-  %has.none = icmp eq ptr %autograd, null
-  %requires.there = getelementptr i8, ptr %autograd, i64 {places.requires}
-  %requires.at = select i1 %has.none, ptr @zero, ptr %requires.there
-  %requires = load i8, ptr %requires.at
-  %requires.word = zext i8 %requires to i64
-"""
-    start = 1 if known_before else 2
-    terms = ["%requires.word"]
-    if known_before:
-        terms = ["%impl.word", "%autograd.word", *terms]
-    for k, at in enumerate(places.words):
-        lines += f"  %w{k}.at = getelementptr i8, ptr %impl, i64 {at}\n"
-        lines += f"  %w{k} = load i64, ptr %w{k}.at\n"
-        if k == _FLAGS and not known_before:
-            lines += f"  %m{k} = and i64 %w{k}, {_DTYPE_AND_DEVICE}\n"
-        terms.append(f"%m{k}" if k == _FLAGS and not known_before else f"%w{k}")
-    total = "0"
-    for k, term in enumerate(terms):
-        lines += f"  %noted{k}.at = getelementptr i64, ptr %row, i64 {k + start}\n"
-        lines += f"  %noted{k} = load i64, ptr %noted{k}.at\n"
-        lines += f"  %differs{k} = xor i64 {term}, %noted{k}\n"
-        lines += f"  %all{k} = or i64 {total}, %differs{k}\n"
-        total = f"%all{k}"
-    return lines + f"  %row.is.same = icmp eq i64 {total}, 0"
+def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:
+    """The C++ tensor, autograd's part of it; whether it requires a gradient, and its words."""
+    level.writer.declares["zero"] = "@zero = internal constant i8 0"
+    impl = level.load("ptr", tensor, places.impl, "i8")
+    autograd = level.load("ptr", impl, places.autograd, "i8")
+    none = level.op(f"icmp eq ptr {autograd}, null")
+    there = level.at(autograd, places.requires)
+    there = level.op(f"select i1 {none}, ptr @zero, ptr {there}")
+    requires = level.op(f"zext i8 {level.load('i8', there)} to i64")
+    return impl, autograd, [requires, *(level.load("i64", impl, at, "i8") for at in places.words)]
 
 
 @functools.cache
@@ -377,9 +266,9 @@ def available() -> bool:
     third = _version(probe)
     del probe["b"]
     filled = [probe, first]
-    if _word(id(filled) + _OBJECT_CLASS) != id(list) or _word(id(filled) + _LIST_SIZE) != 2:
+    if word(id(filled) + _OBJECT_CLASS) != id(list) or word(id(filled) + _LIST_SIZE) != 2:
         return False
-    if _word(_word(id(filled) + _LIST_ITEMS) + 8) != id(first):
+    if word(word(id(filled) + _LIST_ITEMS) + 8) != id(first):
         return False
     return len({first, second, third, _version(probe)}) == 4
 
@@ -391,7 +280,7 @@ def pointer(owner: Any) -> int | None:
     if not offset or (offset < 0 and offset != _MANAGED_DICT_OFFSET):
         return None
     names = object.__getattribute__(owner, "__dict__")  # from now on it is an object
-    return id(owner) + offset if _word(id(owner) + offset) == id(names) else None
+    return id(owner) + offset if word(id(owner) + offset) == id(names) else None
 
 
 def can_watch(tensor: torch.Tensor) -> bool:
@@ -408,13 +297,13 @@ def _places() -> _Places | None:
     with torch.inference_mode(False), torch._C.DisableTorchFunction():
         plain, parameter = torch.zeros(3), torch.zeros(3).requires_grad_()
         pairs = [
-            (_word(plain._cdata + 8 * k), _word(parameter._cdata + 8 * k))
+            (word(plain._cdata + 8 * k), word(parameter._cdata + 8 * k))
             for k in range(_AUTOGRAD_WORDS)
         ]
         at = [k for k, (without, with_grad) in enumerate(pairs) if without == 0 < with_grad]
         if len(at) != 1:
             return None
-        autograd = _word(parameter._cdata + 8 * at[0])
+        autograd = word(parameter._cdata + 8 * at[0])
         before = _bytes(autograd)
         parameter.requires_grad_(False)
         toggled = [k for k, (x, y) in enumerate(zip(before, _bytes(autograd))) if x != y]
@@ -429,7 +318,7 @@ def _places() -> _Places | None:
 
 def _tells_apart(places: _Places) -> bool:
     def facts(x: torch.Tensor) -> list[int]:
-        found = [_word(x._cdata + at) for at in places.words]
+        found = [word(x._cdata + at) for at in places.words]
         found[_FLAGS] &= _DTYPE_AND_DEVICE
         return found
 
@@ -437,7 +326,7 @@ def _tells_apart(places: _Places) -> bool:
     others = [torch.zeros(3, 2), x.t(), x.double(), x.unsqueeze(0), x[:, :2], x.to("meta")]
     others += [torch.zeros(2, 3, dtype=torch.int32), x.as_strided((2, 3), (1, 2))]
     same = facts(x) == facts(torch.ones(2, 3)) == facts(torch.ones(9)[3:].view(2, 3))
-    sizes = [_word(x._cdata + at) for at in places.words[:3]] == [2, 2, 3]
+    sizes = [word(x._cdata + at) for at in places.words[:3]] == [2, 2, 3]
     return same and sizes and all(facts(x) != facts(other) for other in others)
 
 

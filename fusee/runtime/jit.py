@@ -34,6 +34,7 @@ from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage
 from fusee.log import publish
 from fusee.runtime.cache import ObjectCache, content_key, object_cache
+from fusee.runtime.llvm_text import Writer
 
 # ---------------------------------------------------------------------------- llvm
 # All contact with LLVM, through llvmlite (tested with 0.50, LLVM 22).
@@ -83,6 +84,12 @@ def torch_library() -> Path:
 
 
 @functools.cache
+def libtorch() -> ctypes.CDLL:
+    """That library, to ask for names."""
+    return ctypes.CDLL(str(torch_library()))
+
+
+@functools.cache
 def version() -> str:
     """Versions of llvmlite and LLVM, as one word."""
     llvm = binding()
@@ -128,20 +135,14 @@ class Emitter:
     """Turns IR text into object code for one processor. Belongs to one thread at a time."""
 
     def __init__(self, triple: str, cpu: str, flags: str) -> None:
-        llvm = binding()
         self.machine = _machine(triple, cpu, flags)
-        self.passes = llvm.create_new_module_pass_manager()
-        self.passes.add_always_inliner_pass()
-        options = llvm.create_pipeline_tuning_options()
-        self.pass_builder = llvm.create_pass_builder(self.machine, options)
         self.calls = _Calls.get()
 
     def emit(self, text: str) -> bytes:
         """Object code of a module.
 
-        Loops come as vectors, invariant code outside of them and common values once, so the only
-        pass that pays is inlining what the text marks `alwaysinline` (0.3 ms). O1 takes longer
-        than all the rest and changes nothing.
+        Loops come as vectors, invariant code outside of them, common values once and functions
+        inlined, so no pass pays: O1 takes longer than all the rest and changes nothing.
 
         raises   CompileError with LLVM's words
         """
@@ -158,8 +159,6 @@ class Emitter:
         if problem.value:
             raise _refused(problem.value.decode(), text)
         try:
-            if "alwaysinline" in text:
-                calls.run(_pointer(self.passes), module, _pointer(self.pass_builder))
             buffer = calls.emit(_pointer(self.machine), module, 1, ctypes.byref(problem))
             if not buffer:
                 raise _refused((problem.value or b"no reason given").decode(), text)
@@ -185,7 +184,6 @@ class _Calls:
         number = ctypes.c_int
         self.parse = bind(holding, "ParseAssembly", word, word, ctypes.c_char_p, text)
         self.emit = bind(releasing, "TargetMachineEmitToMemory", word, word, word, number, text)
-        self.run = bind(releasing, "RunNewModulePassManager", None, word, word, word)
         self.start = bind(holding, "GetBufferStart", word, word)
         self.size = bind(holding, "GetBufferSize", ctypes.c_size_t, word)
         self.dispose_buffer = bind(holding, "DisposeMemoryBuffer", None, word)
@@ -410,32 +408,21 @@ if hasattr(os, "register_at_fork"):
 # Part of every key. Raise it when equal text would give other object code.
 _VERSION = "2"
 _DECLARED = re.compile(r"^declare [^@]*@([\w.$]+)\(", re.MULTILINE)
-# Sums the roots of a range: a loop over vectors as kernels have them.
-_EXAMPLE = """
-define void @kernel(ptr %bufs, i64 %begin, i64 %end) {
-entry:
-  %from = load ptr, ptr %bufs
-  %some = icmp slt i64 %begin, %end
-  br i1 %some, label %body, label %exit
-body:
-  %i = phi i64 [ %begin, %entry ], [ %next, %body ]
-  %sum = phi <4 x float> [ zeroinitializer, %entry ], [ %sum.next, %body ]
-  %at = getelementptr float, ptr %from, i64 %i
-  %x = load <4 x float>, ptr %at, align 4
-  %y = call <4 x float> @llvm.sqrt.v4f32(<4 x float> %x)
-  %sum.next = fadd <4 x float> %sum, %y
-  %next = add nsw i64 %i, 4
-  %again = icmp slt i64 %next, %end
-  br i1 %again, label %body, label %exit
-exit:
-  %all = phi <4 x float> [ zeroinitializer, %entry ], [ %sum.next, %body ]
-  %total = call float @llvm.vector.reduce.fadd.v4f32(float 0.0, <4 x float> %all)
-  store float %total, ptr %from
-  ret void
-}
-declare <4 x float> @llvm.sqrt.v4f32(<4 x float>)
-declare float @llvm.vector.reduce.fadd.v4f32(float, <4 x float>)
-"""
+
+
+def _example() -> str:
+    """Sums the roots of a range: a loop over vectors as kernels have them."""
+    writer, kind = Writer(), "<4 x float>"
+    start = writer.top.load("ptr", "%bufs")
+
+    def body(i: str, carried: list[str]) -> list[str]:
+        level = writer.top
+        root = level.call(kind, "llvm.sqrt.v4f32", (kind, level.load(kind, start, i, "float")))
+        return [level.op(f"fadd {kind} {carried[0]}, {root}")]
+
+    (total,) = writer.loop("%begin", "%end", 4, [(kind, "zeroinitializer")], body)
+    writer.top.store(kind, total, start)
+    return writer.module("define void @kernel(ptr %bufs, i64 %begin, i64 %end)", "void")
 
 
 class Function:
@@ -565,7 +552,7 @@ def _salt(target: Cpu) -> str:
 
 def _warm_up(target: Cpu) -> None:
     """The first module costs a thread several times what later ones do."""
-    _emitter(target).emit(_EXAMPLE)
+    _emitter(target).emit(_example())
 
 
 def _emitter(target: Cpu) -> Emitter:
@@ -604,12 +591,8 @@ class Pool(NamedTuple):
 @functools.cache
 def pool() -> Pool | None:
     """ATen's OpenMP runtime; None if torch was built without one, and kernels use one thread."""
-    library = ctypes.CDLL(str(torch_library()))
-    found = []
-    for name in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"):
-        try:
-            function = library[name]
-        except AttributeError:
-            return None
-        found.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
-    return Pool(*found)
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+    functions = [getattr(libtorch(), name, None) for name in names]
+    if None in functions:
+        return None
+    return Pool(*(ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions if one))

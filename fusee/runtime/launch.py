@@ -43,6 +43,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusee.runtime import jit
 from fusee.runtime.jit import Function
+from fusee.runtime.llvm_text import Level, Writer
 
 # ---------------------------------------------------------------------------- runner
 # The builtin that runs launches: machine code that Python calls like any C function.
@@ -79,256 +80,39 @@ _C_API = (
     "PyEval_RestoreThread",
 )
 
-# One thread of a team: its share of the iterations is a whole number of `align`. All threads take
-# part although some may find nothing to do: libgomp ends threads when a team is smaller than the
-# one before.
-_TEAM = """
-define internal void @team(ptr %launch) nounwind {
-  %thread32 = call i32 @omp_get_thread_num()
-  %thread = sext i32 %thread32 to i64
-  %team32 = call i32 @omp_get_num_threads()
-  %team = sext i32 %team32 to i64
-  %total.at = getelementptr i64, ptr %launch, i64 5
-  %total = load i64, ptr %total.at
-  %units.at = getelementptr i64, ptr %launch, i64 6
-  %units = load i64, ptr %units.at
-  %align.at = getelementptr i64, ptr %launch, i64 7
-  %align = load i64, ptr %align.at
-  %active = call i64 @llvm.smin.i64(i64 %team, i64 %units)
-  %up = add i64 %total, %active
-  %up1 = sub i64 %up, 1
-  %share = udiv i64 %up1, %active
-  %aligned = add i64 %share, %align
-  %aligned1 = sub i64 %aligned, 1
-  %blocks = udiv i64 %aligned1, %align
-  %chunk = mul i64 %blocks, %align
-  %begin = mul i64 %chunk, %thread
-  %stop = add i64 %begin, %chunk
-  %end = call i64 @llvm.smin.i64(i64 %stop, i64 %total)
-  %some = icmp slt i64 %begin, %end
-  br i1 %some, label %work, label %done
-work:
-  %function = load ptr, ptr %launch
-  %pointers.at = getelementptr i64, ptr %launch, i64 3
-  %pointers = load ptr, ptr %pointers.at
-  %params.at = getelementptr i64, ptr %launch, i64 4
-  %params = load ptr, ptr %params.at
-  call void %function(ptr %pointers, ptr %params, i64 %begin, i64 %end, i64 %thread)
-  br label %done
-done:
-  ret void
-}
-declare i32 @omp_get_thread_num()
-declare i32 @omp_get_num_threads()
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-declare i64 @llvm.smin.i64(i64, i64)
-"""
 
-_ON_TEAM = """
-  %parallel = and i1 %many.units, %many.threads
-  br i1 %parallel, label %on.team, label %alone
-on.team:
-  call void @GOMP_parallel(ptr @team, ptr %launch, i32 %threads32, i32 0)
-  br label %ran
-"""
+def _team() -> str:
+    """One thread of a team: its share of the iterations is a whole number of `align`.
 
-_RUN = """
-define internal i1 @failed(i64 %value) nounwind {
-  %odd = icmp eq i64 %value, -1
-  br i1 %odd, label %ask, label %no
-ask:
-  %error = call ptr @PyErr_Occurred()
-  %is = icmp ne ptr %error, null
-  ret i1 %is
-no:
-  ret i1 false
-}
+    All threads take part although some may find nothing to do: libgomp ends threads when a team is
+    smaller than the one before.
+    """
+    top = Writer().top
+    op = top.op
+    thread, team = (
+        op(f"sext i32 {top.call('i32', f'omp_get_{name}')} to i64")
+        for name in ("thread_num", "num_threads")
+    )
+    total, units, align = (top.load("i64", "%launch", word) for word in (5, 6, 7))
 
-define ptr @kernel(ptr %self, ptr %args, i64 %count) nounwind {
-entry:
-  %odd.count = and i64 %count, 1
-  %even = icmp eq i64 %odd.count, 0
-  %enough = icmp sge i64 %count, 4
-  %right = and i1 %even, %enough
-  br i1 %right, label %read, label %wrong.arguments
-read:
-  %arg0 = load ptr, ptr %args
-  %arg1.at = getelementptr ptr, ptr %args, i64 1
-  %arg1 = load ptr, ptr %arg1.at
-  %arg2.at = getelementptr ptr, ptr %args, i64 2
-  %arg2 = load ptr, ptr %arg2.at
-  %arg3.at = getelementptr ptr, ptr %args, i64 3
-  %arg3 = load ptr, ptr %arg3.at
-  %state.word = call i64 @PyLong_AsSsize_t(ptr %arg0)
-  %state = inttoptr i64 %state.word to ptr
-  %state.failed = call i1 @failed(i64 %state.word)
-  br i1 %state.failed, label %raised, label %read.first
-read.first:
-  %null = icmp eq ptr %state, null
-  br i1 %null, label %wrong.arguments, label %read.numbers
-read.numbers:
-  %first = call i64 @PyLong_AsSsize_t(ptr %arg1)
-  %first.failed = call i1 @failed(i64 %first)
-  br i1 %first.failed, label %raised, label %read.last
-read.last:
-  %last = call i64 @PyLong_AsSsize_t(ptr %arg2)
-  %last.failed = call i1 @failed(i64 %last)
-  br i1 %last.failed, label %raised, label %read.threads
-read.threads:
-  %threads = call i64 @PyLong_AsSsize_t(ptr %arg3)
-  %threads.failed = call i1 @failed(i64 %threads)
-  br i1 %threads.failed, label %raised, label %check
-check:
-  %threads32 = trunc i64 %threads to i32
-  %many.threads = icmp sgt i64 %threads, 1
-  %table.at = getelementptr i64, ptr %state, i64 2
-  %table = load ptr, ptr %table.at
-  %launches.at = getelementptr i64, ptr %state, i64 3
-  %launches = load ptr, ptr %launches.at
-  %number.at = getelementptr i64, ptr %state, i64 4
-  %number = load i64, ptr %number.at
-  %slots.at = getelementptr i64, ptr %state, i64 5
-  %slots = load i64, ptr %slots.at
-  %from.zero = icmp sge i64 %first, 0
-  %ordered = icmp sle i64 %first, %last
-  %inside = icmp sle i64 %last, %number
-  %fine0 = and i1 %from.zero, %ordered
-  %fine = and i1 %fine0, %inside
-  br i1 %fine, label %pairs, label %wrong.launches
+    def quotient(x: str, y: str) -> str:
+        """x / y, rounded up."""
+        more = op(f"add i64 {x}, {op(f'sub i64 {y}, 1')}")
+        return op(f"udiv i64 {more}, {y}")
 
-pairs:
-  %k = phi i64 [ 4, %check ], [ %k.next, %set ]
-  %more.pairs = icmp slt i64 %k, %count
-  br i1 %more.pairs, label %pair, label %weigh
-pair:
-  %slot.at = getelementptr ptr, ptr %args, i64 %k
-  %slot.object = load ptr, ptr %slot.at
-  %slot = call i64 @PyLong_AsSsize_t(ptr %slot.object)
-  %slot.failed = call i1 @failed(i64 %slot)
-  br i1 %slot.failed, label %raised, label %pair.slot
-pair.slot:
-  %known = icmp ult i64 %slot, %slots
-  br i1 %known, label %pair.pointer, label %wrong.slot
-pair.pointer:
-  %k1 = add i64 %k, 1
-  %pointer.at = getelementptr ptr, ptr %args, i64 %k1
-  %pointer.object = load ptr, ptr %pointer.at
-  %pointer = call i64 @PyLong_AsSsize_t(ptr %pointer.object)
-  %pointer.failed = call i1 @failed(i64 %pointer)
-  br i1 %pointer.failed, label %raised, label %set
-set:
-  %place = getelementptr ptr, ptr %table, i64 %slot
-  store i64 %pointer, ptr %place
-  %k.next = add i64 %k, 2
-  br label %pairs
+    least = "llvm.smin.i64"
+    share = quotient(total, top.call("i64", least, ("i64", team), ("i64", units)))
+    share = op(f"mul i64 {quotient(share, align)}, {align}")
+    begin = op(f"mul i64 {share}, {thread}")
+    end = top.call("i64", least, ("i64", op(f"add i64 {begin}, {share}")), ("i64", total))
+    function, pointers, params = (top.load("ptr", "%launch", word) for word in (0, 3, 4))
 
-weigh:
-  %w = phi i64 [ %first, %pairs ], [ %w.next, %weigh.one ]
-  %work = phi i64 [ 0, %pairs ], [ %work.next, %weigh.one ]
-  %more.weights = icmp slt i64 %w, %last
-  br i1 %more.weights, label %weigh.one, label %start
-weigh.one:
-  %w.word = mul i64 %w, 8
-  %w.units.word = add i64 %w.word, 6
-  %w.units.at = getelementptr i64, ptr %launches, i64 %w.units.word
-  %w.units = load i64, ptr %w.units.at
-  %work.next = add i64 %work, %w.units
-  %w.next = add i64 %w, 1
-  br label %weigh
-start:
-  store i64 0, ptr %state
-  %heavy = icmp sge i64 %work, UNITS_TO_RELEASE
-  br i1 %heavy, label %release, label %launch.loop
-release:
-  %thread.state = call ptr @PyEval_SaveThread()
-  br label %launch.loop
+    def work() -> None:
+        given = f"ptr {pointers}, ptr {params}, i64 {begin}, i64 {end}, i64 {thread}"
+        top.do(f"call void {function}({given})")
 
-launch.loop:
-  %held = phi ptr [ null, %start ], [ %thread.state, %release ], [ %held, %next ]
-  %l = phi i64 [ %first, %start ], [ %first, %release ], [ %l.next, %next ]
-  %more = icmp slt i64 %l, %last
-  br i1 %more, label %launch.one, label %finish
-launch.one:
-  %l.word = mul i64 %l, 8
-  %launch = getelementptr i64, ptr %launches, i64 %l.word
-  %function = load ptr, ptr %launch
-  %l.slots.at = getelementptr i64, ptr %launch, i64 1
-  %l.slots = load ptr, ptr %l.slots.at
-  %l.count.at = getelementptr i64, ptr %launch, i64 2
-  %l.count = load i64, ptr %l.count.at
-  %pointers.at = getelementptr i64, ptr %launch, i64 3
-  %pointers = load ptr, ptr %pointers.at
-  %params.at = getelementptr i64, ptr %launch, i64 4
-  %params = load ptr, ptr %params.at
-  %total.at = getelementptr i64, ptr %launch, i64 5
-  %total = load i64, ptr %total.at
-  %units.at = getelementptr i64, ptr %launch, i64 6
-  %units = load i64, ptr %units.at
-  br label %gather
-gather:
-  %g = phi i64 [ 0, %launch.one ], [ %g.next, %gather.one ]
-  %more.slots = icmp slt i64 %g, %l.count
-  br i1 %more.slots, label %gather.one, label %gathered
-gather.one:
-  %g.slot.at = getelementptr i64, ptr %l.slots, i64 %g
-  %g.slot = load i64, ptr %g.slot.at
-  %g.from = getelementptr ptr, ptr %table, i64 %g.slot
-  %g.pointer = load ptr, ptr %g.from
-  %g.to = getelementptr ptr, ptr %pointers, i64 %g
-  store ptr %g.pointer, ptr %g.to
-  %g.next = add i64 %g, 1
-  br label %gather
-gathered:
-  %status.to = getelementptr ptr, ptr %pointers, i64 %l.count
-  store ptr %state, ptr %status.to
-  %many.units = icmp sgt i64 %units, 1
-  ON_TEAM
-alone:
-  call void %function(ptr %pointers, ptr %params, i64 0, i64 %total, i64 0)
-  br label %ran
-ran:
-  %code = load i64, ptr %state
-  %good = icmp eq i64 %code, 0
-  br i1 %good, label %next, label %finish
-next:
-  %l.next = add i64 %l, 1
-  br label %launch.loop
-
-finish:
-  %released = icmp ne ptr %held, null
-  br i1 %released, label %acquire, label %answer
-acquire:
-  call void @PyEval_RestoreThread(ptr %held)
-  br label %answer
-answer:
-  %result = load i64, ptr %state
-  %object = call ptr @PyLong_FromSsize_t(i64 %result)
-  ret ptr %object
-
-wrong.arguments:
-  %type.error.at = load ptr, ptr @PyExc_TypeError
-  call void @PyErr_SetString(ptr %type.error.at, ptr @ArgumentError)
-  ret ptr null
-wrong.slot:
-  %index.error = load ptr, ptr @PyExc_IndexError
-  call void @PyErr_SetString(ptr %index.error, ptr @SlotError)
-  ret ptr null
-wrong.launches:
-  %index.error.too = load ptr, ptr @PyExc_IndexError
-  call void @PyErr_SetString(ptr %index.error.too, ptr @LaunchError)
-  ret ptr null
-raised:
-  ret ptr null
-}
-@PyExc_TypeError = external global ptr
-@PyExc_IndexError = external global ptr
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyLong_FromSsize_t(i64)
-declare ptr @PyErr_Occurred()
-declare void @PyErr_SetString(ptr, ptr)
-declare ptr @PyEval_SaveThread()
-declare void @PyEval_RestoreThread(ptr)
-"""
+    top.unless(op(f"icmp sge i64 {begin}, {end}"), work)
+    return top.writer.module("define internal void @team(ptr %launch) nounwind", "void")
 
 
 _MESSAGES = {
@@ -336,6 +120,93 @@ _MESSAGES = {
     "SlotError": "run: the frame has no such slot",
     "LaunchError": "run: the frame has no such launches",
 }
+
+
+def _launch(writer: Writer, one: str, state: str, table: str, size: str) -> None:
+    """Gathers a launch's pointers, and runs it; on a team if there is work for several."""
+    level = writer.top
+    function, slots, pointers, params = (level.load("ptr", one, k) for k in (0, 1, 3, 4))
+    count, total, units = (level.load("i64", one, k) for k in (2, 5, 6))
+
+    def gather(k: str, _: list[str]) -> list[str]:
+        inner = writer.top
+        pointer = inner.load("ptr", table, inner.load("i64", slots, k))
+        inner.store("ptr", pointer, pointers, k)
+        return []
+
+    def alone() -> None:
+        given = f"ptr {pointers}, ptr {params}, i64 0, i64 {total}, i64 0"
+        level.do(f"call void {function}({given})")
+
+    def together() -> None:
+        given = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
+        level.call("void", "GOMP_parallel", *given)
+
+    writer.loop("0", count, 1, [], gather)
+    level.store("ptr", state, pointers, count)
+    if not size:
+        return alone()
+    several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
+    parallel = level.either("i1", "and", *several)
+    level.unless(parallel, alone)
+    level.unless(level.op(f"xor i1 {parallel}, true"), together)
+    return None
+
+
+def _run(has_team: bool) -> str:
+    """`run` as a unit. See above, and THE KERNEL ABI."""
+    writer = Writer()
+    top = writer.top
+    op, load = top.op, top.load
+    for symbol, words in _MESSAGES.items():
+        text = f'internal constant [{len(words) + 1} x i8] c"{words}\\00"'
+        writer.declares[symbol] = f"@{symbol} = {text}"
+
+    def wrong(condition: str, error: str, message: str) -> None:
+        writer.top.leave(condition, lambda: raised(writer.top, error, message))
+
+    odd = op(f"icmp ne i64 {op('and i64 %count, 1')}, 0")
+    few = op("icmp slt i64 %count, 4")
+    wrong(op(f"or i1 {odd}, {few}"), "TypeError", "ArgumentError")
+    word, first, last, threads = (number(top, k) for k in range(4))
+    wrong(op(f"icmp eq i64 {word}, 0"), "TypeError", "ArgumentError")
+    state = op(f"inttoptr i64 {word} to ptr")
+    table, launches = load("ptr", state, 2), load("ptr", state, 3)
+    count, slots = load("i64", state, 4), load("i64", state, 5)
+    sides = ((first, "0"), (last, first), (count, last))
+    outside = [op(f"icmp slt i64 {x}, {least}") for x, least in sides]
+    wrong(top.either("i1", "or", *outside), "IndexError", "LaunchError")
+
+    def pair(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        slot = number(level, k)
+        wrong(level.op(f"icmp uge i64 {slot}, {slots}"), "IndexError", "SlotError")
+        level.store("i64", number(level, level.op(f"add i64 {k}, 1")), table, slot)
+        return []
+
+    def weigh(k: str, carried: list[str]) -> list[str]:
+        level = writer.top
+        units = level.load("i64", launches, level.op(f"add i64 {level.op(f'mul i64 {k}, 8')}, 6"))
+        return [level.op(f"add i64 {carried[0]}, {units}")]
+
+    writer.loop("4", "%count", 2, [], pair)
+    (work,) = writer.loop(first, last, 1, [("i64", "0")], weigh)
+    top.store("i64", "0", state)
+    light = op(f"icmp slt i64 {work}, {_UNITS_TO_RELEASE}")
+    held = top.unless(light, lambda: top.call("ptr", "PyEval_SaveThread"), "ptr", "null")
+    size = op(f"trunc i64 {threads} to i32") if has_team else ""
+
+    def launch(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        failed = level.op(f"icmp ne i64 {level.load('i64', state)}, 0")
+        one = functools.partial(_launch, writer, level.at(launches, k, "[8 x i64]"))
+        level.unless(failed, lambda: one(state, table, size))
+        return []
+
+    writer.loop(first, last, 1, [], launch)
+    free = op(f"icmp eq ptr {held}, null")
+    top.unless(free, lambda: top.call("void", "PyEval_RestoreThread", ("ptr", held)))
+    return (_team() if has_team else "") + answer(top, load("i64", state))
 
 
 class _MethodDef(ctypes.Structure):
@@ -356,15 +227,55 @@ def runner() -> Callable[..., int]:
         imports["GOMP_parallel"] = pool.parallel
         imports["omp_get_thread_num"] = pool.thread
         imports["omp_get_num_threads"] = pool.team
-    text = _RUN.replace("UNITS_TO_RELEASE", str(_UNITS_TO_RELEASE))
-    for symbol, words in _MESSAGES.items():
-        text += f'@{symbol} = internal constant [{len(words) + 1} x i8] c"{words}\\00"\n'
-    if pool is not None:
-        text = text.replace("ON_TEAM", _ON_TEAM) + _TEAM
-    else:
-        text = text.replace("ON_TEAM", "br label %alone")
-    found: Callable[..., int] = builtin("run", text, imports)
+    found: Callable[..., int] = builtin("run", _run(pool is not None), imports)
     return found
+
+
+# The parts of a builtin's text, in functions @kernel(ptr %self, ptr %args, i64 %count).
+
+
+def argument(level: Level, k: object) -> str:
+    """The argument number `k`, an object."""
+    return level.load("ptr", "%args", k)
+
+
+def number(level: Level, k: object) -> str:
+    """The argument number `k`, an integer; the builtin raises what reading it raises."""
+    value = level.call("i64", "PyLong_AsSsize_t", ("ptr", argument(level, k)))
+    fine = level.op(f"icmp ne i64 {value}, -1")
+
+    def has_failed() -> str:
+        return level.op(f"icmp ne ptr {level.call('ptr', 'PyErr_Occurred')}, null")
+
+    level.leave(level.unless(fine, has_failed, "i1", "false"), lambda: "ptr null")
+    return value
+
+
+def raised(level: Level, error: str, message: str) -> str:
+    """What a builtin returns that raises one of Python's errors; `message` is a constant's name."""
+    symbol = f"PyExc_{error}"
+    level.writer.declares[symbol] = f"@{symbol} = external global ptr"
+    kind = level.load("ptr", f"@{symbol}")
+    level.call("void", "PyErr_SetString", ("ptr", kind), ("ptr", f"@{message}"))
+    return "ptr null"
+
+
+def differing(level: Level, row: str, first: int, values: Sequence[str]) -> str:
+    """Whether the words of a row, from number `first` on, differ from values: one test for all."""
+    pairs = [(value, level.load("i64", row, k)) for k, value in enumerate(values, first)]
+    bits = level.either("i64", "or", *(level.op(f"xor i64 {x}, {y}") for x, y in pairs))
+    return level.op(f"icmp ne i64 {bits}, 0")
+
+
+def answered(level: Level, value: str) -> str:
+    """What a builtin returns that gives an i64."""
+    return f"ptr {level.call('ptr', 'PyLong_FromSsize_t', ('i64', value))}"
+
+
+def answer(level: Level, value: str) -> str:
+    """The unit of a builtin that is written, and gives an i64."""
+    result = answered(level, value)
+    return level.writer.module("define ptr @kernel(ptr %self, ptr %args, i64 %count)", result)
 
 
 # What Python's C API needs to stay where it is: method definitions, and the code they point to.
@@ -683,7 +594,7 @@ def _version_offset(tensor: Tensor, counter: int) -> int | None:
     candidates = [8, 12, 16, 20]
     for _ in range(3):
         tensor.zero_()
-        candidates = [k for k in candidates if _word(counter + k, 4) == tensor._version]
+        candidates = [k for k in candidates if word(counter + k, 4) == tensor._version]
     return candidates[0] if len(candidates) == 1 else None
 
 
@@ -702,14 +613,14 @@ def found_right(found: Layout) -> Callable[[Tensor], bool]:
     """A check that these offsets tell the truth about a tensor."""
 
     def check(tensor: Tensor) -> bool:
-        impl = _word(id(tensor) + found.impl)
-        storage = _word(impl + found.storage)
+        impl = word(id(tensor) + found.impl)
+        storage = word(impl + found.storage)
         return (
             impl == tensor._cdata
             and storage == tensor.untyped_storage()._cdata
-            and _word(storage + found.data) == tensor.untyped_storage().data_ptr()
-            and _word(impl + found.offset) == tensor.storage_offset()
-            and _word(_word(impl + found.counter) + found.version, 4) == tensor._version
+            and word(storage + found.data) == tensor.untyped_storage().data_ptr()
+            and word(impl + found.offset) == tensor.storage_offset()
+            and word(word(impl + found.counter) + found.version, 4) == tensor._version
         )
 
     return check
@@ -724,7 +635,7 @@ def _words(address: int, count: int = _TENSOR_WORDS) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))
 
 
-def _word(address: int, size: int = 8) -> int:
+def word(address: int, size: int = 8) -> int:
     kind = ctypes.c_uint64 if size == 8 else ctypes.c_uint32
     return int(kind.from_address(address).value)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fusee.runtime.jit import compile_one
+from fusee.runtime.llvm_text import Level, Writer, splat, vector
 
 __all__ = ["bernoulli", "redrawn"]
 
@@ -69,7 +70,7 @@ def redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
 @functools.cache
 def _drawer() -> Callable[[int, int, int, int], None] | None:
     """draw(state, out, count, threshold); None if its stream is not that of this torch."""
-    function = compile_one(_text())
+    function = compile_one(_draw())
     draw = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(function.address)
     draw.keep = function  # type: ignore[attr-defined]
     generator = torch.default_generator
@@ -98,207 +99,149 @@ def _is_same_stream(draw: Callable[[int, int, int, int], None], generator: torch
 # ------------------------------------------------------------------------------ machine code
 
 
-def _vector(kind: str, lanes: int) -> str:
-    return kind if lanes == 1 else f"<{lanes} x {kind}>"
+class _Lanes:
+    """Arithmetic on `lanes` integers of a kind; numbers are the same in all lanes."""
+
+    def __init__(self, level: Level, kind: str, lanes: int) -> None:
+        self.level, self.kind, self.lanes = level, kind, lanes
+        self.type = vector(kind, lanes)
+
+    def __call__(self, op: str, x: str, y: str | int) -> str:
+        other = splat(self.kind, str(y), self.lanes) if isinstance(y, int) else y
+        return self.level.op(f"{op} {self.type} {x}, {other}")
+
+    def load(self, base: str, offset: str) -> str:
+        at = self.level.at(base, offset, "i32")
+        return self.level.op(f"load {self.type}, ptr {at}, align 4")
+
+    def store(self, value: str, base: str, offset: str) -> None:
+        at = self.level.at(base, offset, "i32")
+        self.level.do(f"store {self.type} {value}, ptr {at}, align 4")
 
 
-def _all(number: int, lanes: int, kind: str = "i32") -> str:
-    return str(number) if lanes == 1 else f"splat ({kind} {number})"
+def _draw() -> str:
+    """draw(state, out, count, threshold) as a unit."""
+    writer = Writer()
+    top = writer.top
+    op = top.op
+    state = op(f"alloca [{_WORDS + 16} x i32], align 64")
+    ready = op(f"alloca [{_END + 16} x i32], align 64")  # finished words
+    top.leave(op("icmp sle i64 %count, 0"), lambda: "void")
+    kept = top.at("%state", _STATE)
+    left = op(f"sub i32 {top.load('i32', '%state', _LEFT, 'i8')}, 1")
+    there = op(f"zext i32 {left} to i64")
+    limits = op(f"insertelement <{_LANES} x i64> poison, i64 %threshold, i64 0")
+    limits = top.shuffle(f"<{_LANES} x i64>", limits, "poison", [0] * _LANES)
+
+    def get(k: str, _: list[str]) -> list[str]:
+        word = writer.top.op(f"trunc i64 {writer.top.load('i64', kept, k)} to i32")
+        writer.top.store("i32", word, state, k, "i32")
+        return []
+
+    def put(k: str, _: list[str]) -> list[str]:
+        word = writer.top.op(f"zext i32 {writer.top.load('i32', state, k, 'i32')} to i64")
+        writer.top.store("i64", word, kept, k)
+        return []
+
+    def round_(number: str, carried: list[str]) -> list[str]:
+        level, (at, to, todo) = writer.top, carried
+        first = level.op(f"icmp eq i64 {number}, 0")
+        at = level.unless(first, lambda: _refill(writer, state, ready, at), "i64", at)
+        pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
+        now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
+        whole = level.op(f"and i64 {now}, {-_LANES}")
+        words = level.at(ready, at, "i32")
+        for start, stop, lanes, limit in (
+            ("0", whole, _LANES, limits),
+            (whole, now, 1, "%threshold"),
+        ):
+            compare = functools.partial(_compare, writer, words, to, lanes, limit)
+            writer.loop(start, stop, lanes, [], compare)
+        after = level.op(f"add i64 {at}, {level.op(f'shl i64 {now}, 1')}")
+        return [after, level.at(to, now), level.op(f"sub i64 {todo}, {now}")]
+
+    writer.loop("0", str(_WORDS), 1, [], get)
+    _temper(writer, state, ready)
+    # so many rounds more as give the words that are missing, and one for those that are there
+    missing = op(f"sub i64 {op('shl i64 %count, 1')}, {there}")
+    rounds = op(f"add i64 {missing}, {2 * _WORDS - 1}")
+    rounds = top.call("i64", "llvm.smax.i64", ("i64", rounds), ("i64", str(_WORDS)))
+    rounds = op(f"udiv i64 {rounds}, {_WORDS}")
+    start = op(f"sub i64 {_END}, {there}")
+    begin = [("i64", start), ("ptr", "%out"), ("i64", "%count")]
+    after, _, _ = writer.loop("0", rounds, 1, begin, round_)
+    writer.loop("0", str(_WORDS), 1, [], put)
+    used = op(f"sub i64 {after}, {_FIRST}")
+    top.store("i64", used, "%state", _NEXT, "i8")
+    used = op(f"trunc i64 {used} to i32")
+    top.store("i32", op(f"sub i32 {_WORDS + 1}, {used}"), "%state", _LEFT, "i8")
+    parameters = "ptr %state, ptr %out, i64 %count, i64 %threshold"
+    return writer.module(f"define void @kernel({parameters})", "void")
 
 
-def _loop(name: str, start: int, stop: int, step: int, body: str, before: str, after: str) -> str:
-    """for %NAME in range(start, stop, step): body. Comes from block `before`, goes to `after`."""
-    return f"""
-{name}.loop:
-  %{name} = phi i64 [{start}, %{before}], [%{name}.next, %{name}.loop]
-{body}
-  %{name}.next = add i64 %{name}, {step}
-  %{name}.more = icmp slt i64 %{name}.next, {stop}
-  br i1 %{name}.more, label %{name}.loop, label %{after}"""
-
-
-def _twisted(name: str, ahead: int, lanes: int) -> str:
-    """s[i] = s[i + ahead] ^ mix(s[i], s[i + 1]), for as many i as there are lanes."""
-    v, x = _vector("i32", lanes), f"%{name}"
-    return f"""
-  {x}.p = getelementptr i32, ptr %s, i64 {x}
-  {x}.q = getelementptr i32, ptr {x}.p, i64 1
-  {x}.r = getelementptr i32, ptr {x}.p, i64 {ahead}
-  {x}.u = load {v}, ptr {x}.p, align 4
-  {x}.v = load {v}, ptr {x}.q, align 4
-  {x}.w = load {v}, ptr {x}.r, align 4
-  {x}.high = and {v} {x}.u, {_all(-(1 << 31), lanes)}
-  {x}.low = and {v} {x}.v, {_all((1 << 31) - 1, lanes)}
-  {x}.both = or {v} {x}.high, {x}.low
-  {x}.half = lshr {v} {x}.both, {_all(1, lanes)}
-  {x}.odd = and {v} {x}.v, {_all(1, lanes)}
-  {x}.sign = sub {v} {_all(0, lanes)}, {x}.odd
-  {x}.a = and {v} {x}.sign, {_all(0x9908B0DF - (1 << 32), lanes)}
-  {x}.b = xor {v} {x}.half, {x}.a
-  {x}.c = xor {v} {x}.w, {x}.b
-  store {v} {x}.c, ptr {x}.p, align 4"""
-
-
-def _tempered(name: str, lanes: int) -> str:
-    """Finished words from those of the state."""
-    v, x = _vector("i32", lanes), f"%{name}"
-    return f"""
-  {x}.p = getelementptr i32, ptr %s, i64 {x}
-  {x}.0 = load {v}, ptr {x}.p, align 4
-  {x}.1 = lshr {v} {x}.0, {_all(11, lanes)}
-  {x}.2 = xor {v} {x}.0, {x}.1
-  {x}.3 = shl {v} {x}.2, {_all(7, lanes)}
-  {x}.4 = and {v} {x}.3, {_all(0x9D2C5680 - (1 << 32), lanes)}
-  {x}.5 = xor {v} {x}.2, {x}.4
-  {x}.6 = shl {v} {x}.5, {_all(15, lanes)}
-  {x}.7 = and {v} {x}.6, {_all(0xEFC60000 - (1 << 32), lanes)}
-  {x}.8 = xor {v} {x}.5, {x}.7
-  {x}.9 = lshr {v} {x}.8, {_all(18, lanes)}
-  {x}.10 = xor {v} {x}.8, {x}.9
-  {x}.q = getelementptr i32, ptr %w, i64 {x}
-  {x}.r = getelementptr i32, ptr {x}.q, i64 {_FIRST}
-  store {v} {x}.10, ptr {x}.r, align 4"""
-
-
-def _compared(name: str, lanes: int) -> str:
+def _compare(
+    writer: Writer, words: str, to: str, lanes: int, limit: str, k: str, _: list[str]
+) -> list[str]:
     """Two words each, the first one high, as a number of 53 bits: below the threshold or not."""
-    v, b, x = _vector("i64", lanes), _vector("i8", lanes), f"%{name}"
-    bits = _vector("i1", lanes)
-    half, mask = (_all(n, lanes, "i64") for n in (32, _MASK))
-    limit = "%threshold" if lanes == 1 else "%limits"
-    return f"""
-  {x}.twice = shl i64 {x}, 1
-  {x}.at = add i64 {x}.twice, %pos
-  {x}.p = getelementptr i32, ptr %w, i64 {x}.at
-  {x}.0 = load {v}, ptr {x}.p, align 4
-  {x}.1 = shl {v} {x}.0, {half}
-  {x}.2 = lshr {v} {x}.0, {half}
-  {x}.3 = or {v} {x}.1, {x}.2
-  {x}.4 = and {v} {x}.3, {mask}
-  {x}.5 = icmp slt {v} {x}.4, {limit}
-  {x}.6 = zext {bits} {x}.5 to {b}
-  {x}.q = getelementptr i8, ptr %to, i64 {x}
-  store {b} {x}.6, ptr {x}.q, align 1"""
+    level = writer.top
+    on = _Lanes(level, "i64", lanes)
+    pair = on.load(words, level.op(f"shl i64 {k}, 1"))
+    turned = on("or", on("shl", pair, 32), on("lshr", pair, 32))
+    below = on("icmp slt", on("and", turned, _MASK), limit)
+    found = level.op(f"zext {vector('i1', lanes)} {below} to {vector('i8', lanes)}")
+    level.store(vector("i8", lanes), found, to, k, "i8")
+    return []
 
 
-def _text() -> str:
-    n, v = _WORDS, _vector("i64", _LANES)
-    parts = (_drawing(), _refilling(), _putting_back())
-    return f"""
-define void @kernel(ptr %state, ptr %out, i64 %count, i64 %threshold) {{
-entry:
-  %s = alloca [{n + 16} x i32], align 64
-  %w = alloca [{_END + 16} x i32], align 64
-  %one = insertelement {v} poison, i64 %threshold, i64 0
-  %limits = shufflevector {v} %one, {v} poison, <{_LANES} x i32> zeroinitializer
-  %left.at = getelementptr i8, ptr %state, i64 {_LEFT}
-  %next.at = getelementptr i8, ptr %state, i64 {_NEXT}
-  %words = getelementptr i8, ptr %state, i64 {_STATE}
-  %left = load i32, ptr %left.at
-  %there = sub i32 %left, 1
-  %there.wide = zext i32 %there to i64
-  %start = sub i64 {_END}, %there.wide
-  %some = icmp sgt i64 %count, 0
-  br i1 %some, label %get.loop, label %exit
-{_loop("get", 0, n, 1, _GET, "entry", "old.loop")}
-{_loop("old", 0, n, _LANES, _tempered("old", _LANES), "get.loop", "round")}
-{"".join(parts)}
-exit:
-  ret void
-}}
-"""
+def _temper(writer: Writer, state: str, ready: str) -> None:
+    """Finished words from those of the state."""
+
+    def body(k: str, _: list[str]) -> list[str]:
+        on = _Lanes(writer.top, "i32", _LANES)
+        x = on.load(state, k)
+        x = on("xor", x, on("lshr", x, 11))
+        x = on("xor", x, on("and", on("shl", x, 7), 0x9D2C5680 - (1 << 32)))
+        x = on("xor", x, on("and", on("shl", x, 15), 0xEFC60000 - (1 << 32)))
+        on.store(on("xor", x, on("lshr", x, 18)), ready, writer.top.op(f"add i64 {k}, {_FIRST}"))
+        return []
+
+    writer.loop("0", str(_WORDS), _LANES, [], body)
 
 
-_GET = """
-  %get.p = getelementptr i64, ptr %words, i64 %get
-  %get.0 = load i64, ptr %get.p, align 1
-  %get.1 = trunc i64 %get.0 to i32
-  %get.q = getelementptr i32, ptr %s, i64 %get
-  store i32 %get.1, ptr %get.q"""
-_PUT = """
-  %put.p = getelementptr i32, ptr %s, i64 %put
-  %put.0 = load i32, ptr %put.p
-  %put.1 = zext i32 %put.0 to i64
-  %put.q = getelementptr i64, ptr %words, i64 %put
-  store i64 %put.1, ptr %put.q, align 1"""
+def _refill(writer: Writer, state: str, ready: str, at: str) -> str:
+    """The next round of the twister, and where its words begin.
 
-
-def _drawing() -> str:
-    """Results from the finished words from %pos on, as many as there are or are wanted."""
-    return f"""
-round:
-  %pos = phi i64 [%start, %old.loop], [%again, %new.loop]
-  %to = phi ptr [%out, %old.loop], [%to.next, %new.loop]
-  %todo = phi i64 [%count, %old.loop], [%todo.next, %new.loop]
-  %words.there = sub i64 {_END}, %pos
-  %pairs = lshr i64 %words.there, 1
-  %is.enough = icmp sge i64 %pairs, %todo
-  %now = select i1 %is.enough, i64 %todo, i64 %pairs
-  %whole = and i64 %now, {-_LANES}
-  %any.whole = icmp sgt i64 %whole, 0
-  br i1 %any.whole, label %many.loop, label %singles
-many.loop:
-  %many = phi i64 [0, %round], [%many.next, %many.loop]
-{_compared("many", _LANES)}
-  %many.next = add i64 %many, {_LANES}
-  %many.more = icmp slt i64 %many.next, %whole
-  br i1 %many.more, label %many.loop, label %singles
-singles:
-  %any.single = icmp slt i64 %whole, %now
-  br i1 %any.single, label %single.loop, label %taken
-single.loop:
-  %single = phi i64 [%whole, %singles], [%single.next, %single.loop]
-{_compared("single", 1)}
-  %single.next = add i64 %single, 1
-  %single.more = icmp slt i64 %single.next, %now
-  br i1 %single.more, label %single.loop, label %taken
-taken:
-  %twice = shl i64 %now, 1
-  %after = add i64 %pos, %twice
-  %to.next = getelementptr i8, ptr %to, i64 %now
-  %todo.next = sub i64 %todo, %now
-  %done = icmp eq i64 %todo.next, 0
-  br i1 %done, label %put.loop, label %refill
-"""
-
-
-def _refilling() -> str:
-    """The next round of the twister; a word that was left over stays before its words."""
-    n, ahead, back = _WORDS, _HALF, _HALF - _WORDS
-    middle = n - _HALF
+    A word that was left over stays before them.
+    """
+    level = writer.top
+    last = level.load("i32", ready, _END - 1, "i32")
+    level.store("i32", last, ready, _FIRST - 1, "i32")
+    middle = _WORDS - _HALF
     first = middle // _LANES * _LANES
-    second = middle + (n - 1 - middle) // _LANES * _LANES
-    return f"""
-refill:
-  %last.at = getelementptr i32, ptr %w, i64 {_END - 1}
-  %last = load i32, ptr %last.at
-  %carry.at = getelementptr i32, ptr %w, i64 {_FIRST - 1}
-  store i32 %last, ptr %carry.at
-  %over = sub i64 {_END}, %after
-  %again = sub i64 {_FIRST}, %over
-  br label %a.loop
-{_loop("a", 0, first, _LANES, _twisted("a", ahead, _LANES), "refill", "b.loop")}
-{_loop("b", first, middle, 1, _twisted("b", ahead, 1), "a.loop", "c.loop")}
-{_loop("c", middle, second, _LANES, _twisted("c", back, _LANES), "b.loop", "d.start")}
-d.start:
-  ; the word after the last one is the first
-  %first.word = load i32, ptr %s
-  %beyond = getelementptr i32, ptr %s, i64 {n}
-  store i32 %first.word, ptr %beyond
-  br label %d.loop
-{_loop("d", second, n, 1, _twisted("d", back, 1), "d.start", "new.loop")}
-{_loop("new", 0, n, _LANES, _tempered("new", _LANES), "d.loop", "round")}
-"""
+    second = middle + (_WORDS - 1 - middle) // _LANES * _LANES
+    _twist(writer, state, (0, first), _HALF, _LANES)
+    _twist(writer, state, (first, middle), _HALF, 1)
+    _twist(writer, state, (middle, second), _HALF - _WORDS, _LANES)
+    # the word after the last one is the first
+    level.store("i32", level.load("i32", state), state, _WORDS, "i32")
+    _twist(writer, state, (second, _WORDS), _HALF - _WORDS, 1)
+    _temper(writer, state, ready)
+    return level.op(f"add i64 {level.op(f'sub i64 {at}, {_END}')}, {_FIRST}")
 
 
-def _putting_back() -> str:
-    return f"""
-{_loop("put", 0, _WORDS, 1, _PUT, "taken", "finish")}
-finish:
-  %used = sub i64 %after, {_FIRST}
-  store i64 %used, ptr %next.at
-  %used.short = trunc i64 %used to i32
-  %left.new = sub i32 {_WORDS + 1}, %used.short
-  store i32 %left.new, ptr %left.at
-  br label %exit
-"""
+def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes: int) -> None:
+    """s[i] = s[i + ahead] ^ mix(s[i], s[i + 1]) for a part of the words, in their order."""
+
+    def body(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        on = _Lanes(level, "i32", lanes)
+        x, following, far = (
+            on.load(state, level.op(f"add i64 {k}, {step}")) for step in (0, 1, ahead)
+        )
+        both = on("or", on("and", x, -(1 << 31)), on("and", following, (1 << 31) - 1))
+        sign = level.op(f"sub {on.type} {splat('i32', '0', lanes)}, {on('and', following, 1)}")
+        mixed = on("xor", on("lshr", both, 1), on("and", sign, 0x9908B0DF - (1 << 32)))
+        on.store(on("xor", far, mixed), state, k)
+        return []
+
+    writer.loop(str(part[0]), str(part[1]), lanes, [], body)

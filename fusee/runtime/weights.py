@@ -23,7 +23,18 @@ from torch import Tensor
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
-from fusee.runtime.launch import Layout, builtin, layout
+from fusee.runtime.launch import (
+    Layout,
+    answer,
+    answered,
+    argument,
+    builtin,
+    differing,
+    layout,
+    number,
+    raised,
+)
+from fusee.runtime.llvm_text import Level, Writer
 
 __all__ = ["Derived", "DerivedSet", "Fixed", "Snapshot", "why_not_derivable"]
 
@@ -199,164 +210,74 @@ def _row(position: int, tensor: Tensor) -> list[int]:
     return [position, 0, 0, 0, 0, 0, 0, 0, tensor.data_ptr(), step, probes, single]
 
 
-_SAME = """
-define ptr @kernel(ptr %self, ptr %args, i64 %count) nounwind {
-entry:
-  %three = icmp eq i64 %count, 3
-  br i1 %three, label %read, label %wrong
-read:
-  %arg0 = load ptr, ptr %args
-  %arg1.at = getelementptr ptr, ptr %args, i64 1
-  %inputs = load ptr, ptr %arg1.at
-  %arg2.at = getelementptr ptr, ptr %args, i64 2
-  %arg2 = load ptr, ptr %arg2.at
-  %state.word = call i64 @PyLong_AsSsize_t(ptr %arg0)
-  %fill.word = call i64 @PyLong_AsSsize_t(ptr %arg2)
-  %fill = icmp ne i64 %fill.word, 0
-  %error = call ptr @PyErr_Occurred()
-  %fine = icmp eq ptr %error, null
-  br i1 %fine, label %begin, label %raised
-begin:
-  %state = inttoptr i64 %state.word to ptr
-  %rows = load i64, ptr %state
-  br label %rows.loop
+def _same(known: Layout) -> str:
+    """`same` as a unit."""
+    writer = Writer()
+    top = writer.top
+    writer.declares["Three"] = '@Three = internal constant [17 x i8] c"three arguments!\\00"'
+    top.leave(top.op("icmp ne i64 %count, 3"), lambda: raised(top, "TypeError", "Three"))
+    state = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
+    inputs, fill = argument(top, 1), top.op(f"icmp ne i64 {number(top, 2)}, 0")
+    look = top.op(f"xor i1 {fill}, true")
 
-rows.loop:
-  %k = phi i64 [ 0, %begin ], [ %k.next, %row.done ]
-  %more = icmp slt i64 %k, %rows
-  br i1 %more, label %one, label %same
-one:
-  %k.word = mul i64 %k, ROW_WORDS
-  %k.next = add i64 %k, 1
-  %row.word = add i64 %k.word, 1
-  %row = getelementptr i64, ptr %state, i64 %row.word
-  %position = load i64, ptr %row
-  %object = call ptr @PyTuple_GetItem(ptr %inputs, i64 %position)
-  %missing = icmp eq ptr %object, null
-  br i1 %missing, label %raised, label %identity
-identity:
-  %object.at = getelementptr i64, ptr %row, i64 1
-  %object.old = load ptr, ptr %object.at
-  %object.same = icmp eq ptr %object, %object.old
-  %look = or i1 %object.same, %fill
-  br i1 %look, label %facts, label %changed
-facts:
-  %impl.at = getelementptr i8, ptr %object, i64 IMPL
-  %impl = load ptr, ptr %impl.at
-  %storage.from = getelementptr i8, ptr %impl, i64 STORAGE
-  %storage = load i64, ptr %storage.from
-  %storage.ptr = inttoptr i64 %storage to ptr
-  %data.from = getelementptr i8, ptr %storage.ptr, i64 DATA
-  %data = load i64, ptr %data.from
-  %offset.from = getelementptr i8, ptr %impl, i64 OFFSET
-  %offset = load i64, ptr %offset.from
-  %counter.from = getelementptr i8, ptr %impl, i64 COUNTER
-  %counter.word = load i64, ptr %counter.from
-  %counter = inttoptr i64 %counter.word to ptr
-  %count.from = getelementptr i8, ptr %counter, i64 VERSION
-  %version32 = load i32, ptr %count.from
-  %version = zext i32 %version32 to i64
-  %storage.at = getelementptr i64, ptr %row, i64 2
-  %storage.old = load i64, ptr %storage.at
-  %data.at = getelementptr i64, ptr %row, i64 3
-  %data.old = load i64, ptr %data.at
-  %offset.at = getelementptr i64, ptr %row, i64 4
-  %offset.old = load i64, ptr %offset.at
-  %version.at = getelementptr i64, ptr %row, i64 5
-  %version.old = load i64, ptr %version.at
-  %counter.at = getelementptr i64, ptr %row, i64 6
-  %counter.old = load i64, ptr %counter.at
-  %storage.differs = xor i64 %storage, %storage.old
-  %data.differs = xor i64 %data, %data.old
-  %offset.differs = xor i64 %offset, %offset.old
-  %version.differs = xor i64 %version, %version.old
-  %counter.differs = xor i64 %counter.word, %counter.old
-  %differ0 = or i64 %storage.differs, %data.differs
-  %differ1 = or i64 %offset.differs, %version.differs
-  %differ2 = or i64 %differ0, %differ1
-  %differ = or i64 %differ2, %counter.differs
-  %facts.same = icmp eq i64 %differ, 0
-  %look.on = or i1 %facts.same, %fill
-  br i1 %look.on, label %content, label %changed
+    def row(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        op, load = level.op, level.load
+        first = op(f"mul i64 {k}, {_ROW_WORDS}")
+        place = level.at(state, op(f"add i64 {first}, 1"), "i64")
+        given = ("ptr", inputs), ("i64", load("i64", place))
+        x = level.call("ptr", "PyTuple_GetItem", *given)
+        level.leave(op(f"icmp eq ptr {x}, null"), lambda: "ptr null")
 
-content:
-  %start.at = getelementptr i64, ptr %row, i64 8
-  %start = load ptr, ptr %start.at
-  %step.at = getelementptr i64, ptr %row, i64 9
-  %step = load i64, ptr %step.at
-  %probes.at = getelementptr i64, ptr %row, i64 10
-  %probes = load i64, ptr %probes.at
-  %single.at = getelementptr i64, ptr %row, i64 11
-  %single = load i64, ptr %single.at
-  br label %words
-words:
-  %w = phi i64 [ 0, %content ], [ %w.next, %word ]
-  %place = phi ptr [ %start, %content ], [ %place.next, %word ]
-  %hash = phi i64 [ 1, %content ], [ %hash.next, %word ]
-  %more.words = icmp slt i64 %w, %probes
-  br i1 %more.words, label %word, label %bytes
-word:
-  %value = load i64, ptr %place, align 1
-  %mixed = xor i64 %hash, %value
-  %product = mul i64 %mixed, -7046029254386353131
-  %high = lshr i64 %product, 29
-  %hash.next = xor i64 %product, %high
-  %w.next = add i64 %w, 1
-  %place.next = getelementptr i8, ptr %place, i64 %step
-  br label %words
-bytes:
-  %b = phi i64 [ 0, %words ], [ %b.next, %byte ]
-  %sum = phi i64 [ %hash, %words ], [ %sum.next, %byte ]
-  %more.bytes = icmp slt i64 %b, %single
-  br i1 %more.bytes, label %byte, label %compare
-byte:
-  %byte.at = getelementptr i8, ptr %start, i64 %b
-  %byte8 = load i8, ptr %byte.at
-  %byte64 = zext i8 %byte8 to i64
-  %shifted = mul i64 %sum, 257
-  %sum.next = xor i64 %shifted, %byte64
-  %b.next = add i64 %b, 1
-  br label %bytes
-compare:
-  %hash.at = getelementptr i64, ptr %row, i64 7
-  %hash.old = load i64, ptr %hash.at
-  br i1 %fill, label %store, label %decide
-decide:
-  %hash.same = icmp eq i64 %sum, %hash.old
-  br i1 %hash.same, label %row.done, label %changed
-store:
-  store ptr %object, ptr %object.at
-  store i64 %storage, ptr %storage.at
-  store i64 %data, ptr %data.at
-  store i64 %offset, ptr %offset.at
-  store i64 %version, ptr %version.at
-  store i64 %counter.word, ptr %counter.at
-  store i64 %sum, ptr %hash.at
-  br label %row.done
-row.done:
-  br label %rows.loop
+        def leave_if(differs: str) -> None:
+            found = op(f"and i1 {differs}, {look}")
+            level.leave(found, lambda: answered(level, op(f"add i64 {k}, 1")))
 
-same:
-  %zero = call ptr @PyLong_FromSsize_t(i64 0)
-  ret ptr %zero
-changed:
-  %which = call ptr @PyLong_FromSsize_t(i64 %k.next)
-  ret ptr %which
-wrong:
-  %type.error = load ptr, ptr @PyExc_TypeError
-  call void @PyErr_SetString(ptr %type.error, ptr @WrongArguments)
-  ret ptr null
-raised:
-  ret ptr null
-}
-@WrongArguments = internal constant [17 x i8] c"three arguments!\\00"
-@PyExc_TypeError = external global ptr
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyLong_FromSsize_t(i64)
-declare ptr @PyTuple_GetItem(ptr, i64)
-declare ptr @PyErr_Occurred()
-declare void @PyErr_SetString(ptr, ptr)
-"""
+        leave_if(op(f"icmp ne ptr {x}, {load('ptr', place, _OBJECT)}"))
+        impl = load("ptr", x, known.impl, "i8")
+        storage = load("ptr", impl, known.storage, "i8")
+        counter = load("ptr", impl, known.counter, "i8")
+        facts = [
+            op(f"ptrtoint ptr {storage} to i64"),
+            load("i64", storage, known.data, "i8"),
+            load("i64", impl, known.offset, "i8"),
+            op(f"zext i32 {load('i32', counter, known.version, 'i8')} to i64"),
+            op(f"ptrtoint ptr {counter} to i64"),
+        ]
+        leave_if(differing(level, place, 2, facts))
+        content = _content(level, *(load(("i64", "ptr")[k == 8], place, k) for k in range(8, 12)))
+        leave_if(differing(level, place, 7, [content]))
+
+        def note() -> None:
+            level.store("ptr", x, place, _OBJECT)
+            for k, fact in enumerate([*facts, content], 2):
+                level.store("i64", fact, place, k)
+
+        level.unless(look, note)
+        return []
+
+    writer.loop("0", top.load("i64", state), 1, [], row)
+    return answer(top, "0")
+
+
+def _content(level: Level, start: str, step: str, probes: str, single: str) -> str:
+    """A number made from words that lie `step` bytes apart, and from the first `single` bytes."""
+    writer = level.writer
+
+    def word(_: str, carried: list[str]) -> list[str]:
+        inner, (place, before) = writer.top, carried
+        mixed = inner.op(f"xor i64 {before}, {inner.load('i64', place)}")
+        product = inner.op(f"mul i64 {mixed}, -7046029254386353131")
+        high = inner.op(f"lshr i64 {product}, 29")
+        return [inner.at(place, step), inner.op(f"xor i64 {product}, {high}")]
+
+    def byte(k: str, carried: list[str]) -> list[str]:
+        inner = writer.top
+        value = inner.op(f"zext i8 {inner.load('i8', start, k, 'i8')} to i64")
+        return [inner.op(f"xor i64 {inner.op(f'mul i64 {carried[0]}, 257')}, {value}")]
+
+    _, words = writer.loop("0", probes, 1, [("ptr", start), ("i64", "1")], word)
+    return writer.loop("0", single, 1, [("i64", words)], byte)[0]
 
 
 @functools.cache
@@ -368,8 +289,5 @@ def same_as_recorded() -> Callable[[int, tuple[Tensor, ...], int], int]:
     """
     found = layout()
     assert found is not None, "DerivedSet is only for tensors that are derivable"
-    text = _SAME.replace("ROW_WORDS", str(_ROW_WORDS))
-    for field in Layout._fields:
-        text = text.replace(f"i64 {field.upper()}\n", f"i64 {getattr(found, field)}\n")
-    same: Callable[[int, tuple[Tensor, ...], int], int] = builtin("same", text)
+    same: Callable[[int, tuple[Tensor, ...], int], int] = builtin("same", _same(found))
     return same

@@ -37,13 +37,14 @@ def machines() -> list[Machine]:
 
 
 def layouts() -> list[Machine]:
-    """The machines, and one whose masks and gathers LLVM takes apart for the host.
+    """The machines, one without vectors, and one whose masks and gathers LLVM takes apart.
 
-    It must call no library functions: those of its width may not run here.
+    The last must call no library functions: those of its width may not run here.
     """
     features = jit.host_target().features
+    known = [*machines(), Machine(features, 32)]
     wide = Machine(features | {"avx512f", "avx512bw"}, 512)
-    return [*machines(), wide] if wide.is_x86 else machines()
+    return [*known, wide] if wide.is_x86 else known
 
 
 def buffer(name: str, tensor: torch.Tensor, role: str = "input") -> Buffer:

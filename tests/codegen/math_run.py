@@ -7,59 +7,43 @@ from collections.abc import Callable
 
 import torch
 
-from fusee.codegen.llvm.math import MathFunction
-from fusee.codegen.llvm.types import HELD, vector
+from fusee.codegen.llvm.math import math_function
+from fusee.codegen.llvm.types import HELD, Machine, Target
 from fusee.runtime.jit import Function, compile_one
+from fusee.runtime.llvm_text import Writer, vector
 
 Run = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
 )
 
 
-def module(function: MathFunction, operands: int, dtype: torch.dtype, lanes: int) -> str:
+def module(name: str, operands: int, dtype: torch.dtype, lanes: int, machine: Machine) -> str:
     """IR of kernel(out, x0, x1, n, times), n a multiple of lanes, the whole done `times` times."""
-    kind, scalar = vector(HELD[dtype], lanes), HELD[dtype]
-    body = [
-        f"%p{i} = getelementptr {scalar}, ptr {name}, i64 %k"
-        for i, name in enumerate(("%out", "%in0", "%in1"))
-    ]
-    body += [f"%x{i} = load {kind}, ptr %p{i + 1}, align 4" for i in range(operands)]
-    given = ", ".join(f"{kind} %x{i}" for i in range(operands))
-    body += [
-        f"%y = call {kind} @{function.symbol}({given})",
-        f"store {kind} %y, ptr %p0, align 4",
-    ]
-    head = "\n".join(dict.fromkeys(function.declares))
-    lines = "\n".join(f"  {line}" for line in body)
-    return f"""{head}
-{function.define or ""}
-define void @kernel(ptr noalias %out, ptr noalias %in0, ptr noalias %in1, i64 %n, i64 %times) {{
-entry:
-  br label %again
-again:
-  %t = phi i64 [ 0, %entry ], [ %u, %done ]
-  br label %loop
-loop:
-  %k = phi i64 [ 0, %again ], [ %next, %loop ]
-{lines}
-  %next = add i64 %k, {lanes}
-  %more = icmp slt i64 %next, %n
-  br i1 %more, label %loop, label %done
-done:
-  %u = add i64 %t, 1
-  %once.more = icmp slt i64 %u, %times
-  br i1 %once.more, label %again, label %exit
-exit:
-  ret void
-}}
-"""
+    kind, scalar, writer = vector(HELD[dtype], lanes), HELD[dtype], Writer()
+
+    def vectors(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        places = [level.at(f"%{name}", k, scalar) for name in ("out", "in0", "in1")]
+        given = [level.op(f"load {kind}, ptr {at}, align 4") for at in places[1 : operands + 1]]
+        result = math_function(Target(level, machine, lanes), name, dtype, given)
+        writer.top.do(f"store {kind} {result}, ptr {places[0]}, align 4")
+        return []
+
+    def all_of_it(_: str, __: list[str]) -> list[str]:
+        return writer.loop("0", "%n", lanes, [], vectors)
+
+    writer.loop("0", "%times", 1, [], all_of_it)
+    pointers = ", ".join(f"ptr noalias %{name}" for name in ("out", "in0", "in1"))
+    return writer.module(f"define void @kernel({pointers}, i64 %n, i64 %times)", "void")
 
 
 class Compiled:
     """A function as machine code of the host."""
 
-    def __init__(self, found: MathFunction, operands: int, dtype: torch.dtype, lanes: int) -> None:
-        self.code: Function = compile_one(module(found, operands, dtype, lanes))
+    def __init__(
+        self, name: str, operands: int, dtype: torch.dtype, lanes: int, machine: Machine
+    ) -> None:
+        self.code: Function = compile_one(module(name, operands, dtype, lanes, machine))
         self.call: Callable[..., None] = Run(self.code.address)
         self.lanes = lanes
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from fusee.codegen.llvm import math as table
-from fusee.codegen.llvm.math import BOUNDS, FORMULAS, exported_by_torch, math_function
+from fusee.codegen.llvm.math import BOUNDS, FORMULAS
 from fusee.codegen.llvm.types import Machine
 from fusee.runtime import jit
 from tests.codegen.math_run import Compiled, module
 
 F32, F64 = torch.float32, torch.float64
 HOST = Machine(jit.host_target().features)
-UNARY = [name for name, row in table._LIBRARY.items() if row[3] == 1]
-BINARY = [name for name, row in table._LIBRARY.items() if row[3] == 2]
+UNARY = [name for name, row in table._LIBRARY.items() if row[1] == 1]
+BINARY = [name for name, row in table._LIBRARY.items() if row[1] == 2]
 INSTRUCTIONS = ["sqrt", "rsqrt", "floor", "ceil", "trunc", "round"]
 LANES = [1, 2, 4, 8, 16]
 
@@ -106,12 +106,12 @@ def sweep(name: str) -> torch.Tensor:
 def bound(name: str, fused: bool = True) -> float:
     if name in BOUNDS:
         return BOUNDS[name][0 if fused else 1]
-    precision = table._LIBRARY[name][1]
+    precision = table._LIBRARY[name][0]
     return int(precision[2:]) / 10 if precision else 0.0
 
 
-def check(name: str, on: Machine, x: torch.Tensor, lanes: int, most: float, **how: object) -> None:
-    got = Compiled(math_function(name, F32, lanes, on, **how), 1, F32, lanes)(x)  # type: ignore[arg-type]
+def check(name: str, on: Machine, x: torch.Tensor, lanes: int, most: float) -> None:
+    got = Compiled(name, 1, F32, lanes, on)(x)
     want = reference(name, x)
     errors = ulps(got, want)
     if name == "lgamma":  # SLEEF's bound near the zeros is absolute
@@ -134,10 +134,7 @@ def test_float32_stays_within_its_bound(name: str) -> None:
 def test_every_width_gives_the_same_bits(name: str) -> None:
     for dtype in (F32, F64):
         x = sweep(name)[-16 * 512 :].to(dtype)
-        results = [
-            Compiled(math_function(name, dtype, lanes, HOST), 1, dtype, lanes)(x).nan_to_num(7.5)
-            for lanes in LANES
-        ]
+        results = [Compiled(name, 1, dtype, lanes, HOST)(x).nan_to_num(7.5) for lanes in LANES]
         for lanes, result in zip(LANES, results, strict=True):
             assert torch.equal(result, results[0]), (name, dtype, lanes)
 
@@ -150,18 +147,19 @@ def test_our_code_without_fused_multiply_add(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_without_sleef(name: str) -> None:
+def test_without_sleef(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our code where there is any, else the C library in float64, rounded once more."""
+    monkeypatch.setattr(table, "exported_by_torch", lambda symbol: False)
     for lanes in (1, 4):
         most = bound(name) * 1.001 if name in FORMULAS else 0.51
-        check(name, HOST, sweep(name)[::16], lanes, most, exported=lambda symbol: False)
+        check(name, HOST, sweep(name)[::16], lanes, most)
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_instructions_are_exact(name: str) -> None:
     for dtype in (F32, F64):
         x = sweep(name).to(dtype)
-        got = Compiled(math_function(name, dtype, 8, HOST), 1, dtype, 8)(x).numpy()
+        got = Compiled(name, 1, dtype, 8, HOST)(x).numpy()
         with np.errstate(all="ignore"):
             # not torch: its square roots, of MKL, are not always the nearest numbers
             want = (REFERENCES.get(name) or getattr(np, name))(x.numpy())
@@ -183,11 +181,12 @@ def pairs(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sleef", [True, False])
 @pytest.mark.parametrize("name", BINARY)
-def test_functions_of_two_operands(name: str, sleef: bool) -> None:
+def test_functions_of_two_operands(name: str, sleef: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = pairs(name)
-    exported = exported_by_torch if sleef else lambda symbol: False
+    if not sleef:
+        monkeypatch.setattr(table, "exported_by_torch", lambda symbol: False)
     for lanes in (1, 4, 8, 16) if sleef else (1, 4):
-        got = Compiled(math_function(name, F32, lanes, HOST, exported), 2, F32, lanes)(x, y)
+        got = Compiled(name, 2, F32, lanes, HOST)(x, y)
         if name == "nextafter":
             with np.errstate(all="ignore"):
                 want = np.nextafter(x.numpy(), y.numpy()).astype(np.float64)
@@ -217,7 +216,7 @@ def test_float64_stays_within_its_bound(name: str) -> None:
     exact |= {"fmod": lambda a, b: a - b * int(a / b)}
     function = exact.get(name) or getattr(mpmath, name, None)
     for lanes in (1, 4, 8):
-        got = Compiled(math_function(name, F64, lanes, HOST), len(inputs), F64, lanes)(*inputs)
+        got = Compiled(name, len(inputs), F64, lanes, HOST)(*inputs)
         if function is None:
             assert torch.equal(got, torch.nextafter(x, y))
             continue
@@ -234,21 +233,23 @@ def test_float64_special_values(name: str) -> None:
     x = torch.cat([x.double(), torch.zeros(-len(x) % 8).double()])
     want = reference(name, x)
     for lanes in (1, 4, 8):
-        got = Compiled(math_function(name, F64, lanes, HOST), 1, F64, lanes)(x).numpy()
+        got = Compiled(name, 1, F64, lanes, HOST)(x).numpy()
         np.testing.assert_allclose(got, want, rtol=1e-15, atol=5e-324, equal_nan=True)
         assert np.all((np.signbit(got) == np.signbit(want)) | np.isnan(want))
 
 
 @pytest.mark.parametrize("target", ["sse", "avx2", "avx512", "neon"])
-def test_every_function_compiles_for_every_processor(target: str) -> None:
+def test_every_function_compiles_for_every_processor(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "exported_by_torch", lambda symbol: True)
     processor = jit.named(target)
     machine = Machine(processor.features)
     for dtype in (F32, F64):
         lanes = machine.bits // (32 if dtype is F32 else 64)
         for name in [*UNARY, *BINARY, *INSTRUCTIONS, "copysign"]:
-            found = math_function(name, dtype, lanes, machine, exported=lambda symbol: True)
             operands = 2 if name in (*BINARY, "copysign") else 1
-            text = module(found, operands, dtype, lanes)
+            text = module(name, operands, dtype, lanes, machine)
             assembly = jit.assembly(text, processor.triple, processor.name, processor.flags)
             if name == "log2" and target != "sse":
                 assert f"Sleef_log2{'f' if dtype is F32 else 'd'}{lanes}_u10" in assembly
@@ -259,4 +260,4 @@ def test_every_function_compiles_for_every_processor(target: str) -> None:
 
 def test_unknown_names_are_key_errors() -> None:
     with pytest.raises(KeyError):
-        math_function("gamma", F32, 8, HOST)
+        Compiled("gamma", 1, F32, 8, HOST)

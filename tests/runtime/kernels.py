@@ -91,10 +91,10 @@ define void @kernel(ptr %bufs, ptr %params, i64 %begin, i64 %end, i64 %thread) n
 declare <8 x float> @Sleef_expf8_u10(<8 x float>)
 """
 
-# y[0] = 3 * x[0] through a marked function and a constant in memory
-INLINED = """
+# y[0] = 3 * x[0] through a function and a constant in memory
+TRIPLED = """
 @three = internal constant float 3.0
-define internal float @triple(float %x) alwaysinline nounwind {
+define internal float @triple(float %x) nounwind {
   %k = load float, ptr @three
   %y = fmul float %x, %k
   ret float %y

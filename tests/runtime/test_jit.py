@@ -17,7 +17,7 @@ from fusee import log
 from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage
 from fusee.runtime import jit
-from tests.runtime.kernels import DO_NOTHING, EXP8, INLINED, SCALED_ADD, WHO, numbered
+from tests.runtime.kernels import DO_NOTHING, EXP8, SCALED_ADD, TRIPLED, WHO, numbered
 
 KERNEL = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
@@ -77,9 +77,9 @@ def test_code_is_unloaded_with_its_last_function() -> None:
     assert key not in jit._functions
 
 
-def test_marked_functions_are_inlined_and_constants_found() -> None:
+def test_functions_and_constants_of_a_unit_are_found() -> None:
     x, y = (ctypes.c_float * 1)(14.0), (ctypes.c_float * 1)()
-    call(jit.compile_one(INLINED), x, y)
+    call(jit.compile_one(TRIPLED), x, y)
     assert y[0] == 42.0
 
 

@@ -22,18 +22,11 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import (
-    Context,
-    Target,
-    emit,
-    emit_bitcast,
-    emit_cast,
-    from_memory,
-    to_memory,
-)
+from fusee.codegen.llvm.ops import Context, emit, emit_bitcast, emit_cast, from_memory, to_memory
 from fusee.codegen.llvm.reduce import Carried, Stage, accumulate, fuses, is_scan, result, roots
-from fusee.codegen.llvm.types import HELD, Machine, literal, mangled, memory_type, number, vector
+from fusee.codegen.llvm.types import HELD, Machine, Target, literal, memory_type, number
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, Value, index_of
+from fusee.runtime.llvm_text import mangled, numbered, vector
 from fusee.sym.expr import Size, Symbol, coefficient, symbols
 
 # ---------------------------------------------------------------------------- tile
@@ -139,12 +132,7 @@ class Square:
         entry = self.ctx.ranked[0]
         # of a role of its own: the steps along two axes may be equal by chance
         name = self.ctx.param("lanes" if step is self.along else "copies", step)
-        found = entry.known.get(("steps", name, count))
-        if found is None:
-            found = entry.op(f"mul i64 {name}, {count}")
-            entry.known["steps", name, count] = found
-        assert isinstance(found, str)
-        return found
+        return entry.once(("steps", name, count), lambda: entry.op(f"mul i64 {name}, {count}"))
 
 
 def _step(index: Size, axis: Symbol) -> Size:
@@ -225,16 +213,8 @@ def turned(t: Target, kind: str, rows: list[str]) -> list[str]:
             second = first + distance
             if first & distance:
                 continue
-            pair = []
-            for picks in (low, high):
-                mask = ", ".join(f"i32 {i}" for i in picks)
-                pair.append(
-                    t.level.op(
-                        f"shufflevector {full} {rows[first]}, {full} {rows[second]}, "
-                        f"<{lanes} x i32> <{mask}>"
-                    )
-                )
-            rows[first], rows[second] = pair
+            pair = rows[first], rows[second]
+            rows[first], rows[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
         distance //= 2
     return rows
 
@@ -309,7 +289,7 @@ def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
         return None
     start, limit = scalar_sum(ctx, [*varying, *uniform]), ctx.scalar(bound)
     level, scalar = t.level, Target(t.level, ctx.machine, 1)
-    kind, numbers = vector("i32", ctx.lanes), ", ".join(f"i32 {k}" for k in range(ctx.lanes))
+    kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
     found = []
     for copy in range(ctx.copies):
@@ -319,7 +299,7 @@ def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
         left = scalar.intrinsic("smin", "i64", left, str(_FAR))
         left = scalar.intrinsic("smax", "i64", left, str(-_FAR))
         left = ctx.splat(level.op(f"trunc i64 {left} to i32"), "i32", ctx.facts[id(value)][0])
-        found.append(level.op(f"icmp {op} {kind} <{numbers}>, {left}"))
+        found.append(level.op(f"icmp {op} {kind} {numbers}, {left}"))
     return found
 
 
@@ -406,11 +386,8 @@ class Body:
     def _tail_mask(self, lanes: int, i: str, stop: str) -> str:
         op = self.writer.top.op
         left = op(f"trunc i64 {op(f'sub i64 {stop}, {i}')} to i32")
-        kind = vector("i32", lanes)
-        one = op(f"insertelement {kind} poison, i32 {left}, i64 0")
-        limit = op(f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer")
-        numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
-        return op(f"icmp ugt {kind} {limit}, <{numbers}>")
+        limit = self.writer.top.splat("i32", left, lanes)
+        return op(f"icmp ugt {vector('i32', lanes)} {limit}, {numbered('i32', range(lanes))}")
 
     def statements(self, phase: Phase, parts: Parts, hows: dict[Acc, Carried], rank: int) -> Parts:
         """The body of a phase in the top level; accumulators before and after it."""
@@ -487,16 +464,34 @@ class Body:
         stop: str,
         step: int,
         parts: Parts,
-        kinds: Callable[[Acc], list[str]],
+        kinds: Mapping[Acc, list[str]],
         body: Callable[[str, Parts], Parts],
     ) -> Parts:
         """A loop that carries accumulators round; `kinds` are the types of one copy."""
-        types = [kind for acc, copies in parts.items() for _ in copies for kind in kinds(acc)]
+        types = [kind for acc, copies in parts.items() for _ in copies for kind in kinds[acc]]
         carried = list(zip(types, _flat(parts), strict=True))
         names = self.writer.loop(
             start, stop, step, carried, lambda i, c: _flat(body(i, _shaped(parts, c)))
         )
         return _shaped(parts, names)
+
+    def blocks(
+        self,
+        stop: str,
+        length: int,
+        parts: Parts,
+        kinds: Mapping[Acc, list[str]],
+        segment: Callable[[str, str, Parts], Parts],
+    ) -> Parts:
+        """[0, stop) in segments of at most `length`."""
+
+        def block(first: str, outer: Parts) -> Parts:
+            top = self.writer.top
+            after = top.op(f"add nsw i64 {first}, {length}")
+            last = Target(top, self.ctx.machine, 1).intrinsic("smin", "i64", after, stop)
+            return segment(first, last, outer)
+
+        return self.carry("0", stop, length, parts, kinds, block)
 
     def publish(self, how: Carried, parts: list[list[str]]) -> None:
         """What reading the accumulator yields from here on."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fusee.codegen.llvm.body import Body, Tile, choose_tile
 from fusee.codegen.llvm.loops import Across, Along, Strip
-from fusee.codegen.llvm.ops import Context, Target
+from fusee.codegen.llvm.ops import Context
 from fusee.codegen.llvm.reduce import (
     Stage,
     body_order,
@@ -25,7 +25,7 @@ from fusee.codegen.llvm.reduce import (
     outlined,
     phase_cost,
 )
-from fusee.codegen.llvm.types import Machine
+from fusee.codegen.llvm.types import Machine, Target
 from fusee.loops.ir import Buffer, Kernel
 from fusee.sym.expr import Size, Symbol, hint, minimum, product
 

@@ -6,10 +6,10 @@ then all lanes become one number at the end.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from fusee.codegen.llvm.body import Body, Parts
-from fusee.codegen.llvm.ops import Target
 from fusee.codegen.llvm.reduce import (
     Carried,
     Stage,
@@ -24,8 +24,9 @@ from fusee.codegen.llvm.reduce import (
     settle,
     two_sum,
 )
-from fusee.codegen.llvm.types import BITS, HELD, vector
+from fusee.codegen.llvm.types import BITS, HELD, Target
 from fusee.loops.ir import Acc, Accumulate, Phase, Store
+from fusee.runtime.llvm_text import vector
 from fusee.sym.expr import Symbol
 
 # ---------------------------------------------------------------------------- nest
@@ -44,90 +45,85 @@ def accumulators(phase: Phase, two_level: bool) -> dict[Acc, Carried]:
 class _Nest:
     """The loops of one phase with what they carry."""
 
-    along: bool  # vectors run along the innermost axis
+    is_own = False  # whether `_inside` writes the last loop itself
 
-    def __init__(self, body: Body, phase: Phase) -> None:
-        self.body, self.phase = body, phase
+    def __init__(self, body: Body, phase: Phase, lanes: int) -> None:
+        self.body, self.phase, self.lanes = body, phase, lanes
         self.ctx, self.writer = body.ctx, body.writer
-        self.rank = self.ctx.base_rank + 1  # of the first inner axis
-        scans = body.is_scan(phase)
-        self.hows = accumulators(phase, not scans and not is_short(phase))
+        self.hows = accumulators(phase, not body.is_scan(phase) and not is_short(phase))
         self.two_level = any(how.two_level for how in self.hows.values())
+        self.outer_kinds = {acc: how.outer_kinds(lanes) for acc, how in self.hows.items()}
 
-    def carry(
-        self,
-        start: str,
-        stop: str,
-        step: int,
-        parts: Parts,
-        kinds: Callable[[Carried], list[str]],
-        body: Callable[[str, Parts], Parts],
+    def _nest(self, position: int, parts: Parts) -> Parts:
+        inner = self.phase.inner
+        if position == len(inner) - self.is_own:
+            return self._inside(parts)
+
+        def body(i: str, carried: Parts) -> Parts:
+            self.ctx.open_axis(inner[position], i, self.ctx.base_rank + 1 + position)
+            return self._nest(position + 1, carried)
+
+        size = self.ctx.size_of(inner[position])
+        return self.body.carry("0", size, 1, parts, self.outer_kinds, body)
+
+    def _inside(self, parts: Parts) -> Parts:
+        raise NotImplementedError
+
+    def _loop(
+        self, start: str, stop: str, step: int, lanes: int, parts: Parts, open_: Open
     ) -> Parts:
-        """A loop that carries accumulators round; `kinds` are the types of one copy."""
-        return self.body.carry(start, stop, step, parts, lambda acc: kinds(self.hows[acc]), body)
+        """The innermost loop: `open_(i, rank)` makes its body the top level."""
+        rank = self.ctx.base_rank + len(self.phase.inner)
+        kinds = {acc: how.kinds(lanes) for acc, how in self.hows.items()}
+
+        def body(i: str, carried: Parts) -> Parts:
+            open_(i, rank)
+            return self.body.statements(self.phase, carried, self.hows, rank)
+
+        return self.body.carry(start, stop, step, parts, kinds, body)
+
+
+Open = Callable[[str, int], None]
 
 
 class Across(_Nest):
     """Inner loops are scalar; each lane and copy accumulates on its own."""
 
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase, body.ctx.lanes)
+        self.is_own = self.two_level
+
     def emit(self) -> None:
         ctx = self.ctx
-        start = {
-            acc: [how.outer_start(ctx.lanes) for _ in range(ctx.copies)]
-            for acc, how in self.hows.items()
-        }
+        start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
         final = self._nest(0, start)
-        t = Target(self.writer.top, ctx.machine, ctx.lanes)
+        t = Target(self.writer.top, ctx.machine, self.lanes)
         for acc, how in self.hows.items():
-            ctx.acc_facts[acc] = (ctx.base_rank, ctx.lanes > 1)
+            ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
             self.body.publish(how, [settle(t, how, part) for part in final[acc]])
 
-    def _outer_kinds(self, how: Carried) -> list[str]:
-        return how.outer_kinds(self.ctx.lanes)
-
-    def _nest(self, position: int, parts: Parts) -> Parts:
+    def _inside(self, parts: Parts) -> Parts:
         inner = self.phase.inner
-        if position == len(inner):
-            return self.body.statements(
-                self.phase, parts, self.hows, self.ctx.base_rank + len(inner)
-            )
-        size = self.ctx.size_of(inner[position])
-        if position == len(inner) - 1 and self.two_level:
-            return self._blocks(size, parts)
+        if not self.two_level:
+            rank = self.ctx.base_rank + len(inner)
+            return self.body.statements(self.phase, parts, self.hows, rank)
+        size = self.ctx.size_of(inner[-1])
+        return self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds, self._segment)
 
-        def body(i: str, carried: Parts) -> Parts:
-            self.ctx.open_axis(inner[position], i, self.rank + position)
-            return self._nest(position + 1, carried)
-
-        return self.carry("0", size, 1, parts, self._outer_kinds, body)
-
-    def _blocks(self, size: str, parts: Parts) -> Parts:
-        ctx, axis = self.ctx, self.phase.inner[-1]
-        rank = ctx.base_rank + len(self.phase.inner)
-
-        def block(first: str, outer: Parts) -> Parts:
-            t = Target(self.writer.top, ctx.machine, ctx.lanes)
-            scalar = Target(self.writer.top, ctx.machine, 1)
-            after = self.writer.top.op(f"add nsw i64 {first}, {SUM_ACROSS}")
-            last = scalar.intrinsic("smin", "i64", after, size)
-            local = {
-                acc: [how.start(ctx.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
-                for acc, how in self.hows.items()
-            }
-
-            def body(i: str, carried: Parts) -> Parts:
-                ctx.open_axis(axis, i, rank)
-                return self.body.statements(self.phase, carried, self.hows, rank)
-
-            local = self.carry(first, last, 1, local, lambda how: how.kinds(ctx.lanes), body)
-            return {
-                acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
-                if how.two_level
-                else local[acc]
-                for acc, how in self.hows.items()
-            }
-
-        return self.carry("0", size, SUM_ACROSS, parts, self._outer_kinds, block)
+    def _segment(self, first: str, last: str, outer: Parts) -> Parts:
+        t = Target(self.writer.top, self.ctx.machine, self.lanes)
+        local = {
+            acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
+            for acc, how in self.hows.items()
+        }
+        open_ = functools.partial(self.ctx.open_axis, self.phase.inner[-1])
+        local = self._loop(first, last, 1, self.lanes, local, open_)
+        return {
+            acc: [two_sum(t, how, o, x[0]) for o, x in zip(outer[acc], local[acc], strict=True)]
+            if how.two_level
+            else local[acc]
+            for acc, how in self.hows.items()
+        }
 
 
 class Along(_Nest):
@@ -137,56 +133,38 @@ class Along(_Nest):
     accumulators keep all their copies.
     """
 
+    is_own = True
+
     def __init__(self, body: Body, phase: Phase) -> None:
-        super().__init__(body, phase)
         self.lane = phase.inner[-1]
-        order = body.order(phase)
-        self.stages = choose_stages([phase], [order], self.lane, self.ctx.machine)
-        self.lanes = self.stages[0].lanes
+        self.stages = choose_stages([phase], [body.order(phase)], self.lane, body.ctx.machine)
+        super().__init__(body, phase, self.stages[0].lanes)
 
     def emit(self) -> None:
         ctx = self.ctx
         start = {
-            acc: [how.outer_start(self.lanes)]
-            if how.two_level
-            else [how.start(self.lanes) for _ in range(self.stages[0].copies)]
+            acc: [how.outer_start(self.lanes)] * (1 if how.two_level else self.stages[0].copies)
             for acc, how in self.hows.items()
         }
         final = self._nest(0, start)
         t = Target(self.writer.top, ctx.machine, self.lanes)
         for acc, how in self.hows.items():
-            if how.two_level:
-                whole = settle(t, how, final[acc][0])
-            else:
-                whole = merge_all(t, how, final[acc])
+            whole = merge_all(t, how, final[acc])
             ctx.acc_facts[acc] = (ctx.base_rank, False)
-            ctx.acc_names[acc] = result(how, across(ctx, t, how, whole))
+            ctx.acc_names[acc] = result(how, across(ctx, t, how, settle(t, how, whole)))
 
-    def _outer_kinds(self, how: Carried) -> list[str]:
-        return how.outer_kinds(self.lanes)
-
-    def _nest(self, position: int, parts: Parts) -> Parts:
-        inner = self.phase.inner
-        if position == len(inner) - 1:
-            return self._stages(parts)
-
-        def body(i: str, carried: Parts) -> Parts:
-            self.ctx.open_axis(inner[position], i, self.rank + position)
-            return self._nest(position + 1, carried)
-
-        size = self.ctx.size_of(inner[position])
-        return self.carry("0", size, 1, parts, self._outer_kinds, body)
-
-    def _stages(self, parts: Parts) -> Parts:
+    def _inside(self, parts: Parts) -> Parts:
         size, start = self.ctx.size_of(self.lane), "0"
         for stage in self.stages:
             stop = size if stage.masked or stage.lanes == 1 else self._whole(size, stage.width)
             if stop == start:
                 continue
             if self.two_level and stage is self.stages[0]:
-                parts = self._blocks(stage, stop, parts)
+                length = SUM_ALONG * stage.width
+                block = functools.partial(self._segment, stage)
+                parts = self.body.blocks(stop, length, parts, self.outer_kinds, block)
             else:
-                parts = self._segment(stage, start, stop, size, parts)
+                parts = self._segment(stage, start, stop, parts, size)
             start = stop
         return parts
 
@@ -195,27 +173,14 @@ class Along(_Nest):
         if size.isdigit():
             return str(int(size) & -width)
         entry = self.ctx.ranked[0]
-        key = ("whole", size, width)
-        found = entry.known.get(key)
-        if found is None:
-            found = entry.known[key] = entry.op(f"and i64 {size}, {-width}")
-        assert isinstance(found, str)
-        return found
+        return entry.once(("whole", size, width), lambda: entry.op(f"and i64 {size}, {-width}"))
 
-    def _blocks(self, stage: Stage, stop: str, parts: Parts) -> Parts:
-        length = SUM_ALONG * stage.width
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        """One loop along the lanes; two-level sums start from zero, then join the outer ones.
 
-        def block(first: str, outer: Parts) -> Parts:
-            scalar = Target(self.writer.top, self.ctx.machine, 1)
-            after = self.writer.top.op(f"add nsw i64 {first}, {length}")
-            last = scalar.intrinsic("smin", "i64", after, stop)
-            return self._segment(stage, first, last, last, outer)
-
-        return self.carry("0", stop, length, parts, self._outer_kinds, block)
-
-    def _segment(self, stage: Stage, start: str, stop: str, end: str, outer: Parts) -> Parts:
-        """One loop along the lanes; two-level sums start from zero, then join the outer ones."""
-        ctx, rank = self.ctx, self.ctx.base_rank + len(self.phase.inner)
+        end   of the axis, if that is not `stop`
+        """
+        machine = self.ctx.machine
         fresh = stage.lanes != self.lanes  # scalars can't continue vectors
         local = {
             acc: [how.start(stage.lanes) for _ in range(stage.copies)]
@@ -224,15 +189,12 @@ class Along(_Nest):
             for acc, how in self.hows.items()
         }
 
-        def body(i: str, carried: Parts) -> Parts:
-            self.body.open_lanes(self.lane, stage, i, end, rank)
-            return self.body.statements(self.phase, carried, self.hows, rank)
+        def open_(i: str, rank: int) -> None:
+            self.body.open_lanes(self.lane, stage, i, end or stop, rank)
 
-        local = self.carry(
-            start, stop, stage.width, local, lambda how: how.kinds(stage.lanes), body
-        )
-        small = Target(self.writer.top, ctx.machine, stage.lanes)
-        wide = Target(self.writer.top, ctx.machine, self.lanes)
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        small = Target(self.writer.top, machine, stage.lanes)
+        wide = Target(self.writer.top, machine, self.lanes)
         merged: Parts = {}
         for acc, how in self.hows.items():
             if not how.two_level and not fresh:
@@ -330,19 +292,16 @@ class Strip:
             self._rows(phase, hows, position + 1)
             return []
 
-        def block(first: str, _: list[str]) -> list[str]:
+        def block(first: str, last: str, parts: Parts) -> Parts:
             del self.ctx.ranked[rank:]
             self.ctx.ranked.append(self.writer.top)
-            after = self.writer.top.op(f"add nsw i64 {first}, {SUM_ACROSS}")
-            scalar = Target(self.writer.top, self.ctx.machine, 1)
-            last = scalar.intrinsic("smin", "i64", after, size)
             self._block(phase, hows, (first, last), rank + 1)
-            return []
+            return parts
 
         if position < len(inner) - 1:
             self.writer.loop("0", size, 1, [], row)
         else:
-            self.writer.loop("0", size, SUM_ACROSS, [], block)
+            self.body.blocks(size, SUM_ACROSS, {}, {}, block)
 
     def _block(
         self, phase: Phase, hows: dict[Acc, Carried], rows: tuple[str, str], rank: int
@@ -387,7 +346,8 @@ class Strip:
             ctx.open_axis(phase.inner[-1], r, rank)
             return self.body.statements(phase, carried, hows, rank)
 
-        local = self.body.carry(*rows, 1, local, lambda acc: hows[acc].kinds(t.lanes), row)
+        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        local = self.body.carry(*rows, 1, local, kinds, row)
         for acc, how in hows.items():
             pairs = zip(outer[acc], local[acc], strict=True)
             parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]

@@ -14,16 +14,14 @@ All are free of traps and take any bit pattern, so lanes that a mask excludes ma
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from fusee.codegen.llvm.types import HELD, Machine, literal, mangled, vector
+from fusee.codegen.llvm.types import HELD, Target, literal
+from fusee.runtime.jit import libtorch
+from fusee.runtime.llvm_text import Writer, mangled, vector
 
 # ---------------------------------------------------------------------------- polynomials
 # Elementary functions of float32 as straight-line LLVM IR, free of calls.
@@ -92,32 +90,21 @@ _LOG2_ERFC = (-1.628047, -0.91732967, -0.15162589, 0.03287544, -0.004592868, 0.0
 
 
 class Code:
-    """The body of one function over `lanes` float32 values, as numbered instructions.
+    """float32 arithmetic by name. Values are operands: registers, or what `real`, `whole` make."""
 
-    Values are IR operands: "%3", or a constant made by `real` and `whole`.
-    """
-
-    def __init__(self, lanes: int, fused: bool) -> None:
-        self.fused = fused
-        self.lanes = lanes
-        self.reals, self.wholes = vector("float", lanes), vector("i32", lanes)
-        self.bits = vector("i1", lanes)
-        self.lines: list[str] = []
-        self.declares: dict[str, None] = {}
-        self._count = 0
-
-    def line(self, text: str) -> str:
-        self._count += 1
-        self.lines.append(f"%v{self._count} = {text}")
-        return f"%v{self._count}"
+    def __init__(self, t: Target) -> None:
+        self.t, self.line = t, t.level.op
+        self.fused = t.machine.has_fused
+        kinds = ("float", "i32", "i1")
+        self.reals, self.wholes, self.bits = (vector(kind, t.lanes) for kind in kinds)
 
     # -- operands
 
     def real(self, number: float) -> str:
-        return literal(number, torch.float32, self.lanes)
+        return _real(number, self.t.lanes)
 
     def whole(self, number: int) -> str:
-        return literal(number, torch.int32, self.lanes)
+        return literal(number, torch.int32, self.t.lanes)
 
     # -- float32
 
@@ -140,12 +127,7 @@ class Code:
         """x y + z, rounded once or twice."""
         if not self.fused:
             return self.add(self.mul(x, y), z)
-        return self.intrinsic("fma", x, y, z)
-
-    def intrinsic(self, name: str, *operands: str) -> str:
-        kind, symbol = self.reals, f"llvm.{name}.{mangled('float', self.lanes)}"
-        self.declares[f"declare {kind} @{symbol}({', '.join([kind] * len(operands))})"] = None
-        return self.line(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in operands)})")
+        return self.t.intrinsic("fma", "float", x, y, z)
 
     def polynomial(self, x: str, coefficients: Sequence[float]) -> str:
         """Horner's scheme, lowest coefficient first."""
@@ -155,7 +137,7 @@ class Code:
         return total
 
     def magnitude(self, x: str) -> str:
-        return self.intrinsic("fabs", x)
+        return self.t.intrinsic("fabs", "float", x)
 
     def compare(self, how: str, x: str, y: str) -> str:
         return self.line(f"fcmp {how} {self.reals} {x}, {y}")
@@ -207,6 +189,11 @@ class Code:
         """x 2^n in two steps, so that results may overflow and be denormal."""
         half = self.int("ashr", n, 1)
         return self.mul(self.mul(x, self.power(half)), self.power(self.int("sub", n, half)))
+
+
+@functools.cache  # no formula has -0.0, which would be 0.0 here
+def _real(number: float, lanes: int) -> str:
+    return literal(number, torch.float32, lanes)
 
 
 def _sum(c: Code, x: str, y: str) -> tuple[str, str]:
@@ -381,270 +368,143 @@ FORMULAS: dict[str, Callable[[Code, str], str]] = {
 # ---------------------------------------------------------------------------- math
 
 
-@dataclass(frozen=True)
-class MathFunction:
-    """How to call one function: `symbol` takes and returns vectors, scalars if of one lane.
-
-    `declares` are the lines that the module needs once; `define` is the text of an internal
-    function, needed once as well, or None where `symbol` is external.
-    """
-
-    symbol: str
-    declares: tuple[str, ...]
-    define: str | None = None
-
-
 _PURE = "nounwind willreturn memory(none)"
-_INLINED = f"alwaysinline {_PURE}"
-_COLD = f"cold noinline {_PURE}"
-HAS_FUSED = frozenset({"fma", "neon"})  # either has fused multiply-add
 
-_INTRINSICS = {
-    "sqrt": ("sqrt", 1),
-    "floor": ("floor", 1),
-    "ceil": ("ceil", 1),
-    "trunc": ("trunc", 1),
-    "round": ("rint", 1),  # to even in the default rounding mode, which torch never leaves
-    "copysign": ("copysign", 2),
-    "fma": ("fma", 3),
-}
+# To even in the default rounding mode, which torch never leaves.
+_INTRINSICS = {"round": "rint"}
+_INTRINSICS |= {name: name for name in ("sqrt", "floor", "ceil", "trunc", "copysign", "fma")}
 
-# op -> (SLEEF's name, its precision suffix, the C library's name, operands)
+# op -> (suffix of SLEEF's name that tells its precision, operands); it and C agree on the rest
 _LIBRARY = {
-    "exp": ("exp", "_u10", "exp", 1),
-    "exp2": ("exp2", "_u10", "exp2", 1),
-    "expm1": ("expm1", "_u10", "expm1", 1),
-    "log": ("log", "_u10", "log", 1),
-    "log2": ("log2", "_u10", "log2", 1),
-    "log10": ("log10", "_u10", "log10", 1),
-    "log1p": ("log1p", "_u10", "log1p", 1),
-    "sin": ("sin", "_u10", "sin", 1),
-    "cos": ("cos", "_u10", "cos", 1),
-    "tan": ("tan", "_u10", "tan", 1),
-    "asin": ("asin", "_u10", "asin", 1),
-    "acos": ("acos", "_u10", "acos", 1),
-    "atan": ("atan", "_u10", "atan", 1),
-    "sinh": ("sinh", "_u10", "sinh", 1),
-    "cosh": ("cosh", "_u10", "cosh", 1),
-    "tanh": ("tanh", "_u10", "tanh", 1),
-    "asinh": ("asinh", "_u10", "asinh", 1),
-    "acosh": ("acosh", "_u10", "acosh", 1),
-    "atanh": ("atanh", "_u10", "atanh", 1),
-    "erf": ("erf", "_u10", "erf", 1),
-    "erfc": ("erfc", "_u15", "erfc", 1),
-    "lgamma": ("lgamma", "_u10", "lgamma", 1),
-    "pow": ("pow", "_u10", "pow", 2),
-    "atan2": ("atan2", "_u10", "atan2", 2),
-    "hypot": ("hypot", "_u05", "hypot", 2),
-    "fmod": ("fmod", "", "fmod", 2),
-    "nextafter": ("nextafter", "", "nextafter", 2),
-}
+    **dict.fromkeys((
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+        "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "lgamma",
+    ), ("_u10", 1)),
+    "erfc": ("_u15", 1), "pow": ("_u10", 2), "atan2": ("_u10", 2), "hypot": ("_u05", 2),
+    "fmod": ("", 2), "nextafter": ("", 2),
+}  # fmt: skip
 
 # Exact in the operands' own format, and wrong or pointless by way of float64.
 _EXACT = frozenset({"fmod", "nextafter"})
 
-# Where |x| is larger than this, SLEEF overflows before the result does (float32, float64).
-_SLEEF_LIMITS = {
+# Where |x| is larger than this, or than this many times |y|, SLEEF overflows before the result
+# does, and its fmod is NaN (float32, float64).
+_LIMITS = {
     "sinh": (88.0, 709.0),
     "cosh": (88.0, 709.0),
     "asinh": (2.0**60, 2.0**500),
     "acosh": (2.0**60, 2.0**500),
     "lgamma": (2.0**100, 2.0**1000),
+    "fmod": (2.0**100, 2.0**900),
 }
-# Where |x| is larger than this many times |y|, SLEEF's fmod is NaN.
-_FMOD_LIMITS = (2.0**100, 2.0**900)
 
 
-def math_function(
-    name: str,
-    dtype: torch.dtype,
-    lanes: int,
-    cpu: Machine,
-    exported: Callable[[str], bool] | None = None,
-) -> MathFunction:
-    """The function that computes op `name` of the vocabulary on `lanes` values of `dtype`.
+def math_function(t: Target, name: str, dtype: torch.dtype, args: Sequence[str]) -> str:
+    """Op `name` of the vocabulary on values of `dtype`.
 
-    `exported` tells whether a symbol can be linked from libtorch; by default libtorch is asked.
-    Raises KeyError for a name or dtype that has no row.
+    Raises KeyError for a name that has no row.
     """
-    return _chosen(name, dtype, lanes, cpu.features, exported or exported_by_torch)
-
-
-# A model asks for the same few functions again and again, and their text takes a while to write.
-@functools.cache
-def _chosen(
-    name: str,
-    dtype: torch.dtype,
-    lanes: int,
-    features: frozenset[str],
-    exported: Callable[[str], bool],
-) -> MathFunction:
-    kind = _Kind(dtype, lanes)
     if name in _INTRINSICS:
-        return _intrinsic(name, kind)
+        return t.intrinsic(_INTRINSICS[name], HELD[dtype], *args)
     if name == "rsqrt":
-        return _rsqrt(kind)
-    fused = not HAS_FUSED.isdisjoint(features)
-    if dtype is torch.float32 and name in FORMULAS and (fused or name not in NEEDS_FUSED):
-        return _own(name, kind, fused, features, exported)
-    return _called(name, kind, f"fusee.{name}.{kind.mangled}", features, exported)
+        root = t.intrinsic("sqrt", HELD[dtype], *args)
+        return t.level.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")
+    write = functools.partial(_own if _is_own(t, name, dtype) else _library, name, dtype)
+    if (name, dtype) in t.level.writer.outlined and not _is_call(t, name, dtype):
+        return _apart(t, name, dtype, args, "noinline", write)
+    return write(t, args)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """`lanes` values of a dtype, as LLVM spells them."""
-
-    dtype: torch.dtype
-    lanes: int
-
-    @property
-    def scalar(self) -> str:
-        return HELD[self.dtype]
-
-    @property
-    def text(self) -> str:
-        return vector(self.scalar, self.lanes)
-
-    @property
-    def mangled(self) -> str:
-        return mangled(self.scalar, self.lanes)
-
-    def splat(self, number: float) -> str:
-        return literal(number, self.dtype, self.lanes)
+Write = Callable[[Target, Sequence[str]], str]
 
 
-def _declare(result: str, symbol: str, operands: int, attributes: str = "") -> str:
-    return f"declare {result} @{symbol}({', '.join([result] * operands)}) {attributes}".rstrip()
+def _apart(
+    t: Target, name: str, dtype: torch.dtype, args: Sequence[str], how: str, write: Write
+) -> str:
+    """A call of a function of its own, whose body `write` writes."""
+    kind, declares = t.kind(dtype), t.level.writer.declares
+    symbol = f"fusee.{name}.{mangled(HELD[dtype], t.lanes)}"
+    if symbol not in declares:
+        inner = Writer()
+        result = write(Target(inner.top, t.machine, t.lanes), [f"%x{i}" for i in range(len(args))])
+        parameters = ", ".join(f"{kind} %x{i}" for i in range(len(args)))
+        head = f"define internal {kind} @{symbol}({parameters}) {how} {_PURE}"
+        declares |= inner.declares
+        declares[symbol] = inner.define(head, f"{kind} {result}")
+    return t.level.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in args)})")
 
 
-def _define(symbol: str, kind: _Kind, operands: int, body: list[str], how: str = _INLINED) -> str:
-    """An internal function of parameters %x0, %x1, ..."""
-    parameters = ", ".join(f"{kind.text} %x{i}" for i in range(operands))
-    lines = "\n".join(line if line.endswith(":") else f"  {line}" for line in body)
-    return f"define internal {kind.text} @{symbol}({parameters}) {how} {{\n{lines}\n}}\n"
+def _is_own(t: Target, name: str, dtype: torch.dtype) -> bool:
+    known = dtype is torch.float32 and name in FORMULAS
+    return known and (t.machine.has_fused or name not in NEEDS_FUSED)
 
 
-def _call(kind: str, symbol: str, operands: list[str]) -> str:
-    return f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in operands)})"
+def _is_call(t: Target, name: str, dtype: torch.dtype) -> bool:
+    """Whether the whole function is one call of a library's."""
+    if _is_own(t, name, dtype) or name in _LIMITS:
+        return False
+    found = _sleef(t, name, dtype)
+    if found is not None:
+        return found[1] == t.lanes
+    return t.lanes == 1 and (dtype is torch.float64 or name in _EXACT)
 
 
-# ------------------------------------------------------------------------- instructions
-
-
-def _intrinsic(name: str, kind: _Kind) -> MathFunction:
-    intrinsic, operands = _INTRINSICS[name]
-    symbol = f"llvm.{intrinsic}.{kind.mangled}"
-    return MathFunction(symbol, (_declare(kind.text, symbol, operands),))
-
-
-def _rsqrt(kind: _Kind) -> MathFunction:
-    root = _intrinsic("sqrt", kind)
-    body = [
-        f"%s = {_call(kind.text, root.symbol, ['%x0'])}",
-        f"%r = fdiv {kind.text} {kind.splat(1.0)}, %s",
-        f"ret {kind.text} %r",
-    ]
-    symbol = f"fusee.rsqrt.{kind.mangled}"
-    return MathFunction(symbol, root.declares, _define(symbol, kind, 1, body))
-
-
-# ---------------------------------------------------------------------------- our code
-
-
-def _own(
-    name: str, kind: _Kind, fused: bool, has: frozenset[str], exported: Callable[[str], bool]
-) -> MathFunction:
-    code = Code(kind.lanes, fused)
-    value = FORMULAS[name](code, "%x0")
-    symbol = f"fusee.{name}.{kind.mangled}"
+def _own(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+    value = FORMULAS[name](Code(t), *args)
     if name not in LIMITS:
-        body = [*code.lines, f"ret {kind.text} {value}"]
-        return MathFunction(symbol, tuple(code.declares), _define(symbol, kind, 1, body))
-    far = _called(name, kind, f"{symbol}.far", has, exported, _COLD)
-    declares = tuple(code.declares)
-    return _guarded(symbol, kind, 1, (code.lines, value, declares), far, LIMITS[name])
+        return value
+    return _guarded(t, name, dtype, args, value, LIMITS[name], _library)
+
+
+def _library(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+    """SLEEF, with the C library where it fails, or the C library alone."""
+    found = _sleef(t, name, dtype)
+    if found is None:
+        return _libm(name, dtype, t, args)
+    value = _resized(*found, dtype, t, args)
+    if name not in _LIMITS:
+        return value
+    limit = _LIMITS[name][dtype is torch.float64]
+    return _guarded(t, name, dtype, args, value, limit, _libm)
 
 
 def _guarded(
-    symbol: str,
-    kind: _Kind,
-    operands: int,
-    near: tuple[list[str], str, tuple[str, ...]],
-    far: MathFunction,
+    t: Target,
+    name: str,
+    dtype: torch.dtype,
+    args: Sequence[str],
+    near: str,
     limit: float,
-) -> MathFunction:
-    """`near` in lanes where |x| <= limit, or limit |y|; `far` in others, called if there are any.
+    far: Callable[[str, torch.dtype, Target, Sequence[str]], str],
+) -> str:
+    """`near` in lanes where |x| <= limit, or limit |y|; `far` in others, if there are any."""
+    sizes = [t.intrinsic("fabs", HELD[dtype], x) for x in args]
+    bound, kind = literal(limit, dtype, t.lanes), t.kind(dtype)
+    if len(args) == 2:
+        bound = t.level.op(f"fmul {kind} {sizes[1]}, {bound}")
+    each = every = t.level.op(f"fcmp ole {kind} {sizes[0]}, {bound}")
+    if t.lanes > 1:
+        reduce = f"llvm.vector.reduce.and.v{t.lanes}i1"
+        every = t.level.call("i1", reduce, (vector("i1", t.lanes), each))
 
-    `near` is code, its value's name and what it declares.
-    """
-    fabs = f"llvm.fabs.{kind.mangled}"
-    declares = [_declare(kind.text, fabs, 1)]
-    names = [f"%x{i}" for i in range(operands)]
-    body = [f"%size{i} = {_call(kind.text, fabs, [x])}" for i, x in enumerate(names)]
-    bound = kind.splat(limit)
-    if operands == 2:
-        body.append(f"%bound = fmul {kind.text} %size1, {bound}")
-        bound = "%bound"
-    body.append(f"%each = fcmp ole {kind.text} %size0, {bound}")
-    every = "%each"
-    if kind.lanes > 1:
-        reduce = f"llvm.vector.reduce.and.v{kind.lanes}i1"
-        declares.append(f"declare i1 @{reduce}(<{kind.lanes} x i1>)")
-        body.append(f"%all = call i1 @{reduce}(<{kind.lanes} x i1> %each)")
-        every = "%all"
-    lines, value, own = near
-    body = [*lines, *body, f"br i1 {every}, label %done, label %some"]
-    body += ["some:", f"%slow = {_call(kind.text, far.symbol, names)}"]
-    bits = vector("i1", kind.lanes)
-    body.append(f"%mixed = select {bits} %each, {kind.text} {value}, {kind.text} %slow")
-    body += ["br label %done", "done:"]
-    # without a name the first block is %0
-    body.append(f"%y = phi {kind.text} [ {value}, %0 ], [ %mixed, %some ]")
-    body.append(f"ret {kind.text} %y")
-    declares += [*own, *far.declares]
-    define = (far.define or "") + _define(symbol, kind, operands, body)
-    return MathFunction(symbol, tuple(dict.fromkeys(declares)), define)
+    def slow() -> str:
+        write = functools.partial(far, name, dtype)
+        if far is _library and _is_call(t, name, dtype):
+            other = write(t, args)
+        else:
+            other = _apart(t, f"{name}.far", dtype, args, "cold noinline", write)
+        return t.select(each, HELD[dtype], near, other)
+
+    return t.level.unless(every, slow, kind, near)
 
 
 # ------------------------------------------------------------------------------- SLEEF
 
 
 @functools.cache
-def _libtorch() -> ctypes.CDLL:
-    folder = Path(torch.__file__).parent / "lib"
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
-    return ctypes.CDLL(str(folder / name.get(sys.platform, "libtorch_cpu.so")))
-
-
-@functools.cache
 def exported_by_torch(symbol: str) -> bool:
     """True if libtorch_cpu exports `symbol`; which ones it does differs by platform and build."""
-    return hasattr(_libtorch(), symbol)
-
-
-def _called(
-    name: str,
-    kind: _Kind,
-    symbol: str,
-    has: frozenset[str],
-    exported: Callable[[str], bool],
-    how: str = _INLINED,
-) -> MathFunction:
-    """SLEEF, with the C library where it fails, or the C library alone; defined as `symbol`."""
-    operands = _LIBRARY[name][3]
-    single = kind.dtype is torch.float32
-    limits = _FMOD_LIMITS if name == "fmod" else _SLEEF_LIMITS.get(name)
-    sleef = _sleef(name, kind, symbol if limits is None else f"{symbol}.near", has, exported, how)
-    if sleef is None:
-        return _libm(name, kind, symbol, how)
-    if limits is None:
-        return sleef
-    far = _libm(name, kind, f"{symbol}.far", _COLD)
-    names = [f"%x{i}" for i in range(operands)]
-    near = ([f"%value = {_call(kind.text, sleef.symbol, names)}"], "%value", sleef.declares)
-    guarded = _guarded(symbol, kind, operands, near, far, limits[0 if single else 1])
-    define = (sleef.define or "") + (guarded.define or "")
-    return MathFunction(symbol, guarded.declares, define)
+    return hasattr(libtorch(), symbol)
 
 
 def _sleef_widths(dtype: torch.dtype, has: frozenset[str]) -> list[tuple[int, str]]:
@@ -660,119 +520,71 @@ def _sleef_widths(dtype: torch.dtype, has: frozenset[str]) -> list[tuple[int, st
     return [(lanes // 2 if half else lanes, variant) for lanes, variant in found]
 
 
-def _sleef(
-    name: str,
-    kind: _Kind,
-    symbol: str,
-    has: frozenset[str],
-    exported: Callable[[str], bool],
-    how: str,
-) -> MathFunction | None:
-    sleef, precision, _, operands = _LIBRARY[name]
-    letter = "f" if kind.dtype is torch.float32 else "d"
+def _sleef(t: Target, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
+    """The symbol that suits best, and its lanes."""
+    letter, precision = "f" if dtype is torch.float32 else "d", _LIBRARY[name][0]
     usable: dict[int, str] = {}
-    for width, variant in _sleef_widths(kind.dtype, has):
-        plain = f"Sleef_{sleef}{letter}{width}{precision}"
+    for width, variant in _sleef_widths(dtype, t.machine.features):
+        plain = f"Sleef_{name}{letter}{width}{precision}"
         # the variant itself where it can be had: the plain name jumps through a pointer
         direct = f"{plain}{variant}" if precision else f"{plain}_{variant}"
-        found = next((s for s in (direct, plain) if exported(s)), None)
+        found = next((s for s in (direct, plain) if exported_by_torch(s)), None)
         if found is not None:
             usable[width] = found
     if not usable:
         return None
-    wide_enough = [width for width in usable if width >= kind.lanes]
+    wide_enough = [width for width in usable if width >= t.lanes]
     width = min(wide_enough) if wide_enough else max(usable)
-    wide = _Kind(kind.dtype, width)
-    declare = _declare(wide.text, usable[width], operands, _PURE)
-    if width == kind.lanes:
-        return MathFunction(usable[width], (declare,))
-    body = _resized(usable[width], kind, wide, operands)
-    return MathFunction(symbol, (declare,), _define(symbol, kind, operands, body, how))
+    return usable[width], width
 
 
-def _shuffle(name: str, kind: str, a: str, b: str, picks: list[int]) -> str:
-    mask = ", ".join(f"i32 {i}" for i in picks)
-    return f"%{name} = shufflevector {kind} {a}, {kind} {b}, <{len(picks)} x i32> <{mask}>"
-
-
-def _resized(symbol: str, kind: _Kind, wide: _Kind, operands: int) -> list[str]:
-    """The body for `kind` by calls of a function of `wide`; spare lanes repeat real ones."""
-    lines: list[str] = []
-    results: list[str] = []
-    for first in range(0, kind.lanes, wide.lanes):
-        given: list[str] = []
-        for i in range(operands):
-            source, text = f"%x{i}", kind.text
-            if kind.lanes == 1:
-                text = wide.text
-                lines.append(f"%s{i} = insertelement {text} poison, {kind.text} {source}, i64 0")
-                source = f"%s{i}"
-            picks = [(first + k) % kind.lanes for k in range(wide.lanes)]
-            given.append(f"%a{i}_{first}")
-            lines.append(_shuffle(given[-1][1:], text, source, "poison", picks))
-        lines.append(f"%r{first} = {_call(wide.text, symbol, given)}")
-        results.append(f"%r{first}")
-    if kind.lanes == 1:
-        lines.append(f"%y = extractelement {wide.text} %r0, i64 0")
-        return [*lines, f"ret {kind.text} %y"]
-    if kind.lanes < wide.lanes:
-        lines.append(_shuffle("y", wide.text, "%r0", "poison", list(range(kind.lanes))))
-        return [*lines, f"ret {kind.text} %y"]
-    return lines + _joined(results, wide)
-
-
-def _joined(parts: list[str], kind: _Kind) -> list[str]:
-    """Concatenates vectors pairwise and returns the whole."""
-    lines: list[str] = []
-    while len(parts) > 1:
-        halves = list(zip(parts[::2], parts[1::2], strict=True))
-        parts = [f"%j{kind.lanes}_{k}" for k in range(len(halves))]
-        picks = list(range(2 * kind.lanes))
-        lines += [
-            _shuffle(part[1:], kind.text, a, b, picks)
-            for part, (a, b) in zip(parts, halves, strict=True)
-        ]
-        kind = _Kind(kind.dtype, 2 * kind.lanes)
-    return [*lines, f"ret {kind.text} {parts[0]}"]
+def _resized(symbol: str, width: int, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+    """Calls of a function of `width` lanes; spare lanes repeat real ones."""
+    held, wide = HELD[dtype], vector(HELD[dtype], width)
+    call = functools.partial(t.level.call, wide, symbol, attributes=_PURE)
+    if width == t.lanes:
+        return call(*((wide, x) for x in args))
+    results = []
+    for first in range(0, t.lanes, width):
+        given = []
+        for x in args:
+            kind = t.kind(dtype)
+            if t.lanes == 1:
+                kind, x = wide, t.level.op(f"insertelement {wide} poison, {held} {x}, i64 0")
+            picks = [(first + k) % t.lanes for k in range(width)]
+            given.append((wide, t.level.shuffle(kind, x, "poison", picks)))
+        results.append(call(*given))
+    if t.lanes == 1:
+        return t.level.op(f"extractelement {wide} {results[0]}, i64 0")
+    if t.lanes < width:
+        return t.level.shuffle(wide, results[0], "poison", range(t.lanes))
+    while len(results) > 1:
+        pairs = zip(results[::2], results[1::2], strict=True)
+        results = [t.level.shuffle(vector(held, width), *pair, range(2 * width)) for pair in pairs]
+        width *= 2
+    return results[0]
 
 
 # --------------------------------------------------------------------------- C library
 
 
-def _libm(name: str, kind: _Kind, symbol: str, how: str) -> MathFunction:
+def _libm(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
     """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
-    _, _, function, operands = _LIBRARY[name]
-    single = kind.dtype is torch.float32
-    widened = single and name not in _EXACT
-    if single and not widened:
-        function += "f"
-    inner = "double" if widened else kind.scalar
-    declare = _declare(inner, function, operands, _PURE)
-    if kind.lanes == 1 and not widened:
-        return MathFunction(function, (declare,))
-    lines: list[str] = []
+    held, level = HELD[dtype], t.level
+    widened = dtype is torch.float32 and name not in _EXACT
+    inner = "double" if widened else held
+    symbol = name + "f" * (inner == "float")
     whole = "poison"
-    for lane in range(kind.lanes):
+    for lane in range(t.lanes):
         given = []
-        for i in range(operands):
-            value = f"%x{i}"
-            if kind.lanes > 1:
-                lines.append(f"%e{i}_{lane} = extractelement {kind.text} {value}, i64 {lane}")
-                value = f"%e{i}_{lane}"
-            if widened:
-                lines.append(f"%w{i}_{lane} = fpext float {value} to double")
-                value = f"%w{i}_{lane}"
-            given.append(value)
-        value = f"%c{lane}"
-        lines.append(f"{value} = {_call(inner, function, given)}")
+        for x in args:
+            if t.lanes > 1:
+                x = level.op(f"extractelement {t.kind(dtype)} {x}, i64 {lane}")
+            given.append((inner, level.op(f"fpext float {x} to double") if widened else x))
+        value = level.call(inner, symbol, *given, attributes=_PURE)
         if widened:
-            lines.append(f"%t{lane} = fptrunc double {value} to float")
-            value = f"%t{lane}"
-        if kind.lanes == 1:
-            whole = value
-        else:
-            into = f"{kind.text} {whole}, {kind.scalar} {value}"
-            lines.append(f"%v{lane} = insertelement {into}, i64 {lane}")
-            whole = f"%v{lane}"
-    lines.append(f"ret {kind.text} {whole}")
-    return MathFunction(symbol, (declare,), _define(symbol, kind, operands, lines, how))
+            value = level.op(f"fptrunc double {value} to float")
+        if t.lanes == 1:
+            return value
+        whole = level.op(f"insertelement {t.kind(dtype)} {whole}, {held} {value}, i64 {lane}")
+    return whole

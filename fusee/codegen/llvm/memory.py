@@ -7,12 +7,16 @@ on the stack instead of branching.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fusee.codegen.llvm.ops import Context, Group, Target, emit, from_memory, round_to, to_memory
-from fusee.codegen.llvm.types import BITS, HELD, mangled, memory_type, vector
+from fusee.codegen.llvm.ops import Context, Group, emit, from_memory, round_to, to_memory
+from fusee.codegen.llvm.types import BITS, HELD, Target, memory_type
 from fusee.loops.ir import Buffer, Mode, Store, Value
+from fusee.runtime.llvm_text import mangled, numbered, splat, vector
 from fusee.sym.expr import Atom, Call, Expr, Size, Symbol, known_ge
 
 # ---------------------------------------------------------------------------- index
@@ -89,52 +93,39 @@ def scalar_size(ctx: Context, size: Size) -> str:
 
 def scalar_sum(ctx: Context, terms: Sequence[Group]) -> str:
     """The sum of terms, each added at the rank where it changes."""
-    total, done = "", 0
-    ordered = _by_rank(ctx, terms)
-    while done < len(ordered):
-        rank, end = _same_rank(ordered, done)
-        level = ctx.ranked[rank]
-        key = ("sum", tuple(group for _, group in ordered[:end]))
-        found = level.known.get(key)
-        if found is None:
-            found = total
-            for _, group in ordered[done:end]:
-                found = _add(ctx, rank, found, group)
-            level.known[key] = found
-        assert isinstance(found, str)
-        total, done = found, end
-    return total or "0"
+    return _by_rank(ctx, ("sum",), terms, "", functools.partial(_sum, ctx)) or "0"
 
 
 def pointer(ctx: Context, buffer: Buffer, kind: str, terms: Sequence[Group]) -> str:
     """The address of element sum(terms) of a buffer of `kind`."""
-    address, done = ctx.buffer(buffer), 0
-    ordered = _by_rank(ctx, terms)
-    while done < len(ordered):
-        rank, end = _same_rank(ordered, done)
-        level = ctx.ranked[rank]
-        key = ("pointer", ctx.buffers[buffer], kind, tuple(group for _, group in ordered[:end]))
-        found = level.known.get(key)
-        if found is None:
-            offset = ""
-            for _, group in ordered[done:end]:
-                offset = _add(ctx, rank, offset, group)
-            found = level.op(f"getelementptr {kind}, ptr {address}, i64 {offset}")
-            level.known[key] = found
-        assert isinstance(found, str)
-        address, done = found, end
-    return address
+
+    def further(rank: int, place: str, own: Sequence[Group]) -> str:
+        return ctx.ranked[rank].at(place, _sum(ctx, rank, "", own), kind)
+
+    start = ctx.buffer(buffer)
+    return _by_rank(ctx, ("pointer", ctx.buffers[buffer], kind), terms, start, further)
 
 
-def _by_rank(ctx: Context, terms: Sequence[Group]) -> list[tuple[int, Group]]:
-    return sorted(((mono_rank(ctx, group[0]), group) for group in terms), key=lambda item: item[0])
+def _by_rank(
+    ctx: Context,
+    key: tuple[object, ...],
+    terms: Sequence[Group],
+    total: str,
+    join: Callable[[int, str, Sequence[Group]], str],
+) -> str:
+    """`join(rank, total so far, the rank's terms)` for each rank that terms have, in its level."""
+    ranks = [mono_rank(ctx, mono) for mono, _ in terms]
+    ordered = [group for _, group in sorted(zip(ranks, terms), key=operator.itemgetter(0))]
+    done = 0
+    for rank, count in sorted(Counter(ranks).items()):
+        made = functools.partial(join, rank, total, ordered[done : done + count])
+        done += count
+        total = ctx.ranked[rank].once((*key, tuple(ordered[:done])), made)
+    return total
 
 
-def _same_rank(ordered: list[tuple[int, Group]], start: int) -> tuple[int, int]:
-    rank, end = ordered[start][0], start
-    while end < len(ordered) and ordered[end][0] == rank:
-        end += 1
-    return rank, end
+def _sum(ctx: Context, rank: int, total: str, terms: Sequence[Group]) -> str:
+    return functools.reduce(functools.partial(_add, ctx, rank), terms, total)
 
 
 def _add(ctx: Context, rank: int, total: str, group: Group) -> str:
@@ -149,19 +140,17 @@ def _add(ctx: Context, rank: int, total: str, group: Group) -> str:
 
 def _product(ctx: Context, rank: int, mono: tuple[Atom, ...], coef: Size) -> str:
     level = ctx.ranked[rank]
-    key = ("product", mono, coef)
-    found = level.known.get(key)
-    if found is None:
+
+    def make() -> str:
         found = coefficient_name(ctx, mono, coef) if coef != 1 or not mono else ""
         if found and len(mono) == 1 and mono[0] in ctx.loop_axes:
-            found = level.known[key] = level.times(found)
-            return found
+            return level.times(found)
         for atom in mono:
             name = _scalar_atom(ctx, atom)
             found = level.op(f"mul nsw i64 {name}, {found}") if found else name
-        level.known[key] = found
-    assert isinstance(found, str)
-    return found
+        return found
+
+    return level.once(("product", mono, coef), make)
 
 
 def coefficient_name(ctx: Context, mono: tuple[Atom, ...], coef: Size) -> str:
@@ -179,22 +168,18 @@ def _scalar_atom(ctx: Context, atom: Atom) -> str:
         return ctx.scalar(atom.payload)
     assert isinstance(atom, Call)
     rank, _ = ctx.atom_fact(atom)
-    level = ctx.ranked[rank]
-    key = ("call", atom)
-    found = level.known.get(key)
-    if found is None:
-        a, b = scalar_size(ctx, atom.a), _second(ctx, atom)
-        found = _call(ctx, rank, atom, a, b, 1)
-        level.known[key] = found
-    assert isinstance(found, str)
-    return found
+
+    def make() -> str:
+        a = scalar_size(ctx, atom.a)
+        b = str(atom.b) if _has_number(atom) else scalar_size(ctx, atom.b)
+        return _call(ctx, rank, atom, a, b, 1)
+
+    return ctx.ranked[rank].once(("call", atom), make)
 
 
-def _second(ctx: Context, atom: Call) -> str:
-    """The second operand of a call; divisors that are numbers stay in the text."""
-    if isinstance(atom.b, int) and atom.op in ("//", "%"):
-        return str(atom.b)
-    return scalar_size(ctx, atom.b)
+def _has_number(atom: Call) -> bool:
+    """Whether a divisor is a number, which stays in the text."""
+    return isinstance(atom.b, int) and atom.op in ("//", "%")
 
 
 def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> str:
@@ -206,16 +191,12 @@ def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> st
         return t.level.op(f"{'udiv' if atom.op == '//' else 'urem'} {kind} {a}, {b}")
     # divisors are positive: only a negative remainder has to be moved
     rest = t.level.op(f"srem {kind} {a}, {b}")
-    negative = t.level.op(f"ashr {kind} {rest}, {_word(63, lanes)}")
+    negative = t.level.op(f"ashr {kind} {rest}, {splat('i64', 63, lanes)}")
     if atom.op == "//":
         quotient = t.level.op(f"sdiv {kind} {a}, {b}")
         return t.level.op(f"add {kind} {quotient}, {negative}")
     moved = t.level.op(f"and {kind} {negative}, {b}")
     return t.level.op(f"add {kind} {rest}, {moved}")
-
-
-def _word(value: int, lanes: int) -> str:
-    return str(value) if lanes == 1 else f"splat (i64 {value})"
 
 
 # ------------------------------------------------------------------------------ vectors
@@ -265,8 +246,7 @@ def _ramp(ctx: Context, terms: Sequence[Group], stride: Sequence[Group], rank: i
     """Start + lane * stride."""
     level, kind = ctx.ranked[rank], vector("i64", ctx.lanes)
     start, step = scalar_sum(ctx, terms), scalar_sum(ctx, stride)
-    numbers = ", ".join(f"i64 {lane}" for lane in range(ctx.lanes))
-    steps = f"<{numbers}>"
+    steps = numbered("i64", range(ctx.lanes))
     if step != "1":
         steps = level.op(f"mul {kind} {steps}, {ctx.splat(step, 'i64', rank)}")
     totals = []
@@ -306,8 +286,8 @@ def _vector_atom(ctx: Context, atom: Atom, rank: int) -> list[str]:
         return ctx.vectors(atom.payload)
     assert isinstance(atom, Call)
     a = vector_sum(ctx, groups(ctx, atom.a), rank)
-    if isinstance(atom.b, int) and atom.op in ("//", "%"):
-        b = [_word(atom.b, ctx.lanes)] * ctx.copies
+    if _has_number(atom):
+        b = [splat("i64", atom.b, ctx.lanes)] * ctx.copies
     else:
         b = vector_sum(ctx, groups(ctx, atom.b), rank)
     return [_call(ctx, rank, atom, x, y, ctx.lanes) for x, y in zip(a, b, strict=True)]
@@ -382,18 +362,26 @@ class Place:
         if self.offsets:
             offsets = self.offsets[copy]
         else:
-            numbers = ", ".join(f"i64 {copy * lanes + lane}" for lane in range(lanes))
+            numbers = numbered("i64", range(copy * lanes, (copy + 1) * lanes))
             by = self.ctx.splat(self.stride or str(self.step), "i64", self.rank)
-            offsets = level.op(f"mul {wide} <{numbers}>, {by}")
+            offsets = level.op(f"mul {wide} {numbers}, {by}")
         return level.op(f"getelementptr {self.kind}, ptr {self.address}, {wide} {offsets}")
 
     def reverse(self, kind: str, x: str) -> str:
         lanes = self.ctx.lanes
-        full = vector(kind, lanes)
-        picks = ", ".join(f"i32 {lane}" for lane in reversed(range(lanes)))
-        return self.t().level.op(
-            f"shufflevector {full} {x}, {full} poison, <{lanes} x i32> <{picks}>"
-        )
+        return self.t().level.shuffle(vector(kind, lanes), x, "poison", reversed(range(lanes)))
+
+    def masked(self, what: str, copy: int, mask: str | None, value: str = "") -> str:
+        """A load or store of a copy's lanes, beside one another or gathered, those of the mask."""
+        lanes, kind, bits = self.ctx.lanes, self.kind, BITS[self.kind]
+        full, place = vector(kind, lanes), ("ptr", self.block(copy)) if self.step else ()
+        wide = ".p0" if self.step else f".v{lanes}p0"
+        where = place or (vector("ptr", lanes), self.pointers(copy))
+        rest = ("i32", str(bits // 8)), (vector("i1", lanes), mask or "splat (i1 true)")
+        name = f"llvm.masked.{what}.{mangled(kind, lanes)}{wide}"
+        if value:
+            return self.t().level.call("void", name, (full, value), where, *rest)
+        return self.t().level.call(full, name, where, *rest, (full, "zeroinitializer"))
 
 
 def _constant(stride: Sequence[Group]) -> int:
@@ -494,25 +482,10 @@ def _load_copy(place: Place, copy: int, mask: str | None) -> str:
     if place.step and ctx.machine.can_mask(BITS[place.kind]):
         if place.step == -1:
             mask = place.reverse("i1", mask or "")
-        align = BITS[place.kind] // 8
-        x = t.level.call(
-            full,
-            f"llvm.masked.load.{mangled(place.kind, ctx.lanes)}.p0",
-            ("ptr", place.block(copy)),
-            ("i32", str(align)),
-            (vector("i1", ctx.lanes), mask or ""),
-            (full, "zeroinitializer"),
-        )
+        x = place.masked("load", copy, mask)
         return x if place.step == 1 else place.reverse(place.kind, x)
     if ctx.machine.has_gather and BITS[place.kind] >= 32:
-        return t.level.call(
-            full,
-            f"llvm.masked.gather.{mangled(place.kind, ctx.lanes)}.v{ctx.lanes}p0",
-            (vector("ptr", ctx.lanes), place.pointers(copy)),
-            ("i32", str(BITS[place.kind] // 8)),
-            (vector("i1", ctx.lanes), mask or "splat (i1 true)"),
-            (full, "zeroinitializer"),
-        )
+        return place.masked("gather", copy, mask)
     one = place.t(1)
     x = "poison"
     for lane in range(ctx.lanes):
@@ -571,24 +544,10 @@ def _store_copy(place: Place, copy: int, x: str) -> None:
         store_element(t, place.kind, x, place.block(copy))
         return
     if place.step and not narrow:
-        t.level.call(
-            "void",
-            f"llvm.masked.store.{mangled(place.kind, ctx.lanes)}.p0",
-            (full, x),
-            ("ptr", place.block(copy)),
-            ("i32", str(BITS[place.kind] // 8)),
-            (vector("i1", ctx.lanes), mask or ""),
-        )
+        place.masked("store", copy, mask, x)
         return
     if ctx.machine.has_gather and BITS[place.kind] >= 32:
-        t.level.call(
-            "void",
-            f"llvm.masked.scatter.{mangled(place.kind, ctx.lanes)}.v{ctx.lanes}p0",
-            (full, x),
-            (vector("ptr", ctx.lanes), place.pointers(copy)),
-            ("i32", str(BITS[place.kind] // 8)),
-            (vector("i1", ctx.lanes), mask or "splat (i1 true)"),
-        )
+        place.masked("scatter", copy, mask, x)
         return
     one = place.t(1)
     for lane in range(ctx.lanes):

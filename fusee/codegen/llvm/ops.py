@@ -7,7 +7,6 @@ included. Nothing traps, whatever the lanes hold that a mask excludes.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable
 
 import torch
@@ -17,57 +16,22 @@ from fusee.codegen.llvm.types import (
     BITS,
     HELD,
     SIGNED,
-    Level,
     Machine,
-    Writer,
+    Target,
     is_float,
     literal,
-    mangled,
     memory_type,
-    splat,
-    vector,
 )
 from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
+from fusee.runtime.llvm_text import Level, Writer, splat, vector
 from fusee.sym.expr import Atom, Call, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
 
 
-class Target:
-    """Where instructions go: a level, for a machine, `lanes` at a time."""
-
-    __slots__ = ("level", "machine", "lanes")
-
-    def __init__(self, level: Level, machine: Machine, lanes: int) -> None:
-        self.level, self.machine, self.lanes = level, machine, lanes
-
-    def kind(self, dtype: torch.dtype) -> str:
-        return vector(HELD[dtype], self.lanes)
-
-    def intrinsic(self, name: str, kind: str, *operands: str, flag: str = "") -> str:
-        """Call llvm.<name> on operands of scalar type `kind`; `flag` is a last i1 operand."""
-        full = vector(kind, self.lanes)
-        given = [(full, operand) for operand in operands]
-        if flag:
-            given.append(("i1", flag))
-        return self.level.call(full, f"llvm.{name}.{mangled(kind, self.lanes)}", *given)
-
-    def convert(self, op: str, x: str, source: str, result: str) -> str:
-        """A conversion instruction between scalar types `source` and `result`."""
-        return self.level.op(
-            f"{op} {vector(source, self.lanes)} {x} to {vector(result, self.lanes)}"
-        )
-
-    def select(self, condition: str, kind: str, x: str, y: str) -> str:
-        full = vector(kind, self.lanes)
-        mask = vector("i1", self.lanes)
-        return self.level.op(f"select {mask} {condition}, {full} {x}, {full} {y}")
-
-
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_INSTRUCTIONS = frozenset({"sqrt", "floor", "ceil", "trunc", "round", "copysign", "fma"})
 
 
 def emit(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
@@ -82,46 +46,7 @@ def emit(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
         return t.level.op(f"{_PLAIN[op]} {kind} {args[0]}, {args[1]}")
     if op in _FLOAT_COMPARE:
         return compare(t, op, dtype, *args)
-    return _function(t, op, dtype, args)
-
-
-def _function(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
-    found = math_function(op, dtype, t.lanes, t.machine)
-    writer = t.level.writer
-    for line in found.declares:
-        writer.declares[line[line.index("@") + 1 : line.index("(")]] = line.strip()
-    kind = t.kind(dtype)
-    if found.define is not None:
-        define = found.define
-        if (op, dtype) in writer.outlined:
-            define = define.replace("alwaysinline", "noinline")
-        elif (body := _body(define)) is not None:
-            return _inlined(t, body, args)
-        writer.declares[found.symbol] = define
-    return t.level.op(f"call {kind} @{found.symbol}({', '.join(f'{kind} {x}' for x in args)})")
-
-
-_NAMES = re.compile(r"%[\w.]+")
-
-
-@functools.cache
-def _body(define: str) -> list[str] | None:
-    """The instructions of a function of one block, its return last; None if it has more blocks."""
-    lines = [line.strip() for line in define.splitlines()[1:] if line.strip() not in ("", "}")]
-    return None if any(line.endswith(":") or line.startswith("br ") for line in lines) else lines
-
-
-def _inlined(t: Target, body: list[str], args: list[str]) -> str:
-    """The body with fresh names, since no inliner runs after us."""
-    names = {f"%x{i}": arg for i, arg in enumerate(args)}
-
-    def renamed(text: str) -> str:
-        return _NAMES.sub(lambda found: names[found.group()], text)
-
-    for line in body[:-1]:
-        name, _, instruction = line.partition(" = ")
-        names[name] = t.level.op(renamed(instruction))
-    return names[body[-1].rpartition(" ")[2]]
+    return math_function(t, op, dtype, args)
 
 
 def compare(t: Target, op: str, dtype: torch.dtype, x: str, y: str) -> str:
@@ -136,27 +61,19 @@ def compare(t: Target, op: str, dtype: torch.dtype, x: str, y: str) -> str:
 # ------------------------------------------------------------------------------ rules
 
 
-def _maximum(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
-    return _extreme(t, dtype, x, y, "gt", "smax", "umax")
-
-
-def _minimum(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
-    return _extreme(t, dtype, x, y, "lt", "smin", "umin")
-
-
-def _extreme(
-    t: Target, dtype: torch.dtype, x: str, y: str, better: str, signed: str, unsigned: str
-) -> str:
+def _extreme(which: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     """x if it is better or NaN, else y: which is y as well where only y is NaN.
 
     Put what is known first in `x`: the test for NaN then stays off an accumulator's chain.
+
+    which   "max" or "min"
     """
-    kind = HELD[dtype]
+    kind, is_max = HELD[dtype], which == "max"
+    if kind == "i1":
+        return t.level.op(f"{'or' if is_max else 'and'} {t.kind(dtype)} {x}, {y}")
     if not is_float(dtype):
-        if kind == "i1":
-            return t.level.op(f"{'or' if better == 'gt' else 'and'} {t.kind(dtype)} {x}, {y}")
-        return t.intrinsic(signed if dtype in SIGNED else unsigned, kind, x, y)
-    winner = t.select(compare(t, better, dtype, x, y), kind, x, y)
+        return t.intrinsic(f"{'s' if dtype in SIGNED else 'u'}{which}", kind, x, y)
+    winner = t.select(compare(t, "gt" if is_max else "lt", dtype, x, y), kind, x, y)
     return t.select(_isnan(t, dtype, x), kind, x, winner)
 
 
@@ -206,10 +123,6 @@ def _divide(t: Target, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, st
     return quotient, t.level.op(f"sub {kind} {x}, {product}"), y
 
 
-def _truncdiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
-    return _divide(t, dtype, x, y)[0]
-
-
 def _crosses(t: Target, dtype: torch.dtype, rest: str, y: str) -> str:
     """True where the remainder to zero has another sign than the divisor."""
     mask = vector("i1", t.lanes)
@@ -238,27 +151,19 @@ def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
 
 def _fmod(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     if is_float(dtype):
-        return _function(t, "fmod", dtype, [x, y])
+        return math_function(t, "fmod", dtype, [x, y])
     return _divide(t, dtype, x, y)[1]
 
 
-def _shl(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
-    """Shifting out everything, or by less than nothing, leaves 0."""
-    bits = BITS[HELD[dtype]]
-    inside = t.level.op(f"icmp ult {t.kind(dtype)} {y}, {literal(bits, dtype, t.lanes)}")
-    shifted = t.level.op(f"shl {t.kind(dtype)} {x}, {y}")
+def _shift(op: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+    """Shifting out everything, or by less than nothing, leaves 0: to the right, the sign."""
+    kind, bits = t.kind(dtype), BITS[HELD[dtype]]
+    inside = t.level.op(f"icmp ult {kind} {y}, {literal(bits, dtype, t.lanes)}")
+    if op == "shr" and dtype in SIGNED:
+        by = t.select(inside, HELD[dtype], y, literal(bits - 1, dtype, t.lanes))
+        return t.level.op(f"ashr {kind} {x}, {by}")
+    shifted = t.level.op(f"{'lshr' if op == 'shr' else op} {kind} {x}, {y}")
     return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
-
-
-def _shr(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
-    """Shifting out everything, or by less than nothing, leaves the sign."""
-    bits = BITS[HELD[dtype]]
-    inside = t.level.op(f"icmp ult {t.kind(dtype)} {y}, {literal(bits, dtype, t.lanes)}")
-    if dtype not in SIGNED:
-        shifted = t.level.op(f"lshr {t.kind(dtype)} {x}, {y}")
-        return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
-    by = t.select(inside, HELD[dtype], y, literal(bits - 1, dtype, t.lanes))
-    return t.level.op(f"ashr {t.kind(dtype)} {x}, {by}")
 
 
 def _isnan(t: Target, dtype: torch.dtype, x: str) -> str:
@@ -277,17 +182,17 @@ def _signbit(t: Target, dtype: torch.dtype, x: str) -> str:
 
 
 _RULES: dict[str, Callable[..., str]] = {
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": functools.partial(_extreme, "max"),
+    "minimum": functools.partial(_extreme, "min"),
     "neg": _neg,
     "abs": _abs,
     "not": _not,
-    "truncdiv": _truncdiv,
+    "truncdiv": lambda *given: _divide(*given)[0],
     "floordiv": _floordiv,
     "remainder": _remainder,
     "fmod": _fmod,
-    "shl": _shl,
-    "shr": _shr,
+    "shl": functools.partial(_shift, "shl"),
+    "shr": functools.partial(_shift, "shr"),
     "isnan": _isnan,
     "isinf": _isinf,
     "signbit": _signbit,
@@ -353,10 +258,7 @@ def round_to(t: Target, dtype: torch.dtype, x: str) -> str:
 def _bfloat16_bits(t: Target, x: str) -> str:
     """Float32 bits with the lower half rounded away; NaN stays NaN."""
     kind = vector("i32", t.lanes)
-    op = t.level.op
-
-    def word(value: int) -> str:
-        return splat("i32", str(value), t.lanes)
+    op, word = t.level.op, t.word
 
     bits = t.convert("bitcast", x, "float", "i32")
     odd = op(f"and {kind} {op(f'lshr {kind} {bits}, {word(16)}')}, {word(1)}")
@@ -371,10 +273,7 @@ def _encode_half(t: Target, x: str) -> str:
     Adding a power of two just above the value makes the adder round at float16's last bit.
     """
     kind, real = vector("i32", t.lanes), vector("float", t.lanes)
-    op = t.level.op
-
-    def word(value: int) -> str:
-        return splat("i32", str(value), t.lanes)
+    op, word = t.level.op, t.word
 
     def scale(power: int) -> str:
         return literal(2.0**power, torch.float32, t.lanes)
@@ -399,10 +298,7 @@ def _encode_half(t: Target, x: str) -> str:
 def _decode_half(t: Target, bits: str) -> str:
     """The float32 of float16 bits in 32 bits, without conversion instructions."""
     kind, real = vector("i32", t.lanes), vector("float", t.lanes)
-    op = t.level.op
-
-    def word(value: int) -> str:
-        return splat("i32", str(value), t.lanes)
+    op, word = t.level.op, t.word
 
     word32 = op(f"shl {kind} {bits}, {word(16)}")
     sign = op(f"and {kind} {word32}, {word(-(1 << 31))}")
@@ -638,14 +534,5 @@ class Context:
         """A scalar in all lanes."""
         if not name.startswith("%"):
             return f"splat ({kind} {name})"
-        level = self.ranked[rank]
-        key = ("splat", name, self.lanes)
-        found = level.known.get(key)
-        if found is None:
-            full = vector(kind, self.lanes)
-            one = level.op(f"insertelement {full} poison, {kind} {name}, i64 0")
-            found = level.known[key] = level.op(
-                f"shufflevector {full} {one}, {full} poison, <{self.lanes} x i32> zeroinitializer"
-            )
-        assert isinstance(found, str)
-        return found
+        level, key = self.ranked[rank], ("splat", name, self.lanes)
+        return level.once(key, functools.partial(level.splat, kind, name, self.lanes))

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from fusee.codegen.llvm.math import HAS_FUSED
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context, Target, compare, emit
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit
 from fusee.codegen.llvm.types import (
     BITS,
     HELD,
     Machine,
+    Target,
     is_float,
     literal,
     memory_type,
-    number,
-    vector,
 )
 from fusee.loops.ir import (
     REDUCTIONS,
@@ -38,6 +36,7 @@ from fusee.loops.ir import (
     index_of,
     walk,
 )
+from fusee.runtime.llvm_text import vector
 from fusee.sym.expr import Size, Symbol, product, symbols
 
 # ---------------------------------------------------------------------------- reduce
@@ -102,7 +101,7 @@ def fuses(how: Carried, value: Value, machine: Machine) -> bool:
     It halves the error of a scalar product, and takes one instruction.
     """
     is_sum = how.acc.op == "sum" and is_float(how.dtype) and value.op == "mul"
-    return is_sum and not HAS_FUSED.isdisjoint(machine.features)
+    return is_sum and machine.has_fused
 
 
 def combine(t: Target, how: Carried, old: str, new: str) -> str:
@@ -131,17 +130,14 @@ def merge(t: Target, how: Carried, a: list[str], b: list[str]) -> list[str]:
     mask = vector("i1", t.lanes)
     better = _better(t, how, a[0], b[0])
     worse = _better(t, how, b[0], a[0])
-    equal = t.level.op(f"xor {mask} {t.level.op(f'or {mask} {better}, {worse}')}, {_true(t)}")
+    either = t.level.op(f"or {mask} {better}, {worse}")
+    equal = t.level.op(f"xor {mask} {either}, {literal(True, torch.bool, t.lanes)}")
     lower = compare(t, "lt", torch.int64, b[1], a[1])
     tie = t.level.op(f"and {mask} {equal}, {lower}")
     takes_b = t.level.op(f"or {mask} {better}, {tie}")
     return [
         t.select(takes_b, HELD[dtype], y, x) for dtype, x, y in zip(how.dtypes, a, b, strict=True)
     ]
-
-
-def _true(t: Target) -> str:
-    return literal(True, torch.bool, t.lanes)
 
 
 def merge_all(t: Target, how: Carried, parts: list[list[str]]) -> list[str]:
@@ -181,19 +177,13 @@ def across(ctx: Context, t: Target, how: Carried, parts: list[str]) -> list[str]
     lanes, level = t.lanes, t.level
     while lanes > 1:
         half = lanes // 2
-        low = ", ".join(f"i32 {i}" for i in range(half))
-        high = ", ".join(f"i32 {i}" for i in range(half, lanes))
         halves: list[list[str]] = [[], []]
         for kind, part in zip(how.kinds(lanes), parts, strict=True):
-            for side, picks in zip(halves, (low, high), strict=True):
+            for side, picks in zip(halves, (range(half), range(half, lanes)), strict=True):
                 if half == 1:
-                    side.append(level.op(f"extractelement {kind} {part}, {picks}"))
+                    side.append(level.op(f"extractelement {kind} {part}, i32 {picks[0]}"))
                 else:
-                    side.append(
-                        level.op(
-                            f"shufflevector {kind} {part}, {kind} poison, <{half} x i32> <{picks}>"
-                        )
-                    )
+                    side.append(level.shuffle(kind, part, "poison", picks))
         parts = merge(Target(level, ctx.machine, half), how, *halves)
         lanes = half
     return parts
@@ -212,10 +202,6 @@ def into_first_lane(t: Target, how: Carried, parts: list[str]) -> list[str]:
 def result(how: Carried, parts: list[str]) -> str:
     """The part that reading the accumulator yields."""
     return parts[-1]
-
-
-def zero(how: Carried) -> str:
-    return number(0, how.dtype)
 
 
 # ---------------------------------------------------------------------------- shape
@@ -273,6 +259,8 @@ def choose_stages(
 ) -> list[Stage]:
     """The loops along `lane`, one after the other."""
     lanes = machine.bits // _element_bits(phases, orders)
+    if lanes <= 1:
+        return [Stage(1, 1)]
     # Without a chain of additions to break up, copies gain nothing; and they leave whole vectors
     # to the end of the axis, where masked stores are dear.
     copies = 1

@@ -1,0 +1,228 @@
+"""LLVM IR as text: loops and branches of one function, and the lines that its module needs.
+
+A Level is the body of one open loop. While an inner loop is being written into its own Level,
+code that does not depend on the inner loop can still be appended to the outer one: the inner
+loop's text follows only when it closes. That is how invariant code ends up outside without a
+later pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+MANGLED = {"half": "f16", "float": "f32", "double": "f64"}
+
+
+@functools.cache
+def vector(kind: str, lanes: int) -> str:
+    """The type of `lanes` elements; of one lane the scalar type."""
+    return kind if lanes == 1 else f"<{lanes} x {kind}>"
+
+
+@functools.cache
+def mangled(kind: str, lanes: int) -> str:
+    """The type as intrinsics' names write it: f32, v8i64."""
+    name = MANGLED.get(kind, kind)
+    return name if lanes == 1 else f"v{lanes}{name}"
+
+
+def splat(kind: str, number: object, lanes: int) -> str:
+    """A literal in all lanes."""
+    return str(number) if lanes == 1 else f"splat ({kind} {number})"
+
+
+@functools.cache
+def numbered(kind: str, numbers: Sequence[int]) -> str:
+    """A vector of these numbers."""
+    return f"<{', '.join(f'{kind} {number}' for number in numbers)}>"
+
+
+class Level:
+    """The lines of one loop body so far, and what has been computed in it."""
+
+    __slots__ = ("counters", "known", "label", "lines", "writer")
+
+    def __init__(self, writer: Writer, label: str) -> None:
+        self.writer = writer
+        self.lines: list[str] = []
+        self.label = label  # of the basic block that the next line goes to
+        self.known: dict[Hashable, str | list[str]] = {}
+        self.counters: dict[str, str] = {}  # factor -> the register that holds i times it
+
+    def times(self, factor: str) -> str:
+        """The loop's variable times a factor known outside, by one addition per round."""
+        found = self.counters.get(factor)
+        if found is None:
+            self.writer.count += 1
+            found = self.counters[factor] = f"%v{self.writer.count}"
+        return found
+
+    def once(self, key: Hashable, make: Callable[[], str]) -> str:
+        """What `make` gives, made once in this level."""
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = make()
+        assert isinstance(found, str)
+        return found
+
+    def op(self, text: str) -> str:
+        """Append an instruction; its result's name."""
+        self.writer.count += 1
+        name = f"%v{self.writer.count}"
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        """Append an instruction without result."""
+        self.lines.append("  " + text)
+
+    def call(
+        self, result: str, symbol: str, *operands: tuple[str, str], attributes: str = ""
+    ) -> str:
+        """Call a function from outside with (type, name) operands; its result, "" of void."""
+        types = ", ".join(kind for kind, _ in operands)
+        declared = f"declare {result} @{symbol}({types}) {attributes}".rstrip()
+        self.writer.declares.setdefault(symbol, declared)
+        text = f"call {result} @{symbol}({', '.join(f'{k} {name}' for k, name in operands)})"
+        if result != "void":
+            return self.op(text)
+        self.do(text)
+        return ""
+
+    def at(self, base: str, offset: object, kind: str = "i8") -> str:
+        """An address `offset` elements further."""
+        return self.op(f"getelementptr {kind}, ptr {base}, i64 {offset}")
+
+    def load(self, kind: str, base: str, offset: object = 0, of: str = "i64") -> str:
+        """What lies `offset` elements of the kind `of` beyond an address."""
+        return self.op(f"load {kind}, ptr {self.at(base, offset, of)}, align 1")
+
+    def store(self, kind: str, value: str, base: str, offset: object = 0, of: str = "i64") -> None:
+        self.do(f"store {kind} {value}, ptr {self.at(base, offset, of)}, align 1")
+
+    def splat(self, kind: str, value: str, lanes: int) -> str:
+        """A scalar in all lanes of a vector."""
+        full = vector(kind, lanes)
+        one = self.op(f"insertelement {full} poison, {kind} {value}, i64 0")
+        return self.op(
+            f"shufflevector {full} {one}, {full} poison, <{lanes} x i32> zeroinitializer"
+        )
+
+    def shuffle(self, kind: str, a: str, b: str, picks: Iterable[int]) -> str:
+        """Elements of two vectors of a kind, numbered through."""
+        listed = tuple(picks)
+        mask = f"<{len(listed)} x i32> {numbered('i32', listed)}"
+        return self.op(f"shufflevector {kind} {a}, {kind} {b}, {mask}")
+
+    def either(self, kind: str, ops: str, *values: str) -> str:
+        """All values of a kind as one, pair by pair: their `or`, or what else `ops` says."""
+        total, *rest = values
+        for value in rest:
+            total = self.op(f"{ops} {kind} {total}, {value}")
+        return total
+
+    def _open(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.label = label
+
+    def unless(
+        self, condition: str, body: Callable[[], str | None], kind: str = "", usual: str = ""
+    ) -> str:
+        """`usual` where the condition holds; elsewhere `body` runs, and gives what it is there."""
+        before, number = self.label, self.writer.label()
+        self.do(f"br i1 {condition}, label %done{number}, label %else{number}")
+        self._open(f"else{number}")
+        other, end = body(), self.label
+        self.do(f"br label %done{number}")
+        self._open(f"done{number}")
+        if not kind:
+            return ""
+        return self.op(f"phi {kind} [ {usual}, %{before} ], [ {other}, %{end} ]")
+
+    def leave(self, condition: str, result: Callable[[], str]) -> None:
+        """Return from the function where the condition holds."""
+        number = self.writer.label()
+        self.do(f"br i1 {condition}, label %leave{number}, label %go{number}")
+        self._open(f"leave{number}")
+        self.do(f"ret {result()}")
+        self._open(f"go{number}")
+
+
+class Writer:
+    """One function being written: the stack of open levels, innermost last.
+
+    outlined  (op, dtype) of elementary functions that are called: so many calls would be too long
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.labels = 0
+        self.outlined: frozenset[Hashable] = frozenset()
+        self.declares: dict[str, str] = {}  # by symbol: LLVM refuses a second declaration
+        self.levels = [Level(self, "start")]
+
+    def label(self) -> int:
+        """A number for labels."""
+        self.labels += 1
+        return self.labels
+
+    def define(self, head: str, result: str) -> str:
+        """The function's text: what was written, and what it returns."""
+        top = self.levels[0]
+        start = [] if top.label == "start" else ["start:"]
+        return "\n".join([f"{head} {{", *start, *top.lines, f"  ret {result}", "}", ""])
+
+    def module(self, head: str, result: str) -> str:
+        """The function with all that it needs."""
+        text = self.define(head, result)
+        return "\n".join([*self.declares.values(), text])
+
+    @property
+    def top(self) -> Level:
+        return self.levels[-1]
+
+    def loop(
+        self,
+        start: str,
+        stop: str,
+        step: int,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[str, list[str]], list[str]],
+    ) -> list[str]:
+        """for i in range(start, stop, step), with (type, initial value) carried round.
+
+        `body` gets i and the carried names, writes into the new top level and returns the next
+        carried names. Returns their final names. The test stands at the end, so code hoisted
+        out of the body runs even if the loop does not.
+        """
+        number = self.label()
+        outer, inner = self.top, Level(self, f"body{number}")
+        i = f"%i{number}"
+        phis = [f"%c{number}_{k}" for k in range(len(carried))]
+        self.levels.append(inner)
+        after = body(i, phis)
+        counters = []
+        for factor, name in inner.counters.items():
+            first = outer.op(f"mul i64 {start}, {factor}") if start != "0" else "0"
+            by = outer.op(f"mul i64 {factor}, {step}") if step != 1 else factor
+            counters.append((name, first, inner.op(f"add i64 {name}, {by}")))
+        following = inner.op(f"add nsw i64 {i}, {step}")
+        again = inner.op(f"icmp slt i64 {following}, {stop}")
+        inner.do(f"br i1 {again}, label %body{number}, label %exit{number}")
+        self.levels.pop()
+        before = outer.label
+        enter = outer.op(f"icmp slt i64 {start}, {stop}")
+        outer.do(f"br i1 {enter}, label %body{number}, label %exit{number}")
+        outer.lines.append(f"body{number}:")
+        outer.do(f"{i} = phi i64 [ {start}, %{before} ], [ {following}, %{inner.label} ]")
+        for (kind, first), phi, last in zip(carried, phis, after, strict=True):
+            outer.do(f"{phi} = phi {kind} [ {first}, %{before} ], [ {last}, %{inner.label} ]")
+        for name, first, last in counters:
+            outer.do(f"{name} = phi i64 [ {first}, %{before} ], [ {last}, %{inner.label} ]")
+        outer.lines += inner.lines
+        outer._open(f"exit{number}")
+        return [
+            outer.op(f"phi {kind} [ {first}, %{before} ], [ {last}, %{inner.label} ]")
+            for (kind, first), last in zip(carried, after, strict=True)
+        ]
