@@ -41,7 +41,7 @@ from fusee.loops.ir import (
     walk,
 )
 from fusee.loops.memory import ALIGNMENT, Plan, size_bytes
-from fusee.loops.schedule import reads, roots, views, writes
+from fusee.loops.schedule import reads, views, writes
 from fusee.sym.expr import Atom, Call, Size, Symbol, coefficient, hint, known_ge, product, symbols
 
 Item = Kernel | Extern
@@ -82,7 +82,7 @@ def _check(stage: str, graph: LoopGraph, items: Sequence[Item]) -> None:
         if isinstance(item, Extern):
             faults = windows((item.args, item.kwargs))
         else:
-            inside = [walk(root for s in phase.body for root in _roots(s)) for phase in item.phases]
+            inside = [walk(phase.operands) for phase in item.phases]
             # in this order: the later ones rely on what the earlier ones have seen
             faults = itertools.chain(
                 scopes(item, inside),
@@ -298,11 +298,6 @@ def _collides(index: Size, axes: Sequence[Symbol]) -> bool:
     return len(set(map(tuple, points.tolist()))) > len(set(found.tolist()))
 
 
-def _roots(statement: Store | Accumulate) -> list[Value]:
-    hidden = payloads(statement.index) if isinstance(statement, Store) else []
-    return [*roots(statement), *hidden]
-
-
 # ------------------------------------------------------------------------------ all of them
 
 
@@ -353,7 +348,7 @@ def _own_reads(kernel: Kernel, written: set[Buffer]) -> Iterator[str]:
     before: list[tuple[int, Store]] = []
     for number, phase in enumerate(kernel.phases):
         for statement in phase.body:
-            for load in walk(_roots(statement)):
+            for load in walk(statement.operands):
                 if load.op != "load" or load.attr[0] not in own:
                     continue
                 buffer, index = load.attr

@@ -14,8 +14,9 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fusee.loops.ir import (
     Accumulate,
@@ -32,12 +33,11 @@ from fusee.loops.ir import (
     View,
     cast,
     joined,
-    payloads,
     rewrite,
     rewrite_index,
     walk,
 )
-from fusee.loops.schedule import order_loops, reads, roots, size, writes
+from fusee.loops.schedule import order_loops, reads, size, writes
 from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
 
 # ---------------------------------------------------------------------------- group
@@ -46,24 +46,18 @@ from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
 
 @dataclass(eq=False)
 class Member:
-    """A loop inside a kernel, renamed to the kernel's axes; `space` are those it doesn't reduce."""
+    """A loop inside a kernel: a copy of it, renamed to the kernel's axes."""
 
     loop: Loop
-    space: tuple[Symbol, ...]
-    reduce: tuple[Symbol, ...]
-    index: Size
-    value: Value
-    result: Value | None
-    which: Value | None
     phase: int = 0
 
     def stored(self) -> Value:
         """What ends up in the buffer, as later statements see it."""
-        if self.loop.acc is None:
-            return cast(self.value, self.loop.buffer.dtype)
-        if self.result is not None:
-            return cast(self.result, self.loop.buffer.dtype)
-        return cast(self.value.table.acc(self.loop.acc), self.loop.buffer.dtype)
+        loop = self.loop
+        value = loop.value
+        if loop.acc is not None:
+            value = loop.result or value.table.acc(loop.acc)
+        return cast(value, loop.buffer.dtype)
 
 
 @dataclass(eq=False)
@@ -86,21 +80,14 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
     bodies: list[list[Statement]] = [[] for _ in group.phases]
     finals: list[list[Statement]] = [[] for _ in group.phases]
     for member in group.members:
-        replace = _Forwarding(member, by_buffer, live)
-        values = [v for v in (member.value, member.result, member.which) if v is not None]
-        order = walk(values + payloads(member.index))
-        new = dict(zip(map(id, order), rewrite(order, None, replace), strict=True))
-        by_buffer[member.loop.buffer] = member
-        member.value = new[id(member.value)]
-        member.result = None if member.result is None else new[id(member.result)]
-        member.which = None if member.which is None else new[id(member.which)]
-        member.index = rewrite_index(member.index, None, new)
-        store = Store(member.loop.buffer, member.index, member.stored(), member.loop.mode)
-        if member.loop.acc is None:
+        loop = _rewritten(member.loop, {}, partial(_forwarded, member, by_buffer, live))
+        member.loop, by_buffer[loop.buffer] = loop, member
+        store = Store(loop.buffer, loop.index, member.stored(), loop.mode)
+        if loop.acc is None:
             bodies[member.phase].append(store)
             continue
-        bodies[member.phase].append(Accumulate(member.loop.acc, member.value, member.which))
-        (bodies if member.loop.scan else finals)[member.phase].append(store)
+        bodies[member.phase].append(Accumulate(loop.acc, loop.value, loop.which))
+        (bodies if loop.scan else finals)[member.phase].append(store)
     phases = []
     for inner, body, final in zip(group.phases, bodies, finals, strict=True):
         phases.append(Phase(inner, body))
@@ -115,42 +102,30 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
     return order_loops(Kernel(group.outer, phases, None, ordered, origin), group.profile)
 
 
-class _Forwarding:
-    """Replaces a member's loads of what other members computed by the values themselves."""
-
-    def __init__(self, member: Member, by_buffer: dict[Buffer, Member], live: set[Buffer]) -> None:
-        self.member, self.by_buffer, self.live = member, by_buffer, live
-
-    def __call__(self, value: Value) -> Value | None:
-        if value.op != "load":
+def _forwarded(
+    member: Member, by_buffer: dict[Buffer, Member], live: set[Buffer], value: Value
+) -> Value | None:
+    """For a member's load of what another one computed, the value itself."""
+    producer = by_buffer.get(value.attr[0]) if value.op == "load" else None
+    if producer is None or producer is member or producer.loop.index != value.attr[1]:
+        return None
+    stored = producer.stored()
+    if producer.loop.acc is None and producer.phase != member.phase:
+        profile = stored.table.profile
+        limit = profile.reloaded if producer.loop.buffer in live else profile.again
+        if stored.cost > limit:
             return None
-        producer = self.by_buffer.get(value.attr[0])
-        if producer is None or producer is self.member or producer.index != value.attr[1]:
-            return None
-        stored = producer.stored()
-        if producer.loop.acc is None and producer.phase != self.member.phase:
-            profile = stored.table.profile
-            limit = profile.reloaded if producer.loop.buffer in self.live else profile.again
-            if stored.cost > limit:
-                return None
-        elif producer.loop.scan:
-            return None
-        if value.args:
-            return None  # masked: the mask may protect what the producer never computed
-        return stored
+    elif producer.loop.scan:
+        return None
+    # masked: the mask may protect what the producer never computed
+    return None if value.args else stored
 
 
 def _drop_dead(phases: list[Phase], live: set[Buffer]) -> None:
-    loaded: set[Buffer] = set()
+    values = walk(value for phase in phases for value in phase.operands)
+    needed = live.union(v.attr[0] for v in values if v.op == "load")
     for phase in phases:
-        values = [root for s in phase.body for root in roots(s)]
-        loaded.update(v.attr[0] for v in walk(values) if v.op == "load")
-    for phase in phases:
-        phase.body = [
-            s
-            for s in phase.body
-            if not isinstance(s, Store) or s.buffer in live or s.buffer in loaded
-        ]
+        phase.body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
 
 
 def _compact(phases: list[Phase]) -> list[Phase]:
@@ -253,11 +228,8 @@ class _Fuser:
         if best is None:
             profile = self.graph.values.profile
             group = Group(len(self.items), profile, loop.axes, sealed=_stands_alone(loop))
-            member = Member(
-                loop, loop.axes, loop.reduce_axes, loop.index, loop.value, loop.result, loop.which
-            )
             self.items.append(group)
-            _join(Placement(group, member, loop.axes, loop.reduce_axes, 0))
+            _join(Placement(group, Member(replace(loop)), loop.axes, loop.reduce_axes, 0))
         else:
             group = best.group
             _join(best)
@@ -337,16 +309,16 @@ def _is_one_body(placement: Placement) -> bool:
 
     All that is loaded then was there before the kernel; what is there after it is forwarded.
     """
-    group, new = placement.group, placement.member
+    group, new = placement.group, placement.member.loop
     (inner, *more) = group.phases
-    members = [*group.members, new]
+    others = [m.loop for m in group.members]
     same = placement.outer == group.outer and set(placement.inner) == set(inner) and not more
     masked = any(v.op == "load" and v.args for v in walk([new.value]))
     return (
         same
         and not masked
-        and all(m.loop.acc is None for m in members)
-        and all(_reads_only_at(m.value, new.loop.buffer, new.index) for m in group.members)
+        and all(loop.acc is None for loop in (*others, new))
+        and all(_reads_only_at(loop.value, new.buffer, new.index) for loop in others)
     )
 
 
@@ -361,7 +333,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     pairing = _Pairing(loop, group)
     bytes_saved = 0
     depends = False
-    points = hint(product(_sizes((*loop.axes, *loop.reduce_axes))))
+    points = _points((*loop.axes, *loop.reduce_axes))
     for theirs, ours, buffer, must in links:
         elements = hint(product(buffer.shape))
         if not must and 2 * elements < points:
@@ -379,8 +351,8 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     return _fit(loop, group, pairing, bytes_saved)
 
 
-def _sizes(axes: Iterable[Symbol]) -> list[Size]:
-    return [axis.hi for axis in axes if axis.hi is not None]
+def _points(axes: Iterable[Symbol]) -> int:
+    return hint(product(axis.hi for axis in axes if axis.hi is not None))
 
 
 def _links(
@@ -393,7 +365,7 @@ def _links(
     for load in loads:
         buffer, index = load.attr
         if buffer in produced:
-            yield produced[buffer].index, index, buffer, True
+            yield produced[buffer].loop.index, index, buffer, True
         else:
             for other in _group_loads(group, buffer):
                 shared.append((other, index, buffer, False))
@@ -404,7 +376,7 @@ def _group_loads(group: Group, buffer: Buffer) -> list[Size]:
     found: dict[Size, None] = {}
     for member in group.members:
         if buffer in reads(member.loop):
-            for value in walk([member.value]):
+            for value in walk([member.loop.value]):
                 if value.op == "load" and value.attr[0] is buffer:
                     found[value.attr[1]] = None
     return list(found)
@@ -472,19 +444,19 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         return "the reduction would leave the kernel's outer axes"
     if not outer and group.outer:
         return "no common outer axis is left"
-    work = max(hint(product(_sizes((*loop.axes, *loop.reduce_axes)))), _work(group))
-    points = hint(product(_sizes(outer)))
+    work = max(_points((*loop.axes, *loop.reduce_axes)), _work(group))
+    points = _points(outer)
     few = points < group.profile.parallel and work > group.profile.small
     if outer != group.outer and few:
         return "too few outer points would be left for the threads"
     names = _rename(loop, group, pairing)
-    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
-    member = _renamed(loop, axes, names)
+    member = Member(_renamed(loop, names))
     inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
     if loop.acc is None and not (
-        _inside(member.index, inner, outer) or _follows(group, member.index, inner, points)
+        _inside(member.loop.index, inner, outer)
+        or _follows(group, member.loop.index, inner, points)
     ):
         return "its further axes are not the innermost of what it stores"
     if _wastes_lanes(group, member, outer, inner):
@@ -502,15 +474,14 @@ def _wastes_lanes(
     if group.frozen or outer != group.outer:
         return False
     placed = [(m, group.phases[m.phase]) for m in group.members] + [(new, inner)]
-    alone = max((m.value.cost for m, axes in placed if not axes), default=0)
-    many = max((hint(product(_sizes(a))) * m.value.cost for m, a in placed if a), default=None)
+    alone = max((m.loop.value.cost for m, axes in placed if not axes), default=0)
+    many = max((_points(a) * m.loop.value.cost for m, a in placed if a), default=None)
     costly, lanes = group.profile.costly, group.profile.lanes
     return alone > costly and many is not None and lanes * alone > many
 
 
 def _work(group: Group) -> int:
-    points = hint(product(_sizes(group.outer)))
-    return points * max(hint(product(_sizes(inner))) for inner in group.phases)
+    return _points(group.outer) * max(map(_points, group.phases))
 
 
 def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -> bool:
@@ -564,20 +535,29 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
     return names
 
 
-def _renamed(loop: Loop, axes: dict[Symbol, Size], names: dict[Symbol, Symbol]) -> Member:
-    space = tuple(names[a] for a in loop.axes)
-    reduce = tuple(names[a] for a in loop.reduce_axes)
-    if not axes:
-        return Member(loop, space, reduce, loop.index, loop.value, loop.result, loop.which)
-    values = [v for v in (loop.value, loop.result, loop.which) if v is not None]
-    order = walk(values + payloads(loop.index))
-    new = dict(zip(map(id, order), rewrite(order, axes), strict=True))
+def _renamed(loop: Loop, names: dict[Symbol, Symbol]) -> Loop:
+    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
+    return _rewritten(loop, axes) if axes else replace(loop)
+
+
+def _rewritten(
+    loop: Loop,
+    axes: dict[Symbol, Size],
+    change: Callable[[Value], Value | None] | None = None,
+) -> Loop:
+    """A copy of the loop whose values are those of `rewrite`. Its axes keep their names."""
+    new = rewrite(loop.operands, axes, change)
 
     def of(value: Value | None) -> Value | None:
         return None if value is None else new[id(value)]
 
-    index = rewrite_index(loop.index, axes, new)
-    return Member(loop, space, reduce, index, new[id(loop.value)], of(loop.result), of(loop.which))
+    return replace(
+        loop,
+        index=rewrite_index(loop.index, axes, new),
+        value=new[id(loop.value)],
+        result=of(loop.result),
+        which=of(loop.which),
+    )
 
 
 # ------------------------------------------------------------------------------ joining

@@ -445,11 +445,11 @@ def walk(roots: Iterable[Value]) -> list[Value]:
 
 
 def rewrite(
-    roots: Sequence[Value],
+    roots: Iterable[Value],
     axes: dict[Symbol, Size] | None = None,
     replace: Callable[[Value], Value | None] | None = None,
-) -> list[Value]:
-    """Rebuild values with axis variables substituted and single values replaced.
+) -> dict[int, Value]:
+    """Values with axis variables substituted and single ones replaced: by the id of each old one.
 
     `replace` sees each value after its operands were rewritten; None keeps it.
     """
@@ -460,7 +460,7 @@ def rewrite(
         if replace is not None:
             new = replace(new) or new
         done[id(value)] = new
-    return [done[id(root)] for root in roots]
+    return done
 
 
 def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[int, Value]) -> Size:
@@ -526,8 +526,14 @@ class Loop:
     ordered: tuple[Symbol, ...] = ()  # axes whose points may store to the same place
     stays: bool = False  # it runs for its checks, though nobody reads what it stores
     origin: str = ""  # aten ops and user line it comes from, for people
-    reads_memo: list[Buffer] | None = None  # what deps.reads found
+    reads_memo: list[Buffer] | None = None  # what schedule.reads found
     size_memo: int = 0  # how many values that looked at
+
+    @property
+    def operands(self) -> list[Value]:
+        """What it computes, as `Store.operands`."""
+        values = (self.value, self.result, self.which)
+        return [v for v in values if v is not None] + payloads(self.index)
 
 
 @dataclass(eq=False)
@@ -592,12 +598,21 @@ class Store:
     value: Value
     mode: Mode = "set"
 
+    @property
+    def operands(self) -> list[Value]:
+        """What it computes: those inside the index too."""
+        return [*payloads(self.index), self.value]
+
 
 @dataclass(eq=False)
 class Accumulate:
     acc: Acc
     value: Value
     which: Value | None = None
+
+    @property
+    def operands(self) -> list[Value]:
+        return [self.value] if self.which is None else [self.value, self.which]
 
 
 Statement = Union[Store, Accumulate]
@@ -607,6 +622,11 @@ Statement = Union[Store, Accumulate]
 class Phase:
     inner: tuple[Symbol, ...]
     body: list[Statement]
+
+    @property
+    def operands(self) -> list[Value]:
+        """What its statements compute."""
+        return [v for statement in self.body for v in statement.operands]
 
 
 @dataclass(eq=False)
@@ -623,7 +643,12 @@ class Kernel:
     lanes: Symbol | None = None
     ordered: tuple[Symbol, ...] = ()
     origin: str = ""
-    reads_memo: list[Buffer] | None = None  # what deps.reads found
+    reads_memo: list[Buffer] | None = None  # what schedule.reads found
+
+    @property
+    def operands(self) -> list[Value]:
+        """What its statements compute."""
+        return [v for phase in self.phases for v in phase.operands]
 
     def statements(self) -> Iterator[Statement]:
         for phase in self.phases:

@@ -23,7 +23,6 @@ from fusee.loops.ir import (
     Profile,
     Statement,
     Store,
-    Value,
     View,
     index_of,
     payloads,
@@ -60,13 +59,6 @@ def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
 # ------------------------------------------------------------------------------ access
 
 
-def roots(statement: Statement) -> list[Value]:
-    """The values that a statement computes."""
-    if isinstance(statement, Accumulate) and statement.which is not None:
-        return [statement.value, statement.which]
-    return [statement.value]
-
-
 def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
     """(index, weight, is memory) for every index expression of a body.
 
@@ -75,17 +67,14 @@ def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
     for statement in body:
         if isinstance(statement, Store):
             yield statement.index, 2, True
-    for value in walk([root for statement in body for root in roots(statement)]):
+    for value in walk(v for statement in body for v in statement.operands):
         if value.op in ("load", "index"):
             yield index_of(value), 1, value.op == "load"
 
 
 def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[Statement]:
     """The body with axis variables substituted."""
-    values = [root for statement in body for root in roots(statement)]
-    hidden = [v for s in body if isinstance(s, Store) for v in payloads(s.index)]
-    order = walk(values + hidden)
-    new = dict(zip(map(id, order), rewrite(order, axes), strict=True))
+    new = rewrite([v for statement in body for v in statement.operands], axes)
     result: list[Statement] = []
     for statement in body:
         value = new[id(statement.value)]
@@ -101,8 +90,7 @@ def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[St
 def reads_own_acc(phase: Phase) -> bool:
     """True for a scan: the phase reads an accumulator that it is still accumulating."""
     own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
-    values = walk([root for statement in phase.body for root in roots(statement)])
-    return any(value.op == "acc" and value.attr in own for value in values)
+    return any(v.op == "acc" and v.attr in own for v in walk(phase.operands))
 
 
 def keeps_order(phase: Phase) -> bool:
@@ -314,15 +302,7 @@ def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
     if isinstance(step, Extern):
         return list(dict.fromkeys(v.buffer for v in views((step.args, step.kwargs))))
     if step.reads_memo is None:
-        if isinstance(step, Loop):
-            values = [v for v in (step.value, step.result, step.which) if v is not None]
-            values += payloads(step.index)
-        else:
-            values = [root for s in step.statements() for root in roots(s)]
-            values += [
-                v for s in step.statements() if isinstance(s, Store) for v in payloads(s.index)
-            ]
-        order = walk(values)
+        order = walk(step.operands)
         step.reads_memo = list(dict.fromkeys(v.attr[0] for v in order if v.op == "load"))
         if isinstance(step, Loop):
             step.size_memo = len(order)
@@ -366,10 +346,8 @@ class _Form:
     def of(self, kernel: Kernel) -> tuple[Hashable, list[Buffer]]:
         phases = []
         for phase in kernel.phases:
-            needed = [root for s in phase.body for root in roots(s)]
-            needed += [v for s in phase.body if isinstance(s, Store) for v in payloads(s.index)]
             rows: list[Hashable] = []
-            for value in walk(needed):
+            for value in walk(phase.operands):
                 if id(value) in self.values:
                     continue
                 args = tuple([self.values[id(arg)] for arg in value.args])

@@ -172,7 +172,7 @@ def _in_two_stages(
         """The partial result of `count` points from the beginning of chunk `place` on."""
         step = lowering.axis("s0", count)
         point = place * length + (0 if count == 1 else step.expr)
-        moved = rewrite([value], {first: point})[0]
+        moved = rewrite([value], {first: point})[id(value)]
         buffer = lowering.realise(partial).buffer
         index = buffer.index((*lowering.axes(kept), place))
         acc = lowering.accumulator(how.kind, how.dtype)
