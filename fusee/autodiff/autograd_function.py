@@ -384,20 +384,15 @@ def differentiable(
 ) -> Callable[..., Sequence[Any]]:
     """A function of the forward's inputs; its results are those of the joint graph's forward.
 
-    gm        the captured graph, which eager differentiates where the compiled backward cannot:
-              gradients that are themselves differentiated, and those in batches
+    gm        the captured graph: eager differentiates it for gradients of gradients, and in batches
     forward   runs split.forward
     backward  gives what runs the backward of `split`, or of one without some of the tangents
     tell      is told what of the graph runs eagerly
     raises    (in backward) InputError if a hook on saved tensors gave back another kind of tensor
     """
     joint, again = split.joint, Again(gm, split, tell)
-    saved, count = split.saved, joint.forward_results
+    count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
-    # what the program may write to where its gradient does not matter
-    shown = [
-        (k, s.position) for k, s in enumerate(saved) if s.kind == "result" and s.position < count
-    ]
     chosen = functools.cache(functools.partial(_Variant, split))
 
     class CompiledGraph(torch.autograd.Function):
@@ -407,8 +402,6 @@ def differentiable(
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(inputs)
             _keep(ctx, split, inputs, results)
-            aliases = ((k, results[position].detach()) for k, position in shown)
-            ctx.shown = [(k, x, x._version) for k, x in aliases]
             ctx.mark_non_differentiable(*(results[k] for k in constant))
             return tuple(results[:count])
 
@@ -442,6 +435,7 @@ def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any])
     ctx.save_for_backward(
         *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
     )
+    ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
     ctx.numbers = _numbers(split.joint, inputs)
     ctx.done, ctx.later = frozenset(), ()
     ctx.has_hooks = has_saved_tensor_hooks()

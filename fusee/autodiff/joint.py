@@ -14,7 +14,8 @@ node.meta of a joint graph holds what that of an AtenGraph does, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -120,6 +121,12 @@ class Split:
     absent: frozenset[int] = frozenset()
     without: Callable[[frozenset[int]], Split] | None = None
 
+    @functools.cached_property
+    def shown(self) -> list[tuple[int, int]]:
+        """(saved value, result) where one is the other, which the program may write to."""
+        count, rows = self.joint.forward_results, enumerate(self.saved)
+        return [(k, at) for k, (kind, at) in rows if kind == "result" and at < count]
+
 
 # ---------------------------------------------------------------------------- sparse
 # Gradients that eager gives as sparse tensors: those of embeddings with sparse=True.
@@ -130,6 +137,8 @@ class Split:
 # out is known to the call alone.
 
 aten = torch.ops.aten
+
+SPARSE = aten.embedding_sparse_backward.default
 
 
 class _SparseEmbedding(torch.autograd.Function):
@@ -147,29 +156,32 @@ class _SparseEmbedding(torch.autograd.Function):
         count = weight.shape[0]
         if type(count) is not int or not weight.is_contiguous():
             raise t.b.unsupported("a sparse gradient of a weight without a fixed size")
-        op = aten.embedding_sparse_backward.default
         nodes, metas = t.operands((grads[0], ctx.indices))
         value = t.value(weight)
         twin = t.b.twins.empty(weight.shape, weight.stride(), metas[0].dtype, value.store.device)
-        node = t.b.emit(op, (*nodes, count, *ctx.options), {}, twin, value.store.device)
+        node = t.b.emit(SPARSE, (*nodes, count, *ctx.options), {}, twin, value.store.device)
         t.adopt(twin, node, None, value.store.device)
         return twin, None, None, None, None
 
 
-def sparse_embedding(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def sparse_embedding(
+    t: Tracer,
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
     """torch.embedding in a joint trace."""
-    names = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
-    given = {**dict(zip(names, args)), **kwargs}
-    weight, indices = given["weight"], given["indices"]
-    if not (given.get("sparse") and torch.is_grad_enabled() and weight.requires_grad):
-        return func(*args, **kwargs)
-    options = given.get("padding_idx", -1), given.get("scale_grad_by_freq", False)
+    options = padding_idx, scale_grad_by_freq
+    if not (sparse and torch.is_grad_enabled() and weight.requires_grad):
+        return torch.embedding(weight, indices, *options, sparse)
     return _SparseEmbedding.apply(weight, t, indices, *options)  # type: ignore[no-untyped-call]
 
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose values eager has as sparse tensors, and sums with them."""
-    found = set(graph.find_nodes(op="call_function", target=_ROWS, sort=False))
+    found = set(graph.find_nodes(op="call_function", target=SPARSE, sort=False))
     row = list(found)
     for node in row:
         new = [user for user in node.users if user.op != "output" and user not in found]
@@ -181,37 +193,8 @@ def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
 def why_not(graph: fx.Graph) -> str | None:
     """Why the sparse gradients of a joint graph cannot be made after it, if they cannot."""
     for node in sparse_nodes(graph):
-        if node.target is _ROWS:
+        if node.target is SPARSE:
             continue
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             return f"{node.target} of a sparse gradient"
     return None
-
-
-def parts(node: fx.Node, sparse: set[fx.Node], resolve: Callable[[fx.Node], Any]) -> list[fx.Node]:
-    """What a gradient is the sum of: nodes that call embedding_sparse_backward, and dense ones."""
-    if node not in sparse or node.target is _ROWS:
-        return [node]
-    operands = [resolve(x) for x in node.args if isinstance(x, fx.Node)]
-    return [part for x in operands if x is not None for part in parts(x, sparse, resolve)]
-
-
-def leaves(found: Iterable[fx.Node], sparse: set[fx.Node]) -> Iterator[fx.Node]:
-    """What the backward must give for these parts."""
-    for node in found:
-        yield from node.all_input_nodes if node in sparse else (node,)
-
-
-def made_of(found: Sequence[fx.Node], sparse: set[fx.Node], place: Mapping[Any, int]) -> Gradient:
-    """How a gradient comes from the backward's results. `place`: the positions of `leaves`."""
-    rows: list[int | SparseRows] = []
-    for node in found:
-        if node in sparse:
-            gradient, indices, *options = node.args
-            rows.append(SparseRows(place[gradient], place[indices], tuple(options)))
-        else:
-            rows.append(place[node])
-    return rows[0] if len(rows) == 1 and isinstance(rows[0], int) else tuple(rows)
-
-
-_ROWS = aten.embedding_sparse_backward.default

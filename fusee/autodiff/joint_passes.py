@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph
 from fusee.autodiff.joint import Joint
 from fusee.fake.layouts import is_row_major, like
 from fusee.sym.symint import same_ints
@@ -36,13 +35,36 @@ _BATCH_NORMS = (
 )
 
 
-def open_norm(aten_graph: AtenGraph, node: fx.Node) -> None:
+class _After:
+    """Writes calls one after the other behind a node, described by `meta`."""
+
+    def __init__(
+        self, graph: fx.Graph, node: fx.Node, meta: dict[str, Any], name: str | None = None
+    ) -> None:
+        self.graph, self.last, self.meta, self.name = graph, node, meta, name
+
+    def __call__(self, op: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
+        """The call. Its value is `val`, or else what `op` gives for those of its arguments."""
+        if val is None:
+            val = op(*fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
+        with self.graph.inserting_after(self.last):
+            self.last = self.graph.create_node("call_function", op, name=self.name)
+        self.last.args, self.last.kwargs = args, kwargs
+        self.last.meta = {**self.meta, "val": val}
+        return self.last
+
+    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if x.meta["val"].dtype is dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+
+def open_norm(graph: fx.Graph, node: fx.Node) -> None:
     """Replace the result of `node`, if it is a norm and its statistics are not rounded."""
     is_group = node.target is aten.native_group_norm.default
     if not (is_group or node.target in _BATCH_NORMS):
         return
     parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-    x, weight, bias = _operands(node)
+    given: Any = (*node.args, None, None)
+    x, weight, bias = given[:3]
     val, statistics = x.meta["val"], node.meta["val"][1:3]
     exact = torch.float32 if val.dtype in _HALVES else val.dtype
     if 0 not in parts or any(s.dtype is not exact for s in statistics):
@@ -52,76 +74,36 @@ def open_norm(aten_graph: AtenGraph, node: fx.Node) -> None:
     out = parts[0]
     if not same_ints(out.meta["val"].stride(), val.stride()):
         return
-    write = _Writer(aten_graph.graph, node)
+    write = _After(graph, node, node.meta, "norm")
     like = out.meta["val"] if val.dtype is exact else out.meta["val"].to(exact)
-    channels = [1, statistics[0].shape[-1], *[1] * (val.dim() - 2)]
+    ones = [1] * (val.dim() - 2)
     rows = []
     for k in (1, 2):
-        row = write.item(k, parts.get(k))
+        row = write(operator.getitem, node, k, val=node.meta["val"][k])
+        if k in parts:  # which may come too late
+            parts[k].replace_all_uses_with(row)
+            graph.erase_node(parts[k])
         if is_group:
-            row = write.per_channel(row, val)
+            rows.append(_per_channel(write, row, val))
         else:
-            row = write(aten.view.default, row, channels)
-        rows.append(row)
-    y = write.made(aten.sub.Tensor, (write.cast(x, exact), rows[0]), like)
-    y = write.made(aten.mul.Tensor, (y, rows[1]), like)
-    channels[1] = val.shape[1]
+            rows.append(write(aten.view.default, row, [1, statistics[0].shape[-1], *ones]))
+    y = write(aten.sub.Tensor, write.cast(x, exact), rows[0], val=like)
+    y = write(aten.mul.Tensor, y, rows[1], val=like)
     for operand, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
         if operand is not None:
-            wide = write(aten.view.default, write.cast(operand, exact), channels)
-            y = write.made(op, (y, wide), like)
-    y = write.cast(y, val.dtype)
-    out.replace_all_uses_with(y)
-    aten_graph.graph.erase_node(out)
+            operand = write.cast(operand, exact)
+            y = write(op, y, write(aten.view.default, operand, [1, val.shape[1], *ones]), val=like)
+    out.replace_all_uses_with(write.cast(y, val.dtype))
+    graph.erase_node(out)
 
 
-def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node | None, fx.Node | None]:
-    x, weight, bias = (*node.args, None, None)[:3]
-    assert isinstance(x, fx.Node)
-    return (
-        x,
-        weight if isinstance(weight, fx.Node) else None,
-        bias if isinstance(bias, fx.Node) else None,
-    )
-
-
-class _Writer:
-    """Appends nodes right after a norm."""
-
-    def __init__(self, graph: fx.Graph, norm: fx.Node) -> None:
-        self.graph, self.norm, self.last = graph, norm, norm
-
-    def __call__(self, op: Any, x: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-        return self.made(op, (x, *args), op(x.meta["val"], *args, **kwargs), kwargs)
-
-    def made(self, op: Any, args: tuple[Any, ...], val: Any, kwargs: Any = None) -> fx.Node:
-        with self.graph.inserting_after(self.last):
-            node = self.graph.create_node("call_function", op, name="norm")
-        node.args, node.kwargs = args, kwargs or {}
-        node.meta = {**self.norm.meta, "val": val}
-        self.last = node
-        return node
-
-    def item(self, k: int, old: fx.Node | None) -> fx.Node:
-        """Result `k` of the norm. Takes the place of `old`, which may come too late."""
-        made = self.made(operator.getitem, (self.norm, k), self.norm.meta["val"][k])
-        if old is not None:
-            old.replace_all_uses_with(made)
-            self.graph.erase_node(old)
-        return made
-
-    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        if x.meta["val"].dtype is dtype:
-            return x
-        return self(aten._to_copy.default, x, dtype=dtype)
-
-    def per_channel(self, row: fx.Node, x: torch.Tensor) -> fx.Node:
-        """Statistics of groups, (batch, groups), for each channel of the groups."""
-        batch, groups = row.meta["val"].shape
-        each = x.shape[1] // groups
-        row = self(aten.expand.default, self(aten.unsqueeze.default, row, 2), [batch, groups, each])
-        row = self(aten.clone.default, row, memory_format=torch.contiguous_format)
-        return self(aten.view.default, row, [batch, x.shape[1], *[1] * (x.dim() - 2)])
+def _per_channel(write: _After, row: fx.Node, x: Tensor) -> fx.Node:
+    """Statistics of groups, (batch, groups), for each channel of the groups."""
+    batch, groups = row.meta["val"].shape
+    row = write(aten.unsqueeze.default, row, 2)
+    row = write(aten.expand.default, row, [batch, groups, x.shape[1] // groups])
+    row = write(aten.clone.default, row, memory_format=torch.contiguous_format)
+    return write(aten.view.default, row, [batch, x.shape[1], *[1] * (x.dim() - 2)])
 
 
 # ---------------------------------------------------------------------------- replay
@@ -168,25 +150,14 @@ def replay(joint: Joint, node: fx.Node) -> bool:
         return False
     if node.meta.get("backward") or (known and math.prod(sizes) <= like.numel()):
         return False
-    graph, row = joint.aten.graph, joint.aten.graph.call_function
-    with graph.inserting_before(node):
-        state = row(_STATE, (x,))
-    state.meta = {**node.meta, "val": like.to("meta")}
-    with graph.inserting_after(node):
-        mask = row(REDRAWN, (state,))
-    mask.args = (state, sizes, p)
-    mask.meta = {**node.meta, "val": _like(val, torch.bool)}
-    with graph.inserting_after(mask):
-        wide = row(aten._to_copy.default, (mask,), {"dtype": val.dtype})
-    wide.meta = {**node.meta, "val": _like(val, val.dtype), "drawn": node}
+    graph = joint.aten.graph
+    state = _After(graph, node.prev, node.meta)(_STATE, x, val=like.to("meta"))
+    write = _After(graph, node, node.meta)
+    mask = write(REDRAWN, state, sizes, p, val=_like(val, torch.bool))
+    wide = write(aten._to_copy.default, mask, dtype=val.dtype, val=_like(val, val.dtype))
+    wide.meta["drawn"] = node
     node.replace_all_uses_with(wide)
     return True
-
-
-def drawn_for(node: fx.Node) -> fx.Node | None:
-    """What the forward has drawn where the backward computes `node`."""
-    found: fx.Node | None = node.meta.get("drawn")
-    return found
 
 
 # ---------------------------------------------------------------------------- prepare
@@ -196,7 +167,7 @@ def prepare(joint: Joint) -> None:
     """Rewrite the graph in place. Its results stay what they are, bit by bit."""
     graph = joint.aten.graph
     for node in list(graph.nodes):
-        open_norm(joint.aten, node)
+        open_norm(graph, node)
     for node in list(graph.nodes):
         if replay(joint, node):
             continue
@@ -247,12 +218,9 @@ def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
     if not users:
         return
     meta = {key: x for key, x in node.meta.items() if key != "recompute"}
-    with graph.inserting_after(node):
-        small = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-    with graph.inserting_after(small):
-        wide = graph.call_function(aten._to_copy.default, (small,), {"dtype": val.dtype})
-    small.meta = {**meta, "val": _like(val, dtype)}
-    wide.meta = {**meta, "val": _like(val, val.dtype)}
+    write = _After(graph, node, meta)
+    small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
+    wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
     for user in users:
         user.replace_input_with(node, wide)
 

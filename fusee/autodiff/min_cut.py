@@ -17,7 +17,7 @@ import enum
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusee.aten.graph import AtenGraph, is_pure, must_run
-from fusee.aten.operators import is_creation, is_view
+from fusee.aten.operators import is_creation, is_view, memory_root
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
@@ -139,9 +139,7 @@ class Costs:
         """Bytes of a node's results; 0 for what is no tensor."""
         found = self._bytes.get(node)
         if found is None:
-            val = node.meta.get("val")
-            parts = val if isinstance(val, (tuple, list)) else (val,)
-            tensors = [x for x in parts if isinstance(x, torch.Tensor)]
+            tensors = _tensors(node.meta.get("val"))
             found = self._bytes[node] = sum(self.count(x) * x.itemsize for x in tensors)
         return found
 
@@ -295,6 +293,7 @@ class Facts:
     """What a joint graph says before anything is decided.
 
     forward   nodes that the forward's results need, and what must run once
+    behind    nodes that need a tangent
     backward  nodes that need a tangent, and that the gradients need
     wanted    the other nodes that `backward` reads, or that are gradients
     shared    results of the forward that the backward may have without a copy
@@ -308,7 +307,7 @@ class Facts:
         self.nodes = [node for node in graph.graph.nodes if node.op != "output"]
         self.position = {node: k for k, node in enumerate(self.nodes)}
         self.kinds = {node: kind(node) for node in self.nodes}
-        behind = joint.backward_nodes()
+        self.behind = behind = joint.backward_nodes()
         runs = [n for n in self.nodes if must_run(n)]
         self.forward = closure([*returned, *(n for n in runs if n not in behind)])
         self.backward = behind & closure([*gradients, *(n for n in runs if n in behind)])
@@ -319,10 +318,9 @@ class Facts:
             for arg in node.all_input_nodes
             if arg not in behind
         } | {node: None for node in results if node in gradients and node not in behind}
-        writes = [*((m.index, m.position) for m in graph.mutations), *joint.rebinds]
         placeholders = graph.placeholders
-        self.written = {placeholders[index] for index, _ in writes}
-        self.roots = {root(node) for node in returned}
+        self.written = {placeholders[index] for index in joint.written}
+        self.roots = {memory_root(node) for node in returned}
         # Where eager saves an output too, a write by the caller is an error in eager as well.
         self.shared = {node for node in returned if is_saved_by_eager(node)}
         self._look_at_lives(returned)
@@ -502,7 +500,7 @@ class _Chooser:
             age = 1 - facts.position[node] / len(facts.nodes)
             held = int(prices.hold * self.scarcity * (1 + age))
         is_copied = node not in facts.in_memory or sort is Kind.INPUT or is_view(node.target)
-        is_copied = is_copied or root(node) in facts.roots
+        is_copied = is_copied or memory_root(node) in facts.roots
         return read + size * (held + prices.move * is_copied)
 
     def _repeating(self, node: fx.Node) -> int:
@@ -521,13 +519,6 @@ class _Chooser:
 _SOURCE, _SINK = 0, 1
 
 
-def root(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` shares if it is a view."""
-    while node.op == "call_function" and is_view(node.target):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def is_saved_by_eager(node: fx.Node) -> bool:
     """Whether eager keeps the node's value, or a view of it: a formula of its backward reads it."""
     row = [node]
@@ -544,13 +535,15 @@ def _may_repeat(node: Any) -> bool:
     return not isinstance(node, fx.Node) or node.op != "call_function" or is_pure(node)
 
 
-def closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+def closure(
+    nodes: Iterable[fx.Node],
+    operands: Callable[[fx.Node], list[fx.Node]] = lambda node: node.all_input_nodes,
+) -> set[fx.Node]:
     """These nodes and all that they depend on."""
     found = set(nodes)
     row = list(found)
     for node in row:
-        for arg in node.all_input_nodes:
-            if arg not in found:
-                found.add(arg)
-                row.append(arg)
+        new = [x for x in operands(node) if x not in found]
+        found.update(new)
+        row += new
     return found

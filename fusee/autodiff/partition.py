@@ -9,13 +9,13 @@ differentiate   all of it, from the captured graph on                     partit
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fusee import log
 from fusee.aten.graph import (
@@ -24,18 +24,24 @@ from fusee.aten.graph import (
     InputItself,
     InputSpec,
     OutputSpec,
-    SymbolSource,
     ViewOfInput,
     ViewOfOutput,
+    inverse,
+    shown_symbols,
+    tensor_input,
+    used_symbols,
 )
-from fusee.aten.operators import is_view
+from fusee.aten.operators import is_view, memory_root
+from fusee.aten.subgraph import Copier
 from fusee.aten.torch_api import is_opaque
-from fusee.autodiff.joint import Joint, Saved, Split, leaves, made_of, parts, sparse_nodes
-from fusee.autodiff.joint_passes import REDRAWN, drawn_for, prepare
-from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind, root
+from fusee.autodiff.joint import SPARSE, Gradient, Joint, Saved, SparseRows, Split, sparse_nodes
+from fusee.autodiff.joint_passes import REDRAWN, prepare
+from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind
 from fusee.autodiff.trace import trace_joint
-from fusee.sym.expr import Expr, Size, Symbol, hint, product, symbols
+from fusee.sym.expr import Size, hint, product
 from fusee.sym.symint import same_ints
+
+aten = torch.ops.aten
 
 # ---------------------------------------------------------------------------- absent
 # A backward without some tangents: what a joint graph is when no loss came through some results.
@@ -51,78 +57,70 @@ Instead = Mapping[fx.Node, fx.Node | None]
 
 def instead_of(joint: Joint, facts: Facts, absent: frozenset[int]) -> Instead:
     """What becomes of the nodes of the backward without the tangents numbered `absent`."""
+    if not absent:
+        return {}
     tangents = joint.aten.placeholders[joint.forward_inputs :]
-    behind = joint.backward_nodes()
-    incoming = _incoming(facts.nodes, behind)
     found: dict[fx.Node, fx.Node | None] = {tangents[k]: None for k in absent}
-    for node in facts.nodes:
-        if node not in behind or node in tangents:
-            continue
-        function = node.meta.get("function")
-        gradients = _behind(node, behind) if function is None else incoming[function]
-        there = [x for x in gradients if resolved(found, x) is not None]
+    behind = [node for node in facts.nodes if node in facts.behind and node not in tangents]
+    # a Function's backward may do anything with the gradients that go into its call
+    incoming: dict[int, list[fx.Node]] = {}
+    for node in behind:
+        number = node.meta.get("function")
+        given = [x for x in node.all_input_nodes if x in facts.behind]
+        if number is not None:
+            outer = (x for x in given if x.meta.get("function") != number)
+            incoming.setdefault(number, []).extend(outer)
+    for node in behind:
+        number = node.meta.get("function")
+        if number is None:
+            given = [x for x in node.all_input_nodes if x in facts.behind]
+        else:
+            given = incoming[number]
+        there = [x for x in given if found.get(x, x) is not None]
         if not there:
             found[node] = None
-        elif len(there) < len(gradients) and function is None and _is_sum(node, there[0]):
-            found[node] = resolved(found, there[0])
-    return found
-
-
-def resolved(instead: Instead, node: fx.Node) -> fx.Node | None:
-    """What `node` has become."""
-    return instead.get(node, node)
-
-
-def operands(instead: Instead, node: fx.Node) -> list[fx.Node]:
-    """What the operands of `node` have become, those that are left."""
-    found = node.all_input_nodes
-    if not instead:
-        return found
-    return [x for x in (resolved(instead, arg) for arg in found) if x is not None]
-
-
-def needed_for(gradients: Iterable[fx.Node], instead: Instead) -> set[fx.Node]:
-    """These nodes and all that they depend on now."""
-    found = set(gradients)
-    row = list(found)
-    for node in row:
-        for x in operands(instead, node):
-            if x not in found:
-                found.add(x)
-                row.append(x)
-    return found
-
-
-def is_moved(instead: Instead, node: fx.Node) -> bool:
-    """Whether `node` is a view of something that another node has taken the place of."""
-    while node.op == "call_function" and is_view(node.target):
-        node = node.all_input_nodes[0]
-        if node in instead:
-            return True
-    return False
-
-
-def _behind(node: fx.Node, behind: set[fx.Node]) -> list[fx.Node]:
-    return [x for x in node.all_input_nodes if x in behind]
-
-
-def _incoming(nodes: Iterable[fx.Node], behind: set[fx.Node]) -> dict[int, list[fx.Node]]:
-    """The gradients that go into each call of a Function's backward, which may do anything."""
-    found: dict[int, list[fx.Node]] = {}
-    for node in nodes:
-        number = node.meta.get("function")
-        if number is not None and node in behind:
-            row = found.setdefault(number, [])
-            row += [x for x in _behind(node, behind) if x.meta.get("function") != number]
+        elif len(there) < len(given) and number is None and _is_sum(node, there[0]):
+            found[node] = found.get(there[0], there[0])
     return found
 
 
 def _is_sum(node: fx.Node, other: fx.Node) -> bool:
     """Whether `node` adds something to `other`, and lies in memory as that does."""
-    if node.target is not torch.ops.aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
+    if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
         return False
     x, y = node.meta["val"], other.meta["val"]
     return x.dtype is y.dtype and same_ints(x.shape, y.shape) and same_ints(x.stride(), y.stride())
+
+
+class _BackwardCopier(Copier):
+    """Copies nodes, and where they read what something stands for, that; zeros for nothing."""
+
+    def __init__(self, instead: Instead, to_size: Callable[[Any], Size]) -> None:
+        super().__init__()
+        self.instead, self.to_size = instead, to_size
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        if not self.instead:
+            return node.all_input_nodes
+        found = (self.instead.get(x, x) for x in node.all_input_nodes)
+        return [x for x in found if x is not None]
+
+    def argument(self, leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        found = self.instead.get(leaf, leaf)
+        return self._zeros(leaf) if found is None else self.made[found]
+
+    def _zeros(self, node: fx.Node) -> fx.Node:
+        val = node.meta["val"]
+        order = sorted(range(val.dim()), key=lambda axis: -hint(self.to_size(val.stride(axis))))
+        sizes: Any = [self.to_size(val.shape[axis]) for axis in order]
+        like, dense = {"dtype": val.dtype, "device": node.meta["device"]}, val.new_empty
+        empty = dense([val.shape[axis] for axis in order])
+        made = self.call(aten.full.default, sizes, 0, like=node, val=empty, **like)
+        if order == sorted(order):
+            return made
+        return self.call(aten.permute.default, made, list(inverse(tuple(order))), like=made)
 
 
 # ---------------------------------------------------------------------------- split
@@ -130,8 +128,6 @@ def _is_sum(node: fx.Node, other: fx.Node) -> bool:
 #
 # Forward nodes keep their order. So do the backward's; what it computes once more comes right
 # before its first use, so that nothing is in memory for longer than it must.
-
-aten = torch.ops.aten
 
 
 def split(
@@ -149,304 +145,153 @@ class _Splitter:
         self.joint, self.facts, self.choice, self.absent = joint, facts, choice, absent
         self.aten = joint.aten
         self.inputs = dict(zip(self.aten.placeholders, self.aten.inputs, strict=True))
+        self.instead = instead_of(joint, facts, absent)
+        self.sparse = sparse_nodes(self.aten.graph)
+        self.kept: dict[fx.Node, Tensor] = {}  # saved nodes: what the backward gets for them
+        self.results: dict[fx.Node, int] = {}  # of the backward, each once, with its position
 
     def run(self) -> Split:
-        joint, results = self.joint, self.aten.results
-        forward, saved = self._forward(results[: joint.forward_results])
-        self.instead = instead_of(joint, self.facts, self.absent) if self.absent else {}
-        resolve = functools.partial(resolved, self.instead)
-        self.sparse = sparse_nodes(self.aten.graph)
-        found = [None if k is None else resolve(results[k]) for k in joint.gradients]
-        sums = [None if x is None else parts(x, self.sparse, resolve) for x in found]
-        there = [node for row in sums for node in leaves(row or (), self.sparse)]
-        unique = list(dict.fromkeys(filter(None, map(resolve, there))))
-        backward, sizes = self._backward(unique)
-        position = {node: k for k, node in enumerate(unique)}
-        place = {node: position[x] for node in there if (x := resolve(node)) is not None}
-        gradients = tuple(made_of(row, self.sparse, place) if row else None for row in sums)
+        forward, saved = self._forward()
+        gradients = tuple(map(self._gradient, self.joint.gradients))
+        backward, sizes = self._backward()
         without = None
-        if len(joint.tangents) > 1:
-            without = functools.partial(split, joint, self.facts, self.choice)
-        return Split(joint, forward, backward, saved, sizes, gradients, self.absent, without)
+        if len(self.joint.tangents) > 1:
+            without = functools.partial(split, self.joint, self.facts, self.choice)
+        return Split(self.joint, forward, backward, saved, sizes, gradients, self.absent, without)
 
     # -------------------------------------------------------------------------- forward
 
-    def _forward(self, results: Sequence[fx.Node]) -> tuple[AtenGraph, tuple[Saved, ...]]:
+    def _forward(self) -> tuple[AtenGraph, tuple[Saved, ...]]:
         needed = self.facts.forward | closure(self.choice.saved)
-        copy = _Copier()
+        copy = Copier()
         specs = self.aten.inputs[: self.joint.forward_inputs]
         for node in self.facts.nodes:
             if node.op == "placeholder":
                 if self.inputs[node].index < len(specs):
-                    copy.node(node)
+                    copy.placeholder(node)
             elif node in needed and node.target is not REDRAWN:
-                drawn = drawn_for(node)
+                drawn = node.meta.get("drawn")
                 if drawn is None:
-                    copy.node(node)
+                    copy.copy(node)
                 else:
                     copy.made[node] = copy.made[drawn]
+        results = self.aten.results[: self.joint.forward_results]
         returned = [copy.made[node] for node in results]
         shared = {node: k for k, node in enumerate(results) if node in self.facts.shared}
         taken = set(self.facts.roots)
         saved = []
-        self.kept: dict[fx.Node, Any] = {}  # what the backward gets, with its meta
         for node in self.choice.saved:
             spec = self.inputs.get(node)
-            self.kept[node] = node.meta
+            self.kept[node] = node.meta["val"]
             if spec is not None and node not in self.facts.written:
                 saved.append(Saved("input", spec.index))
             elif node in shared:
                 saved.append(Saved("result", shared[node]))
-            else:
+            else:  # as a result in memory that nobody else has
                 saved.append(Saved("result", len(returned)))
-                returned.append(self._own(copy, node, taken))
-        copy.graph.output(tuple(returned))
-        graph = replace(
-            self.aten,
-            graph=copy.graph,
-            constants=copy.constants(self.aten),
-            inputs=specs,
-            _module=None,
-        )
+                own = copy.made[node]
+                if node.op != "call_function" or memory_root(node) is not node or node in taken:
+                    own = copy.call(aten.clone.default, own, like=own)
+                    self.kept[node] = own.meta["val"]
+                taken.add(node)
+                returned.append(own)
+        symbols, writes = self.aten.symbols, self.aten.mutations
+        graph = copy.finish(self.aten, returned, specs, (), symbols, writes)
         return _flat(self.joint, graph), tuple(saved)
-
-    def _own(self, copy: _Copier, node: fx.Node, taken: set[fx.Node]) -> fx.Node:
-        """`node` as a result in memory that nobody else has."""
-        made = copy.made[node]
-        base = root(node)
-        if node.op == "call_function" and base is node and node not in taken:
-            taken.add(node)
-            return made
-        clone = copy.clone(made, node.meta)
-        self.kept[node] = clone.meta
-        return clone
 
     # -------------------------------------------------------------------------- backward
 
-    def _backward(self, gradients: Sequence[fx.Node]) -> tuple[AtenGraph, tuple[str, ...]]:
-        tangents = [
-            node
-            for k, node in enumerate(self.aten.placeholders[self.joint.forward_inputs :])
-            if k not in self.absent
-        ]
-        saved = self.choice.saved
-        specs = [self._spec(k, node) for k, node in enumerate(saved)]
-        given = [
-            replace(self.inputs[node], index=len(saved) + k, is_static=False)
-            for k, node in enumerate(tangents)
-        ]
-        found, missing = self._symbols(specs, given)
-        copy = _Copier(self.instead, self.aten.to_size)
+    def _gradient(self, position: int | None) -> Gradient:
+        """How the gradient at a position of the joint graph comes from the backward's results."""
+        rows: list[int | SparseRows] = []
+        for node in () if position is None else self._parts(self.aten.results[position]):
+            if node in self.sparse:
+                gradient, indices, *options = node.args
+                rows.append(SparseRows(self._at(gradient), self._at(indices), tuple(options)))
+            else:
+                rows.append(self._at(node))
+        if len(rows) == 1 and isinstance(rows[0], int):
+            return rows[0]
+        return tuple(rows) or None
+
+    def _parts(self, node: Any) -> Iterator[fx.Node]:
+        """What a gradient is the sum of: nodes that make sparse tensors, and dense ones."""
+        node = self.instead.get(node, node)
+        if node not in self.sparse or node.target is SPARSE:
+            yield from () if node is None else (node,)
+            return
+        for x in node.args:
+            if isinstance(x, fx.Node):
+                yield from self._parts(x)
+
+    def _at(self, node: Any) -> int:
+        found: Any = self.instead.get(node, node)
+        return self.results.setdefault(found, len(self.results))
+
+    def _backward(self) -> tuple[AtenGraph, tuple[str, ...]]:
+        facts, saved, whole = self.facts, self.choice.saved, self.aten
+        given = enumerate(whole.placeholders[self.joint.forward_inputs :])
+        tangents = [node for k, node in given if k not in self.absent]
+        copy = _BackwardCopier(self.instead, whole.to_size) if self.instead else Copier()
         for node in saved:
-            copy.node(node, "placeholder", self.kept[node])
-        for name, symbol in missing.items():
-            index = len(specs)
-            specs.append(InputSpec(index, name, None, (), (), 0, None, symbol=symbol.expr))
-            found[name] = SymbolSource(index, None)
-            copy.graph.placeholder(name).meta = {"val": self._integer(name)}
-        for spec, node in zip(given, tangents, strict=True):
-            specs.append(replace(spec, index=len(specs)))
-            copy.node(node)
-        needed = self.facts.backward - self.sparse
+            copy.placeholder(node, val=self.kept[node])
+        specs = [*map(self._spec, saved), *map(self._spec, tangents)]
+        nodes = [*facts.backward, *self.choice.recomputed, *saved, *tangents]
+        used = used_symbols(nodes, whole.to_size) if whole.symbols else {}
+        sizes = sorted(used.keys() - shown_symbols(specs).keys())
+        specs[len(saved) : len(saved)] = [copy.symbol(whole, name) for name in sizes]
+        symbols = {name: at for name, at in shown_symbols(specs).items() if name in used}
+        for node in tangents:
+            copy.placeholder(node)
+        needed = facts.backward - self.sparse
         if self.absent:
-            needed = needed & needed_for(gradients, self.instead)
-        for node in self.facts.nodes:
+            needed &= closure(self.results, copy.operands)
+        for node in facts.nodes:
             if node in needed and node.op == "call_function":
                 copy.demand(node)
-        indices = {node: len(specs) - len(tangents) + k for k, node in enumerate(tangents)}
-        results = [copy.demand(node) for node in gradients]
-        outputs = [
-            self._output(copy, node, results, indices, k) for k, node in enumerate(gradients)
-        ]
-        copy.graph.output(tuple(results))
-        backward = AtenGraph(
-            graph=copy.graph,
-            constants=copy.constants(self.aten),
-            inputs=tuple(specs),
-            outputs=tuple(outputs),
-            mutations=(),
-            structure=tuple,
-            symbols=found,
-            to_size=self.aten.to_size,
-            no_autocast=self.aten.no_autocast,
-        )
-        return backward, tuple(missing)
+        results = [copy.demand(node) for node in self.results]
+        first = len(specs) - len(tangents)
+        indices = {node: first + k for k, node in enumerate(tangents)}
+        outputs = [self._output(copy, node, results, indices) for node in self.results]
+        return copy.finish(whole, results, specs, outputs, symbols), tuple(sizes)
 
-    def _spec(self, index: int, node: fx.Node) -> InputSpec:
-        """How the backward takes a saved value."""
+    def _spec(self, node: fx.Node) -> InputSpec:
+        """How the backward takes a saved value or a tangent."""
         given = self.inputs.get(node)
         if given is not None and node not in self.facts.written:
-            return replace(given, index=index, attribute=None, is_static=False)
-        val, to_size = self.kept[node]["val"], self.aten.to_size
-        size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+            return replace(given, attribute=None, is_static=False)
         device = node.meta.get("device")
-        return InputSpec(index, node.name, val.dtype, size, stride, 0, device)
+        return tensor_input(0, node.name, self.kept[node], device, self.aten.to_size)
 
     def _output(
-        self,
-        copy: _Copier,
-        node: fx.Node,
-        results: list[fx.Node],
-        tangents: dict[fx.Node, int],
-        position: int,
+        self, copy: Copier, node: fx.Node, results: list[fx.Node], tangents: dict[fx.Node, int]
     ) -> OutputSpec:
-        """What the caller gets as the gradient `node`. May change and append to `results`."""
-        to_size, val, base = self.aten.to_size, node.meta["val"], root(node)
+        """What the caller gets as the gradient `node`. May change `results`."""
+        to_size, val, base = self.aten.to_size, node.meta["val"], memory_root(node)
         size, stride = tuple(map(to_size, val.shape)), tuple(map(to_size, val.stride()))
+        position = self.results[node]
         if node in tangents:
             return InputItself(tangents[node])
+        start = to_size(val.storage_offset() - base.meta["val"].storage_offset())
         crosses = is_opaque(val) or is_opaque(base.meta["val"])
         if base in tangents and not crosses:
-            start = val.storage_offset() - base.meta["val"].storage_offset()
-            return ViewOfInput(tangents[base], size, stride, to_size(start), val.dtype)
-        if is_moved(self.instead, node) or copy.made[base].op != "call_function":
-            results[position] = made = copy.clone(copy.made[node], node.meta)
-            own = made.meta["val"].stride()
-            return Fresh(position, size, tuple(map(to_size, own)))
+            return ViewOfInput(tangents[base], size, stride, start, val.dtype)
+        if self._is_moved(node) or copy.made[base].op != "call_function":
+            results[position] = made = copy.call(aten.clone.default, copy.made[node], like=node)
+            return Fresh(position, size, tuple(map(to_size, made.meta["val"].stride())))
         if any(step == 0 and n != 1 for n, step in zip(size, stride)) and not crosses:
             # all elements are one in memory: the caller gets a view of what is there
             results[position] = copy.made[base]
-            start = val.storage_offset() - base.meta["val"].storage_offset()
-            return ViewOfOutput(position, size, stride, to_size(start), val.dtype)
+            return ViewOfOutput(position, size, stride, start, val.dtype)
         return Fresh(position, size, stride)
 
-    # -------------------------------------------------------------------------- symbols
-
-    def _symbols(
-        self, saved: Sequence[InputSpec], tangents: Sequence[InputSpec]
-    ) -> tuple[dict[str, SymbolSource], dict[str, Symbol]]:
-        """Where the backward reads sizes, and those that no tensor of its inputs shows."""
-        if not self.aten.symbols:
-            return {}, {}
-        used: dict[str, Symbol] = {}
-        for size in self._sizes([*saved, *tangents]):
-            used |= {symbol.name: symbol for symbol in symbols(size)}
-        shown: dict[str, SymbolSource] = {}
-        seen: dict[str, SymbolSource] = {}
-        for spec in saved:
-            for axis, size in enumerate(spec.size):
-                name = _only_symbol(size)
-                if name is not None:
-                    shown.setdefault(name, SymbolSource(spec.index, axis))
-        missing = {name: symbol for name, symbol in used.items() if name not in shown}
-        for spec in tangents:
-            for axis, size in enumerate(spec.size):
-                name = _only_symbol(size)
-                if name in missing:
-                    seen.setdefault(name, SymbolSource(spec.index, axis))
-        missing = {name: symbol for name, symbol in missing.items() if name not in seen}
-        for name, source in seen.items():
-            shown[name] = SymbolSource(source.index + len(missing), source.axis)
-        return {name: source for name, source in shown.items() if name in used}, missing
-
-    def _sizes(self, specs: Iterable[InputSpec]) -> Iterator[Size]:
-        """All sizes that the backward computes with."""
-        for spec in specs:
-            yield from (*spec.size, *spec.stride, spec.offset)
-        nodes = self.facts.backward | set(self.choice.recomputed)
-        for node in nodes:
-            found: list[Size] = []
-            fx.node.map_aggregate((node.args, node.kwargs), _collector(found))
-            yield from found
-            val = node.meta.get("val")
-            for part in val if isinstance(val, (tuple, list)) else (val,):
-                if isinstance(part, torch.Tensor):
-                    yield from map(self.aten.to_size, (*part.shape, *part.stride()))
-
-    def _integer(self, name: str) -> Any:
-        """The SymInt of a symbol."""
-        source = self.aten.symbols[name]
-        val = self.aten.placeholders[source.index].meta["val"]
-        return val if source.axis is None else val.shape[source.axis]
-
-
-class _Copier:
-    """A new graph that takes over nodes of another one, with their names and metas."""
-
-    def __init__(
-        self, instead: Instead | None = None, to_size: Callable[[Any], Size] = int
-    ) -> None:
-        self.graph = fx.Graph()
-        self.made: dict[fx.Node, fx.Node] = {}
-        self.instead, self.to_size = instead or {}, to_size
-
-    def node(self, node: fx.Node, op: str = "", meta: dict[str, Any] | None = None) -> fx.Node:
-        """A copy of `node`, whose operands are there; with `op`, one without operands."""
-        if op:
-            made = self.graph.create_node(op, node.name, name=node.name)
-        else:
-            # create_node looks for SymInts among arguments that it is given, which takes long
-            get = self._operand if self.instead else self.made.__getitem__
-            args, kwargs = fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get)
-            made = self.graph.create_node(node.op, node.target, name=node.name)
-            made.args = args
-            if kwargs:
-                made.kwargs = kwargs
-        made.meta = dict(node.meta if meta is None else meta)
-        self.made[node] = made
-        return made
-
-    def demand(self, node: fx.Node) -> fx.Node:
-        """The copy of `node`, which comes now with what it needs if it did not come yet."""
-        row = [node]
-        while row:
-            at = row[-1]
-            missing = []
-            if at not in self.made:
-                found = operands(self.instead, at)
-                missing = [x for x in found if x not in self.made]
-            row += missing
-            if not missing:
-                row.pop()
-                if at not in self.made:
-                    self.node(at)
-        return self.made[node]
-
-    def _operand(self, node: fx.Node) -> fx.Node:
-        """The copy of what takes the place of `node`; zeros where nothing does."""
-        found = resolved(self.instead, node)
-        if found is not None:
-            return self.made[found]
-        val = node.meta["val"]
-        order = sorted(range(val.dim()), key=lambda axis: -hint(self.to_size(val.stride(axis))))
-        sizes = [self.to_size(val.shape[axis]) for axis in order]
-        kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
-        args: Any = (sizes, 0)
-        made = self.graph.create_node("call_function", aten.full.default, (), kwargs)
-        made.args = args
-        made.meta = {**node.meta, "val": val.new_empty([val.shape[axis] for axis in order])}
-        if order == sorted(order):
-            return made
-        inverse = [order.index(axis) for axis in range(len(order))]
-        view = self.graph.create_node("call_function", aten.permute.default, (made, inverse), {})
-        view.meta = {**node.meta, "val": made.meta["val"].permute(inverse)}
-        return view
-
-    def clone(self, made: fx.Node, meta: dict[str, Any]) -> fx.Node:
-        """A node with the values of `made` in dense memory of its own."""
-        clone = self.graph.create_node("call_function", aten.clone.default, (made,), {})
-        clone.meta = {**meta, "val": aten.clone.default(meta["val"])}
-        return clone
-
-    def constants(self, graph: AtenGraph) -> dict[str, torch.Tensor]:
-        """Those constants of `graph` that came along."""
-        names = [str(node.target) for node in self.graph.find_nodes(op="get_attr")]
-        return {name: graph.constants[name] for name in dict.fromkeys(names)}
-
-
-def _collector(found: list[Size]) -> Callable[[Any], Any]:
-    def look(leaf: Any) -> Any:
-        if isinstance(leaf, Expr):
-            found.append(leaf)
-        return leaf
-
-    return look
-
-
-def _only_symbol(size: Size) -> str | None:
-    """The name of the symbol that a size is, if it is nothing else."""
-    found = list(symbols(size))
-    return found[0].name if len(found) == 1 and found[0].expr == size else None
+    def _is_moved(self, node: fx.Node) -> bool:
+        """Whether it is a view of something that another node has taken the place of."""
+        while node.op == "call_function" and is_view(node.target):
+            node = node.all_input_nodes[0]
+            if node in self.instead:
+                return True
+        return False
 
 
 # ---------------------------------------------------------------------------- partition
@@ -473,13 +318,13 @@ def differentiate(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    cut: Callable[[Joint], Split] = partition,
+    halved: Callable[[Joint], Split] = partition,
     timed: Callable[[str], AbstractContextManager[object]] = nullcontext,
     **tracing: Any,
 ) -> Split:
     """The captured graph with its gradients, as two graphs and what goes from one to the other.
 
-    cut      in place of `partition`; for graphs that have tangents
+    halved   in place of `partition`; for graphs that have tangents
     timed    is entered for each of the two steps, with its name
     tracing  as for trace_joint
     raises   as trace_joint
@@ -493,7 +338,7 @@ def differentiate(
         backward = AtenGraph(nothing, {}, (), (), (), tuple)
         return Split(joint, _flat(joint, joint.aten), backward, (), (), joint.gradients)
     with timed("partition"):
-        return cut(joint)
+        return halved(joint)
 
 
 def _flat(joint: Joint, graph: AtenGraph) -> AtenGraph:

@@ -23,20 +23,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "as_if_not_written",
-    "clear_saved",
-    "current_node_number",
-    "gradients",
-    "has_saved_tensor_hooks",
-    "has_storage",
-    "keeps_graph",
-    "modified",
-    "next_node_number",
-    "uses_flash_attention",
-    "without_torch_functions",
-]
-
 _flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
 _choose: Any = torch._fused_sdp_choice
 

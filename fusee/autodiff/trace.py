@@ -29,6 +29,7 @@ from fusee.aten.graph import (
     OutputSpec,
     ViewOfInput,
     ViewOfOutput,
+    inverse,
     merge_equal,
     remove_dead,
 )
@@ -64,7 +65,7 @@ class AboveAutograd(WithData):
         kwargs = dict(kwargs or {})
         special = _FUNCTIONS.get(func)
         if special is not None:
-            return special(self.t, func, args, kwargs)
+            return special(self.t, *args, **kwargs)
         opened = _opened(func)
         if opened is not None:
             with self:
@@ -97,69 +98,68 @@ def _never(*args: object) -> bool:
     return False
 
 
-Function = Callable[[Tracer, Any, tuple[Any, ...], dict[str, Any]], Any]
-
-_FUNCTIONS: dict[Any, Function] = {}
-
-
-def _function(*functions: Any) -> Callable[[Function], Function]:
-    def register(rule: Function) -> Function:
-        _FUNCTIONS.update(dict.fromkeys(functions, rule))
-        return rule
-
-    return register
-
-
 def _is_plain(x: Tensor) -> bool:
     return x.device.type == "meta"
 
 
-@_function(torch.nn.functional.scaled_dot_product_attention)
-def _attention(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args)), **kwargs}
-    q, k, v = given["query"], given["key"], given["value"]
-    if not _is_plain(q):
-        return func(*args, **kwargs)
-    mask, dropout = given.get("attn_mask"), given.get("dropout_p", 0.0)
-    is_causal, scale = given.get("is_causal", False), given.get("scale")
-    enable_gqa = given.get("enable_gqa", False)
+def _attention(
+    t: Tracer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Any:
+    if not _is_plain(query):
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return torch.nn.functional.scaled_dot_product_attention(*given, **options)
+    mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
     if mask is not None and mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, float("-inf")).to(q.dtype)
-    if uses_flash_attention(q, k, v, mask, dropout, is_causal, scale, enable_gqa):
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    if uses_flash_attention(query, key, value, mask, dropout_p, is_causal, scale, gqa):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
-        return op(q, k, v, dropout, is_causal, attn_mask=mask, scale=scale)[0]
+        return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     op = aten._scaled_dot_product_attention_math.default
-    return op(q, k, v, mask, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+    return op(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
 
 
-@_function(torch.group_norm)
-def _group_norm(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("input", "num_groups", "weight", "bias", "eps")
-    given = {**dict(zip(names, args)), **kwargs}
-    x, groups = given["input"], given["num_groups"]
-    layout = suggested_layout(x)
-    if not _is_plain(x) or layout == torch.contiguous_format:
-        return func(*args, **kwargs)
-    n, channels, *pixels = x.shape
-    rest = (n, channels, math.prod(pixels), groups, given.get("eps", 1e-5))
-    x = x.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
-    return torch.native_group_norm(x, given.get("weight"), given.get("bias"), *rest)[0]
+def _group_norm(
+    t: Tracer,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *more: Any,
+    **options: Any,
+) -> Any:
+    layout = suggested_layout(input)
+    if not _is_plain(input) or layout == torch.contiguous_format:
+        return torch.group_norm(input, num_groups, weight, bias, eps, *more, **options)
+    n, channels, *pixels = input.shape
+    x = input.contiguous(memory_format=layout)  # elsewhere than on a CPU it makes rows
+    size = n, channels, math.prod(pixels), num_groups
+    return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
-_function(torch.embedding)(sparse_embedding)
+def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not _is_plain(x):
+        return x.to(*args, **kwargs)
+    home = t.value(x).store.device
+    kwargs = {name: y for name, y in kwargs.items() if name != "device" or not _is_home(y, home)}
+    rest = [y for y in args if not _is_home(y, home)]
+    return x.to(*rest, **kwargs) if rest or kwargs else x
 
 
-@_function(Tensor.to, Tensor.cpu)
-def _to(t: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _is_plain(args[0]):
-        return func(*args, **kwargs)
-    if func is Tensor.cpu:
-        args = (args[0], torch.device("cpu"))
-    home = t.value(args[0]).store.device
-    kwargs = {name: x for name, x in kwargs.items() if name != "device" or not _is_home(x, home)}
-    rest = [x for x in args[1:] if not _is_home(x, home)]
-    return Tensor.to(args[0], *rest, **kwargs) if rest or kwargs else args[0]
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.group_norm: _group_norm,
+    torch.embedding: sparse_embedding,
+    Tensor.to: _to,
+    Tensor.cpu: lambda t, x, **kwargs: _to(t, x, torch.device("cpu"), **kwargs),
+}
 
 
 def _is_home(x: object, home: torch.device) -> bool:
@@ -183,23 +183,13 @@ def needs_devices(gm: fx.GraphModule) -> bool:
     """Whether operators of this graph are made of others in ways that ask for the device."""
     if torch.is_autocast_enabled("cpu"):
         return True
-    for module in gm.modules():
-        if isinstance(module, torch.nn.RNNBase):
-            return True
-        if isinstance(module, fx.GraphModule) and any(map(_asks, module.graph.nodes)):
-            return True
-    return False
-
-
-def _asks(node: fx.Node) -> bool:
-    target: Any = node.target
-    if target in _ASKING:
-        return True
-    return getattr(target, "name", None) is not None and _name(target) == "wrap_with_autocast"
-
-
-def _name(target: Any) -> str:
-    return target.name() if callable(target.name) else str(target.name)
+    modules = list(gm.modules())
+    graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+    return any(isinstance(module, torch.nn.RNNBase) for module in modules) or any(
+        node.target in _ASKING or getattr(node.target, "__name__", "") == "wrap_with_autocast"
+        for graph in graphs
+        for node in graph.nodes
+    )
 
 
 # ------------------------------------------------------------------------------ inner graphs
@@ -517,10 +507,9 @@ def _settled(t: Tracer, gradient: Value, target: Tensor, to_size: Callable[[Any]
         order = list(range(target.dim()))
     if _is_dense(x, order):
         return gradient
-    inverse = [order.index(axis) for axis in range(len(order))]
     with active(t), torch.no_grad():
-        copy = x.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
-    return t.value(copy)
+        copy = x.permute(order).clone(memory_format=torch.contiguous_format)
+        return t.value(copy.permute(inverse(tuple(order))))
 
 
 def _is_dense(x: Tensor, order: Sequence[int]) -> bool:

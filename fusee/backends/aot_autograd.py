@@ -53,7 +53,7 @@ def aot(
         if not is_differentiated(gm, example_inputs):
             graph = trace(gm, example_inputs)
             return bind(gm, graph, _by(fw_compiler, graph.flat()), report, spread=False)
-        split = differentiate(gm, example_inputs, cut=partition)
+        split = differentiate(gm, example_inputs, halved=partition)
         forward = _by(fw_compiler, split.forward)
         return bind_split(gm, split, forward, partial(_by, compile_backward), report)
 

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor, fx
 
 from fusee import log
@@ -253,6 +252,7 @@ def compile_aten(
     options: Options,
     report: Report,
     *,
+    target: Target | None = None,
     consumes: bool = False,
     large_bytes: int | None = None,
 ) -> Run:
@@ -261,12 +261,13 @@ def compile_aten(
     What it returns takes a list of inputs and gives what the graph says, in its structure.
 
     example_inputs   one per InputSpec; only those that are static are looked at
+    target           None: the CPU
     report           receives the kernels, and the time of each stage on top of what it has
     consumes         the list is emptied: each input is let go as soon as nothing reads it any more
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
     raises           as compile_native
     """
-    target = _target_of(x.device for x in aten.inputs if x.device is not None)
+    target = target or TARGETS["cpu"]
     run = _run(
         aten, example_inputs, target, options, report, consumes=consumes, large_bytes=large_bytes
     )
@@ -285,15 +286,20 @@ def compile_native(
     with log.graph(report.name):
         log.publish("graph", "", lambda: captured_source(gm))
         try:
-            target = _target_of(_devices(gm, example_inputs))
+            target = _target_of(gm, example_inputs)
             target.prepare()
             if is_differentiated(gm, example_inputs):
                 parsed = _for_training(parsed)
-                split = split_native(gm, example_inputs, parsed, report)
+                split = split_native(gm, example_inputs, parsed, report, target)
                 forward = compile_aten(
-                    split.forward, example_inputs, parsed, report, large_bytes=_LARGE_BYTES
+                    split.forward,
+                    example_inputs,
+                    parsed,
+                    report,
+                    target=target,
+                    large_bytes=_LARGE_BYTES,
                 )
-                call = bind_native(gm, split, forward, parsed, report)
+                call = bind_native(gm, split, forward, parsed, report, target)
             else:
                 keep = (supported() | WHOLE).__contains__
                 with report.timed("trace"), collector.paused():
@@ -325,6 +331,7 @@ def split_native(
     example_inputs: Sequence[Any],
     options: Options,
     report: Report,
+    target: Target | None = None,
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     decompositions: Table | None = None,
 ) -> Split:
@@ -334,13 +341,13 @@ def split_native(
     decompositions   of operators that are not kept, ours or not
     raises           TraceError for an operator without a form, before anything has run
     """
-    target = _target_of(_devices(gm, example_inputs))
+    prices = (target or TARGETS["cpu"]).prices
     known = supported().union(WHOLE).difference(decompositions or ())
     with collector.paused():
         split = differentiate(
             gm,
             example_inputs,
-            cut=partial(partition, budget=options.memory_budget, prices=target.prices),
+            halved=partial(partition, budget=options.memory_budget, prices=prices),
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,
@@ -351,7 +358,12 @@ def split_native(
 
 
 def bind_native(
-    gm: fx.GraphModule, split: Split, forward: Run, options: Options, report: Report
+    gm: fx.GraphModule,
+    split: Split,
+    forward: Run,
+    options: Options,
+    report: Report,
+    target: Target | None = None,
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, given what runs its forward: ours or another's.
 
@@ -366,6 +378,7 @@ def bind_native(
                 (),
                 _for_training(options),
                 report.backward,
+                target=target,
                 consumes=True,
                 large_bytes=_LARGE_BYTES,
             )
@@ -373,21 +386,17 @@ def bind_native(
     return bind_split(gm, split, forward, backward, report)
 
 
-def _devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[torch.device]:
-    made = [node.meta.get("example_value") for node in gm.graph.nodes]
-    yield from (x.device for x in (*example_inputs, *made) if isinstance(x, Tensor))
-
-
-def _target_of(devices: Iterable[torch.device]) -> Target:
-    """The target of graphs whose tensors are there. raises TraceError if there is none."""
-    found = {device.type: device for device in devices} or {"cpu": torch.device("cpu")}
-    for kind, device in found.items():
-        if kind not in TARGETS:
-            names = ", ".join(sorted(TARGETS)).upper()
-            raise TraceError(f"a tensor is on {device}, and code is generated for the {names} only")
-    if len(found) > 1:
-        raise TraceError(f"its tensors are on several devices: {', '.join(map(str, found))}")
-    (kind,) = found
+def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
+    """The target of the device where all tensors are. raises TraceError if there is none."""
+    tensors = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+    found = {x.device.type: x.device for x in tensors if isinstance(x, Tensor)}
+    kind, *others = [name for name in found if name not in TARGETS] or [*found] or ["cpu"]
+    if kind not in TARGETS:
+        names = ", ".join(sorted(TARGETS)).upper()
+        what = f"a tensor is on {found[kind]}, and code is generated for the {names} only"
+        raise TraceError(what)
+    if others:
+        raise TraceError(f"its tensors are on several devices: {', '.join(found)}")
     return TARGETS[kind]
 
 

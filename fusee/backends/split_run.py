@@ -76,7 +76,9 @@ def compile_with(
         try:
             if trains:
                 keeps = engine.keeps
-                both = split_native(gm, example_inputs, options, report, keeps, decompositions)
+                both = split_native(
+                    gm, example_inputs, options, report, None, keeps, decompositions
+                )
                 more = len(both.forward.inputs) - len(example_inputs)
                 given = [*example_inputs, *[None] * more]
                 forward = compile_split(both.forward, given, engine, options, report).call
