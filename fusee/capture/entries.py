@@ -29,7 +29,7 @@ from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
 from fusee.capture.captured import FEW, Captured, Index, Keeper, Place, tells_of_its_end
-from fusee.capture.frame import UNBOUND, Frame, raise_at
+from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import Fact, Guard, describe, is_one_more
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
@@ -62,6 +62,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     names = parameters(code)
     text = _source(function, names, ["§function"] * owner.start.place.of_code)
     held: dict[str, Any] = {
+        "at_caller": at_caller,
         "code": code,
         "dynamo": DYNAMO,
         "entries": owner.start.entries,
@@ -106,6 +107,8 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     fill = _fill(function)
     filled = _filled(fill, values)
     current = "True" if first else "§function.__code__ is §code"
+    names_caller = any({"warn", "_getframe"} & {*c.co_names} for c in codes(function.__code__))
+    by_python = f"{'§at_caller()(§function, ' if names_caller else '§function('}{passed})"
     call = (
         f"def call({signature}):\n"
         f"    if §dynamo in §modules and §is_dynamo():\n"  # it inlines this, and it is True
@@ -121,7 +124,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
         f"        if §e.check({listed}):\n"
         f"            if §e.run is None:\n"
-        f"                return §function({passed})\n"
+        f"                return {by_python}\n"
         f"            try:\n"
         f"                if §e.captured.stop is None:\n"
         f"                    return §e.run({listed})\n"
@@ -131,12 +134,12 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"            return §finish(§e, §r, §function)\n"
         f"    else:\n"
         f"        return §miss({values})\n"
-        f"    return §function({passed})\n"
+        f"    return {by_python}\n"
     )
     if first:
         name = "    call.__qualname__ = §function.__qualname__\n    return call\n"
         call = f"def call({first[0]}):\n{textwrap.indent(call, '    ')}{name}"
-    return f"{call}def native({listed}):\n    return §function({passed})\n"
+    return f"{call}def native({listed}):\n    return {by_python}\n"
 
 
 def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:

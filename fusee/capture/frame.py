@@ -701,6 +701,12 @@ def _getframe(depth: int = 0) -> Any:
 _BY_DEPTH: dict[Any, Any] = {warnings.warn: _warn, sys._getframe: _getframe}
 
 
+def at_caller() -> types.FunctionType:
+    """`calling_from` the line of the program that called who asks."""
+    at = _getframe()
+    return calling_from(Line(at.f_code, at.f_globals, at.f_lineno))
+
+
 def _steps(count: int) -> int:
     """How many frames lie between who calls this and the program's frame number `count`."""
     at: Any = sys._getframe(1)

@@ -97,14 +97,14 @@ def capture(
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
         except GraphBreak as found:
             found.is_error = is_error(attempt.world)
+            found.with_traceback(None).__context__ = None  # whose frames know all that is alive
             found.where = found.where or attempt.where
             if found.raises and is_compiling and attempt.machine.asks_compiling:
                 is_compiling, limit, stop, first = False, -1, None, None  # as in eager, then
             elif attempt.is_over or 0 <= limit <= attempt.entered:
                 why = found.reason
             else:
-                # not with the frames that it went through, and what they hold
-                limit, stop = attempt.entered, found.with_traceback(None)
+                limit, stop = attempt.entered, found
                 first = first or stop
                 if found.raises:  # a call for which those hold raises too
                     raising = attempt.captured.facts

@@ -27,11 +27,15 @@ import torch._refs
 from torch._compile import _disable_dynamo
 from torch._subclasses import FakeTensor, FakeTensorMode
 
+from fusee.fake.dtypes import check_dtypes
 from fusee.fake.layouts import Spec, broadcast
 from fusee.fake.rules import RULES, VIEWS, overload, overloads, results
 from fusee.sym.symint import same_ints
 
 __all__ = ["FakeTensor", "Twins", "fake_mode", "fake_of", "python_dispatcher", "with_bits"]
+
+
+check_dtypes()
 
 
 def fake_mode() -> Any:

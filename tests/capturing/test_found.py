@@ -6,6 +6,7 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import logging
 import warnings
 import zlib
@@ -652,3 +653,70 @@ def test_a_view_of_which_autograd_has_lost_track() -> None:
     for _ in range(2):
         traced = Traced(fn)
         assert shape_of(traced(made())) == shape_of(fn(made())), traced.stops
+
+
+def warned_about(k: int) -> int:
+    warnings.warn(f"about {k}", RuntimeWarning, stacklevel=2)
+    return k
+
+
+def test_a_warning_names_its_caller_where_no_version_is_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def take(message: Any, category: Any, file: str, line: int, *_: Any) -> None:
+        LOG.append((str(message), file, line))
+
+    def fn(x: torch.Tensor) -> Any:
+        for k in range(5):
+            warned_about(k)
+        return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", take)
+        alike(fn, torch.ones(2))
+
+
+WHOLE, MASK = torch.arange(4), torch.ones(4, 4) > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x @ x.double(), lambda x: x @ x[0].long(), lambda x: x[0] @ x.double(),
+        lambda x: torch.nn.functional.linear(x, x.double()), lambda x: MASK @ MASK,
+        lambda x: torch.addmm(x.double(), x, x), lambda x: torch.mv(x, WHOLE),
+        lambda x: torch.baddbmm(x, x[None], x[None].double()), lambda x: MASK - x,
+        lambda x: x - MASK, lambda x: False - x, lambda x: torch.sub(x, MASK),
+    ],
+)  # fmt: skip
+def test_dtypes_that_do_not_fit_though_nobody_uses_the_result(call: Callable[..., Any]) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return call(x).dim()
+
+    alike(fn, torch.ones(4, 4))
+
+
+def _stepping(k: int) -> Iterator[int]:
+    try:
+        yield from range(k)
+    finally:
+        LOG.append("closed")
+
+
+def _delegating(k: int) -> Iterator[int]:
+    yield from _stepping(k)
+
+
+def test_a_break_keeps_nothing_of_what_is_alive_there() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        given = _delegating(3)
+        next(given)
+        opaque(3)
+        return x.nonzero().sum() + x
+
+    gc.disable()
+    try:
+        alike(fn, torch.ones(2))
+    finally:
+        gc.enable()
