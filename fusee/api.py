@@ -20,6 +20,7 @@ from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, Report, live_reports
 from fusee.capture.bytecode import first_line
 from fusee.capture.entries import CompiledFunction, live, machinery
+from fusee.capture.numbers import Varying
 from fusee.capture.policy import (
     ORIGINAL,
     POLICY,
@@ -97,7 +98,9 @@ def compile(
     holds; any other callable becomes a function.
 
     fullgraph        raise GraphBreakError where the program cannot be one graph
-    dynamic          accepted; for now each set of sizes gets a version of its own
+    dynamic          None: a size, or an integer, that is seen with a second value is a symbol from
+                     then on, and one version serves all; True: at once, but for sizes of
+                     0 and 1; False: each set of sizes gets a version of its own
     backend          a name (fusee.compiler.list_backends()), or `(gm, example_inputs) -> callable`
     mode             a name that torch.compile knows; the backend "fusee" has no modes
     options          the backend's (docs/options.md), and two of ours: `guard_filter_fn`, which says
@@ -123,7 +126,7 @@ def compile(
             f"isolate_recompiles={isolate_recompiles!r} is not True or False",
         )
     limit = POLICY.recompile_limit if recompile_limit is None else recompile_limit
-    compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit)
+    compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit, dynamic)
     if disable or any(os.environ.get(name) == "1" for name in _SWITCHES):
         return (lambda model: model) if model is None else model
     return compiler if model is None else compiler(model)
@@ -170,6 +173,7 @@ class Compiler:
     options: dict[str, Any]
     name: str | None
     recompile_limit: int
+    dynamic: bool | None = None
     said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -208,7 +212,7 @@ class Compiler:
 
     def arguments(self) -> dict[str, Any]:
         """What compile() is to be given for the same again."""
-        names = ("backend", "fullgraph", "mode", "name", "recompile_limit")
+        names = ("backend", "fullgraph", "mode", "name", "recompile_limit", "dynamic")
         return {name: getattr(self, name) for name in names} | {"options": self.options or None}
 
     def notice(self, text: str, where: str) -> None:
@@ -247,12 +251,14 @@ class Compiler:
         return types.MethodType(compiled, *before) if before else compiled
 
     def function(self, function: types.FunctionType) -> CompiledFunction:
+        with_symbols = self.dynamic is True or registry.takes_symbols(self.backend)
         return CompiledFunction(
             function,
             self.compile_graph,
             POLICY,
             self.recompile_limit,
             fullgraph=self.fullgraph,
+            varying=functools.partial(Varying, self.dynamic, with_symbols=with_symbols),
             guard_filter=self.guard_filter,
             notice=self.notice,
             keeper=self.keeper,

@@ -14,7 +14,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +152,9 @@ __all__ = [
     "list_backends",
     "load_cache_artifacts",
     "load_compiled_function",
+    "mark_dynamic",
     "mark_static",
+    "maybe_mark_dynamic",
     "nested_compile_region",
     "nonstrict_trace",
     "precompile",
@@ -407,18 +409,71 @@ def nested_compile_region(fn: Any = None, **options: Any) -> Any:
 nested_compile_region.__dict__["_fusee_inlined"] = True
 
 
-def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
-    """Keep sizes of a tensor constant, all unless `index` says which. For now all are.
+class _DimRange(NamedTuple):
+    """As in torch._dynamo.decorators."""
 
+    dim: int
+    min: int | None
+    max: int | None
+
+
+def mark_dynamic(
+    x: Tensor,
+    index: int | Sequence[int],
+    *,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
+    """Say that sizes of a tensor vary, from `min` to `max` (inclusive), from its first call on.
+
+    It is an error, ConstantSizeError, if the program makes a constant of one.
+
+    raises   OptionError
+    source   torch._dynamo.mark_dynamic
+    """
+    for one in _axes("mark_dynamic", x, index):
+        x.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(one)
+        x.__dict__.setdefault("_dynamo_dynamic_range", set()).add(_DimRange(one, min, max))
+        for name in ("_dynamo_hint_overrides", "_specialize_on"):  # torch expects them then
+            x.__dict__.setdefault(name, {})
+        _note_mark(x)
+
+
+def maybe_mark_dynamic(x: Tensor, index: int | Sequence[int]) -> None:
+    """Say that sizes of a tensor may vary: a symbol, unless the program makes a constant of it.
+
+    raises   OptionError
+    source   torch._dynamo.maybe_mark_dynamic
+    """
+    for one in _axes("maybe_mark_dynamic", x, index):
+        x.__dict__.setdefault("_dynamo_weak_dynamic_indices", set()).add(one)
+        _note_mark(x)
+
+
+def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
+    """Keep sizes of a tensor constant, all unless `index` says which.
+
+    raises   OptionError
     source   torch._dynamo.mark_static
     """
+    for one in _axes("mark_static", x, index):
+        x.__dict__.setdefault("_dynamo_static_indices", set()).add(one)
+        _note_mark(x)
+
+
+def _note_mark(x: Tensor) -> None:
+    x.__dict__["_has_dynamo_dim_marking"] = True
+
+
+def _axes(name: str, x: Tensor, index: int | Sequence[int] | None) -> Sequence[int]:
     if not isinstance(x, Tensor):
-        raise _wrong("mark_static() takes a tensor", x)
+        raise _wrong(f"{name}() takes a tensor", x)
     chosen = range(x.dim()) if index is None else [index] if isinstance(index, int) else index
     for one in chosen:
         if not -x.dim() <= one < x.dim():
-            what = f"mark_static(): a tensor of {x.dim()} dimensions has none at {one}"
+            what = f"{name}(): a tensor of {x.dim()} dimensions has none at {one}"
             raise OptionError(what, did="changed nothing")
+    return [one % x.dim() for one in chosen]
 
 
 def cudagraph_mark_step_begin() -> None:

@@ -146,6 +146,10 @@ class RegionError(FuseeError, RuntimeError):
     """A compiled function calls what only its callers may call, such as set_stance."""
 
 
+class ConstantSizeError(FuseeError, RuntimeError):
+    """A size that is marked as dynamic would be a constant of what is compiled."""
+
+
 class TraceError(FuseeError):
     """The captured graph has no form in ATen ops."""
 

@@ -401,7 +401,7 @@ def test_fullgraph(backend: Counting) -> None:
 
 
 def test_the_limit_of_versions_is_told_once(backend: Counting) -> None:
-    fast = api.compile(step, backend=backend, recompile_limit=2)
+    fast = api.compile(step, backend=backend, recompile_limit=2, dynamic=False)
     with pytest.warns(FuseeWarning, match=r"step has 2 compiled versions.* t was") as said:
         for size in range(1, 7):
             torch.testing.assert_close(fast(x[:1].expand(size)), step(x[:1].expand(size)))

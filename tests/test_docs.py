@@ -52,3 +52,16 @@ def test_decision_is_one_short_page(page: Path) -> None:
     parts = re.findall(r"^\*\*(What|Why|Price|Look again)\b", text, flags=re.MULTILINE)
     assert parts == ["What", "Why", "Price", "Look again"]
     assert f"(decisions/{page.name})" in (ROOT / "docs/decisions.md").read_text()
+
+
+def test_the_walks_of_architecture_name_what_is_there() -> None:
+    """Each `file.py: names` of the walks is in that file."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    walks = re.findall(r"`(fusee/[\w/]+\.py): ([\w.]+)`((?:, `[\w.]+`)*)", text)
+    assert len(walks) > 30
+    for file, first, others in walks:
+        source = (ROOT / file).read_text()
+        for name in (first, *re.findall(r"`([\w.]+)`", others)):
+            last = name.rpartition(".")[2]
+            found = re.search(rf"^ *(?:def|class) {last}\b", source, flags=re.MULTILINE)
+            assert found, f"{file}: {name}"

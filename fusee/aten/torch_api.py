@@ -20,6 +20,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from fusee.fake.mode import fake_mode
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -45,6 +47,7 @@ __all__ = [
     "ops_with_kernel",
     "overloads",
     "storage_id",
+    "sym_sqrt",
     "symbolic_mode",
     "with_autograd",
     "without_autocast",
@@ -254,14 +257,20 @@ def is_missing_fake(error: Exception) -> bool:
     return "no fake impl registered" in str(error)
 
 
+sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
+
+
 def symbolic_mode(examples: Iterable[Any]) -> FakeTensorMode | None:
     """The fake mode of these, if one of them is a symbolic integer or has a symbolic size."""
+    examples = list(examples)
     tensors = [x for x in examples if isinstance(x, FakeTensor)]
     for x in tensors:
         if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride(), x.storage_offset())):
             return x.fake_mode
     has_number = any(isinstance(x, torch.SymInt) for x in examples)
-    return tensors[0].fake_mode if has_number and tensors else None
+    if not has_number:
+        return None
+    return tensors[0].fake_mode if tensors else fake_mode()
 
 
 def is_twin(x: torch.Tensor) -> bool:

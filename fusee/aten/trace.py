@@ -43,6 +43,7 @@ from fusee.aten.torch_api import (
     is_explicit,
     is_skipped,
     op_name,
+    sym_sqrt,
     symbolic_mode,
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
@@ -88,6 +89,27 @@ def read(x: Tensor) -> Scalar:
     return Scalar(x.detach().to(torch.float64))
 
 
+def of_sizes(call: Any) -> Callable[..., Any] | None:
+    """What computes a float from open sizes as a Scalar; None if `call` is no such function."""
+    form = _OF_SIZES.get(call)
+    if form is None:
+        return None
+
+    def compute(*args: Any) -> Scalar:
+        found = Scalar(form(*(torch.scalar_tensor(x, dtype=torch.float64) for x in args)))
+        found.known = call(*args)
+        return found
+
+    return compute
+
+
+_OF_SIZES: dict[Any, Callable[..., Tensor]] = {
+    operator.truediv: torch.true_divide,
+    torch.sym_float: torch.Tensor.clone,
+    sym_sqrt: torch.sqrt,
+}
+
+
 def holds_scalar(args: Any) -> bool:
     """Whether a Scalar is among arguments."""
     return any(
@@ -130,6 +152,7 @@ _ARITHMETIC: dict[Any, Callable[..., Tensor]] = {
     operator.truediv: torch.true_divide,
     operator.pow: torch.pow,
     operator.neg: torch.neg,
+    sym_sqrt: torch.sqrt,
 }
 
 
@@ -141,7 +164,7 @@ def _arithmetic(call: Any) -> Callable[..., Any]:
                 return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
             return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
         numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
-        return Scalar(call(*numbers))
+        return Scalar(torch.sqrt(*numbers) if call is sym_sqrt else call(*numbers))
 
     return compute
 
@@ -312,6 +335,9 @@ def _run(
         args, call = (t, *args), _new_tensor
     if is_read(call, args):
         call = read
+    elif any(isinstance(x, torch.SymInt) for x in args) and not holds_scalar(args):
+        if not any(isinstance(x, torch.Tensor) for x in args):
+            call = of_sizes(call) or call
     elif holds_scalar((*args, *kwargs.values())):
         form = on_tensors(call)
         if form is None:

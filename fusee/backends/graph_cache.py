@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusee.aten.graph import constant_source
-from fusee.aten.torch_api import is_state
+from fusee.aten.torch_api import is_state, symbolic_mode
 from fusee.backends.report import CompiledGraph, first_line
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError
@@ -46,6 +46,8 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
     """
     if any(True for _ in (*gm.parameters(), *gm.buffers())):
         return None
+    if symbolic_mode(n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")):
+        return None  # what it relies on about sizes belongs to one capture
     places: dict[fx.Node, int] = {}
     rows: list[Hashable] = []
     try:

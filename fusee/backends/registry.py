@@ -476,3 +476,14 @@ for _name, _run, _help in (
     ("aot_eager", "run_aten", "the functional ATen graph on eager kernels"),
 ):
     register(Backend(_name, later("fusee.backends.aot_autograd", _run), _help, tags=("debug",)))
+
+
+# They compile graphs with placeholders for sizes, and know each size as an expression over these.
+_WITH_SYMBOLS = frozenset({"fusee", "eager", "aot_eager", "openvino"})
+
+
+def takes_symbols(backend: Any) -> bool:
+    """Whether a backend takes graphs with open sizes; functions say so by `takes_symbols`."""
+    if isinstance(backend, str):
+        return backend.lower() in _WITH_SYMBOLS
+    return getattr(backend, "takes_symbols", False) is True

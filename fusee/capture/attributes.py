@@ -7,18 +7,19 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from fusee.capture import symbols
 from fusee.capture.frame import CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import ABSENT
 from fusee.capture.inputs import DELETED, Mirror, World
-from fusee.capture.numbers import VALUES, Computed, is_learning_rate
+from fusee.capture.numbers import VALUES, Computed, Varying
 from fusee.capture.policy import Policy
-from fusee.capture.sources import Origin, is_trusted
+from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
 
 # ---------------------------------------------------------------------------- capturing
@@ -34,7 +35,7 @@ AS_VALUES = (
     *COMPARED, *SHOWN, *AS_NUMBERS,
 )  # fmt: skip
 
-_OURS = (FakeTensor, Computed)  # they raise by themselves
+_OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
@@ -62,10 +63,10 @@ class Capturing(Semantics):
 
     is_python = False
 
-    def __init__(self, policy: Policy, varies: Callable[[Origin], bool] = is_learning_rate) -> None:
+    def __init__(self, policy: Policy, varies: Varying | None = None) -> None:
         super().__init__()
         self.policy = policy
-        self.world = World(self.where, varies)
+        self.world = World(self.where, varies or Varying())
         self.world.machine = self
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
@@ -124,6 +125,8 @@ class Capturing(Semantics):
             return self.world.seen[id(x)][0]
         if isinstance(x, Computed):
             return x.kind
+        if symbols.is_open(x):
+            return symbols.kind_of(x)
         if isinstance(x, FakeTensor):
             return torch.nn.Parameter if getattr(x, "_is_param", False) else torch.Tensor
         return type(x)
@@ -189,8 +192,9 @@ class Capturing(Semantics):
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
                 raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
 
-    def hashed(self, keys: Iterable[Any]) -> None:
+    def hashed(self, keys: Sequence[Any]) -> list[Any]:
         self.world.hash(keys)
+        return [symbols.value(key) for key in keys]
 
     def writable(self, x: Any) -> Any:
         return self.plain(x)
@@ -332,6 +336,8 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_tensor(m, obj, name)
     if isinstance(obj, Computed):
         return obj.attribute(m, name)
+    if symbols.is_open(obj):
+        return getattr(symbols.value(obj), name)
     if isinstance(obj, types.ModuleType):
         return _of_module(m, obj, name)
     if isinstance(obj, type):

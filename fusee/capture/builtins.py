@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import attributes
+from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.frame import Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
@@ -89,8 +89,8 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
 @stands_for(isinstance)
 def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     obj, kinds = args
-    if isinstance(obj, Computed):
-        return issubclass(obj.kind, kinds)
+    if isinstance(obj, Computed) or symbols.is_open(obj):
+        return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
         return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
     own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
@@ -186,6 +186,7 @@ def _handled(m: Capturing) -> BaseException | None:
 def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     if (found := attributes.ask(m, *args, "__hash__")) is not ABSENT:
         return found  # type: ignore[no-any-return]
+    args = symbols.value(args)
     m.look(args, COMPARED)
     if getattr(type(args[0]), "__hash__", None) is object.__hash__:
         _id(m, args, kwargs)  # which it is made of
@@ -316,7 +317,7 @@ SPECIAL.update((function, _with_operands(stand)) for function, stand in _SAME.it
 
 
 def _as_text(conversion: str) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> str:
+    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if len(args) != 1 or kwargs:
             m.look(args)
             return str(*args, **kwargs)
@@ -342,6 +343,8 @@ def _to_number(kind: Any, method: str) -> Stand:
             return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
         if args and type(args[0]) is Number:
             return converted(args[0], kind)
+        if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
+            return symbols.converted(args[0], kind)
         m.look(args, AS_NUMBERS)
         return kind(*args, **kwargs)
 

@@ -29,7 +29,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
-from fusee.capture import attributes, containers
+from fusee.capture import attributes, containers, symbols
 from fusee.capture.attributes import (
     AS_NUMBERS,
     AS_VALUES,
@@ -124,6 +124,8 @@ def _subclasses(m: Capturing, cls: type) -> list[type]:
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
+    if m.world.symbols.origins and any(map(symbols.holds_open, (args, kwargs))):
+        return symbols.called(function, args, kwargs)
     m.look((*args, *kwargs.values()), AS_VALUES)
     return function(*args, **kwargs)
 
@@ -230,7 +232,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
         )
     elif name not in _MOVE:
-        args = tuple(m.deep(x) for x in args)
+        args = symbols.value(tuple(m.deep(x) for x in args))
     if name not in _MOVE:
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))

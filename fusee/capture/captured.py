@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from collections import Counter, defaultdict
@@ -83,6 +84,7 @@ class Captured:
     taken      what was read without a guard, by module and name
     answers    what functions gave that are said to be constant: `(function, args, kwargs, result)`
     effects    lines of its source that change objects besides tensors
+    symbols    the sizes that vary, and what the graph relies on about them
     passing    what it has seen that another process would see differently; "" if nothing
     """
 
@@ -106,6 +108,7 @@ class Captured:
     answers: list[tuple[Any, ...]] = field(default_factory=list)
     effects: list[str] = field(default_factory=list)
     passing: str = ""
+    symbols: Any = None
 
     def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.
@@ -113,6 +116,8 @@ class Captured:
         values   the locals that it was captured with
         """
         conditions, names = self.conditions
+        for origin, value, where in self.symbols.facts() if self.symbols else ():
+            self.facts.add("related", origin, value, functools.partial(str, where))
         with torch._C.DisableTorchFunction():
             found = compile_check(self.facts, self.place.variables, names, conditions, values)
         if not MODE_STACK.length():

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from fusee.capture import attributes
+from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.frame import CONTAINERS, is_scalar
@@ -28,14 +28,16 @@ _function: Any
 
 
 @stands_for(len)
-def _len(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+def _len(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     (x,) = args
     if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
         return int(found)
     if isinstance(x, CONTAINERS):
         return m.length(x)
+    if isinstance(x, FakeTensor) and x.dim():
+        return x.shape[0]
     m.look(args)
-    return len(x)
+    return len(symbols.whole_text(x))
 
 
 SPECIAL[iter] = lambda m, args, kwargs: m.iterate(*args) if len(args) == 1 else iter(*args)
@@ -74,7 +76,7 @@ def _collecting(function: Any) -> Stand:
             start = kwargs.get("start", args[1] if len(args) > 1 else 0)
             return functools.reduce(functools.partial(m.binary, 0), first, start)
         if function not in (list, tuple, collections.deque):
-            m.hashed(first)
+            first = m.hashed(first)
         return function(first, *args[1:], **kwargs)
 
     return stand
@@ -197,7 +199,7 @@ def _mapping(kind: Any) -> Stand:
             pairs = m.mapping(args[0]) if is_mapping else map(m.items, m.items(args[0]))
             made.update(pairs)
         made.update(kwargs)
-        m.hashed(made)
+        m.hashed([*made])
         return made
 
     return stand

@@ -32,6 +32,7 @@ from fusee.capture.captured import FEW, Captured, Index, Keeper, Place, tells_of
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import Fact, Guard, describe, is_one_more
+from fusee.capture.numbers import Varying
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
@@ -289,6 +290,7 @@ class CompiledFunction:
 
     compile_graph   the backend: `(gm, example_inputs) -> callable`, or a GraphCompiler
     fullgraph       whether a graph break is an error
+    varying         makes the rule which sizes and numbers are inputs of graphs
     guard_filter    says which facts are checked: one bool for each Guard
     notice          takes what the user should know
     keeper          where captures outlive the process; None: nowhere
@@ -303,6 +305,7 @@ class CompiledFunction:
         recompile_limit: int = RECOMPILE_LIMIT,
         *,
         fullgraph: bool = False,
+        varying: Callable[[], Varying] = Varying,
         guard_filter: GuardFilter | None = None,
         notice: Notice | None = None,
         keeper: Keeper | None = None,
@@ -322,13 +325,14 @@ class CompiledFunction:
             policy=policy,
             recompile_limit=recompile_limit,
             fullgraph=fullgraph,
+            varying=varying,
             guard_filter=guard_filter,
             notice=notice,
             keeper=keeper,
         )
         self.start = Site(Place(function, of_code=of_code))
         self.sites: dict[tuple[Any, ...], Site] = {}
-        self.varying: dict[str, bool] = {}  # numbers that changed: whether they are inputs
+        self.varying = varying()
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
@@ -528,7 +532,7 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: dict[str, Any]) -> Entry:
         begin = time.perf_counter()
-        keeper = None if any(self.varying.values()) or place.at >= 0 else self.keeper
+        keeper = None if self.varying.is_any() or place.at >= 0 else self.keeper
         if isinstance(self.compile_graph, GraphCompiler):
             self.compile_graph.begin()
         known = None if keeper is None else keeper.find(place, values, self.policy)
@@ -538,11 +542,6 @@ class CompiledFunction:
         captured = captured or capture(place, values, self.policy, self.varying)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
-        begin = time.perf_counter()
-        if self.guard_filter is not None:
-            captured.facts.keep(self.guard_filter, values)
-        check, check_source = captured.check(values)
-        times["guards"] = _milliseconds(begin)
         run = compiled = None
         # under fullgraph Python runs all of a function that raises: it has no pieces
         if not captured.eager and not (self.fullgraph and captured.raises):
@@ -553,6 +552,11 @@ class CompiledFunction:
             run = captured.run(compiled, self.nested)
         elif captured.is_around and place.at < 0:
             run = self._around
+        begin = time.perf_counter()  # after the backend, which may ask about sizes too
+        if self.guard_filter is not None:
+            captured.facts.keep(self.guard_filter, values)
+        check, check_source = captured.check(values)
+        times["guards"] = _milliseconds(begin)
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy)
         captured.examples = []  # the tensors of a call would live as long as its entry
@@ -644,8 +648,7 @@ class CompiledFunction:
         facts = site.entries[-1].captured.facts
         if site.growing is not None:  # it alone is looked at: this comes at every token
             return bool(facts.found(site.growing, values) != site.growing.value)
-        missed = facts.first_miss(values)
-        if missed is None:
+        if (missed := facts.first_miss(values)) is None:
             return False
         fact, found = missed
         words = str(fact.origin)
@@ -679,12 +682,11 @@ class CompiledFunction:
         )
 
     def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
-        if (missed := entry.captured.facts.first_miss(values)) is not None:
+        facts = entry.captured.facts
+        if (missed := facts.first_miss(values)) is not None:
             fact, found = missed
-            if (number := fact.number(found)) is not None:
-                if self.varying.setdefault(str(number), True):  # from now on it is an input
-                    now = f"{number} is an input now"
-                    log.publish("dynamic", self.function.__qualname__, now)
+            for place in self.varying.learn(facts.changed(missed, values)):
+                log.publish("dynamic", self.function.__qualname__, f"{place} is an input now")
             text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
             log.publish("guards", self.function.__qualname__, text)
 

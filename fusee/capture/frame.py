@@ -20,7 +20,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -461,11 +461,15 @@ class Semantics:
     def subscript(self, container: Any, key: Any) -> Any:
         return container[key]
 
-    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+    def format(self, x: Any, conversion: str, spec: str | None) -> Any:
         """`spec` None: convert only, as CONVERT_VALUE does."""
         if conversion:
             x = _CONVERSIONS[conversion](x)
         return x if spec is None else format(x, spec)
+
+    def joined(self, texts: list[Any]) -> Any:
+        """The parts of an f-string as one text."""
+        return "".join(texts)
 
     # ---------------------------------------------------------------------- attributes
 
@@ -490,8 +494,9 @@ class Semantics:
         """All elements of an iterable."""
         return list(x)
 
-    def hashed(self, keys: Iterable[Any]) -> None:
-        """These become elements of a set, or keys of a dict."""
+    def hashed(self, keys: Sequence[Any]) -> list[Any]:
+        """These, as what become elements of a set, or keys of a dict."""
+        return list(keys)
 
     def writable(self, x: Any) -> Any:
         """The list, set or dict that a display fills."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from fusee.capture.frame import Marker
+from fusee.capture.relations import Related, Strided, size_source
 from fusee.capture.sources import (
     Attr,
     Call,
@@ -26,6 +28,7 @@ from fusee.capture.sources import (
     Held,
     Item,
     Origin,
+    SizeOf,
     Source,
     looking,
     raw_class,
@@ -76,13 +79,13 @@ class Distinct:
 
 
 class TensorFact(NamedTuple):
-    """What a capture knows of a tensor from outside. Sizes and strides in elements."""
+    """What a capture knows of a tensor from outside. Sizes and strides in elements; None: open."""
 
     kind: type
     dtype: torch.dtype
     device: torch.device
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    size: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
     requires_grad: bool
     is_leaf: bool
     bits: tuple[bool, bool]  # lazily conjugated, lazily negated
@@ -92,6 +95,19 @@ class TensorFact(NamedTuple):
         size = tuple(x.size())
         bits = x.is_conj(), x.is_neg()
         return cls(type(x), x.dtype, x.device, size, x.stride(), x.requires_grad, x.is_leaf, bits)
+
+    def holds(self, found: TensorFact) -> bool:
+        """Whether a tensor is as this says."""
+        pairs = (zip(a, b) for a, b in ((self.size, found.size), (self.stride, found.stride)))
+        opened = (now for was, now in zip(self.size, found.size) if was is None)
+        if not self.is_like(found) or not all(now is not None and now > 1 for now in opened):
+            return False
+        return all(was is None or was == now for was, now in itertools.chain(*pairs))
+
+    def is_like(self, other: TensorFact) -> bool:
+        """Whether another tensor differs in sizes and strides alone."""
+        mine, its = (x._replace(size=(), stride=()) for x in (self, other))
+        return mine == its and len(self.size) == len(other.size)
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
@@ -151,13 +167,27 @@ class Fact:
     def source(self) -> Whence:
         return Whence(self.origin.root.constant)
 
-    def number(self, found: Any) -> Origin | None:
-        """The number, or number of NumPy's, that is `found` now; None if the fact is about none."""
-        if self.kind != "equals" or type(found) is not type(self.value):
-            return None
-        if isinstance(self.origin, Call):  # what it is exactly, of one of NumPy's
-            return self.origin.of if type(found) in (bytes, str) else None
-        return self.origin if type(found) in (float, int) else None
+    def varying(self, found: Any) -> Iterator[tuple[str, bool, Any]]:
+        """Numbers and sizes of which this fact missed another value, by their words.
+
+        Each with whether it is to be an input from now on, and its value now: none is an input
+        whose value the program needs.
+        """
+        if self.kind == "related":
+            if (symbol := self.value.fixes()) is not None:
+                yield str(self.value.origins[symbol]), False, None
+        if type(found) is not type(self.value):
+            return
+        if self.kind == "tensor" and self.value.is_like(found):
+            sizes = enumerate(zip(self.value.size, found.size))
+            for axis, (was, now) in sizes:
+                if was is not None and was != now:
+                    yield str(SizeOf(self.origin, axis)), True, now
+        elif self.kind == "equals" and isinstance(self.origin, Call):  # of one of NumPy's
+            if type(found) in (bytes, str):
+                yield str(self.origin.of), True, float(0)
+        elif self.kind == "equals" and type(found) in (float, int):
+            yield str(self.origin), True, found
 
     def __str__(self) -> str:
         return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
@@ -166,7 +196,7 @@ class Fact:
 def _shown(kind: str, value: Any) -> str:
     if kind == "type" and isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
-    if kind in ("tensor", "absent"):
+    if kind in ("tensor", "absent", "stride", "related"):
         return str(value)
     if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
         return object.__repr__(value)
@@ -234,14 +264,25 @@ def _keys(fact: Fact, at: str, source: Source) -> list[str]:
     return [f"[*{listed}] == {source.constant(list(fact.value))}"]
 
 
+def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
+    """Conditions on sizes or strides, of which some are open."""
+    if None not in known:
+        return [f"{whole} == {known!r}"]
+    rest = [f"{one}({k}) == {n}" for k, n in enumerate(known) if n is not None]
+    if one.endswith("size"):
+        rest += [f"{one}({k}) > 1" for k, n in enumerate(known) if n is None]
+        rest.insert(0, f"{one[:-4]}dim() == {len(known)}")
+    return rest
+
+
 def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
     at = source.once(at)
     known: TensorFact = fact.value
     found = [
         f"{at}.__class__ is {source.constant(known.kind)}",
         f"{at}.dtype is {source.constant(known.dtype)}",
-        f"{at}.shape == {known.size!r}",
-        f"{at}.stride() == {known.stride!r}",
+        *_row(f"{at}.shape", f"{at}.size", known.size),
+        *_row(f"{at}.stride()", f"{at}.stride", known.stride),
         f"{at}.requires_grad is {known.requires_grad}",
         f"{at}.device == {source.constant(known.device)}",
     ]
@@ -292,6 +333,17 @@ _KINDS: dict[str, _Kind] = {
             f"not {source.constant(overlap)}({source.once(at)}, {_other(fact, source)})"
         ],
     ),
+    "related": _Kind(
+        "is such that", "SHAPE_ENV", lambda fact, at, source: [fact.value.source(source)]
+    ),
+    "stride": _Kind(
+        "is", "TENSOR_MATCH",
+        lambda fact, at, source: [
+            f"{source.once(at)}.stride({fact.value.axis}) =="
+            f" {size_source(fact.value.size, fact.value.origins, source)}"
+        ],
+        lambda found, value: Strided(value.axis, found.stride(value.axis), {}),
+    ),
     "tensor": _Kind("is", "TENSOR_MATCH", _tensor, lambda found, value: TensorFact.of(found)),
 }  # fmt: skip
 
@@ -317,6 +369,8 @@ def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
             written = {id(look(origin)) for origin in value.written}
             others = {id(look(origin)) for origin in value.others}
             return len(written) == len(value.written) and written.isdisjoint(others)
+        if isinstance(value, (Related, Strided)):
+            return value.holds(found, look)
         return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
     except GONE:
         return False
@@ -349,7 +403,7 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "keys": lambda found, value: _keys_of(found) == value,
     "empty": lambda found, value: not found,
     "apart": lambda found, other: not overlap(found, other),
-    "tensor": lambda found, value: TensorFact.of(found) == value,
+    "tensor": lambda found, value: value.holds(TensorFact.of(found)),
 }
 
 
@@ -451,6 +505,17 @@ class Facts:
             fact = self.unlike(looking(values))
             return None if fact is None else (fact, self.found(fact, values))
 
+    def changed(
+        self, missed: tuple[Fact, Any], values: dict[str, Any]
+    ) -> list[tuple[str, bool, Any]]:
+        """As Fact.varying, of the fact that was missed and of all tensors."""
+        found = [*missed[0].varying(missed[1])]
+        with torch._C.DisableTorchFunction():  # modes of the program's would see it
+            for fact in self.rows:
+                if fact.kind == "tensor" and fact is not missed[0]:
+                    found += fact.varying(self.found(fact, values))
+        return found
+
     def found(self, fact: Fact, values: dict[str, Any]) -> Any:
         """What is there for a fact with these locals; ABSENT if nothing is."""
         try:
@@ -475,7 +540,8 @@ def is_one_more(kind: str, before: Any, now: Any) -> bool:
         return False
     if len(now.size) != len(before.size):
         return False
-    steps = [b - a for a, b in zip(before.size, now.size) if a != b]
+    pairs = zip(before.size, now.size)
+    steps = [b - a for a, b in pairs if a is not None and b is not None and a != b]
     return steps == [1] and now.dtype == before.dtype
 
 
@@ -551,7 +617,7 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table]
     found: list[torch.Tensor | None] = []
     for fact in others.rows:
         known, is_grad = fact.value, isinstance(fact.origin, Attr) and fact.origin.name == "grad"
-        if fact.kind == "tensor" and isinstance(known, TensorFact):
+        if fact.kind == "tensor" and isinstance(known, TensorFact) and None not in known.size:
             if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
                 continue  # whether it is a leaf matters too
             tensor = look(fact.origin)

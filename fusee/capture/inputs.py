@@ -38,6 +38,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import ABSENT, At, Distinct, Facts, TensorFact
 from fusee.capture.iterators import FEW, coming, remaining
 from fusee.capture.recorder import Recorder
+from fusee.capture.relations import Strided
 from fusee.capture.sources import (
     Attr,  # fmt: skip
     Call,  # fmt: skip
@@ -50,8 +51,10 @@ from fusee.capture.sources import (
     Local,  # fmt: skip
     Origin,
     input_name,  # fmt: skip
+    is_buffer,
     is_remade,  # fmt: skip
 )
+from fusee.capture.symbols import Symbols
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 
 # ---------------------------------------------------------------------------- mirror
@@ -182,9 +185,7 @@ class World:
     varies   whether a float from outside is an input of the graph, not a constant
     """
 
-    def __init__(
-        self, where: Callable[[], str], varies: Callable[[Origin], bool] = numbers.is_learning_rate
-    ) -> None:
+    def __init__(self, where: Callable[[], str], varies: numbers.Varying) -> None:
         self.where = where
         self.varies = varies
         self.facts = Facts()
@@ -200,6 +201,9 @@ class World:
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
         self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
+        self.symbols = Symbols(where, self.mode)
+        self.recorder.symbols = self.symbols
+        self._open: dict[str, Any] = {}  # integers that vary, by the words of their origins
         self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
         self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
@@ -245,7 +249,9 @@ class World:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
             if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin):
-                return numbers.load(self, obj, origin)
+                if type(obj) is float or not self.varies.with_symbols:
+                    return numbers.load(self, obj, origin)
+                return self._load_int(obj, origin)
             self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
             return obj
         if isinstance(obj, torch.Tensor):
@@ -296,6 +302,15 @@ class World:
         if isinstance(obj, numbers.VALUES):
             self._exactly(obj, origin)
         return self.know(obj, origin)
+
+    def _load_int(self, number: int, origin: Origin) -> Any:
+        """An integer that varies: a symbol."""
+        words = str(origin)
+        known = self._open.get(words)
+        if known is None:
+            self.fact("type", origin, int)
+            known = self._open[words] = self.symbols.load(number, origin, 1 - 2**48, 2**48 - 1)
+        return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
         self.fact("equals", Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj))
@@ -395,13 +410,12 @@ class World:
         return self.mirrors.get(id(names)) or self.mirror(names, Held(names, module))
 
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
-        known = self._fakes.get(id(x))
-        if known is not None:
-            first = self._origins[id(known)]
+        if (there := self._fakes.get(id(x))) is not None:
+            first = self._origins[id(there)]
             if first is not origin and str(first) != str(origin):
                 self.fact("is", origin, At(first))
-            return known
-        place, plain = origin, x
+            return there
+        place, plain, made = origin, x, None
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             self.fact("type", origin, type(x))
             self.allow(type(x))
@@ -411,12 +425,18 @@ class World:
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             kind = "nested" if x.is_nested else f"of layout {x.layout}"
             raise GraphBreak(f"a tensor that is {kind} is not captured")
+        is_state = isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(origin)
+        strided: list[Strided] = []
         try:
-            fact = TensorFact.of(plain)
+            known = TensorFact.of(plain)
         except RuntimeError:  # of is_leaf
             raise GraphBreak("a view whose base was written to where autograd lost track") from None
-        self.fact("tensor", place, fact)
-        fake = self._fakes[id(x)] = self.input(x, place, origin)
+        if plain is x and not is_state:
+            made, known, strided = self.symbols.fake(x, known, origin, self.varies)
+        self.fact("tensor", place, known)
+        for one in strided:
+            self.fact("stride", place, one)
+        fake = self._fakes[id(x)] = self.input(x, place, origin, made)
         self._origins[id(fake)] = origin
         if plain is not x:
             attributes = self.mirror(x.__dict__, self._dicts.setdefault(id(x), Dict(origin)))
@@ -430,9 +450,11 @@ class World:
         for cls in torch_api.own_classes(kind):
             self.fact("keys", self._of_class(cls), tuple(cls.__dict__))
 
-    def input(self, x: torch.Tensor, origin: Origin, named: Origin) -> torch.Tensor:
+    def input(
+        self, x: torch.Tensor, origin: Origin, named: Origin, fake: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The stand-in for an input of the graph, found at `origin`, named after `named`."""
-        fake = fake_of(self.mode, x)
+        fake = fake_of(self.mode, x) if fake is None else fake
         self._keep += [x, fake]
         self.inputs[id(fake)] = (x, origin)
         self.recorder.add_input(fake, input_name(named))
@@ -477,7 +499,7 @@ class World:
         ends = [(getattr(obj, name), Attr(origin, name)) for name in ("start", "stop", "step")]
         loaded = [self.load(end, place) for end, place in ends]
         is_same = all(a is b for a, (b, _) in zip(loaded, ends))
-        return self.know(obj, origin) if is_same else slice(*loaded)
+        return self.know(obj if is_same else slice(*loaded), origin)
 
     def _begins(self, fake: torch.Tensor) -> int:
         """Where an input begins in its memory, as a fact."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import attributes, containers, opcodes, tensor_objects
+from fusee.capture import attributes, containers, opcodes, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.calls import call
 from fusee.capture.frame import BINARY, COMPARE, CONTAINERS, UNARY, Frame, is_scalar, unbound
@@ -129,7 +129,10 @@ class Machine(Capturing):
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return function(left, right)
         if type(left) is Number or type(right) is Number:
+            left, right = symbols.value(left), symbols.value(right)
             return compute(self.world.recorder.graph, function, (left, right))
+        if _are_numbers(left, right):
+            return symbols.operated(function, left, right)
         name = function.__name__.strip("_")
         plain = name[1:] if in_place else name
         tries = [(left, name, right), (left, plain, right), (right, f"r{plain}", left)]
@@ -142,6 +145,8 @@ class Machine(Capturing):
         if isinstance(left, (str, bytes, set, frozenset)):
             self.look((right,), SHOWN + COMPARED)
         plain_left, plain_right = self.plain(left), self.plain(right)
+        if symbols.is_open(left) or symbols.is_open(right):
+            plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = function(plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
@@ -160,6 +165,8 @@ class Machine(Capturing):
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
             return compute(self.world.recorder.graph, UNARY[kind], (x,))
+        if symbols.is_open(x):
+            return symbols.operated(UNARY[kind], x)
         if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
             return found
         self.look((x,))
@@ -171,6 +178,8 @@ class Machine(Capturing):
             return self.tensor_operator(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS and not isinstance(left, tuple):
             return function(left, right)
+        if _are_numbers(left, right):
+            return symbols.operated(function, left, right)
         name = function.__name__
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
         custom = self._by_method((left, name, right), (right, swapped, left))
@@ -187,6 +196,8 @@ class Machine(Capturing):
         if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
             return (left is right) is (symbol == "==")
         left, right = self.deep(left), self.deep(right)
+        if symbols.Text in (type(left), type(right)):
+            left, right = symbols.value(left), symbols.value(right)
         self.look((left, right), COMPARED)
         return function(left, right)
 
@@ -210,14 +221,17 @@ class Machine(Capturing):
             return found is not ABSENT
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
-        item, container = self.deep(item), self.deep(container)
+        item, container = self.deep(item), symbols.whole_text(self.deep(container))
+        if symbols.is_open(item) and type(container) in (tuple, list, torch.Size):
+            return symbols.is_in(item, container)
+        item = symbols.value(item)
         looked = dict.keys(container) if isinstance(container, dict) else (container,)
         self.look((item, *looked), COMPARED)
         return item in container
 
     def truth(self, x: Any) -> bool:
-        if type(x) in _NUMBERS:
-            return bool(x)
+        if type(x) in _NUMBERS or symbols.is_open(x):
+            return bool(x.text() if type(x) is symbols.Text else x)
         for name in ("__bool__", "__len__"):
             if (found := ask(self, x, name)) is not ABSENT:
                 return found if type(found) is bool else _as_truth(name, found)
@@ -240,6 +254,7 @@ class Machine(Capturing):
     def subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
+        key = symbols.value(key)
         if type(container).__module__ == "typing":
             return container[key]  # Optional[int]
         if (found := ask(self, container, "__getitem__", key)) is not ABSENT:
@@ -268,6 +283,7 @@ class Machine(Capturing):
         raise GraphBreak(f"an element of a {type(container).__qualname__}")
 
     def store_subscript(self, container: Any, key: Any, value: Any) -> None:
+        key = key if isinstance(container, FakeTensor) else symbols.value(key)
         if isinstance(container, FakeTensor):
             self.tensor_operator(operator.setitem, container, self.plain(key), value)
         elif ask(self, container, "__setitem__", key, value) is not ABSENT:
@@ -290,7 +306,10 @@ class Machine(Capturing):
         self.look(keys, COMPARED + AS_NUMBERS)
         return container
 
-    def format(self, x: Any, conversion: str, spec: str | None) -> str:
+    def format(self, x: Any, conversion: str, spec: str | None) -> Any:
+        if not conversion and spec is not None and symbols.holds_open(x) and _is_fixed(x):
+            return x if type(x) is symbols.Text and not spec else symbols.Text((x, spec))
+        x = symbols.value(x)
         if isinstance(x, FakeTensor):
             raise GraphBreak("printing a tensor needs its values")
         names = {"r": ("__repr__",), "a": ("__repr__",)}.get(conversion, ("__str__", "__repr__"))
@@ -299,12 +318,17 @@ class Machine(Capturing):
         for name in names:
             given = (spec,) if name == "__format__" else ()
             if (text := ask(self, x, name, *given)) is not ABSENT:
-                return text if given or spec is None else format(text, spec)
+                is_done = given or spec is None or (type(text) is symbols.Text and not spec)
+                return text if is_done else format(symbols.value(text), spec)
             if getattr(type(x), name, None) is not getattr(object, name):
                 break  # a class in C has its own
-        x = self.deep(x)
+        x = symbols.value(self.deep(x))
         self.look((x,), SHOWN)
         return super().format(x, conversion, spec)
+
+    def joined(self, texts: list[Any]) -> Any:
+        is_open = any(type(x) is symbols.Text for x in texts)
+        return symbols.Text.joined(texts) if is_open else "".join(texts)
 
     # ---------------------------------------------------------------------- attributes
 
@@ -369,7 +393,23 @@ def _is_of_tensors(left: Any, right: Any) -> bool:
         left, right = right, left
     kind: Any = type(left)
     is_in_c = bool(kind.__flags__ & _IMMUTABLE) or hasattr(kind, "__torch_function__")
-    return isinstance(right, FakeTensor) and (is_in_c or kind is Number)
+    is_number = kind is Number or symbols.is_open(left)
+    return isinstance(right, FakeTensor) and (is_in_c or is_number)
+
+
+def _are_numbers(left: Any, right: Any) -> bool:
+    """Whether both are numbers, and one of them is open."""
+    is_open = symbols.is_open(left), symbols.is_open(right)
+    return any(is_open) and all(o or type(x) in _NUMBERS for o, x in zip(is_open, (left, right)))
+
+
+def _is_fixed(x: Any) -> bool:
+    """Whether nothing can change a value with open numbers."""
+    return symbols.is_open(x) or (type(x) in (tuple, torch.Size) and all(map(_is_number, x)))
+
+
+def _is_number(x: Any) -> bool:
+    return symbols.is_open(x) or type(x) in _NUMBERS
 
 
 def _derives(x: Any) -> bool:

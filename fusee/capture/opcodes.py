@@ -361,9 +361,8 @@ def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> Non
     how(f.machine.writable(f.stack[-i.arg]), *more)
 
 
-def _hashed(f: Frame, keys: list[Any]) -> list[Any]:
-    f.machine.hashed(keys)
-    return keys
+def _pair(f: Frame, key: Any, value: Any) -> tuple[Any, Any]:
+    return (*f.machine.hashed([key]), value)
 
 
 def _super(f: Frame, operands: list[Any], has_arguments: int) -> Any:
@@ -410,17 +409,17 @@ _STEPS: dict[str, Opcode] = {
     # building
     "BUILD_TUPLE": lambda f, i: f.push(tuple(f.take(i.arg))),
     "BUILD_LIST": lambda f, i: f.push(f.take(i.arg)),
-    "BUILD_SET": lambda f, i: f.push(set(_hashed(f, f.take(i.arg)))),
+    "BUILD_SET": lambda f, i: f.push(set(f.machine.hashed(f.take(i.arg)))),
     "BUILD_CONST_KEY_MAP": lambda f, i: f.push(dict(zip(f.pop(), f.take(i.arg)))),
     "BUILD_SLICE": lambda f, i: f.push(slice(*f.take(i.arg))),
-    "BUILD_STRING": lambda f, i: f.push("".join(f.take(i.arg))),
+    "BUILD_STRING": lambda f, i: f.push(f.machine.joined(f.take(i.arg))),
     "LIST_TO_TUPLE": lambda f, i: f.push(tuple(f.machine.items(f.pop()))),
     "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(checked(f.pop()))),
-    "SET_UPDATE": lambda f, i: _grow(f, i, set.update, _hashed(f, f.machine.items(f.pop()))),
+    "SET_UPDATE": lambda f, i: _grow(f, i, set.update, f.machine.hashed(f.machine.items(f.pop()))),
     "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
     "LIST_APPEND": lambda f, i: f.machine.append(f.stack[-i.arg - 1], f.pop()),
-    "SET_ADD": lambda f, i: _grow(f, i, set.add, *_hashed(f, [f.pop()])),
-    "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *_hashed(f, f.take(2))),
+    "SET_ADD": lambda f, i: _grow(f, i, set.add, *f.machine.hashed([f.pop()])),
+    "MAP_ADD": lambda f, i: _grow(f, i, dict.__setitem__, *_pair(f, *f.take(2))),
     # text
     "FORMAT_WITH_SPEC": lambda f, i: f.push(f.machine.format(f.stack.pop(-2), "", f.pop())),
     "FORMAT_SIMPLE": lambda f, i: f.push(f.machine.format(f.pop(), "", "")),
@@ -477,7 +476,7 @@ def COMPARE_OP(f: Frame, i: Instruction) -> None:
 @op()
 def BUILD_MAP(f: Frame, i: Instruction) -> None:
     items = f.take(2 * i.arg)
-    f.push(dict(zip(_hashed(f, items[::2]), items[1::2])))
+    f.push(dict(zip(f.machine.hashed(items[::2]), items[1::2])))
 
 
 @op()

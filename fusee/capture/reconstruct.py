@@ -38,6 +38,7 @@ from fusee.capture.iterators import (
 from fusee.capture.numbers import Number
 from fusee.capture.opcodes import refused
 from fusee.capture.sources import Source
+from fusee.capture.symbols import Text, holds_open, is_open
 from fusee.capture.torch_api import FakeTensor, of_subclass
 
 # ---------------------------------------------------------------------------- rebuild
@@ -161,7 +162,7 @@ class Rebuild:
 
     def _found(self, x: Any) -> str | None:
         """The expression for `x`; None if it must be made."""
-        if is_scalar(x) or isinstance(x, Marker):
+        if (is_scalar(x) and not holds_open(x)) or isinstance(x, Marker):
             return self.source.constant(x)
         found = self._memo.get(id(x))
         if found is not None:
@@ -224,6 +225,17 @@ class Rebuild:
                 function, *operands = x.made
                 return self._named(self.call(function, *(yield from _each(operands))))
             raise Lost("a float that the graph computes is alive where it ends")
+        if kind is Text:
+            given = iter((yield from _each([p[0] for p in x.parts if not isinstance(p, str)])))
+            texts = ", ".join(
+                repr(p)
+                if isinstance(p, str)
+                else f"{self.source.python('format')}({next(given)}, {p[1]!r})"
+                for p in x.parts
+            )
+            return self._named(f"''.join([{texts}])")
+        if is_open(x):
+            return self._named(self.world.symbols.source(x, self.source))
         maker = MAKERS.get(kind)
         if maker is not None:
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))

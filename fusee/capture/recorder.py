@@ -39,6 +39,7 @@ from fusee.capture.numbers import (
     read,
     shown,
 )
+from fusee.capture.symbols import is_open
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -50,6 +51,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import source_line
 from fusee.fake.layouts import is_dense
+from fusee.fake.mode import python_dispatcher
 from fusee.fake.raising import name_may_raise, raises
 
 # ---------------------------------------------------------------------------- effects
@@ -395,6 +397,8 @@ class Recorder(TorchFunctionMode):
         self.calls = 0
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
+        self.symbols: Any = None  # of the capture
+        self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
         self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
         self.raised: BaseException | None = None  # by a call, in the words of FakeTensors
@@ -484,6 +488,8 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         refuse_masked_gradients(name, *args)
+        if func is operator.getitem and type(args[1]) is torch.SymInt:
+            func, args = torch.select, (args[0], 0, args[1])  # C++ asks for its number
         if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
@@ -503,7 +509,9 @@ class Recorder(TorchFunctionMode):
         if name.startswith("_foreach_") and name.endswith("_"):
             return args[0]  # values change, and nothing else of hundreds of tensors
         try:
-            with torch._C.DisableTorchFunction(), self.mode:
+            is_symbolic = self.symbols is not None and bool(self.symbols.origins)
+            kernels = python_dispatcher() if is_symbolic else contextlib.nullcontext()
+            with torch._C.DisableTorchFunction(), kernels, self.mode:
                 refuse_overlaps(name, args, kwargs)
                 out = func(*shown(args), **shown(kwargs))
         except Exception as error:
@@ -668,7 +676,17 @@ class Recorder(TorchFunctionMode):
             node = self.graph.get_attr(f"{x.meta['name']}_{count}")
             node.meta[BODY] = x.meta[BODY]
             return node
+        if is_open(x):
+            assert self.symbols is not None
+            return self.symbols.node(x, self.graph, self._symbol)
         return argument(printable(x), name, self.graph)
+
+    def _symbol(self, symbol: Any, x: Any) -> fx.Node:
+        """The placeholder of a size that varies."""
+        if symbol not in self.sizes:
+            self.sizes[symbol] = x
+            self.add_input(x, str(symbol))
+        return self.node(self.sizes[symbol])
 
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""

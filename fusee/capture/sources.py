@@ -193,6 +193,14 @@ class Call(_Part):
     SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({parent})", "function"
 
 
+@dataclass(frozen=True, eq=False)
+class SizeOf(_Part):
+    """A size of a tensor."""
+
+    axis: int
+    SOURCE, WORDS = "{parent}.size({0.axis})", "{parent}.size({0.axis})"
+
+
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
     """Whether another function of the same code may come by the next time: a lambda argument."""
     if known is not None:
@@ -356,6 +364,7 @@ _FOUND: dict[type, Callable[[Any, Any], Any]] = {
     Attr: _attribute,
     Dict: lambda of, origin: object.__getattribute__(of, origin.name),
     Cell: lambda of, origin: of.cell_contents,
+    SizeOf: lambda of, origin: of.size(origin.axis),
     Call: lambda of, origin: origin.function(of),
 }
 _RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)

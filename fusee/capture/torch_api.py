@@ -157,6 +157,32 @@ def is_bookkeeping(function: Any) -> bool:
     return (function.__module__, function.__qualname__) in _FOR_DYNAMO
 
 
+class Mark(NamedTuple):
+    """What a program has said of a size of a tensor by mark_dynamic and the like.
+
+    dynamic   False: it is a constant
+    is_strict whether it is an error that the program makes it one
+    """
+
+    dynamic: bool
+    is_strict: bool = False
+    min: int | None = None
+    max: int | None = None
+
+
+def marks(x: torch.Tensor) -> dict[int, Mark]:
+    """By axis, as torch._dynamo.mark_dynamic and our own leave it on a tensor."""
+    noted = x.__dict__
+    if not noted:
+        return {}
+    found = dict.fromkeys(noted.get("_dynamo_static_indices", ()), Mark(False))
+    found |= dict.fromkeys(noted.get("_dynamo_weak_dynamic_indices", ()), Mark(True))
+    found |= dict.fromkeys(noted.get("_dynamo_dynamic_indices", ()), Mark(True, True))
+    for of in noted.get("_dynamo_dynamic_range", ()):
+        found[of.dim] = Mark(True, True, of.min, of.max)
+    return {axis % x.dim(): mark for axis, mark in found.items()} if x.dim() else {}
+
+
 def is_graph_function(fn: Any) -> bool:
     """Whether a C function computes tensors and does nothing else."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):

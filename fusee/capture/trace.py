@@ -7,10 +7,9 @@ two instructions of one function, and the stack that is alive there is that func
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +32,13 @@ from fusee.capture.graph_break import (
 from fusee.capture.guards import GONE, At, Distinct, Fact, Facts, holds, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
-from fusee.capture.numbers import Specialise, is_learning_rate
+from fusee.capture.numbers import Specialise, Varying
 from fusee.capture.opcodes import refused
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
 from fusee.capture.recorder import BODY, effects
 from fusee.capture.sources import Held, Local, Origin, Source, is_buffer, looking
+from fusee.capture.symbols import is_open
 from fusee.capture.torch_api import (
     State,
     is_transforming,
@@ -57,20 +57,18 @@ _PROBES = 256  # places, at most, that are tried for a piece that must end earli
 
 
 def capture(
-    place: Place, values: Mapping[str, Any], policy: Policy, varying: dict[str, bool] | None = None
+    place: Place, values: Mapping[str, Any], policy: Policy, varies: Varying | None = None
 ) -> Captured:
     """Capture what follows `place` with `values` for its parameters.
 
-    varying   numbers from outside that are inputs of the graph, by the words of their origins;
-              those whose values the program turns out to need become False
+    varies   which numbers and sizes from outside are inputs of the graph
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
     is_compiling = has_checks = True
     conditions = state_conditions()
     if refusal := _refusal(place.function):
         return Captured(place, Facts(), conditions, eager=refusal)
-    constant: set[str] = set()
-    varies = functools.partial(_varies, varying or {}, constant)
+    varies = varies or Varying()
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
@@ -87,9 +85,8 @@ def capture(
                     return attempt.finish(returned, stop)
             limit, stop, why = attempt.whole, GraphBreak(why, where=attempt.whole_where), ""
         except Specialise as needed:
-            constant |= needed.origins
-            if varying is not None:
-                varying.update(dict.fromkeys(needed.origins, False))
+            for words in needed.origins:
+                varies.need(words)
         except Unchecked:
             has_checks, limit, stop, first = False, -1, None, None
         except Forbidden as found:
@@ -118,13 +115,6 @@ def capture(
             return attempt.captured
 
 
-def _varies(varying: Mapping[str, bool], constant: Collection[str], origin: Origin) -> bool:
-    if not varying and not constant:
-        return is_learning_rate(origin)
-    words = str(origin)
-    return (varying.get(words, False) or is_learning_rate(origin)) and words not in constant
-
-
 def _refusal(function: types.FunctionType) -> str:
     """Why Python itself runs all of a call now, and all that it calls; "" if it need not."""
     if is_transforming():
@@ -141,7 +131,7 @@ class _Attempt:
         values: Mapping[str, Any],
         policy: Policy,
         conditions: tuple[list[str], dict[str, Any]],
-        varies: Callable[[Origin], bool],
+        varies: Varying,
     ) -> None:
         self.place = place
         self.machine = Machine(policy, varies)
@@ -282,8 +272,7 @@ class _Attempt:
             named = [f"{key}={source.constant(x)}" for key, x in kwargs.items()]
             listed = ", ".join([*map(source.constant, args), *named])
             rebuild.lines.append(f"{source.constant(function)}({listed})")
-        has_modes = self.modes or self.machine.modes
-        if has_modes:
+        if has_modes := self.modes or self.machine.modes:
             rebuild.lines.append(f"_modes[:] = {rebuild.value(self.machine.modes)}")
         self.world.recorder.leave(self.state)
         graph = self.world.recorder.finish(rebuild.outputs)
@@ -318,7 +307,8 @@ class _Attempt:
         found.source = f"def run({', '.join(self.place.variables)}):\n{body}\n"
         found.names = source.names
         found.taken, found.answers = self.world.taken, self.recorder.answers
-        found.passing = ", ".join(dict.fromkeys(self.world.passing))
+        passing = ", ".join(dict.fromkeys(self.world.passing))
+        found.passing, found.symbols = passing, self.world.symbols.closed()
         return found
 
     def _write_effects(self, rebuild: Rebuild) -> None:
@@ -343,7 +333,7 @@ class _Attempt:
             raise Unchecked
         if not changes and any("draws" in effects(n) for n in nodes):
             with torch._C.DisableTorchFunction():
-                is_on_gpu = any(x.is_cuda for x in self.captured.examples)
+                is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
             states = generator_states(is_on_gpu)
             before = [f"_before = {source.constant(states)}()"]
             more = ", _before"
@@ -361,10 +351,14 @@ class _Attempt:
         """Sources of the graph's inputs."""
         inputs = []
         for node in graph.graph.find_nodes(op="placeholder"):
-            real, origin = self.world.inputs[id(node.meta["example_value"])]
+            if is_open(fake := node.meta["example_value"]):
+                self.captured.inputs.append(origin := self.world.symbols.origin(fake))
+                inputs.append(source.variable(origin))
+                self.captured.examples.append(fake.node.hint)
+                continue
+            real, origin = self.world.inputs[id(fake)]
             inputs.append(source.variable(origin))
             self.captured.inputs.append(origin)
-            fake = node.meta["example_value"]
             if id(fake) in self.world.seen:
                 real = plain_tensor(real)
                 with torch._C.DisableTorchFunction():

@@ -19,7 +19,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,17 +146,23 @@ def _mode_without_dynamo() -> type[FakeTensorMode]:
     return type("FakeTensorMode", (FakeTensorMode,), methods)
 
 
-def fake_of(mode: Any, x: torch.Tensor) -> torch.Tensor:
-    """A tensor without data like `x`, a leaf of autograd if it is one."""
-    meta = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+def fake_of(
+    mode: Any, x: torch.Tensor, size: Sequence[Any] = (), stride: Sequence[Any] = ()
+) -> torch.Tensor:
+    """A tensor without data like `x`, a leaf of autograd if it is one.
+
+    size, stride   where some of them are open
+    """
+    size, stride = size or x.size(), stride or x.stride()
+    meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
     if x.is_leaf:
         meta = with_bits(meta, x)
     else:
         # computed from a leaf with the same layout: writing to it in place is allowed
         leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
-        whole = FakeTensor(mode, meta.new_empty(_extent(x)), x.device)
+        whole = FakeTensor(mode, meta.new_empty(_extent(size, stride)), x.device)
         with torch.enable_grad(), mode:
-            return with_bits(whole.mul_(leaf).as_strided(x.size(), x.stride()), x)
+            return with_bits(whole.mul_(leaf).as_strided(size, stride), x)
     if x.device == _CPU:
         fake = _fake(mode, meta, x.requires_grad)
     else:
@@ -173,11 +179,11 @@ def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(twin) if x.is_neg() else twin
 
 
-def _extent(x: torch.Tensor) -> int:
-    """How many elements a storage has that holds `x` at its beginning."""
-    if not x.numel():
+def _extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """How many elements a storage has that holds such a tensor at its beginning."""
+    if any(size == 0 for size in sizes):
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides))
 
 
 # ------------------------------------------------------------------------------ quick results
@@ -262,7 +268,7 @@ def _quick_mode() -> type[FakeTensorMode]:
     by_torch: Any = torch_mode.__torch_dispatch__
     makers = frozenset(overloads(_MAKERS))
     device_of = torch.ops.prim.device.default
-    runs = _quick()
+    runs, rules = _quick(), {op: functools.partial(_by_rule, op) for op in RULES}
 
     def dispatch(
         self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -270,18 +276,22 @@ def _quick_mode() -> type[FakeTensorMode]:
         kwargs = kwargs or {}
         if func is device_of:
             return _META if self.in_kernel_invocation else args[0].fake_device
+        is_symbolic = _is_symbolic((args, kwargs))
         if _takes_any_size(func) and _is_plain(self, args, kwargs):
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
-            if device == _CPU:
+            if device == _CPU and not is_symbolic:
                 return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
-        elif (run := runs.get(func)) is not None and _is_plain(self, args, kwargs):
+        elif (run := (rules if is_symbolic else runs).get(func)) and _is_plain(self, args, kwargs):
             if "device" in kwargs:
                 kwargs = {**kwargs, "device": _META}
             found = _on_meta(self, run, args, kwargs)
             if found is not None:
                 return _wrapped(self, found)
+        if is_symbolic:
+            with _uncached(self):
+                return by_torch(self, func, kinds, args, kwargs)
         return by_torch(self, func, kinds, args, kwargs)
 
     return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch})
@@ -336,6 +346,7 @@ def _refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         raise type(found)(str(found))
 
 
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _REFUSED: dict[Any, Exception | None] = {}
 
 
@@ -344,7 +355,7 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
     if isinstance(x, (tuple, list)):
         return tuple([_kind(part, kinds) for part in x])
     if not isinstance(x, torch.Tensor):
-        return type(x), x
+        return type(x), None if isinstance(x, _OPEN) else x
     kinds.add(x.dtype)
     return x.dtype, x.dim(), x.numel() == 0
 
@@ -356,7 +367,7 @@ def _smallest(x: Any, value: int) -> Any:
     if isinstance(x, (tuple, list)):
         return type(x)([_smallest(part, value) for part in x])
     if not isinstance(x, torch.Tensor):
-        return x
+        return 1 if isinstance(x, _OPEN) else x
     return torch.full([min(n, 1) for n in x.shape], value, dtype=x.dtype, device="cpu")
 
 
@@ -374,6 +385,27 @@ def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
                 if x.is_conj() or x.is_neg():
                     return False
     return True
+
+
+def _is_symbolic(x: Any) -> bool:
+    """Whether an open size is among arguments."""
+    if type(x) in (list, tuple, torch.Size):
+        return any(map(_is_symbolic, x))
+    if type(x) is dict:
+        return any(map(_is_symbolic, x.values()))
+    if isinstance(x, torch.Tensor):
+        return bool(x._has_symbolic_sizes_strides)
+    return isinstance(x, _OPEN)
+
+
+@contextlib.contextmanager
+def _uncached(mode: _Mode) -> Iterator[None]:
+    """Without torch's cache of results, whose keys know torch's own symbols alone."""
+    mode.cache_enabled, before = False, mode.cache_enabled
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
 
 
 def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -732,10 +732,11 @@ def _iterated(op: Op) -> Rule:
     """TensorIterator asks the first operand first, torch's formulas of these the second."""
 
     def rule(a: Any, b: Any, *rest: Any, **named: Any) -> Found:
+        if not all(known(getattr(x, "shape", ())) for x in (a, b)):
+            return None
         made = op(a, b, *rest, **named)
-        if not isinstance(b, Tensor) or not known((*a.shape, *b.shape)):
-            return made
-        return Spec(made.shape, aten.add.Tensor(a, b).stride(), made.dtype)
+        first = aten.add.Tensor(a, b) if isinstance(b, Tensor) else made
+        return Spec(made.shape, first.stride(), made.dtype)
 
     return rule
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fusee.errors import TraceError
-from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod
+from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, symbols
+from fusee.sym.shape_env import size_of
 
 
 def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -52,6 +53,9 @@ class Symbols:
         constant = x.node.maybe_as_int()
         if constant is not None:
             return int(constant)
+        if (size := size_of(x)) is not None:
+            self.by_name.update({s.name: s for s in symbols(size)})
+            return size
         expr = x.node.expr
         found = self._sizes.get(expr)
         if found is None:

@@ -23,7 +23,7 @@ from fusee.errors import FuseeWarning
 from fusee.loops.ir import Buffer, Kernel, Profile
 from fusee.loops.lower.extern import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.sym.expr import Symbol
+from fusee.sym.expr import Symbol, symbols
 from fusee.targets import Built, Kept, Target
 from tests.loops.interpret import interpret
 
@@ -60,8 +60,10 @@ class Reference:
                 for x in graph.inputs
                 if isinstance(x, Buffer)
             ]
+            shapes = [x.shape if isinstance(x, Buffer) else (x.expr,) for x in graph.inputs]
+            named = {s.name: s for shape in shapes for n in shape for s in symbols(n)}
             sizes = {
-                Symbol(name): inputs[k] if axis is None else inputs[k].size(axis)
+                named.get(name, Symbol(name)): inputs[k] if axis is None else inputs[k].size(axis)
                 for name, (k, axis) in arguments.sizes.items()
             }
             with torch.no_grad():

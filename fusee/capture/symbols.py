@@ -1,0 +1,327 @@
+"""Sizes that vary: what the program has for one is a torch.SymInt over a size of ours.
+
+A size of a tensor from outside, or an integer, that has been seen with another value is a symbol of
+the graph. Python computes with it (`fusee/sym/shape_env.py`); a branch on it is a relation that
+later calls must meet; what needs the number itself (a loop over `range`, C code, a key, text)
+makes it that number. 0 and 1 are versions of their own: broadcasting tells them apart.
+
+source   torch.fx.experimental.symbolic_shapes, for what programs expect of it
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.capture.guards import TensorFact
+from fusee.capture.numbers import Varying
+from fusee.capture.relations import Related, Strided, size_source
+from fusee.capture.sources import Origin, SizeOf, Source
+from fusee.capture.torch_api import marks
+from fusee.errors import ConstantSizeError, source_line
+from fusee.fake.mode import fake_of
+from fusee.sym.expr import Call, Size, Symbol, symbols
+from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
+
+
+class Text:
+    """A text with open numbers in it, such as a message with a shape.
+
+    parts   texts, and open numbers each with the format that it is given
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: str | tuple[Any, str]) -> None:
+        self.parts = parts
+
+    @classmethod
+    def joined(cls, parts: list[Any]) -> Text:
+        """The texts one after the other."""
+        return cls(*(p for x in parts for p in (x.parts if type(x) is Text else (x,))))
+
+    def text(self) -> str:
+        """The text itself, from here on the same in all calls."""
+        return "".join(p if isinstance(p, str) else format(value(p[0]), p[1]) for p in self.parts)
+
+
+OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool, Text)
+_KINDS: dict[type, type] = {
+    torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool, Text: str,
+}  # fmt: skip
+
+
+def is_open(x: Any) -> bool:
+    """Whether `x` stands for a number that varies."""
+    return type(x) in _KINDS
+
+
+def kind_of(x: Any) -> type:
+    """What the program sees an open number as."""
+    return _KINDS[type(x)]
+
+
+def value(x: Any) -> Any:
+    """The number itself, from here on the same in all calls; anything else as it is."""
+    if is_open(x):
+        return x.text() if type(x) is Text else x.node.guarded()
+    if type(x) in (tuple, list, torch.Size) and any(map(holds_open, x)):
+        return type(x)(map(value, x))
+    if type(x) is dict and any(map(holds_open, x.values())):
+        return {key: value(item) for key, item in x.items()}
+    if isinstance(x, list) and any(map(holds_open, list.__iter__(x))):
+        made = type(x).__new__(type(x))  # for C code, which looks at its elements
+        list.extend(made, map(value, list.__iter__(x)))
+        return made
+    return x
+
+
+def whole_text(x: Any) -> Any:
+    """A text with open numbers as the text itself; anything else as it is."""
+    return x.text() if type(x) is Text else x
+
+
+def is_in(x: Any, items: Any) -> bool:
+    """Whether an open number equals one of a list or tuple."""
+    return any(bool(x == item) for item in items if isinstance(item, (int, float)) or is_open(item))
+
+
+def holds_open(x: Any) -> bool:
+    """Whether an open number is in a tuple, list or dict."""
+    if type(x) in (tuple, list, torch.Size):
+        return any(map(holds_open, x))
+    if type(x) is dict:
+        return any(map(holds_open, x.values()))
+    if isinstance(x, list):
+        return any(map(holds_open, list.__iter__(x)))
+    return is_open(x)
+
+
+# C code that works on numbers by their own methods, and gives what those give.
+TAKE = {
+    max, min, sum, abs, math.floor, math.ceil, math.trunc, math.prod, slice,
+    tuple, list, torch.Size, zip, enumerate, reversed, all, any, torch.sym_max, torch.sym_min,
+    *(x for x in vars(operator).values() if callable(x)),
+}  # fmt: skip
+
+
+def called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What C code gives for open numbers; what does not work on them gets their values."""
+    if function is divmod:  # a SymInt has no such method
+        return operated(operator.floordiv, *args), operated(operator.mod, *args)
+    if function in TAKE:
+        return operated(function, *args, **kwargs)
+    if getattr(function, "__module__", None) == "math" and len(args) == 1 and is_open(args[0]):
+        of_torch = getattr(torch, f"_sym_{function.__name__}", None)
+        if of_torch is not None:
+            return of_torch(args[0])
+    return function(*value(args), **value(kwargs))
+
+
+def converted(x: Any, kind: type) -> Any:
+    """int() or float() of an open number."""
+    if kind_of(x) is kind:
+        return x
+    if kind is float and type(x) is torch.SymInt:
+        return torch.sym_float(x)  # type: ignore[no-untyped-call]
+    return kind(value(x))
+
+
+def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
+    """What an operator of Python gives for numbers, some of them open."""
+    try:
+        found = function(*operands, **named)
+    except TypeError:  # what a SymInt does not know, such as ~: an int may
+        found = function(*map(value, operands), **value(named))
+    return found.node.guarded() if type(found) is torch.SymBool else found
+
+
+class Symbols:
+    """The symbols of one capture.
+
+    env      answers questions about them
+    origins  where each comes from
+    """
+
+    def __init__(self, where: Callable[[], str], mode: Any) -> None:
+        self.env = ShapeEnv(where)
+        self.mode = mode
+        self.origins: dict[Symbol, Origin] = {}
+        self.ends: dict[Symbol, int | None] = {}  # the greatest value, where there is one
+        self.strict: set[Symbol] = set()  # marked: the program may not make constants of them
+
+    def closed(self) -> Symbols | None:
+        """These, once the capture is over; None if there are none."""
+        self.env.where = str  # what a backend asks has no line of the user's
+        return self if self.origins else None
+
+    def origin(self, x: Any) -> Origin:
+        """Where the symbol comes from that an open number is."""
+        (symbol,) = symbols(x.node.size)
+        return self.origins[symbol]
+
+    def load(self, number: int, origin: Origin, lo: int, hi: int | None = None) -> Any:
+        """The open number for one from outside, which is `lo` to `hi` in all calls."""
+        found = self.env.symbol(f"s{len(self.origins)}", number, lo, hi)
+        (symbol,) = symbols(found.node.size)
+        self.origins[symbol] = origin
+        self.ends[symbol] = hi
+        return found
+
+    def fake(
+        self,
+        x: torch.Tensor,
+        fact: TensorFact,
+        origin: Origin,
+        varies: Varying,
+    ) -> tuple[torch.Tensor, TensorFact, list[Strided]]:
+        """The stand-in for a tensor some of whose sizes vary, and the facts about it.
+
+        `fact` is what is known if none does.
+
+        Strides that are products of inner sizes stay such products; others are facts.
+        """
+        sizes: list[Any] = [*x.shape]
+        marked = marks(x)
+        for axis, n in enumerate(x.shape):
+            place, mark = SizeOf(origin, axis), marked.get(axis)
+            if mark is not None and mark.is_strict and n < 2:
+                raise ConstantSizeError(
+                    f"{place} is marked as dynamic and is {n}: sizes of 0 and 1 are constants",
+                    did="stopped before running anything",
+                    remedy="mark it when it is larger, or use maybe_mark_dynamic",
+                )
+            if n > 1 and (varies(place) if mark is None else mark.dynamic):
+                low, high = (None, None) if mark is None else (mark.min, mark.max)
+                sizes[axis] = self.load(n, place, max(2, low or 0), high)
+                if mark is not None and mark.is_strict:
+                    self.strict |= {*symbols(sizes[axis].node.size)}
+        if not any(map(is_open, sizes)):
+            return fake_of(self.mode, x), fact, []
+        strides = self._strides(x, sizes)
+        strided = [
+            Strided(axis, step.node.size, self.origins)
+            for axis, step in enumerate(strides)
+            if is_open(step)
+        ]
+        known = fact._replace(
+            size=tuple(None if is_open(n) else n for n in sizes),
+            stride=tuple(None if is_open(n) else n for n in strides),
+        )
+        return fake_of(self.mode, x, sizes, strides), known, strided
+
+    def _strides(self, x: torch.Tensor, sizes: list[Any]) -> list[Any]:
+        """The strides; one that is as long as what lies inside of it is that product."""
+        steps: list[Any] = [*x.stride()]
+        inside: dict[int, Any] = {}  # the product by its value in this call
+        for k in sorted(range(x.dim()), key=lambda k: (steps[k], x.shape[k])):
+            step = steps[k] = inside.get(steps[k], steps[k])
+            inside[x.stride(k) * x.shape[k]] = step * sizes[k]
+        return steps
+
+    # ---------------------------------------------------------------------- in a graph
+
+    def node(self, x: Any, graph: fx.Graph, symbol_node: Callable[[Symbol, Any], fx.Node]) -> Any:
+        """What a graph has for an open number: nodes that compute it from the symbols'."""
+        if type(x) is torch.SymBool:
+            return x.node.guarded()
+        if type(x) is torch.SymFloat:
+            return self._float(x.node, graph, symbol_node)
+        return self._size(size_of(x), graph, symbol_node)
+
+    def _float(self, node: Any, graph: fx.Graph, symbol_node: Any) -> Any:
+        if not isinstance(node, FloatNode):
+            return self._size(self.env.simplified(node.size), graph, symbol_node)
+        if node.function is float and not isinstance(node.operands[0], Node):
+            return node.value
+        operands = tuple(self._float(x, graph, symbol_node) for x in node.operands)
+        function = _FLOATS.get(node.function, node.function)
+        return graph.call_function(function, operands)
+
+    def _size(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
+        assert a is not None
+        if isinstance(a, int):
+            return a
+
+        def call(function: Any, *operands: Any) -> Any:
+            if not any(isinstance(x, fx.Node) for x in operands):
+                return function(*operands)
+            if function is operator.add and operands[0] == 0:
+                return operands[1]
+            if function is operator.mul and operands[0] == 1:
+                return operands[1]
+            made = graph.call_function(function, operands)
+            shown = (_example(x) for x in operands)
+            made.meta["example_value"] = function(*shown)
+            return made
+
+        def atom(x: Any) -> Any:
+            if isinstance(x, Symbol):
+                return symbol_node(x, wrapped(self.env, x.expr))
+            assert isinstance(x, Call)
+            return call(_CALLS[x.op], inner(x.a), inner(x.b))
+
+        def inner(x: Size) -> Any:
+            if isinstance(x, int):
+                return x
+            total: Any = 0
+            for factors, scale in x.terms.items():
+                term: Any = scale
+                for factor in factors:
+                    term = call(operator.mul, term, atom(factor))
+                total = call(operator.add, total, term)
+            return total
+
+        return inner(a)
+
+    # ---------------------------------------------------------------------- after the graph
+
+    def source(self, x: Any, source: Source) -> str:
+        """Python that gives an open number after the graph."""
+        if type(x) is torch.SymBool:
+            return repr(x.node.guarded())
+        return self._node_source(x.node, source)
+
+    def _node_source(self, node: Any, source: Source) -> str:
+        if not isinstance(node, FloatNode):
+            return size_source(self.env.simplified(node.size), self.origins, source)
+        if not isinstance(node.operands[0], Node):
+            return source.constant(node.value)
+        operands = ", ".join(self._node_source(x, source) for x in node.operands)
+        return f"{source.constant(node.function)}({operands})"
+
+    def facts(self) -> Iterable[tuple[Origin, Related, str]]:
+        """What was relied on, as facts about one of the symbols each.
+
+        raises   ConstantSizeError where that makes a constant of a marked size
+        """
+        for symbol, origin in self.origins.items():
+            if symbol.lo > 2 or not isinstance(origin, SizeOf):  # else the tensor's fact says so
+                yield origin, Related(symbol.expr, ">=", symbol.lo, self.origins), ""
+            if (most := self.ends[symbol]) is not None:
+                yield origin, Related(symbol.expr, "<=", most, self.origins), ""
+        for a, op, b, where in self.env.relations:
+            related = Related(a, op, b, self.origins)
+            fixed = related.fixes()
+            if fixed is not None and fixed in self.strict:
+                raise ConstantSizeError(
+                    f"{self.origins[fixed]} is marked as dynamic, and the program needs {related}",
+                    where=source_line(where) if where else None,
+                    did="stopped before running anything",
+                    remedy="do not ask for its value there, or use maybe_mark_dynamic",
+                )
+            first = next(iter((*symbols(a), *symbols(b))))
+            yield self.origins[first], related, where
+
+
+_CALLS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
+_FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
+
+
+def _example(x: Any) -> Any:
+    return x.meta["example_value"] if isinstance(x, fx.Node) else x

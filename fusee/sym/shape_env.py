@@ -1,0 +1,717 @@
+"""Sizes that are open while a program is captured: torch.SymInts over sizes of ours.
+
+torch asks of a SymInt's node what it needs (`torch/fx/experimental/sym_node.py`, whose protocol any
+class may implement; `c10/core/SymNodeImpl.h`). The nodes here hold a `sym.Size`, so that
+arithmetic is exact, quick, and imports no sympy. A question that the symbols' ranges leave open
+is answered for the values of this call, and becomes a relation: a condition on later calls.
+Tested with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from fusee.sym.expr import (
+    Expr,
+    Size,
+    Symbol,
+    coefficient,
+    floordiv,
+    hint,
+    lower_bound,
+    maximum,
+    minimum,
+    mod,
+    substitute,
+    symbols,
+    upper_bound,
+)
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+class Relation(NamedTuple):
+    """`a op b`, which the graph relies on; `where` is the user's line that asked."""
+
+    a: Size
+    op: str
+    b: Size
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.a} {self.op} {self.b}"
+
+
+class ShapeEnv:
+    """The open sizes of one capture, and what it relied on about them.
+
+    where      gives the user's present line
+    relations  what must hold in later calls beside the symbols' own ranges
+    """
+
+    def __init__(self, where: Callable[[], str] = str) -> None:
+        self.where = where
+        self.relations: list[Relation] = []
+        self._known: set[tuple[Size, str]] = set()
+        self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
+        self._ranges: dict[Size, tuple[int | None, int | None]] = {}  # of sums without constants
+
+    def symbol(self, name: str, value: int, lo: int = 2, hi: int | None = None) -> Any:
+        """A new size that is `value` in this call, and `lo` to `hi` (inclusive) in all."""
+        made = Symbol(name, lo, hint=value).expr  # one that ends below something is an axis
+        self._ranges[made] = lo, hi
+        return wrapped(self, made)
+
+    def simplified(self, a: Size) -> Size:
+        """`a` with all that is known about symbols that equal one another."""
+        if not self._equal or isinstance(a, int):
+            return a
+        return substitute(a, self._equal) if any(s in self._equal for s in symbols(a)) else a
+
+    def holds(self, a: Size, op: str, b: Size) -> bool:
+        """Whether `a op b`; from here on it is so in all calls."""
+        if (known := self.known(a, op, b)) is not None:
+            return known
+        a, b = self.simplified(a), self.simplified(b)
+        found = COMPARISONS[op](hint(a), hint(b))
+        op = op if found else _OPPOSITE[op]
+        self.relations.append(Relation(a, op, b, self.where()))
+        self._note(a, op, b)
+        return found
+
+    def value(self, a: Size) -> int:
+        """The number that `a` is; from here on it is this one in all calls."""
+        found = hint(a)
+        self.holds(a, "==", found)
+        return found
+
+    def known(self, a: Size, op: str, b: Size) -> bool | None:
+        """Whether `a op b`, if that is so for all values that the symbols may have."""
+        difference = self.simplified(a - b)
+        if isinstance(difference, int):
+            return COMPARISONS[op](difference, 0)
+        if op in (">", ">="):
+            difference, op = -difference, "<" if op == ">" else "<="
+        low, high = self._range(difference)
+        if op in ("==", "!="):
+            apart = (low is not None and low > 0) or (high is not None and high < 0)
+            if apart or (difference, "!=") in self._known:
+                return op == "!="
+            return (op == "==") if low == high == 0 else None
+        end = 0 if op == "<=" else -1
+        if high is not None and high <= end:
+            return True
+        return False if low is not None and low > end else None
+
+    def _range(self, a: Size) -> tuple[int | None, int | None]:
+        """The least and the greatest value of `a` (inclusive), as far as they are known."""
+        low, high = lower_bound(a), upper_bound(a)
+        core, more = _parted(a)
+        for sign in (1, -1):
+            noted = self._ranges.get(core if sign > 0 else -core)
+            if noted is not None:
+                ends = noted if sign > 0 else (_minus(noted[1]), _minus(noted[0]))
+                low, high = _greater(low, ends[0], more), _less(high, ends[1], more)
+        return low, high
+
+    def _note(self, a: Size, op: str, b: Size) -> None:
+        difference = a - b
+        if op == "!=":
+            self._known |= {(difference, op), (-difference, op)}
+            return
+        if op in (">", ">="):
+            difference, op = -difference, "<" if op == ">" else "<="
+        core, more = _parted(difference)
+        low, high = self._ranges.get(core, (None, None))
+        end = -more if op != "<" else -more - 1
+        high = end if high is None else min(high, end)
+        if op == "==":
+            low = end
+            self._identify(difference)
+        self._ranges[core] = low, high
+
+    def _identify(self, difference: Size) -> None:
+        """Let a symbol be what an equation says it is, if that is a size."""
+        for symbol in sorted(symbols(difference), key=lambda s: s.name, reverse=True):
+            found = coefficient(difference, symbol)
+            if found is not None and found[0] in (1, -1):
+                is_now = -found[1] if found[0] == 1 else found[1]
+                self._equal = {s: substitute(x, {symbol: is_now}) for s, x in self._equal.items()}
+                self._equal[symbol] = is_now
+                return
+
+
+def _parted(a: Size) -> tuple[Size, int]:
+    """A sum as what depends on symbols, and its constant."""
+    constant = 0 if isinstance(a, int) else a.terms.get((), 0)
+    return a - constant, constant
+
+
+def _minus(x: int | None) -> int | None:
+    return None if x is None else -x
+
+
+def _greater(x: int | None, y: int | None, more: int) -> int | None:
+    if y is None:
+        return x
+    return y + more if x is None else max(x, y + more)
+
+
+def _less(x: int | None, y: int | None, more: int) -> int | None:
+    if y is None:
+        return x
+    return y + more if x is None else min(x, y + more)
+
+
+# ---------------------------------------------------------------------------- nodes
+
+
+def wrapped(env: ShapeEnv, size: Size) -> Any:
+    """A size as torch has it: an int, or a SymInt."""
+    if isinstance(size, int):
+        return size
+    return torch.SymInt(SizeNode(env, size))  # type: ignore[no-untyped-call]
+
+
+def size_of(x: Any) -> Size | None:
+    """The size that a SymInt holds; None for one that torch made."""
+    node = x.node
+    return node.env.simplified(node.size) if type(node) is SizeNode else None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What torch has a sympy expression for: it asks which symbols depend on data."""
+
+    size: Size
+    free_symbols: ClassVar[frozenset[Any]] = frozenset()
+
+
+class Node:
+    """What torch asks of every node.
+
+    kind   int, bool or float: what it stands for
+    """
+
+    kind: type = int
+    # torch's own nodes have these; None says that there is no ShapeEnv of torch's to ask
+    shape_env = None
+    constant = None
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+
+    @property
+    def hint(self) -> Any:
+        """The value in this call; nothing is relied on."""
+        raise NotImplementedError
+
+    @property
+    def _hint(self) -> Any:
+        return self.hint
+
+    def guarded(self) -> Any:
+        """The value itself."""
+        raise NotImplementedError
+
+    def is_int(self) -> bool:
+        return self.kind is int
+
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+    def is_float(self) -> bool:
+        return self.kind is float
+
+    def clone(self) -> Node:
+        return self
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> int | None:
+        return None
+
+    def maybe_as_float(self) -> float | None:
+        return None
+
+    def maybe_as_bool(self) -> bool | None:
+        return None
+
+    def guard_int(self, file: str, line: int) -> int:
+        return int(self.guarded())
+
+    def guard_float(self, file: str, line: int) -> float:
+        return float(self.guarded())
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return bool(self.guarded())
+
+    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = guard_bool
+
+    def int_(self) -> int:
+        return int(self.guarded())
+
+    def bool_(self) -> bool:
+        return bool(self.guarded())
+
+    def wrap_int(self, x: int) -> SizeNode:
+        return SizeNode(self.env, int(x))
+
+    def wrap_float(self, x: float) -> FloatNode:
+        return FloatNode(self.env, float, (x,), x)
+
+    def wrap_bool(self, x: bool) -> BoolNode:
+        return BoolNode(self.env, x, "", 0)
+
+    def str(self) -> str:
+        return str(self)
+
+    _graph_repr = str
+
+
+class BoolNode(Node):
+    """A comparison of two sizes that nobody has asked for yet; or, without `op`, its answer `a`."""
+
+    kind = bool
+
+    def __init__(self, env: ShapeEnv, a: Any, op: str, b: Size) -> None:
+        super().__init__(env)
+        self.a, self.op, self.b = a, op, b
+
+    @property
+    def hint(self) -> bool:
+        return COMPARISONS[self.op](hint(self.a), hint(self.b)) if self.op else bool(self.a)
+
+    def guarded(self) -> bool:
+        if self.op:
+            self.a, self.op = self.env.holds(self.a, self.op, self.b), ""
+        return bool(self.a)
+
+    def maybe_as_bool(self) -> bool | None:
+        if not self.op:
+            return bool(self.a)
+        return self.env.known(self.a, self.op, self.b)
+
+    def statically_known_true(self, file: str, line: int) -> bool:
+        return bool(self.maybe_as_bool())
+
+    def sym_not(self) -> BoolNode:
+        if not self.op:
+            return BoolNode(self.env, not self.a, "", 0)
+        return BoolNode(self.env, self.a, _OPPOSITE[self.op], self.b)
+
+    def and_(self, other: BoolNode) -> BoolNode:
+        return BoolNode(self.env, self.guarded() and other.guarded(), "", 0)
+
+    def or_(self, other: BoolNode) -> BoolNode:
+        return BoolNode(self.env, self.guarded() or other.guarded(), "", 0)
+
+    sym_and, sym_or = and_, or_
+
+    def sym_ite(self, then: Node, other: Node) -> Node:
+        return then if self.guarded() else other
+
+    def sym_int(self) -> SizeNode:
+        return self.wrap_int(self.guarded())
+
+    def eq(self, other: BoolNode) -> BoolNode:
+        return BoolNode(self.env, self.guarded() is other.guarded(), "", 0)
+
+    def ne(self, other: BoolNode) -> BoolNode:
+        return BoolNode(self.env, self.guarded() is not other.guarded(), "", 0)
+
+    def __str__(self) -> str:
+        return f"{self.a} {self.op} {self.b}" if self.op else str(self.a)
+
+
+class FloatNode(Node):
+    """A float that is computed from sizes: `function(*operands)`, `value` in this call.
+
+    quotient   the size and the int or size whose quotient it is exactly, before rounding, if it is
+               one: floor of it is a size again
+    """
+
+    kind = float
+
+    def __init__(
+        self,
+        env: ShapeEnv,
+        function: Any,
+        operands: tuple[Any, ...],
+        value: float,
+        quotient: tuple[Size, Size] | None = None,
+    ) -> None:
+        super().__init__(env)
+        self.function, self.operands, self.value = function, operands, value
+        self.quotient = quotient
+
+    @property
+    def hint(self) -> float:
+        return self.value
+
+    def guarded(self) -> float:
+        """Fix the sizes that it was computed from."""
+        for x in self.operands:
+            if isinstance(x, Node):
+                x.guarded()
+        return self.value
+
+    def _with(self, function: Callable[..., float], *others: Any) -> FloatNode:
+        operands = (self, *others)
+        value = function(*(x.hint for x in operands))
+        ratios = [_quotient(x) for x in operands]
+        exact = _EXACT.get(function)
+        quotient = None if exact is None or None in ratios else exact(*ratios)
+        return FloatNode(self.env, function, operands, value, quotient)
+
+    def float_truediv(self, other: Any) -> FloatNode:
+        return self._with(operator.truediv, other)
+
+    def float_pow(self, other: Any) -> FloatNode:
+        return self._with(operator.pow, other)
+
+    def add(self, other: Any) -> FloatNode:
+        return self._with(operator.add, other)
+
+    def sub(self, other: Any) -> FloatNode:
+        return self._with(operator.sub, other)
+
+    def mul(self, other: Any) -> FloatNode:
+        return self._with(operator.mul, other)
+
+    def neg(self) -> FloatNode:
+        return self._with(operator.neg)
+
+    def sym_float(self) -> FloatNode:
+        return self
+
+    def sym_sqrt(self) -> FloatNode:
+        return self._with(math.sqrt)
+
+    def _compared(self, op: str, other: Any) -> BoolNode:
+        self.guarded()
+        other.guarded()
+        return BoolNode(self.env, COMPARISONS[op](self.value, other.hint), "", 0)
+
+    def eq(self, other: Any) -> BoolNode:
+        return self._compared("==", other)
+
+    def ne(self, other: Any) -> BoolNode:
+        return self._compared("!=", other)
+
+    def lt(self, other: Any) -> BoolNode:
+        return self._compared("<", other)
+
+    def le(self, other: Any) -> BoolNode:
+        return self._compared("<=", other)
+
+    def gt(self, other: Any) -> BoolNode:
+        return self._compared(">", other)
+
+    def ge(self, other: Any) -> BoolNode:
+        return self._compared(">=", other)
+
+    def _rounded(self, function: Callable[[float], int]) -> SizeNode:
+        """What rounds down or up; exact as long as sizes are below 2^53, which memory sees to."""
+        if self.quotient is not None and self.env.holds(self.quotient[1], ">", 0):
+            a, b = self.quotient
+            if function is math.trunc and not self.env.holds(a, ">=", 0):
+                function = math.ceil
+            return SizeNode(self.env, -floordiv(-a, b) if function is math.ceil else floordiv(a, b))
+        self.guarded()
+        return self.wrap_int(function(self.value))
+
+    def floor(self) -> SizeNode:
+        return self._rounded(math.floor)
+
+    def ceil(self) -> SizeNode:
+        return self._rounded(math.ceil)
+
+    def trunc(self) -> SizeNode:
+        return self._rounded(math.trunc)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+_LARGEST = 2**20  # denominators of constants, such as 2.5, with which products stay exact
+
+_Quotient = tuple[Size, Size]
+
+
+def _quotient(x: Any) -> _Quotient | None:
+    """A float as an exact quotient."""
+    if not isinstance(x, FloatNode):
+        return None
+    if x.quotient is not None or isinstance(x.operands[0], Node):
+        return x.quotient
+    if not math.isfinite(x.value):
+        return None
+    over, under = x.value.as_integer_ratio()
+    return (over, under) if under < _LARGEST and abs(over) < _LARGEST else None
+
+
+_EXACT: dict[Any, Callable[..., _Quotient]] = {
+    operator.mul: lambda a, b: (a[0] * b[0], a[1] * b[1]),
+    operator.truediv: lambda a, b: (a[0] * b[1], a[1] * b[0]),
+    operator.neg: lambda a: (-a[0], a[1]),
+}
+
+
+class SizeNode(Node):
+    """An integer that is computed from sizes."""
+
+    def __init__(self, env: ShapeEnv, size: Size) -> None:
+        super().__init__(env)
+        self.size = size
+
+    @property
+    def expr(self) -> Written:
+        return Written(self.env.simplified(self.size))
+
+    @property
+    def hint(self) -> int:
+        return hint(self.size)
+
+    def guarded(self) -> int:
+        return self.env.value(self.size)
+
+    def maybe_as_int(self) -> int | None:
+        size = self.env.simplified(self.size)
+        return size if isinstance(size, int) else None
+
+    def is_constant(self) -> bool:
+        return isinstance(self.size, int)
+
+    def _made(self, size: Size) -> SizeNode:
+        return SizeNode(self.env, size)
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def add(self, other: SizeNode) -> SizeNode:
+        return self._made(self.size + other.size)
+
+    def sub(self, other: SizeNode) -> SizeNode:
+        return self._made(self.size - other.size)
+
+    def mul(self, other: SizeNode) -> SizeNode:
+        return self._made(self.size * other.size)
+
+    def neg(self) -> SizeNode:
+        return self._made(-self.size)
+
+    def pos(self) -> SizeNode:
+        return self
+
+    def sym_sum(self, sizes: Sequence[SizeNode]) -> SizeNode:
+        total: Size = 0
+        for x in sizes:
+            total = total + x.size
+        return self._made(total)
+
+    def int_floordiv(self, other: SizeNode) -> SizeNode:
+        """Python's floor. What is not known to be positive divides as the number that it is."""
+        if self.env.known(other.size, ">", 0):
+            return self._made(floordiv(self.size, other.size))
+        return self.wrap_int(self.guarded() // other.guarded())
+
+    floordiv = int_floordiv
+
+    def mod(self, other: SizeNode) -> SizeNode:
+        if self.env.known(other.size, ">", 0):
+            return self._made(mod(self.size, other.size))
+        return self.wrap_int(self.guarded() % other.guarded())
+
+    def pow_by_natural(self, other: SizeNode) -> SizeNode:
+        total: Size = 1
+        for _ in range(other.guarded()):
+            total = total * self.size
+        return self._made(total)
+
+    def sym_max(self, other: SizeNode) -> SizeNode:
+        known = self.env.known(self.size, ">=", other.size)
+        return (
+            self._made(maximum(self.size, other.size))
+            if known is None
+            else self
+            if known
+            else other
+        )
+
+    def sym_min(self, other: SizeNode) -> SizeNode:
+        known = self.env.known(self.size, "<=", other.size)
+        return (
+            self._made(minimum(self.size, other.size))
+            if known is None
+            else self
+            if known
+            else other
+        )
+
+    def abs(self) -> SizeNode:
+        return self if self.env.holds(self.size, ">=", 0) else self.neg()
+
+    def floor(self) -> SizeNode:
+        return self
+
+    ceil = trunc = sym_int = floor
+
+    def round(self, digits: int | None = None) -> SizeNode:
+        return self
+
+    def is_integer(self) -> BoolNode:
+        return self.wrap_bool(True)
+
+    def _bits(self, function: Callable[[int, int], int], other: SizeNode) -> SizeNode:
+        return self._made(function(self.guarded(), other.guarded()))
+
+    def lshift(self, other: SizeNode) -> SizeNode:
+        return self._made(self.size * (1 << other.guarded()))
+
+    def rshift(self, other: SizeNode) -> SizeNode:
+        return self._made(floordiv(self.size, 1 << other.guarded()))
+
+    def bitwise_and(self, other: SizeNode) -> SizeNode:
+        return self._bits(operator.and_, other)
+
+    def bitwise_or(self, other: SizeNode) -> SizeNode:
+        return self._bits(operator.or_, other)
+
+    def bitwise_xor(self, other: SizeNode) -> SizeNode:
+        return self._bits(operator.xor, other)
+
+    # ------------------------------------------------------------------ as floats
+
+    def sym_float(self) -> FloatNode:
+        return FloatNode(self.env, float, (self,), float(self.hint), (self.size, 1))
+
+    def int_truediv(self, other: SizeNode) -> FloatNode:
+        if self.env.holds(other.size, "==", 0):
+            raise ZeroDivisionError("division by zero")
+        value, quotient = self.hint / other.hint, (self.size, other.size)
+        return FloatNode(self.env, operator.truediv, (self, other), value, quotient)
+
+    truediv = int_truediv
+
+    def float_pow(self, other: Any) -> FloatNode:
+        return self.sym_float().float_pow(other)
+
+    def sym_sqrt(self) -> FloatNode:
+        return self.sym_float().sym_sqrt()
+
+    # ------------------------------------------------------------------ comparisons
+
+    def eq(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, "==", other.size)
+
+    def ne(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, "!=", other.size)
+
+    def lt(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, "<", other.size)
+
+    def le(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, "<=", other.size)
+
+    def gt(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, ">", other.size)
+
+    def ge(self, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, ">=", other.size)
+
+    # ------------------------------------------------------------------ layouts
+    # c10/core/Contiguity.h, c10/core/MemoryFormat.h
+
+    def _lies(self, sizes: Sequence[SizeNode], strides: Sequence[SizeNode], axes: Any) -> bool:
+        """Whether these axes, from the innermost on, follow one another without gaps."""
+        step: Size = 1
+        for k in axes:
+            size = sizes[k].size
+            if self.env.holds(size, "==", 1):
+                continue
+            if not self.env.holds(strides[k].size, "==", step):
+                return False
+            step = step * size
+        return True
+
+    def _is_empty(self, sizes: Sequence[SizeNode]) -> bool:
+        return any(self.env.holds(x.size, "==", 0) for x in sizes)
+
+    def is_contiguous(self, sizes: Any, strides: Any) -> BoolNode:
+        found = self._is_empty(sizes) or self._lies(sizes, strides, reversed(range(len(sizes))))
+        return self.wrap_bool(found)
+
+    def is_channels_last_contiguous_2d(self, sizes: Any, strides: Any) -> BoolNode:
+        return self.wrap_bool(len(sizes) == 4 and self._lies(sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_contiguous_3d(self, sizes: Any, strides: Any) -> BoolNode:
+        return self.wrap_bool(len(sizes) == 5 and self._lies(sizes, strides, (1, 4, 3, 2, 0)))
+
+    def _is_channels_last(self, sizes: Any, strides: Any, axes: Sequence[int]) -> BoolNode:
+        if len(sizes) != len(axes) or self.env.holds(strides[1].size, "==", 0):
+            return self.wrap_bool(False)
+        least: Size = 0
+        for k in axes:
+            step, size = strides[k].size, sizes[k].size
+            is_lost = self.env.holds(size, "==", 0) or self.env.holds(step, "<", least)
+            # an image of N times one element is not ambiguous only where its strides say so
+            if is_lost or (k == 0 and self.env.holds(least, "==", strides[1].size)):
+                return self.wrap_bool(False)
+            least = step if self.env.holds(size, "<=", 1) else step * size
+        return self.wrap_bool(True)
+
+    def is_channels_last_strides_2d(self, sizes: Any, strides: Any) -> BoolNode:
+        return self._is_channels_last(sizes, strides, (1, 3, 2, 0))
+
+    def is_channels_last_strides_3d(self, sizes: Any, strides: Any) -> BoolNode:
+        return self._is_channels_last(sizes, strides, (1, 4, 3, 2, 0))
+
+    def is_non_overlapping_and_dense(self, sizes: Any, strides: Any) -> BoolNode:
+        longer = [k for k in range(len(sizes)) if not self.env.holds(sizes[k].size, "==", 1)]
+        inner_first = sorted(longer, key=lambda k: strides[k].hint)
+        return self.wrap_bool(self._is_empty(sizes) or self._lies(sizes, strides, inner_first))
+
+    def is_non_overlapping_and_dense_indicator(self, sizes: Any, strides: Any) -> SizeNode:
+        return self.wrap_int(self.is_non_overlapping_and_dense(sizes, strides).guarded())
+
+    def __str__(self) -> str:
+        return str(self.env.simplified(self.size))
+
+
+def python_source(a: Size, names: Callable[[Symbol], str]) -> str:
+    """Python for a size, given what stands for each symbol."""
+    if isinstance(a, Expr):
+        return f"({substituted(a, names)})"
+    return str(a)
+
+
+def substituted(a: Expr, names: Callable[[Symbol], str]) -> str:
+    """The text of a size with other names for its symbols."""
+    return str(substitute(a, {s: Symbol(names(s)).expr for s in symbols(a)}))

@@ -1,0 +1,315 @@
+"""Sizes and integers that vary: one version serves all, and is right for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+from fusee.errors import ConstantSizeError
+from tests.capturing.same import Traced
+
+SIZES = (6, 9, 8, 11, 16, 5)
+
+
+def same(want: Any, got: Any) -> None:
+    """Values, classes, dtypes and strides."""
+    assert type(want) is type(got), (want, got)
+    if isinstance(want, Tensor):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    elif isinstance(want, (tuple, list)):
+        assert len(want) == len(got)
+        for one, other in zip(want, got, strict=True):
+            same(one, other)
+    else:
+        assert want == got
+
+
+def slices(x: Tensor) -> Any:
+    return x[1:-1], x[: x.shape[0] // 2], x[::2]
+
+
+def branch(x: Tensor) -> Any:
+    return x * 2 if x.shape[0] > 4 else x - 1
+
+
+def text(x: Tensor) -> Any:
+    return x + 1, f"{x.shape[0]:>4} rows of {x.shape}"
+
+
+def shapes(x: Tensor) -> Any:
+    rows, columns = x.shape
+    more = torch.Size((rows, 2)), (*x.shape[:-1], 7), tuple(x.shape), [*x.shape]
+    return torch.zeros(rows, columns) + x, (rows, columns), x.size(), len(x), x.numel(), more
+
+
+def arithmetic(x: Tensor) -> Any:
+    n = x.size(0)
+    numbers = math.floor(n / 2), math.ceil(n * 0.5), max(n, 5), min(n, 100), n % 3, -n // 2, n / 2
+    return x / math.sqrt(n), x * (1 / n), numbers, divmod(n, 4), n**2, abs(-n), n << 1
+
+
+def padded(x: Tensor) -> Any:
+    n = x.shape[0]
+    whole = (n + 7) // 8 * 8
+    return F.pad(x, (0, 0, 0, whole - n)).view(whole // 8, 8, -1)
+
+
+def attention(x: Tensor) -> Any:
+    q = x.view(1, x.shape[0], 2, 2).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def views(x: Tensor) -> Any:
+    return (
+        x.view(-1), x.reshape(x.shape[0], 2, -1).transpose(0, 1), x.T.contiguous(),
+        x.expand(3, *x.shape), x[None].repeat(2, 1, 1), x.as_strided((x.shape[0], 2), (4, 1)),
+        torch.cat([x, x * 2]), torch.stack([x, x], 1), x.chunk(2, dim=1)[0], x.unbind(1)[0],
+    )  # fmt: skip
+
+
+def made(x: Tensor) -> Any:
+    n = x.shape[0]
+    places = torch.arange(n)
+    return x + places[:, None], torch.ones(n, n).tril() @ x, torch.empty_like(x).fill_(2)
+
+
+def reductions(x: Tensor) -> Any:
+    return (
+        F.layer_norm(x, (x.shape[-1],)), x.mean(0), x.var(1), x.std(), x.max(0).values,
+        x.cumsum(0), x.softmax(0), torch.einsum("ij,kj->ik", x, x),
+    )  # fmt: skip
+
+
+def lookups(x: Tensor) -> Any:
+    places = torch.arange(x.shape[0])
+    return x[places // 2], F.embedding(places % 5, torch.ones(5, 3)), F.one_hot(places % 3, 3)
+
+
+def windows(x: Tensor) -> Any:
+    resized = F.interpolate(x[None, None], scale_factor=2)
+    return resized, F.conv1d(x.T[None], torch.ones(4, 4, 3), padding=1)
+
+
+def written(x: Tensor) -> Any:
+    y = x.clone()
+    y[: x.shape[0] // 2] = 0
+    y += 1
+    return y
+
+
+def kept(x: Tensor) -> Any:
+    class Held:
+        size: int
+
+    held = Held()
+    held.size = x.shape[0]
+    sizes = [x.shape[0]]
+    sizes.append(x.shape[1])
+    return x * held.size, sum(sizes), sizes
+
+
+def truths(x: Tensor) -> Any:
+    n = x.shape[0]
+    assert isinstance(n, int) and type(n) is int
+    assert (x * 2).shape == x.shape
+    return x * n, n > 3, not n, bool(x.shape[1]), n == x.shape[1], n in (3, 4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        slices, branch, text, shapes, arithmetic, padded, attention, views, made, reductions,
+        lookups, windows, written, kept, truths,
+    ],
+)  # fmt: skip
+def test_one_version_serves_all_sizes(program: Callable[[Tensor], Any], backend: str) -> None:
+    traced = Traced(program)
+    compiled = fusee.compile(program, backend=backend)
+    with torch.no_grad():
+        for n in SIZES:
+            x = torch.randn(n, 4)
+            traced(x)
+            same(program(x), compiled(x))
+    assert len(traced.graphs) == 2  # for the first size, and for all
+
+
+def loop(x: Tensor) -> Tensor:
+    total = x[0]
+    for k in range(x.shape[0]):
+        total = total + x[k]
+    return total
+
+
+def key(x: Tensor) -> Tensor:
+    return x + {x.shape[0]: 1}[x.shape[0]]
+
+
+def texts(x: Tensor) -> tuple[Tensor, str]:
+    return x + 1, str(x.shape[0]).rjust(3)
+
+
+@pytest.mark.parametrize("program", [loop, key, texts])
+def test_where_the_number_is_needed_each_size_has_a_version(
+    program: Callable[[Tensor], Any],
+) -> None:
+    traced = Traced(program)
+    for n in (6, 9, 8):
+        x = torch.randn(n, 4)
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 3
+
+
+def test_sizes_of_one_and_none_are_versions_of_their_own() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    traced = Traced(program)
+    for n in (4, 5, 1, 0, 7):
+        x, y = torch.randn(n, 3), torch.randn(1, 3)
+        same(program(x, y), traced(x, y))
+    assert len(traced.graphs) == 4
+
+
+def test_sizes_that_were_equal_and_are_not() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() + y.sum()
+
+    def together(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    apart, sums = Traced(program), Traced(together)
+    for n, m in ((4, 4), (5, 5), (6, 7), (8, 3)):
+        x, y = torch.randn(n), torch.randn(m)
+        same(program(x, y), apart(x, y))
+        if n == m:
+            same(together(x, y), sums(x, y))
+    assert len(apart.graphs) == 2 and len(sums.graphs) == 2
+    with pytest.raises(RuntimeError):
+        sums(torch.randn(8), torch.randn(3))
+
+
+def test_numbers_that_a_size_has_no_form_for() -> None:
+    def program(x: Tensor, n: int) -> Any:
+        try:
+            found = (
+                ~n % 4,
+                n // -2,
+                n % -3,
+                7 % n,
+                n >> 1,
+                n ^ 5,
+                n**2,
+                -7 // n,
+                3 / n,
+                divmod(n, 3),
+            )
+        except ZeroDivisionError as error:
+            return x, str(error)
+        return x * n, found
+
+    compiled = fusee.compile(program, backend="eager")
+    for n in (3, 4, -5, 6, 0, 1, 2):
+        x = torch.randn(3)
+        same(program(x, n), compiled(x, n))
+
+
+def test_a_relation_decides_which_version() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] % 8 == 0 else x - 1
+
+    traced = Traced(program)
+    for n in (3, 5, 16, 24, 7, 32, 11):
+        x = torch.randn(n, 2)
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 3
+
+
+def test_dynamic() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * x.shape[0]
+
+    for dynamic, versions in ((None, 2), (True, 1), (False, 4)):
+        graphs: list[Any] = []
+
+        def backend(gm: torch.fx.GraphModule, _: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(gm)
+            return gm.forward
+
+        backend.__dict__["takes_symbols"] = True
+        compiled = fusee.compile(program, backend=backend, dynamic=dynamic)
+        for n in (3, 9, 5, 7):
+            x = torch.randn(n, 2)
+            same(program(x), compiled(x))
+        assert len(graphs) == versions
+
+
+def test_marks() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * x.shape[0]
+
+    traced = Traced(program)
+    for n in (3, 4, 5):
+        x = torch.randn(n, 2)
+        fusee.compiler.mark_dynamic(x, 0, min=2, max=64)
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 1
+    traced = Traced(program)
+    for n in (3, 9, 5):
+        x = torch.randn(n, 2)
+        fusee.compiler.mark_static(x, 0)
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 3
+
+
+def test_a_marked_size_that_the_program_needs() -> None:
+    x = torch.randn(3, 2)
+    fusee.compiler.mark_dynamic(x, 0)
+    with pytest.raises(ConstantSizeError, match="in loop"):
+        fusee.compile(loop)(x)
+    x = torch.randn(3, 2)
+    fusee.compiler.maybe_mark_dynamic(x, 0)
+    same(loop(x), fusee.compile(loop)(x))
+    x = torch.randn(1, 2)
+    fusee.compiler.mark_dynamic(x, 0)
+    with pytest.raises(ConstantSizeError, match="sizes of 0 and 1"):
+        fusee.compile(loop)(x)
+
+
+def test_training_with_batches_of_many_sizes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    def step(run: Callable[..., Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        loss = run(x, y)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    compiled = fusee.compile(loss_of)
+    for n in SIZES:
+        x, y = torch.randn(n, 4), torch.randint(0, 3, (n,))
+        for want, got in zip(step(loss_of, x, y), step(compiled, x, y), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_strides_that_are_not_dense() -> None:
+    def program(x: Tensor) -> Any:
+        return x * 2, x.transpose(0, 1), x.reshape(-1)
+
+    traced = Traced(program)
+    for n in SIZES:
+        x = torch.randn(4, n).T
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 2
