@@ -284,9 +284,8 @@ def _quick_mode() -> type[FakeTensorMode]:
             if device == _CPU and not is_symbolic:
                 return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
         elif (run := (rules if is_symbolic else runs).get(func)) and _is_plain(self, args, kwargs):
-            if "device" in kwargs:
-                kwargs = {**kwargs, "device": _META}
-            found = _on_meta(self, run, args, kwargs)
+            there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
+            found = _on_meta(self, run, args, there)
             if found is not None:
                 return _wrapped(self, found)
         if is_symbolic:
