@@ -65,7 +65,15 @@ def tells_of_its_end(x: Any) -> bool:
     if type(x) is types.GeneratorType:
         return x.gi_frame is not None and bool(x.gi_code.co_exceptiontable)
     is_asked = hasattr(type(x), "__del__")
-    return is_asked or any(ref.__callback__ is not None for ref in weakref.getweakrefs(x))
+    return is_asked or any(_calls_back(ref, x) for ref in weakref.getweakrefs(x))
+
+
+def _calls_back(ref: Any, x: Any) -> bool:
+    """Whether a weak reference or proxy of `x` has a callback."""
+    if type(ref) in weakref.ProxyTypes:
+        # its attributes are those of `x`; all proxies without a callback are one
+        return weakref.proxy(x) is not ref
+    return ref.__callback__ is not None
 
 
 @dataclass
