@@ -45,7 +45,7 @@ from fusee.autodiff.torch_api import (
     without_torch_functions,
 )
 from fusee.fake.layouts import suggested_layout
-from fusee.fake.mode import python_dispatcher
+from fusee.fake.mode import python_dispatcher, unseen_by_hooks
 from fusee.sym.expr import Size, hint
 
 # ---------------------------------------------------------------------------- functions
@@ -277,7 +277,7 @@ def trace_joint(
     )
     ambient = torch.is_autocast_enabled(inputs.device.type)
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
-    with autocast_restored(), torch.enable_grad(), symbolic:
+    with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks():
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, returned)
         with torch.autocast("cpu", enabled=False):

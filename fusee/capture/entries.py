@@ -43,10 +43,10 @@ from fusee.capture.torch_api import (
     dynamo_switch,
     skip_frame,
     stance_fields,
-    unseen_by_hooks,
     without_dynamo,
 )
 from fusee.errors import GraphBreakError, RecompileError, source_line
+from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
 
 # ---------------------------------------------------------------------------- entrances

@@ -49,7 +49,7 @@ __all__ = [
     "is_kept_out_by_torch", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
     "of_subclass", "OpOverload", "OpOverloadPacket", "own_classes", "plain_tensor", "pytree",
     "run_for_real", "set_compiled_call", "set_deterministic", "set_grad_enabled", "skip_frame",
-    "stance_fields", "state_conditions", "state_restored", "unseen_by_hooks", "was_leaf",
+    "stance_fields", "state_conditions", "state_restored", "was_leaf",
     "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
 ]  # fmt: skip
 
@@ -529,17 +529,6 @@ class State(NamedTuple):
         deeper = then.depth > self.depth
         step = torch.autocast_increment_nesting if deeper else torch.autocast_decrement_nesting
         yield from [(step, ())] * abs(then.depth - self.depth)
-
-
-@contextlib.contextmanager
-def unseen_by_hooks() -> Iterator[None]:
-    """Keeps tensors that are saved here, which hold no data, from hooks on saved tensors."""
-    switch = torch._C._autograd._saved_tensors_hooks_set_tracing
-    before = switch(True)
-    try:
-        yield
-    finally:
-        switch(before)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
 torch._compile      the wrapper that imports torch._dynamo
-torch._C            dispatch keys while a meta kernel runs
+torch._C            dispatch keys while a meta kernel runs; whether hooks see what is saved
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
 the operators that models are made of at once, by fusee.fake.rules or as views, and leaves all
@@ -32,7 +32,15 @@ from fusee.fake.layouts import Spec, broadcast
 from fusee.fake.rules import RULES, VIEWS, overload, overloads, results
 from fusee.sym.symint import same_ints
 
-__all__ = ["FakeTensor", "Twins", "fake_mode", "fake_of", "python_dispatcher", "with_bits"]
+__all__ = [
+    "FakeTensor",
+    "Twins",
+    "fake_mode",
+    "fake_of",
+    "python_dispatcher",
+    "unseen_by_hooks",
+    "with_bits",
+]
 
 
 check_dtypes()
@@ -448,6 +456,17 @@ def python_dispatcher() -> contextlib.AbstractContextManager[None]:
     """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
     guard: contextlib.AbstractContextManager[None] = torch._C._EnablePythonDispatcher()
     return guard
+
+
+@contextlib.contextmanager
+def unseen_by_hooks() -> Iterator[None]:
+    """Keeps tensors that are saved here, which hold no data, from hooks on saved tensors."""
+    switch = torch._C._autograd._saved_tensors_hooks_set_tracing
+    before = switch(True)
+    try:
+        yield
+    finally:
+        switch(before)
 
 
 class Twins:
