@@ -503,6 +503,12 @@ class SizeNode(Node):
     def guarded(self) -> int:
         return self.env.value(self.size)
 
+    def _value_hash(self) -> int:
+        return hash(self.expr)
+
+    def _value_eq(self, other: object) -> bool:
+        return isinstance(other, SizeNode) and self.expr == other.expr
+
     def maybe_as_int(self) -> int | None:
         size = self.env.simplified(self.size)
         return size if isinstance(size, int) else None
