@@ -146,6 +146,7 @@ _DIFFERS = set(
     svd
 """.split()
 )
+_DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod divmod".split())
 _OF_FLOATS = {"around", "ceil", "floor", "rint", "round", "trunc"}
 
 
@@ -254,6 +255,10 @@ def _differs(function: Any, name: str, given: list[Any], operands: list[Array]) 
         return True
     if name.strip("_") in ("pow", "ipow", "power") and isinstance(given[1], Array):
         return given[1].shadow.dtype in whole  # NumPy raises for negative ones
+    is_whole = all(x.shadow.dtype.kind in "iub" for x in operands) and float not in map(type, given)
+    if name.strip("_") in _DIVIDE and len(given) > 1 and is_whole:
+        divisor = given[1]  # where it is zero NumPy warns and gives zero; torch raises
+        return isinstance(divisor, Array) or (type(divisor) is not Number and not divisor)
     if name in ("getitem", "setitem"):  # what goes backward beside what is looked up
         key = given[1:-1] if name == "setitem" else given[1:]
         is_backward = any(type(x) is slice and type(x.step) is int and x.step < 0 for x in key)
