@@ -167,6 +167,7 @@ class Symbols:
 
     def load(self, number: int, origin: Origin, lo: int, hi: int | None = None) -> Any:
         """The open number for one from outside, which is `lo` to `hi` in all calls."""
+        self.mode.cache_enabled = False  # whose keys know torch's own symbols alone
         found = self.env.symbol(f"s{len(self.origins)}", number, lo, hi)
         (symbol,) = symbols(found.node.size)
         self.origins[symbol] = origin
