@@ -318,8 +318,9 @@ class Machine(Capturing):
         for name in names:
             given = (spec,) if name == "__format__" else ()
             if (text := ask(self, x, name, *given)) is not ABSENT:
-                is_done = given or spec is None or (type(text) is symbols.Text and not spec)
-                return text if is_done else format(symbols.value(text), spec)
+                if given or spec is None or (type(text) is symbols.Text and not spec):
+                    return text
+                return format(symbols.value(text), spec)
             if getattr(type(x), name, None) is not getattr(object, name):
                 break  # a class in C has its own
         x = symbols.value(self.deep(x))
