@@ -103,6 +103,13 @@ def reduced(x: Any) -> tuple[Any, ...]:
         return tuple(x.__reduce__())
 
 
+def put_back(iterator: Any, state: Any) -> None:
+    """Have an iterator stand where `reduced` said another of its kind stands."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        iterator.__setstate__(state)
+
+
 def is_finite_iterator(x: Any) -> bool:
     """Whether `x` is an iterator of C that can be copied and that ends."""
     if type(x) in (enumerate, zip):
@@ -111,7 +118,7 @@ def is_finite_iterator(x: Any) -> bool:
 
 
 def _parts_of(x: Any) -> tuple[Any, ...]:
-    made = x.__reduce__()
+    made = reduced(x)
     return (made[1][0],) if type(x) is enumerate else made[1]
 
 
@@ -131,7 +138,7 @@ def coming(iterator: Any) -> list[Any]:
 def _copied(x: Any) -> Any:
     if type(x) in _PLAIN:
         return copy.copy(x)
-    made, args, *_ = x.__reduce__()
+    made, args, *_ = reduced(x)
     return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
 
 
@@ -147,7 +154,7 @@ def consumed(stand_in: Any, count: int) -> int:
     """How often a list's iterator that had `count` elements was asked; one more if it ended."""
     if stand_in is None:
         return 0
-    _, _, *state = stand_in.__reduce__()
+    _, _, *state = reduced(stand_in)
     return state[0] if state else count + 1
 
 

@@ -33,6 +33,7 @@ from fusee.capture.iterators import (
     consumed,
     gone_through,
     links,
+    put_back,
     reduced,
 )
 from fusee.capture.numbers import Number
@@ -284,7 +285,7 @@ class Rebuild:
         is_new = made is iter and state == [0]
         if state and state[0] is not None and not is_new:
             # once its list is what it should be: a place beyond the end is cut to the end
-            self._places.append(f"{name}.__setstate__({yield state[0]})")
+            self._places.append(self.call(put_back, name, (yield state[0])))
         return name
 
     def _generator(self, x: Any) -> Making:

@@ -4,7 +4,7 @@ torch asks of a SymInt's node what it needs (`torch/fx/experimental/sym_node.py`
 class may implement; `c10/core/SymNodeImpl.h`). The nodes here hold a `sym.Size`, so that
 arithmetic is exact, quick, and imports no sympy. A question that the symbols' ranges leave open
 is answered for the values of this call, and becomes a relation: a condition on later calls.
-Tested with torch 2.13.
+Tested with torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -304,6 +304,7 @@ class BoolNode(Node):
     def __init__(self, env: ShapeEnv, a: Any, op: str, b: Size) -> None:
         super().__init__(env)
         self.a, self.op, self.b = a, op, b
+        self.expr = self  # torch 2.11's statically_known_true reads it before it asks for an env
 
     @property
     def hint(self) -> bool:
