@@ -270,7 +270,7 @@ class Frame:
         """Go to the handler of `error`, or raise it if there is none."""
         instruction, handler, raised = self.instruction, self.program.handler(self.at), self.at
         if instruction.name == "RERAISE" and instruction.arg:
-            raised = self.stack[-instruction.arg]  # where it was raised first
+            raised = int(self.stack[-instruction.arg])  # where it was raised first
         if handler is None:
             self.at = raised
             self.machine.left_by(error)

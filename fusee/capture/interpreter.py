@@ -35,7 +35,9 @@ from fusee.capture.torch_api import FakeTensor
 _IN_PLACE = len(BINARY) // 2
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _MANY = 10_000
-_OURS = re.compile("FakeTensor|'Number'|'Array'")  # Python's messages name classes
+_OURS = re.compile(
+    "FakeTensor|'Number'|'Array'|Sym(Int|Float|Bool)"
+)  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 

@@ -10,6 +10,7 @@ source   torch.fx.experimental.symbolic_shapes, for what programs expect of it
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -39,6 +40,12 @@ class Text:
 
     def __init__(self, *parts: str | tuple[Any, str]) -> None:
         self.parts = parts
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return repr(self.text())
 
     @classmethod
     def joined(cls, parts: list[Any]) -> Text:
@@ -134,11 +141,10 @@ def converted(x: Any, kind: type) -> Any:
 
 def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
     """What an operator of Python gives for numbers, some of them open."""
-    try:
+    with contextlib.suppress(TypeError):  # what a SymInt does not know, such as ~: an int may
         found = function(*operands, **named)
-    except TypeError:  # what a SymInt does not know, such as ~: an int may
-        found = function(*map(value, operands), **value(named))
-    return found.node.guarded() if type(found) is torch.SymBool else found
+        return found.node.guarded() if type(found) is torch.SymBool else found
+    return function(*map(value, operands), **value(named))
 
 
 class Symbols:
@@ -157,7 +163,7 @@ class Symbols:
 
     def closed(self) -> Symbols | None:
         """These, once the capture is over; None if there are none."""
-        self.env.where = str  # what a backend asks has no line of the user's
+        self.env.where, self.env.is_over = str, True  # a backend's questions have no line
         return self if self.origins else None
 
     def origin(self, x: Any) -> Origin:

@@ -60,11 +60,13 @@ class ShapeEnv:
     """The open sizes of one capture, and what it relied on about them.
 
     where      gives the user's present line
+    is_over    whether the program has ended: text of a size may say how it is computed
     relations  what must hold in later calls beside the symbols' own ranges
     """
 
     def __init__(self, where: Callable[[], str] = str) -> None:
         self.where = where
+        self.is_over = False
         self.relations: list[Relation] = []
         self._known: set[tuple[Size, str]] = set()
         self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
@@ -291,7 +293,8 @@ class Node:
         return BoolNode(self.env, x, "", 0)
 
     def str(self) -> str:
-        return str(self)
+        """The program sees the number."""
+        return str(self if self.env.is_over else self.guarded())
 
     _graph_repr = str
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
 import math
+import operator
+import string
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +176,109 @@ def test_where_the_number_is_needed_each_size_has_a_version(
         x = torch.randn(n, 4)
         same(program(x), traced(x))
     assert len(traced.graphs) == 3
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Record:
+    size: int
+
+
+class Derived(list[Any]):
+    """A class of the program's."""
+
+
+def caught(function: Callable[[], Any]) -> str:
+    try:
+        return str(function())
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        return f"{error!r} {type(error.__context__)}"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda n, x: repr(ValueError(n, [n])), lambda n, x: str(ValueError(f"of {n}")),
+        lambda n, x: repr(ValueError(f"of {n}")), lambda n, x: repr(KeyError(f"of {n}")),
+        lambda n, x: str(ExceptionGroup("g", [ValueError(n)]).exceptions),
+        lambda n, x: f"{[n]}{(n, 'a')}{dict(n=n)}", lambda n, x: repr([n, {"a": (n,)}]),
+        lambda n, x: str(Pair(n, n + 1)), lambda n, x: f"{Pair(n, [n])}",
+        lambda n, x: repr(Record(n)), lambda n, x: str(collections.deque([n])),
+        lambda n, x: str(collections.Counter(a=n)), lambda n, x: repr(Derived([n])),
+        lambda n, x: operator.mod("%s of %d", (n, n)),
+        lambda n, x: operator.mod("%(n)s", dict(n=n)),
+        lambda n, x: str.format("{} {!r} {n:>4}", n, n, n=n),
+        lambda n, x: str.format("{0.first}", Pair(n, 1)),
+        lambda n, x: format(n, "03d") + hex(n) + str(n / 2),
+        lambda n, x: " ".join([str(n), f"{n}"]),
+        lambda n, x: str(slice(n)) + str(range(n)), lambda n, x: str(torch.Size([n])),
+        lambda n, x: string.Template("$n").substitute(n=n), lambda n, x: json.dumps([n]),
+        lambda n, x: str(types.SimpleNamespace(n=n)), lambda n, x: str(functools.partial(max, n)),
+        lambda n, x: caught(lambda: n + "a"), lambda n, x: caught(lambda: "a" + n),
+        lambda n, x: caught(lambda: n[0]), lambda n, x: caught(lambda: n()),
+        lambda n, x: caught(lambda: [].pop(n)), lambda n, x: caught(lambda: {}[n]),
+        lambda n, x: caught(lambda: n.missing), lambda n, x: caught(lambda: [*n]),
+        lambda n, x: caught(lambda: int(f"a{n}")), lambda n, x: caught(lambda: x.view(n, n)),
+        lambda n, x: caught(lambda: x.size(n)), lambda n, x: caught(lambda: x + torch.ones(n)),
+    ],
+)  # fmt: skip
+def test_texts_of_what_holds_a_number_that_varies(told: Callable[[int, Tensor], str]) -> None:
+    def program(n: int, x: Tensor) -> Any:
+        return x + 1, told(n, x)
+
+    traced = Traced(program)
+    for n in (3, 5, 7, 8):
+        same(program(n, torch.ones(4)), traced(n, torch.ones(4)))
+    sized = Traced(lambda x: program(x.shape[0], x))
+    for n in (3, 5, 7, 8):
+        same(program(n, torch.ones(n)), sized(torch.ones(n)))
+
+
+def test_what_is_said_of_a_number_that_varies(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(n: int, x: Tensor) -> Tensor:
+        print(n, [n])
+        logging.getLogger("of sizes").warning("%s of %d", n, n)
+        with contextlib.suppress(UserWarning):
+            warnings.warn(f"of {n}", stacklevel=1)
+        return x * n
+
+    compiled = fusee.compile(program, backend="eager")
+    told = []
+    for run in (program, compiled):
+        caplog.clear()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for n in (3, 5, 7):
+                run(n, torch.ones(n))
+        told.append([capsys.readouterr().out, caplog.messages, [str(w.message) for w in warned]])
+    assert told[0] == told[1]
+
+
+def test_where_an_exception_was_raised_is_no_number_of_the_programs() -> None:
+    def program(x: Tensor, k: int) -> Any:
+        try:
+            if k > 3:
+                raise ValueError(k)
+            if k > 2:
+                raise KeyError(k)
+            x = {1: x}[k]
+        finally:
+            x.sum().item()
+        return x
+
+    traced = Traced(program)
+    for k in (2, 3, 4, 5, 2, 1):
+        found = []
+        for run in (program, traced):
+            try:
+                found.append(run(torch.ones(2), k))
+            except (ValueError, KeyError) as error:
+                found.append(repr(error))
+        same(*found)
 
 
 def test_sizes_of_one_and_none_are_versions_of_their_own() -> None:
