@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from fusee.backends import registry
-from fusee.backends.graph_cache import GuardedBackend
 from fusee.backends.registry import BackendLike
-from fusee.backends.report import CompiledGraph, Report, live_reports
+from fusee.backends.report import CompiledGraph, GuardedBackend, Report, live_reports
 from fusee.capture.bytecode import first_line
 from fusee.capture.entries import CompiledFunction, live, machinery
 from fusee.capture.numbers import Varying

@@ -21,7 +21,7 @@ from fusee.backends import dynamo
 from fusee.backends.registry import list_backends
 from fusee.debug import torch_logs
 from fusee.debug.explain import explain
-from fusee.runtime.imports import cancel, when_imported
+from fusee.runtime.process import cancel, when_imported
 
 # ---------------------------------------------------------------------------- libraries
 # Libraries that keep closed lists of backends.

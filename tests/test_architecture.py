@@ -60,7 +60,6 @@ BY_NAME: dict[str, set[str]] = {
         "backends.onnx.engine",
         "backends.onnx.options",
         "backends.openvino.engine",
-        "backends.openvino.options",
         "backends.openvino.region",
         "backends.split_run",
         "backends.tvm",

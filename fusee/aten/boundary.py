@@ -20,10 +20,10 @@ from fusee.aten.graph import (
     SymbolSource,
     ViewOfInput,
     ViewOfOutput,
+    memory_root,
     shown_symbols,
     tensor_input,
 )
-from fusee.aten.operators import memory_root
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Store, Value
 from fusee.errors import TraceError

@@ -18,8 +18,6 @@ from torch.utils import _pytree as pytree
 from fusee.aten.torch_api import active, below_autograd, with_autograd
 from fusee.aten.tracer import Tracer
 
-__all__ = ["COMPILERS", "NAMES", "called"]
-
 NAMES = {"cond", "while_loop", "map_impl", "scan"}
 
 # What compiles the graph of a function, `(graph, example inputs) -> callable`: the backend's, which

@@ -27,12 +27,12 @@ from fusee.aten.graph import (
     OutputSpec,
     SymbolSource,
     inverse,
+    memory_root,
     must_run,
     shown_symbols,
     tensor_input,
     used_symbols,
 )
-from fusee.aten.operators import memory_root
 from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten

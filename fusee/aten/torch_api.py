@@ -1,4 +1,4 @@
-"""The private API of torch that tracing stands on, in one place. Tested with torch 2.13.
+"""The private API of torch that tracing and autodiff stand on. Tested with torch 2.13.
 
 Everything here exists from 2.11 to 2.15; the names used are
     torch.utils._python_dispatch   the stack of dispatch modes
@@ -6,52 +6,39 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._ops                     the classes of operators and their composite kernels
     torch._decomp                  torch's tables of decompositions
     torch._subclasses              FakeTensor, which stock torch.compile shows symbolic sizes by
+    torch._C._current_autograd_node, torch._C._autograd   the node whose backward formula runs;
+                                   numbers of nodes; what backward frees; counts of writes
+    torch.autograd.graph           the engine, without the checks that import sympy
+    torch._C.DisableTorchFunction  hides modes that see functions
+    torch._C._has_storage          tensors that vmap has wrapped have none
+    torch._fused_sdp_choice        which attention kernel eager takes
+    ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch import Tensor
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch._subclasses import FakeTensor as FakeTensor
+from torch._subclasses import FakeTensorMode as FakeTensorMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+)
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _pop_mode,
+    _push_mode,
+)
 
 from fusee.fake.mode import fake_mode
-
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "TorchDispatchMode",
-    "active",
-    "autocast_restored",
-    "below_autograd",
-    "composite",
-    "composite_in_python",
-    "decomposition_tables",
-    "explicit",
-    "further_decompositions",
-    "is_composite",
-    "is_explicit",
-    "is_missing_fake",
-    "is_skipped",
-    "is_twin",
-    "mutated_arguments",
-    "op_name",
-    "ops_with_kernel",
-    "overloads",
-    "storage_id",
-    "sym_sqrt",
-    "symbolic_mode",
-    "with_autograd",
-    "without_autocast",
-]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -292,3 +279,115 @@ def holds_opaque(args: Iterable[Any]) -> bool:
         elif isinstance(x, (list, tuple)) and holds_opaque(x):
             return True
     return False
+
+
+# ---------------------------------------------------------------------------- autograd
+
+
+_flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
+_choose: Any = torch._fused_sdp_choice
+
+
+def next_node_number() -> int:
+    """The number that the next node of autograd gets. They grow in the order of the forward."""
+    found: int = torch._C._autograd._get_sequence_nr()
+    return found
+
+
+def current_node_number() -> tuple[int | None, bool]:
+    """The node whose backward runs: its number, and whether it is a torch.autograd.Function's.
+
+    (None, False) outside of backward.
+    """
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None, False
+    return node._sequence_nr(), isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Any], tangents: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad with allow_unused; `inputs` may be gradient edges."""
+    run: Any = torch.autograd.graph._engine_run_backward
+    found: tuple[Tensor | None, ...] = run(
+        tuple(outputs),
+        tuple(tangents),
+        False,  # keep_graph
+        False,  # create_graph
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
+
+
+def uses_flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> bool:
+    """Whether eager's attention on the CPU is its flash kernel for tensors of these geometries."""
+    with _disable_current_modes():  # else the tracer makes twins of what is to be on the CPU
+        with torch.no_grad():
+            given = [None if x is None else _on_cpu(x) for x in (q, k, v, mask)]
+        choice = _choose(*given, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return int(choice) == int(_flash)
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return empty.requires_grad_(x.requires_grad)
+
+
+def clear_saved(ctx: Any) -> None:
+    """Let go of what `ctx` saved, unless this backward retains the graph."""
+    ctx.maybe_clear_saved_tensors()
+
+
+@contextlib.contextmanager
+def as_if_not_written(tensors: Sequence[tuple[Tensor, int]]) -> Iterator[None]:
+    """Inside, these have the numbers of writes that stand beside them."""
+    written = [(x, before, x._version) for x, before in tensors if x._version != before]
+    count: Any = torch._C._autograd._unsafe_set_version_counter
+    found, before, now = zip(*written) if written else ((), (), ())
+    count(found, before)
+    try:
+        yield
+    finally:
+        count(found, now)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether torch.autograd.graph.saved_tensors_hooks is on."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def has_storage(x: Tensor) -> bool:
+    """Whether `x` has memory of its own or of its base: not so within vmap."""
+    return torch._C._has_storage(x)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs was asked to retain the graph."""
+    found: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return found
+
+
+def without_torch_functions() -> contextlib.AbstractContextManager[None]:
+    """Inside, no mode sees the functions of torch that are called."""
+    guard: contextlib.AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard
+
+
+def modified() -> RuntimeError:
+    """Autograd's error for a write to what the backward needs."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace"
+        " operation"
+    )

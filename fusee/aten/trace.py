@@ -48,8 +48,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError, user_line
-from fusee.fake.mode import Twins, fake_mode
-from fusee.fake.raising import may_raise
+from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- scalars

@@ -19,16 +19,17 @@ from torch import Tensor, fx
 
 from fusee.aten.boundary import flatten
 from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput
-from fusee.aten.torch_api import below_autograd, without_autocast
-from fusee.autodiff.joint import Gradient, Joint, Split
-from fusee.autodiff.torch_api import (
+from fusee.aten.torch_api import (
     as_if_not_written,
+    below_autograd,
     clear_saved,
     has_saved_tensor_hooks,
     has_storage,
     keeps_graph,
     modified,
+    without_autocast,
 )
+from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.errors import DoubleBackwardError, InputError
 from fusee.source import HostSource, listed
 

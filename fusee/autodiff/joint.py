@@ -15,7 +15,9 @@ node.meta of a joint graph holds what that of an AtenGraph does, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +26,8 @@ from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph
 from fusee.aten.tracer import Tracer
+from fusee.fake.layouts import is_row_major, like
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- joint
 
@@ -198,3 +202,281 @@ def why_not(graph: fx.Graph) -> str | None:
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
             return f"{node.target} of a sparse gradient"
     return None
+
+
+# ---------------------------------------------------------------------------- joint_passes
+# Rewrites of a joint graph that leave less to save.
+#
+# narrow   a value that the backward may read again goes through the smallest dtype that holds it
+# fills    zeros_like(x) -> full(sizes of x): the backward does not need x for it
+# parts    zeros with a part put in + zeros with another part put in -> zeros with both put in
+
+
+# ---------------------------------------------------------------------------- norms
+# Batch and group norm as their statistics and a formula, so that results need not be saved.
+#
+#     native_group_norm(x, weight, bias, ...) -> (x - mean) * rstd * weight + bias
+# The operator stays for its statistics, which are small. The formula is the one that its lowering
+# computes the result by, in the same order of operations.
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+_BATCH_NORMS = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.no_stats,
+)
+
+
+class _After:
+    """Writes calls one after the other behind a node, described by `meta`."""
+
+    def __init__(
+        self, graph: fx.Graph, node: fx.Node, meta: dict[str, Any], name: str | None = None
+    ) -> None:
+        self.graph, self.last, self.meta, self.name = graph, node, meta, name
+
+    def __call__(self, op: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
+        """The call. Its value is `val`, or else what `op` gives for those of its arguments."""
+        if val is None:
+            val = op(*fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
+        with self.graph.inserting_after(self.last):
+            self.last = self.graph.create_node("call_function", op, name=self.name)
+        self.last.args, self.last.kwargs = args, kwargs
+        self.last.meta = {**self.meta, "val": val}
+        return self.last
+
+    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if x.meta["val"].dtype is dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+
+def open_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace the result of `node`, if it is a norm and its statistics are not rounded."""
+    is_group = node.target is aten.native_group_norm.default
+    if not (is_group or node.target in _BATCH_NORMS):
+        return
+    parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    given: Any = (*node.args, None, None)
+    x, weight, bias = given[:3]
+    val, statistics = x.meta["val"], node.meta["val"][1:3]
+    exact = torch.float32 if val.dtype in _HALVES else val.dtype
+    if 0 not in parts or any(s.dtype is not exact for s in statistics):
+        return
+    if any(type(n) is not int for s in statistics for n in s.shape) or val.dim() < 2:
+        return
+    out = parts[0]
+    if not same_ints(out.meta["val"].stride(), val.stride()):
+        return
+    write = _After(graph, node, node.meta, "norm")
+    like = out.meta["val"] if val.dtype is exact else out.meta["val"].to(exact)
+    ones = [1] * (val.dim() - 2)
+    rows = []
+    for k in (1, 2):
+        row = write(operator.getitem, node, k, val=node.meta["val"][k])
+        if k in parts:  # which may come too late
+            parts[k].replace_all_uses_with(row)
+            graph.erase_node(parts[k])
+        if is_group:
+            rows.append(_per_channel(write, row, val))
+        else:
+            rows.append(write(aten.view.default, row, [1, statistics[0].shape[-1], *ones]))
+    y = write(aten.sub.Tensor, write.cast(x, exact), rows[0], val=like)
+    y = write(aten.mul.Tensor, y, rows[1], val=like)
+    for operand, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
+        if operand is not None:
+            operand = write.cast(operand, exact)
+            y = write(op, y, write(aten.view.default, operand, [1, val.shape[1], *ones]), val=like)
+    out.replace_all_uses_with(write.cast(y, val.dtype))
+    graph.erase_node(out)
+
+
+def _per_channel(write: _After, row: fx.Node, x: Tensor) -> fx.Node:
+    """Statistics of groups, (batch, groups), for each channel of the groups."""
+    batch, groups = row.meta["val"].shape
+    row = write(aten.unsqueeze.default, row, 2)
+    row = write(aten.expand.default, row, [batch, groups, x.shape[1] // groups])
+    row = write(aten.clone.default, row, memory_format=torch.contiguous_format)
+    return write(aten.view.default, row, [batch, x.shape[1], *[1] * (x.dim() - 2)])
+
+
+# ---------------------------------------------------------------------------- replay
+# Random numbers in regions of torch.utils.checkpoint: drawn again in the backward, not saved.
+#
+#     mask = bernoulli(x, p)   =>   state = generator_state(x); drawn = bernoulli(x, p)
+#                                   mask = redrawn_bernoulli(state, sizes, p), as the dtype of drawn
+#
+# The forward takes `drawn` for `mask` (node.meta["drawn"]), the backward draws once more from the
+# state, which is 5 KB, and leaves the stream alone. Eager does so from the state of a region's
+# begin.
+
+_make: Any = torch.library.Library  # torch does not annotate it
+_library = _make("fusee", "FRAGMENT")  # operators live as long as it does
+_library.define("generator_state(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("redrawn_bernoulli(Tensor state, SymInt[] size, float p) -> Tensor")
+
+
+def _state(x: Tensor) -> Tensor:
+    return torch.default_generator.get_state()
+
+
+def _redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
+    generator = torch.Generator()
+    generator.set_state(state)
+    return torch.empty(size, dtype=torch.bool).bernoulli_(p, generator=generator)
+
+
+_library.impl("generator_state", _state, "CompositeExplicitAutograd")
+_library.impl("redrawn_bernoulli", _redrawn, "CompositeExplicitAutograd")
+REDRAWN = torch.ops.fusee.redrawn_bernoulli.default
+_STATE = torch.ops.fusee.generator_state.default
+
+
+def replay(joint: Joint, node: fx.Node) -> bool:
+    """Whether `node` is one for this, and is now drawn again. It changes the graph."""
+    if node.target is not aten.bernoulli.p or type(node.meta.get("recompute")) is not int:
+        return False
+    x, p = node.args[0], node.args[1] if len(node.args) > 1 else 0.5
+    val, like = node.meta["val"], _state(torch.empty(0))
+    sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
+    known = all(type(n) is int for n in sizes)
+    if not (is_row_major(val) and isinstance(p, float)) or node.kwargs.get("generator") is not None:
+        return False
+    if node.meta.get("backward") or (known and math.prod(sizes) <= like.numel()):
+        return False
+    graph = joint.aten.graph
+    state = _After(graph, node.prev, node.meta)(_STATE, x, val=like.to("meta"))
+    write = _After(graph, node, node.meta)
+    mask = write(REDRAWN, state, sizes, p, val=_like(val, torch.bool))
+    wide = write(aten._to_copy.default, mask, dtype=val.dtype, val=_like(val, val.dtype))
+    wide.meta["drawn"] = node
+    node.replace_all_uses_with(wide)
+    return True
+
+
+# ---------------------------------------------------------------------------- prepare
+
+
+def prepare(joint: Joint) -> None:
+    """Rewrite the graph in place. Its results stay what they are, bit by bit."""
+    graph = joint.aten.graph
+    for node in list(graph.nodes):
+        open_norm(graph, node)
+    for node in list(graph.nodes):
+        if replay(joint, node):
+            continue
+        dtype = _narrow_dtype(node)
+        if dtype is not None:
+            _narrow(graph, node, dtype)
+        elif node.op == "call_function" and node.target in _FILLS:
+            _fill(joint, node)
+        elif node.target is aten.add.Tensor and node.meta.get("backward"):
+            _put_together(node)
+
+
+def _narrow_dtype(node: fx.Node) -> torch.dtype | None:
+    """A smaller dtype that holds every value that `node` can have."""
+    val: Any = node.meta.get("val")
+    if node.op != "call_function" or node.meta.get("backward"):
+        return None
+    if node.target in (aten.bernoulli.p, aten.bernoulli.default):
+        return None if val.dtype is torch.bool else torch.bool  # zeros and ones
+    if node.target is operator.getitem and node.args[1] == 1:
+        source: Any = node.args[0]
+        if source.target in _WINDOWS:
+            plane = source.args[0].meta["val"].shape[-_WINDOWS[source.target] :]
+            if all(type(n) is int for n in plane) and math.prod(plane) < 2**31:
+                return torch.int32  # positions in a plane
+    return None
+
+
+_WINDOWS = {
+    aten.max_pool2d_with_indices.default: 2,
+    aten.max_pool3d_with_indices.default: 3,
+    aten.adaptive_max_pool2d.default: 2,
+    aten.adaptive_max_pool3d.default: 3,
+}
+
+
+def _like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """torch.empty_like, which imports sympy at its first call."""
+    if not x.is_meta:
+        return torch.empty_like(x, dtype=dtype)
+    found = like(x, dtype)
+    return torch.empty_strided(found.size, found.stride, dtype=dtype, device="meta")
+
+
+def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
+    val = node.meta["val"]
+    users = [user for user in node.users if user.op != "output"]
+    if not users:
+        return
+    meta = {key: x for key, x in node.meta.items() if key != "recompute"}
+    write = _After(graph, node, meta)
+    small = write(aten._to_copy.default, node, dtype=dtype, val=_like(val, dtype))
+    wide = write(aten._to_copy.default, small, dtype=val.dtype, val=_like(val, val.dtype))
+    for user in users:
+        user.replace_input_with(node, wide)
+
+
+# The number that fills the result: itself, or the position and name of the argument that says it.
+_FILLS: dict[Any, float | tuple[int, str]] = {
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 1,
+    aten.full_like.default: (1, "fill_value"),
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten.new_full.default: (2, "fill_value"),
+}
+
+
+def _fill(joint: Joint, node: fx.Node) -> None:
+    val = node.meta["val"]
+    value: Any = _FILLS[node.target]
+    if isinstance(value, tuple):
+        at, name = value
+        value = node.args[at] if len(node.args) > at else node.kwargs[name]
+    if not is_row_major(val) or isinstance(value, fx.Node):
+        return
+    sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]
+    node.target = aten.full.default
+    node.args = (sizes, value)
+    node.kwargs = {"dtype": val.dtype, "device": node.meta["device"]}
+
+
+def _put_together(node: fx.Node) -> None:
+    """Gradients of several parts of a tensor, of q, k and v say, are written, not added up."""
+    if len(node.args) != 2 or node.kwargs:
+        return
+    a, b = node.args
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
+        return
+    there, new = _parts_put_in(a), _parts_put_in(b)
+    strides = a.meta["val"].stride(), node.meta["val"].stride()
+    is_alone = len(a.users) == 1 and same_ints(*strides)
+    if is_alone and there and len(new) == 1:
+        ((dim, start, end),) = new
+        if all(at == dim and (last <= start or end <= first) for at, first, last in there):
+            node.target, node.args = b.target, (a, *b.args[1:])
+
+
+def _parts_put_in(node: fx.Node) -> list[tuple[int, int, int]]:
+    """(axis, begin, end) of what was put into zeros for `node`; empty if it is no such thing."""
+    found: list[tuple[int, int, int]] = []
+    while node.target in _DEFAULTS and not node.kwargs:
+        given: Any = (*node.args, *_DEFAULTS[node.target][len(node.args) :])
+        node, _, dim, *rest = given
+        size = node.meta["val"].shape[dim]
+        if any(type(n) is not int for n in (size, dim, *rest)) or rest[2:] not in ([], [1]):
+            return []
+        if len(rest) == 1:
+            start = rest[0] % size
+            end = start + 1
+        else:
+            start, end, _ = slice(*rest).indices(size)
+        found.append((dim % node.meta["val"].dim(), start, end))
+    return found if node.target is aten.full.default and node.args[1] == 0 else []
+
+
+_DEFAULTS: dict[Any, tuple[Any, ...]] = {
+    aten.select_scatter.default: (None, None, 0, 0),
+    aten.slice_scatter.default: (None, None, 0, 0, 2**63 - 1, 1),
+}

@@ -24,8 +24,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import AtenGraph, is_pure, must_run
-from fusee.aten.operators import is_creation, is_view, memory_root
+from fusee.aten.graph import AtenGraph, is_creation, is_pure, is_view, memory_root, must_run
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS

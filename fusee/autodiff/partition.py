@@ -27,15 +27,25 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
     inverse,
+    is_view,
+    memory_root,
     shown_symbols,
     tensor_input,
     used_symbols,
 )
-from fusee.aten.operators import is_view, memory_root
 from fusee.aten.subgraph import Copier
 from fusee.aten.torch_api import is_opaque
-from fusee.autodiff.joint import SPARSE, Gradient, Joint, Saved, SparseRows, Split, sparse_nodes
-from fusee.autodiff.joint_passes import REDRAWN, prepare
+from fusee.autodiff.joint import (
+    REDRAWN,
+    SPARSE,
+    Gradient,
+    Joint,
+    Saved,
+    SparseRows,
+    Split,
+    prepare,
+    sparse_nodes,
+)
 from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind
 from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Size, hint, product

@@ -33,17 +33,19 @@ from fusee.aten.graph import (
     merge_equal,
     remove_dead,
 )
-from fusee.aten.torch_api import OpOverload, active, autocast_restored
-from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
-from fusee.aten.tracer import Tracer, Value
-from fusee.autodiff.joint import Joint, sparse_embedding, why_not
-from fusee.autodiff.torch_api import (
+from fusee.aten.torch_api import (
+    OpOverload,
+    active,
+    autocast_restored,
     current_node_number,
     gradients,
     next_node_number,
     uses_flash_attention,
     without_torch_functions,
 )
+from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
+from fusee.aten.tracer import Tracer, Value
+from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import python_dispatcher, unseen_by_hooks
 from fusee.sym.expr import Size, hint

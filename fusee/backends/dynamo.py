@@ -33,7 +33,7 @@ from fusee.errors import (
     nearest,
     warn,
 )
-from fusee.runtime.imports import when_imported
+from fusee.runtime.process import when_imported
 
 # ---------------------------------------------------------------------------- dynamo
 

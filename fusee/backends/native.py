@@ -3,7 +3,7 @@
 A graph goes down as a value, each step taking a form and giving the next:
 
     trace    fx graph of torch calls   -> functional fx graph of ATen ops     fusee.aten
-    weights  what depends on parameters alone is split off, packed, folded    fusee.aten.passes
+    weights  what depends on parameters alone is split off, packed, folded    fusee.aten.weights
     lower    ATen ops                  -> loops and calls to ATen             fusee.loops.lower
     fuse     loops                     -> kernels                             fusee.loops.fusion
     memory   intermediates             -> places in one arena                 fusee.loops.memory
@@ -28,17 +28,22 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten import control_flow
 from fusee.aten.canonicalize import Table
-from fusee.aten.graph import AtenGraph, must_run, returning
-from fusee.aten.operators import WHOLE
-from fusee.aten.passes import Derived, run_passes
-from fusee.aten.passes.weights import parts
+from fusee.aten.graph import WHOLE, AtenGraph, must_run, returning
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
+from fusee.aten.weights import Derived, parts, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.graph_cache import captured_source
-from fusee.backends.report import CompiledGraph, ExternRow, KernelRow, Report, first_line, remember
+from fusee.backends.report import (
+    CompiledGraph,
+    ExternRow,
+    KernelRow,
+    Report,
+    captured_source,
+    first_line,
+    remember,
+)
 from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
 from fusee.codegen.host import Arguments
 from fusee.config import Options
@@ -57,8 +62,8 @@ from fusee.loops.memory import (
     take_out_shared,
 )
 from fusee.loops.show import show_kernel, show_step
-from fusee.runtime import collector, weights
-from fusee.runtime.weights import DerivedSet, Fixed, why_not_derivable
+from fusee.runtime import change_detection, process
+from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Kept, Target
 from fusee.targets.cpu import CPU
 
@@ -190,7 +195,7 @@ def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
     split = parts(derived)
     places = [place for positions, _ in split for place in positions]
     order = sorted(range(len(places)), key=places.__getitem__)
-    computed = [weights.Derived(one.sources, one.compute) for _, one in split]
+    computed = [change_detection.Derived(one.sources, one.compute) for _, one in split]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 
 
@@ -234,7 +239,7 @@ def _run(
         return form
 
     target.prepare()
-    with collector.paused():
+    with process.paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, derived, target, report)
         schedule = step("fuse", _fuse, loops, options)
@@ -302,7 +307,7 @@ def compile_native(
                 call = bind_native(gm, split, forward, parsed, report, target)
             else:
                 keep = (supported() | WHOLE).__contains__
-                with report.timed("trace"), collector.paused():
+                with report.timed("trace"), process.paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", lambda: str(aten))
                 run = _run(aten, example_inputs, target, parsed, report, plain=True)
@@ -343,7 +348,7 @@ def split_native(
     """
     prices = (target or TARGETS["cpu"]).prices
     known = supported().union(WHOLE).difference(decompositions or ())
-    with collector.paused():
+    with process.paused():
         split = differentiate(
             gm,
             example_inputs,

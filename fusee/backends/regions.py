@@ -20,14 +20,13 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.graph import AtenGraph, is_pure
-from fusee.aten.operators import is_view
+from fusee.aten.graph import AtenGraph, is_pure, is_view
 from fusee.aten.torch_api import OpOverload
 from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
-from fusee.runtime.weights import Derived, DerivedSet, Snapshot, why_not_derivable
+from fusee.runtime.change_detection import Derived, DerivedSet, Snapshot, why_not_derivable
 
 # ---------------------------------------------------------------------------- worth
 # Whether an engine should have a region that it could have.
@@ -193,7 +192,7 @@ class Engine:
         """The region, ready to be called.
 
         Results are fresh row-major tensors. Static inputs may be kept in whatever form, if calls
-        notice that they changed (fusee.runtime.weights).
+        notice that they changed (fusee.runtime.change_detection).
 
         raises   anything: the region is then compiled by us, with one warning
         """

@@ -32,7 +32,7 @@ from fusee.errors import (
     choices,
     nearest,
 )
-from fusee.runtime import collector
+from fusee.runtime import process
 from fusee.runtime.cache import Sidecar
 
 # ---------------------------------------------------------------------------- registry
@@ -126,7 +126,7 @@ class BoundBackend:
         self.options = backend.checked(given)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
-        with collector.paused():
+        with process.paused():
             return self.backend.compile(gm, example_inputs, self.options)
 
     @property
@@ -194,7 +194,7 @@ def later(module: str, function: str) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **keywords: Any) -> Any:
-        with collector.paused():
+        with process.paused():
             found = operator.attrgetter(function)(importlib.import_module(module))
         return found(*args, **keywords)
 
@@ -264,7 +264,7 @@ def keeps_captures(found: CompiledFn) -> bool:
     return (isinstance(found, BoundBackend) and found.keeps) or settings().keep_captures
 
 
-@collector.paused()
+@process.paused()
 def lookup(
     backend: BackendLike,
     options: Mapping[str, object] | None = None,
@@ -423,7 +423,7 @@ for _name, _table, _help in (
         "fusee.backends.openvino.engine",
         "OpenVINO",
         _help,
-        validate=later("fusee.backends.openvino.options", f"{_table}.parse"),
+        validate=later("fusee.backends.openvino.region", f"{_table}.parse"),
         needs=("openvino", "llvmlite"),
         install="pip install 'fusee[openvino]'; Linux, macOS, Windows",
         keeps=operator.attrgetter("model_caching"),

@@ -1,19 +1,32 @@
-"""What a compiled graph is made of: kernels, externs, what was left out and why, time per stage."""
+"""A backend as capture calls it, and the report of what it compiled.
+
+A report says what a compiled graph is made of: kernels, externs, what was left out and why, time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
+import os
+import re
+import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Self
 
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
-from fusee.errors import user_line
+from fusee.aten.graph import constant_source
+from fusee.aten.torch_api import is_state, symbolic_mode
+from fusee.config import settings
+from fusee.errors import BackendError, FuseeError, TraceError, user_line
+from fusee.runtime import process
+from fusee.runtime.cache import GraphCompiler, Sidecar
 
 
 @dataclass(frozen=True)
@@ -202,3 +215,267 @@ def remember(report: Report) -> None:
 def live_reports() -> list[Report]:
     """The reports of all compiled graphs that are alive, oldest first."""
     return list(_live.values())
+
+
+# ---------------------------------------------------------------------------- graph_cache
+# A backend as capture calls it: what goes wrong in it becomes an error that one can act on.
+
+
+# ---------------------------------------------------------------------------- same graph
+# Graphs that were captured twice: one compiled graph serves both.
+#
+# A version of a function may differ from another in what it checks and not in what it computes: at
+# a second training step gradients exist, the forward is the same.
+
+_LEAVES = (
+    int, bool, str, bytes, complex, type(None), type(Ellipsis), torch.dtype, torch.device,
+    torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+class _Unknown(Exception):
+    """Something whose equality says too little."""
+
+
+@process.paused()
+def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
+    """What a compiled graph depends on; None if that cannot be told. Equal forms: one graph.
+
+    That is each call with its arguments, the inputs' metadata and which of them share memory, the
+    very parameters, since what is derived from them is kept, and the modes of torch that are on.
+    """
+    if any(True for _ in (*gm.parameters(), *gm.buffers())):
+        return None
+    if symbolic_mode(n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")):
+        return None  # what it relies on about sizes belongs to one capture
+    places: dict[fx.Node, int] = {}
+    rows: list[Hashable] = []
+    try:
+        for node in gm.graph.nodes:
+            target = None if node.op == "placeholder" else node.target
+            if node.op in ("get_attr", "call_module"):
+                return None
+            args = _argument((node.args, node.kwargs), places)
+            rows.append((node.op, target, args))
+            places[node] = len(places)
+        buffers = [n.meta.get("is_buffer", False) for n in gm.graph.find_nodes(op="placeholder")]
+        kept = tuple(
+            id(x) if isinstance(x, Tensor) and (is_buffer or is_state(x)) else None
+            for x, is_buffer in zip(examples, buffers, strict=True)
+        )
+        found = tuple(rows), situation(examples), kept
+        hash(found)
+    except (_Unknown, TypeError):  # TypeError: a target that cannot be hashed
+        return None
+    return found
+
+
+def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
+    if isinstance(x, fx.Node):
+        return fx.Node, places[x]
+    if isinstance(x, (tuple, list)):
+        return type(x), tuple(_argument(item, places) for item in x)
+    if isinstance(x, dict):
+        return dict, tuple((key, _argument(item, places)) for key, item in x.items())
+    if isinstance(x, slice):
+        return slice, _argument((x.start, x.stop, x.step), places)
+    if type(x) is float:
+        return float, x.hex()  # which tells -0.0 from 0.0, and finds NaN again
+    if type(x) in _LEAVES:
+        return type(x), x
+    raise _Unknown
+
+
+def situation(examples: Sequence[Any]) -> Hashable:
+    """What a graph is compiled for besides what it is: its inputs' metadata, and torch's modes.
+
+    Equal in two processes where it is the same.
+    """
+    objects: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    rows: list[Hashable] = []
+    for k, x in enumerate(examples):
+        if not isinstance(x, Tensor):
+            rows.append((type(x), x))
+            continue
+        storage = x.untyped_storage().data_ptr() if x.numel() else -k - 1
+        about = (type(x), x.dtype, x.device, x.layout, tuple(x.shape), x.stride())
+        grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
+        same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
+        rows.append((*about, *grad, *same))
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return tuple(rows), (*autocast, *modes, torch.get_default_dtype())
+
+
+# ---------------------------------------------------------------------------- source
+# The captured graph as Python that runs: for people, and to take a graph away from its program.
+
+
+def captured_source(gm: fx.GraphModule) -> str:
+    """A module that runs with torch alone: `graph(*inputs)` returns what the graph does.
+
+    Modules that the graph calls, which only graphs made by hand do, are to be put in by name.
+    """
+    code = gm.graph.python_code("self", verbose=True)
+    words = set(re.findall(r"\w+", code.src))
+    globals_ = {name: value for name, value in code.globals.items() if name in words - {"torch"}}
+    rows = ["import torch", "from torch import nn"]
+    rows += [_import(name, value) for name, value in globals_.items()]
+    body = [f"    {line}" if line.strip() else "" for line in code.src.strip("\n").splitlines()]
+    rows += ["", "", "class Graph(nn.Module):", *body, "", "", "graph = Graph()"]
+    names = {str(node.target) for node in gm.graph.nodes if node.op in ("get_attr", "call_module")}
+    for name in sorted(names):
+        parent = "graph"
+        for part in name.split(".")[:-1]:
+            row = f'{parent}.{part} = getattr({parent}, "{part}", None) or nn.Module()'
+            rows += [row] if row not in rows else []
+            parent = f"{parent}.{part}"
+        rows.append(f"graph.{name} = {_attribute(gm, name)}")
+    return "\n".join(rows) + "\n"
+
+
+def _import(name: str, value: Any) -> str:
+    """How to have a global of the graph's code again."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if isinstance(value, float):  # inf and nan
+        return f'{name} = float("{value}")'
+    if value is type(None):
+        return f"{name} = type(None)"
+    home = getattr(value, "__module__", None)
+    where = getattr(value, "__qualname__", getattr(value, "__name__", name))
+    if home is None or "<" in where:
+        return f"{name} = ...  # {value!r}: put it in"
+    return f"from {home} import {where} as {name}"
+
+
+def _attribute(gm: fx.GraphModule, name: str) -> str:
+    value: Any = gm
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, nn.Parameter):
+        return f"nn.Parameter({constant_source(value.detach())}, {value.requires_grad})"
+    if isinstance(value, Tensor):
+        return constant_source(value)
+    return f"...  # {type(value).__name__}: put it in"
+
+
+# ---------------------------------------------------------------------------- guarded
+
+
+CompiledFn = Callable[..., Any]
+
+
+class GuardedBackend:
+    """A backend, with its failures as BackendError, or as a notice and the graph run eagerly.
+
+    A graph of our own compiler serves again where the same one is captured for another version.
+    One that eager refuses to run is left to eager, which raises what the program expects: shape
+    functions accept more than ATen does, of tensors without elements above all.
+
+    notice      is told of graphs that run eagerly, and where they begin
+    fall_back   whether to run a graph eagerly that the backend cannot compile
+    raises      BackendError; errors of ours as they are, since they say what is wrong
+    """
+
+    def __init__(
+        self,
+        backend: CompiledFn,
+        name: str,
+        notice: Callable[[str, str], None] = lambda text, where: None,
+        *,
+        fall_back: bool = False,
+    ) -> None:
+        self.backend, self.__name__ = backend, name
+        self.notice, self.fall_back = notice, fall_back
+        self.serves_copies = False
+        self.made: weakref.WeakValueDictionary[Hashable, CompiledGraph]
+        self.made = weakref.WeakValueDictionary()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        key = form(gm, example_inputs)
+        known = None if key is None else self.made.get(key)
+        if known is not None:
+            return known
+        if _has_nothing(gm) and is_refused(gm, example_inputs):
+            return gm.forward
+        cause: Exception | None = None
+        try:
+            compiled = self.backend(gm, list(example_inputs))
+            if key is not None and isinstance(compiled, CompiledGraph):
+                self.made[key] = compiled
+            if callable(compiled):
+                return compiled  # type: ignore[no-any-return]
+            problem = f"returned {type(compiled).__name__}, which cannot be called"
+        except FuseeError as error:
+            if isinstance(error, TraceError) and is_refused(gm, example_inputs):
+                return gm.forward
+            if not self.fall_back:
+                raise
+            problem = error.what
+        except Exception as error:  # noqa: BLE001  # a backend is anybody's code
+            if is_refused(gm, example_inputs):
+                return gm.forward
+            problem, cause = f"raised {type(error).__name__}: {error}", error
+        where = first_line(gm)
+        problem = f"backend {self.__name__!r} {problem}"
+        if self.fall_back:
+            self.notice(f"a graph runs eagerly: {problem}", where or "")
+            return gm.forward
+        raise BackendError(
+            problem,
+            where=where,
+            did=f"saved the graph to {save_graph(gm)}",
+            remedy='options={"fallback": "eager"} runs such graphs eagerly',
+        ) from cause
+
+    def begin(self) -> None:
+        """As GraphCompiler has it."""
+        if isinstance(self.backend, GraphCompiler):
+            self.backend.begin()
+
+    def resume(
+        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
+    ) -> CompiledFn | None:
+        """As GraphCompiler has it."""
+        if not isinstance(self.backend, GraphCompiler):
+            return None
+        return self.backend.resume(sidecar, examples, recompile)
+
+
+def _has_nothing(gm: fx.GraphModule) -> bool:
+    """Whether a graph of torch's own functions alone meets a tensor without elements."""
+    is_empty = False
+    for node in gm.graph.nodes:
+        module = getattr(node.target, "__module__", None) or "torch"
+        if node.op == "call_function" and module.partition(".")[0] not in ("torch", "_operator"):
+            return False
+        value = node.meta.get("example_value")
+        is_empty |= isinstance(value, torch.Tensor) and 0 in value.shape
+    return is_empty
+
+
+def is_refused(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether eager raises for a graph and inputs like these, of which it gets copies."""
+    copies = [
+        x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    ]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            gm.forward(*copies)
+        except Exception:  # noqa: BLE001  # whatever it is, the call will raise it
+            return True
+    return False
+
+
+def save_graph(gm: fx.GraphModule) -> str:
+    """Write a graph as Python that runs with torch alone. Returns the file's path."""
+    folder = settings().dump
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    file, path = tempfile.mkstemp(prefix="fusee_graph_", suffix=".py", dir=folder)
+    with os.fdopen(file, "w") as out:
+        out.write(captured_source(gm))
+    return path

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fusee import log
 from fusee.aten.graph import PartSource
-from fusee.backends.graph_cache import situation
 from fusee.backends.regions import CompiledRegion, RegionCall
 from fusee.backends.report import (
     CompiledGraph,
@@ -37,6 +36,7 @@ from fusee.backends.report import (
     Report,
     UnclaimedRow,
     remember,
+    situation,
 )
 from fusee.runtime import jit
 from fusee.runtime.cache import Blobs, Sidecar, code_salt, content_key

@@ -26,10 +26,9 @@ from fusee.aten.graph import (
     part_source,
     returning,
 )
-from fusee.aten.passes.weights import fold, restride
 from fusee.aten.subgraph import Part, cut
 from fusee.aten.trace import trace
-from fusee.backends.graph_cache import captured_source
+from fusee.aten.weights import fold, restride
 from fusee.backends.regions import (
     Declined,
     Engine,
@@ -41,7 +40,15 @@ from fusee.backends.regions import (
     split,
 )
 from fusee.backends.registry import later
-from fusee.backends.report import CompiledGraph, ExternRow, RegionRow, Report, first_line, remember
+from fusee.backends.report import (
+    CompiledGraph,
+    ExternRow,
+    RegionRow,
+    Report,
+    captured_source,
+    first_line,
+    remember,
+)
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
 from fusee.backends.runtime_wrapper import bind, is_differentiated
 from fusee.config import Options

@@ -34,7 +34,7 @@ from fusee.capture.sources import (
     raw_class,
 )
 from fusee.errors import OptionError
-from fusee.runtime import collector
+from fusee.runtime import process
 from fusee.runtime.change_detection import (
     Table,
     Watch,
@@ -566,7 +566,7 @@ _PLAIN = (int, bool, str, float)
 _A_FLOAT = object()  # stands for any float
 
 
-@collector.paused()
+@process.paused()
 def compile_check(
     facts: Facts,
     parameters: list[str],

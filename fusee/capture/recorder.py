@@ -51,8 +51,7 @@ from fusee.capture.torch_api import (
 )
 from fusee.errors import source_line
 from fusee.fake.layouts import is_dense
-from fusee.fake.mode import python_dispatcher
-from fusee.fake.raising import name_may_raise, raises
+from fusee.fake.mode import name_may_raise, python_dispatcher, raises
 
 # ---------------------------------------------------------------------------- effects
 # What a call in a graph may do besides computing its result.

@@ -49,7 +49,7 @@ from fusee.capture.torch_api import (
     without_function_modes,
 )
 from fusee.errors import RegionError, source_line
-from fusee.runtime import collector
+from fusee.runtime import process
 
 __all__ = ["capture", "moved"]
 
@@ -75,7 +75,7 @@ def capture(
         attempt.machine.checks = [] if has_checks else None
         try:
             with (
-                collector.paused(), without_function_modes() as attempt.modes, state_restored(),
+                process.paused(), without_function_modes() as attempt.modes, state_restored(),
                 left(attempt.machine), attempt.recorder,
             ):  # fmt: skip
                 returned = attempt.run(limit, is_probed=bool(why))

@@ -23,7 +23,7 @@ from torch import fx
 
 from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand-ins
 from fusee.backends import registry
-from fusee.backends.graph_cache import GuardedBackend
+from fusee.backends.report import GuardedBackend
 from fusee.capture.bytecode import first_line, program
 from fusee.capture.entries import CompiledFunction, Entry, listeners
 from fusee.capture.graph_break import GraphBreak

@@ -24,23 +24,50 @@ from typing import Any
 
 import torch
 import torch._refs
+from torch import fx
 from torch._compile import _disable_dynamo
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses import FakeTensor as FakeTensor
+from torch._subclasses import FakeTensorMode
 
-from fusee.fake.dtypes import check_dtypes
 from fusee.fake.layouts import Spec, broadcast
-from fusee.fake.rules import RULES, VIEWS, overload, overloads, results
+from fusee.fake.rules import RULES, VIEWS, Found, overload, overloads, results
 from fusee.sym.symint import same_ints
 
-__all__ = [
-    "FakeTensor",
-    "Twins",
-    "fake_mode",
-    "fake_of",
-    "python_dispatcher",
-    "unseen_by_hooks",
-    "with_bits",
-]
+# ---------------------------------------------------------------------------- dtypes
+# Operands that kernels refuse for their dtypes, and torch's own metas do not.
+#
+# Without this a call whose result nobody uses would leave no error.
+
+_Refuses = Callable[[list[Any]], bool]
+_PRODUCTS: tuple[str, _Refuses] = (
+    "mm addmm bmm baddbmm mv",
+    lambda dtypes: len({*dtypes}) > 1 or dtypes[0] is torch.bool,
+)
+_DIFFERENCES: tuple[str, _Refuses] = (
+    "sub.Tensor sub.Scalar rsub.Scalar rsub.Tensor",
+    lambda dtypes: torch.bool in dtypes[:2],
+)
+
+
+def check_dtypes() -> None:
+    """Puts the checks before the rules."""
+    for names, refuses in (_PRODUCTS, _DIFFERENCES):
+        for op in map(overload, names.split()):
+            RULES[op] = _after(RULES.get(op, lambda *args, **kwargs: None), refuses)
+
+
+def _after(rule: Callable[..., Found], refuses: _Refuses) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Found:
+        dtypes = [torch.bool if type(x) is bool else getattr(x, "dtype", None) for x in args]
+        if refuses(dtypes):
+            raise RuntimeError(f"operands of {dtypes}")
+        return rule(*args, **kwargs)
+
+    return checked
+
+
+# ---------------------------------------------------------------------------- mode
 
 
 check_dtypes()
@@ -514,3 +541,95 @@ class Twins:
                 return self.empty(found.size, found.stride, found.dtype, x.device)
         out: torch.Tensor = op(x, *args, **kwargs)
         return out
+
+
+# ---------------------------------------------------------------------------- raising
+# Which calls may raise for what their operands hold. Such a call is never dead.
+#
+# An operator is listed by its schema where that says enough: it returns nothing, or takes a tensor
+# of places. The rest are rows of a table. Adapter of torch's schema objects, tested with torch
+# 2.13: the names used, `OpOverload._schema` with the names of its arguments, exist from 2.11 to
+# 2.15.
+
+
+# Arguments that say where: ATen compares them with the size of what they point into.
+_PLACES = frozenset("index indices offsets lengths repeats pivots LU_pivots sorter".split())
+
+# Compared with what they must lie between, solved, counted: by name, whatever the overload.
+_NAMES = frozenset(
+    """
+    put binary_cross_entropy nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward
+    cross_entropy cross_entropy_loss one_hot multi_margin_loss multilabel_margin_loss
+    multilabel_margin_loss_forward ctc_loss _ctc_loss masked_scatter histc histogram histogramdd
+    bincount combinations embedding_bag take_along_dim bernoulli multinomial normal poisson binomial
+    inverse det logdet slogdet cholesky cholesky_inverse cholesky_solve triangular_solve lu_solve
+    lu_unpack geqrf ormqr orgqr svd pinverse qr matrix_exp fake_quantize_per_channel_affine
+    fake_quantize_per_channel_affine_cachemask quantize_per_tensor quantize_per_channel
+    max_unpool1d max_unpool2d max_unpool3d tensor_split
+    """.split()
+)
+_FACTORS = ("linalg_", "_linalg_")
+_NEVER = frozenset("linalg_cross linalg_vector_norm linalg_vecdot linalg_diagonal".split())
+
+# Of integers: by zero, or to a negative power.
+_DIVIDE = frozenset(
+    "div divide floor_divide floordiv true_divide remainder mod fmod pow ldexp".split()
+)
+# Without an element there is no result.
+_EXTREMES = frozenset(
+    "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()
+)
+
+
+@functools.cache
+def may_raise(op: Any) -> bool:
+    """Whether an operator may raise for the values of operands of any dtype.
+
+    Gradients are of calls that did not raise.
+    """
+    if not isinstance(op, OpOverload):
+        return False
+    schema = op._schema
+    name = schema.name.partition("::")[2]
+    if not schema.returns:
+        return True
+    if name in _NEVER or name.endswith("_backward") or name.startswith("_unsafe_"):
+        return False
+    if name.rstrip("_") in _NAMES or name.startswith(_FACTORS):
+        return True
+    return any(a.name in _PLACES and "Tensor" in str(a.type) for a in schema.arguments)
+
+
+@functools.cache
+def name_may_raise(name: str) -> bool:
+    """The same of what a program calls: `gather`, `index_add_`, `cross_entropy`."""
+    name = name.strip("_")
+    packet = getattr(torch.ops.aten, name, None)
+    if name in _NAMES or name.startswith(_FACTORS):
+        return name not in _NEVER
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    return any(may_raise(getattr(packet, overload)) for overload in names)
+
+
+def raises(node: fx.Node, name: str, value: str) -> bool:
+    """Whether this call may raise, beyond what its operator says.
+
+    name    of the operator
+    value   the entry of a node's meta that holds its result
+    """
+    name = name.strip("_")
+    out = node.meta.get(value)
+    if name in _DIVIDE or name[1:] in _DIVIDE:
+        divisor = node.args[1] if len(node.args) > 1 else None
+        is_safe = isinstance(divisor, (int, float)) and (divisor > 0 or "pow" not in name)
+        is_whole = isinstance(out, torch.Tensor) and not out.is_floating_point()
+        return is_whole and not (is_safe and divisor != 0)
+    return name in _EXTREMES and any(_is_empty(x.meta.get(value)) for x in node.all_input_nodes)
+
+
+def _is_empty(x: Any) -> bool:
+    if not isinstance(x, torch.Tensor):
+        return False
+    return any(type(n) is int and n == 0 for n in x.shape)

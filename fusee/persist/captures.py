@@ -41,7 +41,7 @@ from fusee.persist.references import (
     replaced,
     taken_now,
 )
-from fusee.runtime import collector
+from fusee.runtime import process
 from fusee.runtime.cache import (
     GraphCompiler,
     KeptGraph,
@@ -162,7 +162,7 @@ class Keeper:
     def __init__(self, cache: ObjectCache | None = None) -> None:
         self.cache = cache or object_cache()
 
-    @collector.paused()
+    @process.paused()
     def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None:
         """The capture that another process kept, if all that it relied on is as it was."""
         try:
@@ -178,7 +178,7 @@ class Keeper:
         _tell(place, f"the capture was kept as {key}")
         return found
 
-    @collector.paused()
+    @process.paused()
     def keep(
         self, captured: Captured, compiled: Any, values: Mapping[str, Any], policy: Policy
     ) -> None:

@@ -22,8 +22,6 @@ from torch import Tensor
 from fusee.runtime.jit import compile_one
 from fusee.runtime.llvm_text import Level, Writer, splat, vector
 
-__all__ = ["bernoulli", "redrawn"]
-
 # Bytes of a state, and where it holds: words left before the next round (32 bits), which word comes
 # next and the words themselves (64 bits each).
 _BYTES, _LEFT, _NEXT, _STATE = 5056, 8, 16, 24

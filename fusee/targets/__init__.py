@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol
 
 from torch._ops import OpOverload
 
-from fusee.aten.passes.rewriter import Pass
+from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.loops.ir import Kernel, Profile
-from fusee.loops.lower.extern import ExternSpec
+from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.runtime.weights import DerivedSet, Fixed
+from fusee.runtime.change_detection import DerivedSet, Fixed
 
 # The tensors that are kept between calls: those derived from parameters, then constants. Those of
 # its `snapshot`, which follows parameters if the Arguments say so.

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.aten.graph import run
-from fusee.aten.operators import WHOLE
+from fusee.aten.graph import WHOLE, run
 from fusee.loops.lower.tensor import supported
 from tests.aten.harness import assert_functional, assert_same_call, assert_vals, traced
 

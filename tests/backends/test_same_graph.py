@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
-from fusee.backends.graph_cache import form
+from fusee.backends.report import form
 
 
 class Scaled(nn.Module):

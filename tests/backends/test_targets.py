@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 import fusee
-from fusee.aten.passes.rewriter import Pass
+from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
 from fusee.backends import native
 from fusee.backends.report import live_reports
@@ -21,7 +21,7 @@ from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning
 from fusee.loops.ir import Buffer, Kernel, Profile
-from fusee.loops.lower.extern import ExternSpec
+from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Symbol, symbols
 from fusee.targets import Built, Kept, Target

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, tensor
 
 import fusee
-from fusee.fake.raising import may_raise, name_may_raise
+from fusee.fake.mode import may_raise, name_may_raise
 from tests.check import copy_tree
 
 Fn = Callable[..., Any]

@@ -59,7 +59,7 @@ row(
 import fusee
 import fusee.log
 from fusee.autodiff import min_cut
-from fusee.backends.openvino.claims import OPERATORS
+from fusee.backends.openvino.engine import OPERATORS
 from fusee.fake.rules import results
 from fusee.backends.native import supported
 

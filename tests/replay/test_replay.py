@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.aten.passes import run_passes
+from fusee.aten.weights import run_passes
 from fusee.backends import native
 from fusee.codegen.host import emit_host
 from fusee.codegen.llvm.kernel import emit_kernel

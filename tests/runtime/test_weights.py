@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fusee.errors import FuseeWarning
+from fusee.runtime.change_detection import Derived, DerivedSet, why_not_derivable
 from fusee.runtime.launch import layout
-from fusee.runtime.weights import Derived, DerivedSet, why_not_derivable
 
 
 class Watched:

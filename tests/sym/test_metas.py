@@ -197,7 +197,9 @@ def _meta(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-@pytest.mark.parametrize(("name", "make"), [*CASES, *RECURRENT], ids=[name for name, _ in [*CASES, *RECURRENT]])
+@pytest.mark.parametrize(
+    ("name", "make"), [*CASES, *RECURRENT], ids=[name for name, _ in [*CASES, *RECURRENT]]
+)
 def test_open_sizes_have_the_same_rules(name: str, make: Callable[[], list[Args]]) -> None:
     """And leave no guard, but where strides ask for another layout than rows."""
     op = overload(name)

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import AtenGraph, Fresh, refuses
-from fusee.aten.operators import WHOLE, is_view
+from fusee.aten.graph import WHOLE, AtenGraph, Fresh, is_view, refuses
 from fusee.aten.subgraph import explicit, single
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.onnx.options import OnnxOptions, element_type, is_translated, model_of

@@ -14,35 +14,279 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.canonicalize import Table, taken_apart
-from fusee.aten.graph import AtenGraph, python_source
-from fusee.aten.operators import WHOLE
+from fusee.aten.graph import WHOLE, AtenGraph, python_source
 from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino import api, graph
 from fusee.backends.openvino.api import Executable
-from fusee.backends.openvino.claims import is_folded, is_known, stays_whole, why_not
 from fusee.backends.openvino.graph import decodable, distinct, find_origins, gather
-from fusee.backends.openvino.options import OpenVINOOptions
-from fusee.backends.openvino.region import Models, RegionCall, RegionSpec
+from fusee.backends.openvino.region import Models, OpenVINOOptions, RegionCall, RegionSpec
 from fusee.backends.regions import (
     HEAD,
     LARGEST_SIZE,
+    QUANTIZING,
     CompiledRegion,
     Engine,
     Region,
     bounds,
+    by_operator,
+    fits,
     indexed,
+    interval,
+    named,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
+from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
 from fusee.source import HostSource, listed
+
+# ---------------------------------------------------------------------------- claims
+# Which calls OpenVINO runs exactly as eager does, and why not the others.
+#
+# Operators are those that the PyTorch frontend of openvino 2026.4 converts from fx graphs, less
+# those that it or the CPU plugin computes differently. The plugin has no float64 (it computes in
+# float32) and no 64-bit integers (it computes in 32 bits, and never wraps narrower ones): integers
+# are claimed only where their `interval` is known to be small enough.
+
+
+aten = torch.ops.aten
+
+Rule = Callable[[fx.Node], str | None]
+
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why OpenVINO does not run this call, or None if it does."""
+    rule = _rule(node.target)
+    if rule is None:
+        return "OpenVINO has no such operator that computes what eager does"
+    if is_folded(node):
+        return "OpenVINO takes quantised weights from the operators that quantise them"
+    skipped = {id(index) for index, _, _ in indexed(node)}
+    for source in node.all_input_nodes:
+        reason = None if id(source) in skipped else _cannot_hold(source)
+        if reason is not None:
+            return reason
+    return rule(node) or _cannot_hold(node)
+
+
+def is_known(op: OpOverload) -> bool:
+    """Whether OpenVINO may run calls of this operator."""
+    return _rule(op) is not None
+
+
+def stays_whole(op: OpOverload) -> bool:
+    """Whether an operator that OpenVINO lacks is not made of others that it rounds elsewhere."""
+    return op.overloadpacket in (aten.linspace, aten.logaddexp, aten.logsumexp)
+
+
+def _rule(op: object) -> Rule | None:
+    if not isinstance(op, OpOverload):
+        return None
+    return OPERATORS.get(op) or (_always if str(op) in QUANTIZING else None)
+
+
+def is_folded(node: fx.Node) -> bool:
+    """Whether integers are made floating point that no operator of the graph has quantised."""
+    if QUANTIZING.get(str(node.target), 0) is not None:
+        return False
+    return str(node.all_input_nodes[0].target) not in QUANTIZING
+
+
+def _cannot_hold(node: fx.Node) -> str | None:
+    """Why OpenVINO cannot hold the values of a node as torch does."""
+    vals = node.meta.get("val")
+    for val in vals if isinstance(vals, (tuple, list)) else [vals]:
+        if not isinstance(val, Tensor):
+            continue
+        if 0 in val.shape and isinstance(vals, Tensor):  # of several, batch norms leave some empty
+            return "OpenVINO may crash on a tensor without elements"
+        if val.dtype in _FLOATS or val.dtype == torch.bool:
+            continue
+        dtype = str(val.dtype).removeprefix("torch.")
+        if val.dtype.is_floating_point or val.dtype.is_complex:
+            return f"{dtype} is not computed as such"
+        if isinstance(vals, Tensor) and not fits(node):
+            return f"{dtype} values may not fit the 32 bits that OpenVINO computes in"
+    return None
+
+
+# ------------------------------------------------------------------------------ rules
+
+
+_NO_COPY = "OpenVINO does not copy what comes in as it is"
+
+
+def _always(node: fx.Node) -> str | None:
+    return None
+
+
+def _floats(node: fx.Node) -> str | None:
+    """Computes with floating point: integers only take part where torch converts them."""
+    if not _val(node).dtype.is_floating_point:
+        return "OpenVINO computes it for floating point only"
+    return None
+
+
+def _singles(node: fx.Node) -> str | None:
+    return None if _val(node).dtype == torch.float32 else "OpenVINO rounds halves more often"
+
+
+def _numbers(node: fx.Node) -> str | None:
+    return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
+
+
+def _repeats(node: fx.Node) -> str | None:
+    copies = all(n == 1 for n in node.args[1])  # type: ignore[union-attr]
+    return _NO_COPY if copies else None
+
+
+def _cumulative(node: fx.Node) -> str | None:
+    if _val(node).dtype in (torch.bfloat16, torch.float16):
+        return "OpenVINO rounds each sum to half precision"
+    return _numbers(node)
+
+
+def _sums(node: fx.Node) -> str | None:
+    """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
+    if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
+        return "OpenVINO loses the bias before a half vector that is added in single precision"
+    return _numbers(node)
+
+
+def _is_widened(node: fx.Node) -> bool:
+    while node.op == "call_function" and node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    val = _val(node)
+    is_vector = sum(n != 1 for n in val.shape) <= 1
+    return is_vector and val.dtype in (torch.float16, torch.bfloat16)
+
+
+def _integers(node: fx.Node) -> str | None:
+    if any(_val(x).dtype in _FLOATS for x in node.all_input_nodes):
+        return "OpenVINO takes NaN for a number here"
+    return None
+
+
+def _logic(node: fx.Node) -> str | None:
+    if any(_val(x).dtype != torch.bool for x in node.all_input_nodes):
+        return "OpenVINO computes it for bool only"
+    return None
+
+
+def _indexes(node: fx.Node) -> str | None:
+    for index, low, size in indexed(node):
+        found = interval(index)
+        if index.op == "placeholder" or found is None:
+            continue  # it comes from outside of the region, which checks it at each call
+        if not isinstance(size, int) or found[0] < low or found[1] >= size:
+            return "an index computed in the graph may be out of range, and nothing would say so"
+    return None
+
+
+def _first_only(node: fx.Node) -> str | None:
+    """Of several results only the first may be used, and only floating point is computed."""
+    if any(user.args[1] != 0 for user in node.users):
+        return "OpenVINO computes its first result only"
+    first = node.meta["val"][0]
+    return None if first.dtype.is_floating_point else "OpenVINO computes it for floating point only"
+
+
+def _attention(node: fx.Node) -> str | None:
+    if node.kwargs.get("enable_gqa") or len(node.args) > 7:
+        return "OpenVINO does not share keys and values between heads"
+    return _singles(node)
+
+
+def _joins(node: fx.Node) -> str | None:
+    ranks = {_val(x).dim() for x in node.all_input_nodes}
+    return None if len(ranks) == 1 else "it joins an empty tensor of another rank"
+
+
+def _average(node: fx.Node) -> str | None:
+    if len(node.args) > 4 and node.args[4]:
+        return "with ceil_mode it divides by other counts"
+    return _floats(node)
+
+
+def _converts(node: fx.Node) -> str | None:
+    source, dtype = _val(node.args[0]).dtype, _val(node).dtype
+    if source == dtype:
+        return _NO_COPY
+    if source.is_floating_point and not dtype.is_floating_point:
+        return f"{source} as {dtype} is rounded elsewhere"
+    if "device" in node.kwargs:
+        return "it moves a tensor to another device"
+    return None
+
+
+def _batch_norm(node: fx.Node) -> str | None:
+    if len(node.args) > 5 and node.args[5] is True and len(node.args) == 8:
+        return "it computes statistics of the batch"
+    return _first_only(node)
+
+
+def _val(node: Any) -> Tensor:
+    val = node.meta["val"]
+    found: Tensor = val[0] if isinstance(val, (tuple, list)) else val
+    return found
+
+
+# Integers that `interval` follows may be computed too: `_numbers` and `_sums`.
+OPERATORS: dict[OpOverload, Rule] = dict.fromkeys(claimed("openvino"), _floats) | by_operator(
+    (
+        _always,
+        """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy
+        flip roll slice_scatter select_scatter where.self masked_fill.Scalar masked_fill.Tensor
+        tril triu full arange.start_step full_like zeros_like ones_like new_full
+        eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor
+        isfinite isinf isnan""",
+    ),
+    (
+        _floats,
+        """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
+        reflection_pad3d unfold col2im glu
+        _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod prod.dim_int
+        linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
+        _adaptive_avg_pool2d _adaptive_avg_pool3d
+        upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec
+        upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
+        upsample_trilinear3d.vec""",
+    ),
+    (_numbers, "add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd"),
+    (_sums, "add.Tensor sub.Tensor"),
+    (_integers, "gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum"),
+    (
+        _logic,
+        """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
+        bitwise_xor.Tensor bitwise_not any any.dim any.dims all""",
+    ),
+    (_indexes, "embedding index_select gather index.Tensor"),
+    (
+        _first_only,
+        """max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm
+        _native_batch_norm_legit_no_training""",
+    ),
+    (_batch_norm, "native_batch_norm _native_batch_norm_legit"),
+    (_average, "avg_pool2d avg_pool3d"),
+    (_joins, "cat"),
+    (_cumulative, "cumsum"),
+    (_repeats, "repeat"),
+    (_singles, "grid_sampler_2d"),
+    (_attention, "scaled_dot_product_attention"),
+    (_converts, "_to_copy"),
+)
+_VIEWS = named("_to_copy view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone")
+
+
+# ---------------------------------------------------------------------------- engine
+
 
 # ---------------------------------------------------------------------------- openvino ts
 # A region as TorchScript, by torch.jit.trace: the older way into OpenVINO.
 #
 # The TorchScript frontend knows the operators that programs call, not those they are made of: these
 # are spelt as the former.
-
-aten = torch.ops.aten
 
 
 def scripted(graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[fx.Node]) -> Any:

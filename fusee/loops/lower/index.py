@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from fusee.loops.ir import Loop, Mode, Value, cast, check, identity
-from fusee.loops.lower.arithmetic import choose
-from fusee.loops.lower.pointwise import Operand, demand
+from fusee.loops.lower.pointwise import Operand, choose, demand
 from fusee.loops.lower.tensor import (
     Call,
     Index,

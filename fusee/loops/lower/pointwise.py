@@ -1,4 +1,4 @@
-"""Element-wise ATen ops: how operands are brought to one dtype and shape, and the table of ops.
+"""Element-wise ATen ops: operands of one dtype and shape, the table of ops; what is made of none.
 
 ATen computes every op in one dtype: the result's, float32 for bfloat16 and float16, or, for ops
 that return bool, what its operands promote to. Each op rounds to its result's dtype at its end.
@@ -7,6 +7,7 @@ that return bool, what its operands promote to. Each op rounds to its result's d
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -37,10 +38,26 @@ from fusee.loops.lower.tensor import (
     lowers,
     opmath,
 )
-from fusee.loops.lower.views import narrow
-from fusee.loops.operators import ROWS, Formula, Row
+from fusee.loops.lower.views import converted, expand, narrow, reshape
+from fusee.loops.operators import (
+    BOTH,
+    ROWS,
+    Formula,
+    Row,
+    binary,
+    clamp,
+    exp,
+    floor_divide,
+    is_bool,
+    is_true,
+    log_sigmoid,
+    named,
+    power,
+    remainder,
+    sigmoid,
+)
 from fusee.loops.schedule import reads
-from fusee.sym.expr import Expr, Size, Symbol, known_eq
+from fusee.sym.expr import Expr, Size, Symbol, floordiv, known_eq
 
 # ---------------------------------------------------------------------------- pointwise
 
@@ -353,3 +370,308 @@ def _footprint(index: Size, axes: tuple[Symbol, ...]) -> Hashable | None:
         elif count != 1:
             merged.append((step, count))
     return start, *merged
+
+
+# ---------------------------------------------------------------------------- arithmetic
+# Pointwise ops that are more than a formula of their operands: checked divisors, choices, halves.
+#
+# The others are rows of fusee/loops/operators.py.
+
+
+# ---------------------------------------------------------------------------- division
+
+
+def _divides(name: str, of_floats: Formula) -> Callable[..., Tensor]:
+    """A division by its op of the vocabulary for integers, whose divisor of zero is reported."""
+
+    def handler(call: Call, x: Operand, y: Operand) -> Tensor:
+        lowering, dtype = call.lowering, call.meta.dtype
+        if dtype.is_floating_point:
+            return result(call, of_floats, x, y)
+        number = 1 if isinstance(y, Tensor) else y
+        single = lowering.computed((), dtype, lambda ix: lowering.number(number, dtype))
+        demand(y if isinstance(y, Tensor) else single, lambda v: nonzero(lowering, cast(v, dtype)))
+        return result(call, lambda a, b: op(name, a, nonzero(lowering, b)), x, y)
+
+    return handler
+
+
+_floor_divide = _divides("floordiv", floor_divide)
+_truncated = _divides("truncdiv", lambda x, y: op("trunc", x / y))
+lowers(*named("floor_divide", "default", "Scalar"))(_floor_divide)
+lowers(*named("remainder", *BOTH, "Scalar_Tensor"))(_divides("remainder", remainder))
+lowers(*named("fmod", *BOTH))(_divides("fmod", binary("fmod")))
+
+
+@lowers(*named("div", "Tensor_mode", "Scalar_mode"))
+def _div_mode(call: Call, x: Operand, y: Operand, *, rounding_mode: str | None) -> Tensor:
+    if rounding_mode is None:
+        return result(call, binary("div"), x, y)
+    return _floor_divide(call, x, y) if rounding_mode == "floor" else _truncated(call, x, y)
+
+
+# ---------------------------------------------------------------------------- powers
+
+
+def _unlike_aten(call: Call, x: Operand, exponent: Operand) -> str | None:
+    if call.meta.dtype.is_floating_point:
+        return None
+    if isinstance(exponent, Tensor):
+        return "integer power with exponents known only at run time"
+    if isinstance(exponent, (int, float)) and exponent < 0:
+        return "ATen refuses negative powers of integers"
+    return None
+
+
+_BY_LITERAL = named("pow", "Tensor_Scalar")
+
+
+@lowers(*_BY_LITERAL, *named("pow", "Tensor_Tensor", "Scalar"), unless=_unlike_aten)
+@lowers(*named("float_power", "Tensor_Tensor", "Scalar", "Tensor_Scalar"))
+def _pow(call: Call, x: Operand, exponent: Operand) -> Tensor:
+    if isinstance(exponent, (int, float)) and call.op in _BY_LITERAL:
+        return result(call, lambda v: power(v, exponent), x)
+    return result(call, binary("pow"), x, exponent)
+
+
+# ---------------------------------------------------------------------------- choices
+
+
+@lowers(*named("clamp", "default", "Tensor"))
+def _clamp(call: Call, x: Tensor, min: Operand | None, max: Operand | None) -> Tensor:
+    def fn(value: Value, *given: Value) -> Value:
+        low = given[0] if min is not None else None
+        return clamp(value, low, given[-1] if max is not None else None)
+
+    return result(call, fn, x, *(bound for bound in (min, max) if bound is not None))
+
+
+@lowers(*named("where", "self", "ScalarSelf", "ScalarOther", "Scalar"))
+def choose(call: Call, condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    """x where condition, else y."""
+    dtype = condition.dtype
+    flags = pointwise(call.lowering, [condition], is_true, condition.shape, torch.bool, dtype)
+
+    def fn(flag: Value, a: Value, b: Value) -> Value:
+        # operands come in the result's dtype; a bool survives the way there and back
+        inner = flag
+        while inner.op == "cast" and not is_bool(inner):
+            inner = inner.args[0]
+        return where(inner if is_bool(inner) else is_true(flag), a, b)
+
+    return result(call, fn, flags, x, y)
+
+
+@lowers(*named("masked_fill", "Scalar", "Tensor"))
+def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    return choose(call, mask, value, x)
+
+
+@lowers(*named("nan_to_num"))
+def _nan_to_num(
+    call: Call, x: Tensor, nan: float | None, posinf: float | None, neginf: float | None
+) -> Tensor:
+    if not call.meta.dtype.is_floating_point:
+        return x
+    info = torch.finfo(call.meta.dtype)
+    top = info.max if posinf is None else posinf
+    bottom = info.min if neginf is None else neginf
+
+    def fn(v: Value) -> Value:
+        v = where(op("eq", v, math.inf), top, where(op("eq", v, -math.inf), bottom, v))
+        return where(op("isnan", v), 0.0 if nan is None else nan, v)
+
+    return result(call, fn, x)
+
+
+# ---------------------------------------------------------------------------- several results
+
+
+@lowers(*named("log_sigmoid_forward"))
+def _log_sigmoid_forward(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+    # the second result serves only the backward pass of CUDA builds or of this kernel's vectors
+    second = call.metas[1]
+    tail = pointwise(call.lowering, [x], lambda v: exp(-op("abs", v)), x.shape, second.dtype)
+    whole = second.shape == x.shape
+    return result(call, log_sigmoid, x), tail if whole else narrow(tail, 0, 0, 0)
+
+
+@lowers(*named("_prelu_kernel_backward"))
+def _prelu_backward(call: Call, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    operands = grad, x, weight
+    return (
+        result(call, lambda g, v, w: where(v > 0, g, w * g), *operands),
+        result(call, lambda g, v, w: where(v > 0, 0, v * g), *operands, place=1),
+    )
+
+
+def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    half = floordiv(x.shape[dim], 2)
+    return narrow(x, dim, 0, half), narrow(x, dim, half, half)
+
+
+@lowers(*named("glu"))
+def _glu(call: Call, x: Tensor, dim: int) -> Tensor:
+    return result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
+
+
+@lowers(*named("glu_backward"))
+def _glu_backward(call: Call, grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    dim %= len(x.shape)
+
+    def of_right(g: Value, a: Value, b: Value) -> Value:
+        s = sigmoid(b)
+        return (1 - s) * s * g * a
+
+    formulas: tuple[Formula, Formula] = (lambda g, a, b: sigmoid(b) * g), of_right
+    left, right = _halves(x, dim)
+    parts = tuple(
+        pointwise(call.lowering, [grad, left, right], fn, grad.shape, call.meta.dtype)
+        for fn in formulas
+    )
+    return call.lowering.beside(x.shape, call.meta.dtype, Pieces(dim, (0, left.shape[dim]), parts))
+
+
+# ---------------------------------------------------------------------------- creation
+# Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
+
+
+# ---------------------------------------------------------------------------- fill
+
+
+@lowers(*named("full full_like new_full scalar_tensor"), *named("fill", "Scalar", "Tensor"))
+def filled(call: Call, *given: Operand) -> Tensor:
+    """The call's result with every element the last argument."""
+    meta, number = call.meta, given[-1]
+    if isinstance(number, Tensor):
+        return expand(converted(reshape(number, ()), meta.dtype), meta.shape)
+    return call.lowering.filled(meta.shape, number, meta.dtype)
+
+
+@lowers(*named("zeros zeros_like new_zeros zero"))
+# nobody may rely on what uninitialised memory holds; zeros are as good as any
+@lowers(*named("empty", "memory_format"), *named("empty_like new_empty empty_strided"))
+@lowers(*named("new_empty_strided empty_permuted"))
+def _zeros(call: Call) -> Tensor:
+    return filled(call, 0)
+
+
+@lowers(*named("ones ones_like new_ones"))
+def _ones(call: Call) -> Tensor:
+    return filled(call, 1)
+
+
+# ---------------------------------------------------------------------------- ranges
+
+
+@lowers(*named("arange", "default", "start", "start_step"))
+def _arange(call: Call, *bounds: Any) -> Tensor:
+    """start + i * step along the only dimension."""
+    start, step = (0, 1) if len(bounds) == 1 else (bounds[0], 1 if len(bounds) == 2 else bounds[2])
+    meta, lowering = call.meta, call.lowering
+    # ATen truncates before it steps
+    first, stride = (int(n) if isinstance(n, float) else n for n in (start, step))
+    # ATen steps in double for float and in float for the halves
+    wide = torch.float64 if meta.dtype is torch.float32 else opmath(meta.dtype)
+
+    def at(ix: Index) -> Value:
+        if not meta.dtype.is_floating_point:
+            return lowering.values.index(first + ix[0] * stride, meta.dtype)
+        place = lowering.values.index(ix[0], wide)
+        begin = lowering.number(start, wide)
+        return cast(begin + place * lowering.number(step, wide), meta.dtype)
+
+    return lowering.computed(meta.shape, meta.dtype, at)
+
+
+@lowers(*named("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
+def _linspace(call: Call, start: Operand, end: Operand) -> Tensor:
+    """ATen counts from whichever end is nearer, so that both ends are exact.
+
+    source   aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp; its products and sums are contracted
+             in float, and rounded one by one in the halves
+    """
+    meta, lowering = call.meta, call.lowering
+    count, dtype = meta.shape[0], meta.dtype
+    halves = dtype in (torch.bfloat16, torch.float16)
+    wide = opmath(dtype) if dtype.is_floating_point else torch.float64
+    if count == 1:
+        return filled(call, start)
+
+    def rounded(x: Value) -> Value:
+        return cast(cast(x, dtype), wide) if halves else x
+
+    def bound(x: Operand) -> Value:
+        value = cast(x.at(()), dtype) if isinstance(x, Tensor) else lowering.number(x, dtype)
+        return cast(value, wide)
+
+    def number(x: Size) -> Value:
+        return rounded(lowering.values.index(x, wide))
+
+    def stepped(x: Value, step: Value, times: Value) -> Value:
+        return x + rounded(step * times) if halves else op("fma", step, times, x)
+
+    def at(ix: Index) -> Value:
+        first, last = bound(start), bound(end)
+        step = rounded(rounded(last - first) / number(count - 1))
+        low = stepped(first, step, number(ix[0]))
+        high = stepped(last, -step, number(count - 1 - ix[0]))
+        return cast(where(lowering.values.index(ix[0] - count // 2) < 0, low, high), dtype)
+
+    tensors = [x for x in (start, end) if isinstance(x, Tensor)]
+    return lowering.computed(meta.shape, dtype, at, tensors)
+
+
+# ---------------------------------------------------------------------------- triangles
+
+
+@lowers(*named("eye", "default", "m"))
+def _eye(call: Call) -> Tensor:
+    meta, lowering = call.meta, call.lowering
+    one = lowering.number(1, meta.dtype)
+
+    def at(ix: Index) -> Value:
+        return where(op("eq", lowering.values.index(ix[0] - ix[1]), 0), one, 0)
+
+    return lowering.computed(meta.shape, meta.dtype, at)
+
+
+def _triangle(name: str) -> Callable[..., Tensor]:
+    def handler(call: Call, x: Tensor, diagonal: Size) -> Tensor:
+        def at(ix: Index) -> Value:
+            place = call.lowering.values.index(ix[-1] - ix[-2] - diagonal)
+            return where(op(name, place, 0), x.at(ix), 0)
+
+        return call.lowering.computed(x.shape, x.dtype, at, (x,), call.meta.strides)
+
+    return handler
+
+
+lowers(*named("tril"))(_triangle("le"))
+lowers(*named("triu"))(_triangle("ge"))
+
+# ---------------------------------------------------------------------------- random
+# Random numbers: drawn into memory by a call, in program order; the rest is loops.
+
+
+def _other_stream(
+    call: Call, x: Tensor, p: Number, *, generator: torch.Generator | None
+) -> str | None:
+    if generator is not None:
+        return "a generator of its own"
+    if not isinstance(p, (int, float)):
+        return "a probability that is no number"
+    return None if call.call_of(call.op) is not None else "drawn by ATen"
+
+
+@lowers(*named("bernoulli", "p"), unless=_other_stream)
+def _bernoulli(call: Call, x: Tensor, p: float) -> Tensor:
+    """A mask of booleans, whatever the dtype of `x`, whose elements nobody reads."""
+    meta, lowering = call.meta, call.lowering
+    draw = call.call_of(call.op).out
+    buffer = lowering.buffer(meta.shape, torch.bool, meta.strides)
+    reason = "random numbers of ATen's generator, in eager's order"
+    step = Extern(str(call.op), draw, (p,), {}, (buffer,), out=True, reason=reason)
+    step.origin = lowering.origin
+    lowering.graph.steps.append(step)
+    return converted(lowering.whole(buffer), meta.dtype)

@@ -19,11 +19,10 @@ import torch
 from torch._ops import OpOverload
 
 from fusee import log
-from fusee.aten.passes.attention import fuse_attention
-from fusee.aten.passes.rewriter import Pass
-from fusee.aten.passes.weights import fold_norm
+from fusee.aten.rewriter import Pass, fuse_attention
 from fusee.aten.torch_api import recurrent_layer
-from fusee.autodiff.joint_passes import REDRAWN
+from fusee.aten.weights import fold_norm
+from fusee.autodiff.joint import REDRAWN
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
@@ -31,13 +30,13 @@ from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile
-from fusee.loops.lower.extern import ExternSpec
+from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
 from fusee.runtime import jit, random
+from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frame, Program, runner
-from fusee.runtime.weights import DerivedSet
 from fusee.source import define
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.operators import is_view
-from fusee.aten.passes.rewriter import Editor, bound, only_user, val
+from fusee.aten.graph import is_view
+from fusee.aten.rewriter import Editor, bound, only_user, val
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import AtenGraph, Fresh, InputSpec, Mutation
-from fusee.aten.passes import Derived, run_passes
+from fusee.aten.weights import Derived, run_passes
 from fusee.config import Options
 from fusee.targets import cpu
 from tests.compare import assert_as_near, measured

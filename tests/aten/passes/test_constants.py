@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fusee.aten.graph import Mutation
-from fusee.aten.passes import run_passes
+from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU
 from tests.aten.passes.graphs import Build, Passed, through_passes

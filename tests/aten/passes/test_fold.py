@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from fusee.aten.graph import AtenGraph
-from fusee.aten.passes.weights import fold
+from fusee.aten.weights import fold
 from fusee.config import Options
 from tests.aten.passes.graphs import Build, in_layout, run
 

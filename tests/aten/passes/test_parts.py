@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusee.aten.passes.weights import Derived, DeriveStep, Slot, parts
+from fusee.aten.weights import Derived, DeriveStep, Slot, parts
 from fusee.backends import lookup
 
 

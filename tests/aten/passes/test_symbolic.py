@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.graph import run
-from fusee.aten.operators import WHOLE
-from fusee.aten.passes import run_passes
+from fusee.aten.graph import WHOLE, run
 from fusee.aten.trace import trace
+from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU
 from fusee.targets.cpu.onednn import is_native, packed

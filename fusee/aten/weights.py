@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
-from fusee.aten.graph import AtenGraph, tensor_input
-from fusee.aten.operators import is_creation, is_view
-from fusee.aten.passes.rewriter import Editor, bound, only_user, val
+from fusee.aten.graph import AtenGraph, is_creation, is_view, tensor_input
+from fusee.aten.rewriter import Editor, Pass, bound, only_user, val
 from fusee.config import Options
 
 # ---------------------------------------------------------------------------- constants
@@ -652,3 +651,17 @@ def restride(graph: AtenGraph) -> None:
         if same and val.storage_offset() == made.storage_offset() == 0 and val.dtype == made.dtype:
             node.target = aten.clone.default
             node.args, node.kwargs = (source,), {"memory_format": torch.preserve_format}
+
+
+def run_passes(
+    aten: AtenGraph, options: Options, passes: Sequence[Pass]
+) -> tuple[Derived | None, list[str]]:
+    """Change `aten` in place: how to compute its derived inputs, and what each pass did.
+
+    Derived inputs are appended to `aten.inputs`. None where options.derive_weights is off.
+    """
+    edit = Editor(aten, options)
+    for step in passes:
+        step(edit)
+    derived = constants(edit) if options.derive_weights else None
+    return derived, edit.notes

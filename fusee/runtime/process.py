@@ -1,17 +1,17 @@
-"""What is to be done once a module is imported, by whoever imports it."""
+"""The process around us: what to do once a module is imported, and when garbage is collected."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-__all__ = ["cancel", "when_imported"]
 
 Action = Callable[[ModuleType], None]
 
@@ -79,3 +79,19 @@ class _Loader(Loader):
 
 
 _finder = _Finder()
+
+
+# ---------------------------------------------------------------------------- collector
+# Python's cyclic garbage collector, kept from running while something is compiled.
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """No cyclic collection meanwhile: one pass over a program's objects takes as long as a step."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
