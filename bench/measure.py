@@ -16,7 +16,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -130,7 +130,7 @@ class TenKernels(nn.Module):
         return x
 
 
-def take_turns(calls: dict[str, Call], seconds: float) -> dict[str, Any]:
+def take_turns(calls: Mapping[str, Call], seconds: float) -> dict[str, Any]:
     """Time the calls in rounds, each round starting with another column."""
     once = {name: _seconds(call, 3) for name, call in calls.items()}
     # A turn is long enough for the clock and short enough that all columns see the same machine.

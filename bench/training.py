@@ -99,23 +99,27 @@ def cold(model: str, column: str, size: zoo.Size) -> Row:
 
 def memory(model: str, column: str, size: zoo.Size) -> Row:
     """Peak bytes of tensors alive in the third step, parameters and inputs apart."""
-    step = Step(model, size, column)
+    return {"step_bytes": peak_alive([Step(model, size, column)] * 3)}
+
+
+def peak_alive(calls: Sequence[Callable[[], Any]]) -> int:
+    """Peak bytes alive in the last of some calls, of all tensors that they made."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-        step()
-        step()
-        with torch.profiler.record_function("third step"):
-            step()
+        for call in calls[:-1]:
+            call()
+        with torch.profiler.record_function("last call"):
+            calls[-1]()
     events = profile.profiler.kineto_results.events()
-    begin = next(e.start_ns() for e in events if e.name() == "third step")
+    begin = next(e.start_ns() for e in events if e.name() == "last call")
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     alive = peak = 0
     for at, count in changes:
         alive += count
         if at >= begin:
             peak = max(peak, alive)
-    return {"step_bytes": peak}
+    return peak
 
 
 def steady(model: str, columns: Sequence[str], size: zoo.Size, seconds: float) -> Row:

@@ -78,5 +78,5 @@ def test_tables_go_between_the_marks(tmp_path: Path) -> None:
 def test_columns_take_turns() -> None:
     order: list[str] = []
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    found = take_turns(calls, seconds=0.01)  # type: ignore[arg-type]
+    found = take_turns(calls, seconds=0.01)
     assert set(found) == {"a", "b"} and found["a"]["turns"] == found["b"]["turns"] >= 5
