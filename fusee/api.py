@@ -18,8 +18,8 @@ from fusee.backends import registry
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, GuardedBackend, Report, live_reports
 from fusee.capture.bytecode import first_line
+from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction, live, machinery
-from fusee.capture.numbers import Varying
 from fusee.capture.policy import (
     ORIGINAL,
     POLICY,
@@ -30,6 +30,7 @@ from fusee.capture.policy import (
     whole_call,
 )
 from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
+from fusee.config import CaptureOptions, knobs
 from fusee.errors import (
     FuseeWarning,
     GraphBreakError,
@@ -43,7 +44,7 @@ from fusee.errors import (
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
 # Options that are not the backend's.
-_OWN_OPTIONS = ("fallback", "guard_filter_fn")
+_OWN_OPTIONS = tuple(row.name for row in knobs(CaptureOptions))
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,9 +103,9 @@ def compile(
                      0 and 1; False: each set of sizes gets a version of its own
     backend          a name (fusee.compiler.list_backends()), or `(gm, example_inputs) -> callable`
     mode             a name that torch.compile knows; the backend "fusee" has no modes
-    options          the backend's (docs/options.md), and two of ours: `guard_filter_fn`, which says
-                     what is checked before a version is used again (fusee.compiler has some), and
-                     `fallback="eager"`, which runs graphs eagerly that the backend cannot compile
+    options          the backend's and ours (docs/options.md): `guard_filter_fn`, which says what
+                     is checked before a version is used again, `fallback="eager"`, which runs
+                     graphs eagerly that the backend cannot compile, `dynamic_sources`
     name             what reports call it: fusee.report(name)
     disable          give `model` back as it is
     recompile_limit  versions of each piece that are kept; other calls run eagerly. 8 unless said
@@ -177,22 +178,24 @@ class Compiler:
 
     def __post_init__(self) -> None:
         given = dict(self.options)
-        fallback = given.pop("fallback", None)
-        self.guard_filter = given.pop("guard_filter_fn", None)
-        if fallback not in (None, "eager"):
-            raise _wrong_option("fallback", fallback, "'eager'")
-        if self.guard_filter is not None and not callable(self.guard_filter):
-            raise _wrong_option("guard_filter_fn", self.guard_filter, "a function")
+        own = {name: given.pop(name) for name in _OWN_OPTIONS if name in given}
+        self.chosen = CaptureOptions.parse(own)
         known = registry.known_options(self.backend)
         for option in given:
             close = nearest(option, _OWN_OPTIONS)
             if known and option not in known and close:
-                raise _wrong_option(option, given[option], f"an option; try {close!r}")
+                raise OptionError(
+                    f"option {option}={given[option]!r} is not an option; try {close!r}",
+                    remedy=f"options of fusee.compile itself: {', '.join(_OWN_OPTIONS)}",
+                )
         if self.name and "name" in known:
             given.setdefault("name", self.name)
         backend = registry.lookup(self.backend, given, self.mode)
         self.compile_graph = GuardedBackend(
-            backend, registry.name_of(self.backend), self.notice, fall_back=fallback == "eager"
+            backend,
+            registry.name_of(self.backend),
+            self.notice,
+            fall_back=self.chosen.fallback is not None,
         )
         self.compile_graph.serves_copies = callable(self.backend) or self.backend in (
             "eager",
@@ -257,8 +260,10 @@ class Compiler:
             POLICY,
             self.recompile_limit,
             fullgraph=self.fullgraph,
-            varying=functools.partial(Varying, self.dynamic, with_symbols=with_symbols),
-            guard_filter=self.guard_filter,
+            varying=functools.partial(
+                Varying, dynamic=self.dynamic, with_symbols=with_symbols, options=self.chosen
+            ),
+            guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,
             keeper=self.keeper,
         )
@@ -289,13 +294,6 @@ class Compiler:
                 remedy="compile the functions that it calls",
             )
         self.notice(f"{text}: it runs eagerly", where)
-
-
-def _wrong_option(name: str, value: object, wanted: str) -> OptionError:
-    return OptionError(
-        f"option {name}={value!r} is not {wanted}",
-        remedy=f"options of fusee.compile itself: {', '.join(_OWN_OPTIONS)}",
-    )
 
 
 # ------------------------------------------------------------------------------ modules

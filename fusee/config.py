@@ -219,6 +219,52 @@ class Options(Table):
     name: str = knob("", "what this function is called in logs, dumps and reports")
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    """A list of names, or one text with commas."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) for name in listed):
+        raise ValueError
+    return tuple(name.replace(" ", "") for name in listed if name.strip())
+
+
+def _function(value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise ValueError
+    return value
+
+
+@dataclass(frozen=True)
+class CaptureOptions(Table):
+    """Options of fusee.compile itself, with any backend."""
+
+    fallback: str | None = knob(
+        None,
+        'run graphs eagerly that the backend cannot compile, and warn ("eager"); else that is a'
+        " `BackendError`",
+        choices=(None, "eager"),
+    )
+    guard_filter_fn: Any = knob(
+        None,
+        "says, with a bool for each guard, which are checked before a version is used again;"
+        " `fusee.compiler` has some",
+        takes="a function",
+        convert=_function,
+    )
+    dynamic_sources: tuple[str, ...] = knob(
+        (),
+        "sizes and numbers that vary, at once: names or regular expressions, ours or TorchDynamo's,"
+        " an axis after a colon: `x`, `self.scale`, `L['x']:0`",
+        env="FUSEE_DYNAMIC_SOURCES",
+        convert=_names,
+    )
+    unbacked_sources: tuple[str, ...] = knob(
+        (),
+        "the same, of sizes that the program may not ask for",
+        env="FUSEE_UNBACKED_SOURCES",
+        convert=_names,
+    )
+
+
 @dataclass(frozen=True)
 class Settings(Table):
     """Settings of the process, read once from the environment."""
@@ -247,6 +293,15 @@ class Settings(Table):
         "keep what is captured in the cache folder, for the next process",
         env="FUSEE_KEEP_CAPTURES",
     )
+    job_id: str = knob(
+        "",
+        "a name under which processes remember which sizes vary; torch's `TORCH_COMPILE_JOB_ID` is"
+        " one too",
+        env="FUSEE_JOB_ID",
+    )
+
+
+TABLES = (Options, CaptureOptions, Settings)
 
 
 @functools.cache
@@ -255,7 +310,7 @@ def settings() -> Settings:
 
     raises   SettingError for a FUSEE_* variable that is unknown or has a wrong value
     """
-    known = [row.env for table in (Options, Settings) for row in knobs(table) if row.env]
+    known = [row.env for table in TABLES for row in knobs(table) if row.env]
     known += SCRIPT_VARIABLES
     for name in os.environ:
         if name.startswith("FUSEE_") and name not in known:

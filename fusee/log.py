@@ -42,8 +42,9 @@ ARTEFACTS = {
     "host": Artefact("py", "the host function"),
     "weights": Artefact("txt", "what is derived from parameters and when it is recomputed"),
     "cache": Artefact("txt", "hits, misses and evictions of the object code cache"),
-    "guards": Artefact("txt", "facts that a compiled function relies on, and each miss"),
-    "dynamic": Artefact("txt", "numbers that become inputs of a graph, since they changed"),
+    "guards": Artefact("txt", "facts that a compiled function relies on"),
+    "recompiles": Artefact("txt", "each call that needs another version: which fact, then and now"),
+    "dynamic": Artefact("txt", "sizes that become symbols, and what makes numbers of them"),
     "time": Artefact("txt", "time per stage"),
 }
 

@@ -150,7 +150,7 @@ def line(row: config.Knob) -> str:
     return f"| `{row.env if is_setting else row.name}` | {row.values} | {known} | {about} |"
 
 
-@pytest.mark.parametrize("table", [Options, config.Settings, *ENGINES.values()])
+@pytest.mark.parametrize("table", [*config.TABLES, *ENGINES.values()])
 def test_the_page_of_options_has_each_row(table: type[config.Table]) -> None:
     page = (Path(__file__).parent.parent / "docs" / "options.md").read_text().splitlines()
     for row in config.knobs(table):
@@ -180,6 +180,6 @@ def test_an_option_of_an_engine_is_one_line(environment: pytest.MonkeyPatch) -> 
 def test_each_option_has_a_reader() -> None:
     package = Path(config.__file__).parent
     sources = [p.read_text() for p in package.rglob("*.py") if p.name != "config.py"]
-    tables: list[type[config.Table]] = [Options, config.Settings, *ENGINES.values()]
+    tables: list[type[config.Table]] = [*config.TABLES, *ENGINES.values()]
     for row in (row for table in tables for row in config.knobs(table)):
         assert any(f".{row.name}" in source for source in sources), row.name

@@ -230,3 +230,23 @@ def test_export_says_where_it_breaks() -> None:
         export(wrong, (x,))
     with pytest.raises(TypeError):
         export(bar, (x,))
+
+
+def test_symbols_are_shown_with_ranges_relations_lines_and_calls() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = x * 2 if x.shape[0] % 8 == 0 else x + 1
+        for _ in range(y.shape[0]):
+            x = x + 1
+        return x
+
+    explained = explain(program)
+    explained(torch.ones(6), torch.ones(3))
+    explained(torch.ones(7), torch.ones(4))
+    found = explained(torch.ones(9), torch.ones(4))
+    first, second = found.pieces
+    assert (first.calls, second.calls) == (1, 2) and not first.symbols
+    shown = "\n".join(second.symbols)
+    assert "s0 = x.size(0): 7 in this call, 2 <= s0" in shown
+    assert "x.size(0) % 8 != 0   (" in shown and "if x.shape[0] % 8 == 0" in shown
+    assert "s1 is made a constant: y.size(0) == 4   (" in shown and "in range(y.shape[0])" in shown
+    assert "calls served" in found.html() and "sizes that vary" in found.html()

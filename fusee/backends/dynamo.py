@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.config import Options, knobs
+from fusee.config import CaptureOptions, Options, knobs
 from fusee.errors import (
     BackendError,
     FuseeError,
@@ -160,7 +160,7 @@ def compile_registered(
 # ---------------------------------------------------------------------------- inductor options
 # Options of TorchInductor's, given where our compiler compiles: what they are here.
 
-_OWN = {"fallback", "guard_filter_fn", *(row.name for row in knobs(Options))}
+_OWN = {row.name for table in (CaptureOptions, Options) for row in knobs(table)}
 
 # What has a counterpart, and which.
 _HERE = {

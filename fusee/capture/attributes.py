@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from fusee.capture import symbols
+from fusee.capture.dynamic import Varying
 from fusee.capture.frame import CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import ABSENT
 from fusee.capture.inputs import DELETED, Mirror, World
-from fusee.capture.numbers import VALUES, Computed, Varying
+from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes

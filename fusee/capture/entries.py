@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import itertools
 import os
 import sys
 import textwrap
@@ -20,7 +19,6 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,11 +26,11 @@ import torch
 from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
-from fusee.capture.captured import FEW, Captured, Index, Keeper, Place, tells_of_its_end
+from fusee.capture.captured import Captured, Keeper, Place, tells_of_its_end
+from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
-from fusee.capture.guards import Fact, Guard, describe, is_one_more
-from fusee.capture.numbers import Varying
+from fusee.capture.guards import Guard, describe
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
@@ -45,6 +43,7 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
+from fusee.capture.versions import Entry, Site
 from fusee.errors import GraphBreakError, RecompileError, source_line
 from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
@@ -222,59 +221,6 @@ _OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
 _AGAIN = object()
 
 
-@dataclass
-class Entry:
-    """One way to run from a place on. `run` is None if Python runs it.
-
-    times    milliseconds of each stage
-    number   grows with each entry of the process
-    """
-
-    captured: Captured
-    check: Callable[..., bool]
-    check_source: Callable[[], str]
-    run: Callable[..., Any] | None
-    compiled: Callable[..., Any] | None = None
-    times: dict[str, float] = field(default_factory=dict)
-    number: int = field(default_factory=itertools.count().__next__)
-
-
-@dataclass
-class Site:
-    """All entries of one place.
-
-    index    finds them, if they are many
-    missed   what the last call without an entry missed, in words, and what was there
-    steps    for how many such calls in a row that was one more
-    growing  the fact that such calls missed
-    """
-
-    place: Place
-    entries: list[Entry] = field(default_factory=list)
-    index: Index | None = None
-    is_full: bool = False
-    is_met: bool = False
-    missed: tuple[str, Any] | None = None
-    steps: int = 0
-    growing: Fact | None = None
-
-    def find(self, values: dict[str, Any]) -> Entry | None:
-        given = values.values()
-        few = self.entries if self.index is None else self.index.candidates(*given)
-        return next((entry for entry in few if entry.check(*given)), None)
-
-    def add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        if len(self.entries) > FEW:
-            self.index = self.index or Index(self.place.parameters)
-            self.index.add(self.entries)
-
-    def clear(self) -> None:
-        self.entries.clear()
-        self.index, self.is_full, self.is_met = None, False, False
-        self.missed, self.steps, self.growing = None, 0, None
-
-
 def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
     """What a piece gives; _AGAIN if Python is to run it."""
     if entry is None or entry.run is None:
@@ -305,7 +251,7 @@ class CompiledFunction:
         recompile_limit: int = RECOMPILE_LIMIT,
         *,
         fullgraph: bool = False,
-        varying: Callable[[], Varying] = Varying,
+        varying: Callable[[types.FunctionType], Varying] = Varying,
         guard_filter: GuardFilter | None = None,
         notice: Notice | None = None,
         keeper: Keeper | None = None,
@@ -332,7 +278,7 @@ class CompiledFunction:
         )
         self.start = Site(Place(function, of_code=of_code))
         self.sites: dict[tuple[Any, ...], Site] = {}
-        self.varying = varying()
+        self.varying = varying(function)
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
@@ -559,6 +505,8 @@ class CompiledFunction:
         times["guards"] = _milliseconds(begin)
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy)
+        if (found := captured.symbols) is not None:
+            log.publish("dynamic", self.function.__qualname__, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
         return Entry(captured, check, check_source, run, compiled, times)
 
@@ -629,46 +577,35 @@ class CompiledFunction:
             return True
         if len(site.entries) < self.recompile_limit:
             return bool(site.entries) and self._grows(site, values)
+        if not site.is_last:
+            site.is_last = True
+            changed = [x for e in site.entries for x in e.captured.facts.changed(values)]
+            if self.varying.retry(changed):
+                return False
         if not site.is_full:
             site.is_full = True
-            missed = site.entries[-1].captured.facts.first_miss(values)
-            changed = f"; the last one was of no use since {describe(*missed)}" if missed else ""
-            self.notice(
-                f"{self.function.__qualname__} has {self.recompile_limit} compiled versions, and"
-                f" other calls run eagerly{changed}",
-                missed[0].where if missed else "",
-            )
+            why, where = site.why_full(values)
+            name, count = self.function.__qualname__, len(site.entries)
+            text = f"{name} has {count} compiled versions, and other calls run eagerly{why}"
+            self.notice(text, where)
         return True
 
     def _grows(self, site: Site, values: dict[str, Any]) -> bool:
-        """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
-
-        Two versions show it; to compile each of the others would never be of use again.
-        """
-        facts = site.entries[-1].captured.facts
-        if site.growing is not None:  # it alone is looked at: this comes at every token
-            return bool(facts.found(site.growing, values) != site.growing.value)
-        if (missed := facts.first_miss(values)) is None:
-            return False
-        fact, found = missed
-        words = str(fact.origin)
-        last, before = site.missed or ("", None)
-        before = before if last == f"{fact.kind} {words}" else None
-        is_step = is_one_more(fact.kind, fact.value if before is None else before, found)
-        site.steps = site.steps + 1 if is_step else 0
-        site.missed = f"{fact.kind} {words}", found
-        if site.steps < 2:
-            return False
-        site.growing = fact
+        """Whether the same number is one more at each call; the first time it is told."""
+        was, is_growing = site.growing, site.grows(values)
+        fact, name = site.growing, self.function.__qualname__
+        if fact is None or fact is was:
+            return is_growing
         if fact.kind == "equals":  # a count that decides something: nobody can give it one size
-            log.publish("recompiles", self.function.__qualname__, f"{words} grows at each call")
-            return True
-        self.notice(
-            f"{self.function.__qualname__} runs eagerly while {words} grows at each call:"
-            f" {describe(fact, found)}. Give it one size for all calls (transformers' generate()"
-            ' does so with cache_implementation="static")',
-            fact.where,
-        )
+            log.publish("recompiles", name, f"{fact.origin} grows at each call")
+        else:
+            found = site.entries[-1].captured.facts.found(fact, values)
+            self.notice(
+                f"{name} runs eagerly while {fact.origin} grows at each call:"
+                f" {describe(fact, found)}. Give it one size for all calls (transformers'"
+                ' generate() does so with cache_implementation="static")',
+                fact.where,
+            )
         return True
 
     def _recompile_error(self, site: Site, values: dict[str, Any], since: str) -> RecompileError:
@@ -685,10 +622,10 @@ class CompiledFunction:
         facts = entry.captured.facts
         if (missed := facts.first_miss(values)) is not None:
             fact, found = missed
-            for place in self.varying.learn(facts.changed(missed, values)):
-                log.publish("dynamic", self.function.__qualname__, f"{place} is an input now")
-            text = f"compiling again: {describe(fact, found)}\n  read at {fact.where}"
-            log.publish("guards", self.function.__qualname__, text)
+            name = self.function.__qualname__
+            for place in self.varying.learn(facts.changed(values, missed)):
+                log.publish("dynamic", name, f"{place} is an input now")
+            log.publish("recompiles", name, f"{describe(fact, found)}\n  read at {fact.where}")
 
     # ---------------------------------------------------------------------- callees
 

@@ -8,6 +8,7 @@ an object comes after the fact that there is such an object.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 import itertools
@@ -112,7 +113,11 @@ class TensorFact(NamedTuple):
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self.size)} of strides {list(self.stride)} on {self.device}{grad}"
+        sizes, strides = (
+            ", ".join("any" if n is None else str(n) for n in listed)
+            for listed in (self.size, self.stride)
+        )
+        return f"{dtype}[{sizes}] of strides [{strides}] on {self.device}{grad}"
 
 
 class Whence(NamedTuple):
@@ -161,35 +166,39 @@ class Fact:
 
     def now(self, look: Callable[[Origin], Any]) -> Any:
         """What `value` would be today. Raises one of `GONE` if there is no such object."""
+        if self.kind == "related":
+            return self.value.now(look)
         return _KINDS[self.kind].now(look(self.origin), self.value)
 
     @property
     def source(self) -> Whence:
         return Whence(self.origin.root.constant)
 
-    def varying(self, found: Any) -> Iterator[tuple[str, bool, Any]]:
+    def varying(self, found: Any) -> Iterator[tuple[str, bool, Any, Any]]:
         """Numbers and sizes of which this fact missed another value, by their words.
 
-        Each with whether it is to be an input from now on, and its value now: none is an input
-        whose value the program needs.
+        Each with whether it is to be an input from now on, its value then, and now: none is an
+        input whose value the program needs.
         """
         if self.kind == "related":
             if (symbol := self.value.fixes()) is not None:
-                yield str(self.value.origins[symbol]), False, None
+                yield str(self.value.origins[symbol]), False, None, None
         if type(found) is not type(self.value):
             return
         if self.kind == "tensor" and self.value.is_like(found):
             sizes = enumerate(zip(self.value.size, found.size))
             for axis, (was, now) in sizes:
                 if was is not None and was != now:
-                    yield str(SizeOf(self.origin, axis)), True, now
+                    yield str(SizeOf(self.origin, axis)), True, was, now
         elif self.kind == "equals" and isinstance(self.origin, Call):  # of one of NumPy's
             if type(found) in (bytes, str):
-                yield str(self.origin.of), True, float(0)
+                yield str(self.origin.of), True, 0.0, 0.0
         elif self.kind == "equals" and type(found) in (float, int):
-            yield str(self.origin), True, found
+            yield str(self.origin), True, self.value, found
 
     def __str__(self) -> str:
+        if self.kind == "related":
+            return str(self.value)
         return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
 
 
@@ -506,14 +515,16 @@ class Facts:
             return None if fact is None else (fact, self.found(fact, values))
 
     def changed(
-        self, missed: tuple[Fact, Any], values: dict[str, Any]
-    ) -> list[tuple[str, bool, Any]]:
-        """As Fact.varying, of the fact that was missed and of all tensors."""
-        found = [*missed[0].varying(missed[1])]
+        self, values: dict[str, Any], missed: tuple[Fact, Any] | None = None
+    ) -> list[tuple[str, bool, Any, Any]]:
+        """As Fact.varying, of the fact that was missed and of all tensors and numbers."""
+        found = [] if missed is None else [*missed[0].varying(missed[1])]
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
+            look = looking(values)
             for fact in self.rows:
-                if fact.kind == "tensor" and fact is not missed[0]:
-                    found += fact.varying(self.found(fact, values))
+                if fact.kind in ("tensor", "equals") and (missed is None or fact is not missed[0]):
+                    with contextlib.suppress(*GONE):
+                        found += fact.varying(fact.now(look))
         return found
 
     def found(self, fact: Fact, values: dict[str, Any]) -> Any:
@@ -547,6 +558,8 @@ def is_one_more(kind: str, before: Any, now: Any) -> bool:
 
 def describe(fact: Fact, found: Any) -> str:
     """One sentence about a miss."""
+    if fact.kind == "related":
+        return f"{fact.value} held with {fact.value.then()}, and does not with {found}"
     return f"{fact.origin} was {_shown(fact.kind, fact.value)}, is {_shown(fact.kind, found)}"
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusee.capture import numbers, torch_api
+from fusee.capture.dynamic import Varying
 from fusee.capture.frame import (
     BOUND_IN_C,  # fmt: skip
     CONTAINERS,  # fmt: skip
@@ -185,7 +186,7 @@ class World:
     varies   whether a float from outside is an input of the graph, not a constant
     """
 
-    def __init__(self, where: Callable[[], str], varies: numbers.Varying) -> None:
+    def __init__(self, where: Callable[[], str], varies: Varying) -> None:
         self.where = where
         self.varies = varies
         self.facts = Facts()
@@ -248,7 +249,7 @@ class World:
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
-            if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin):
+            if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin, obj):
                 if type(obj) is float or not self.varies.with_symbols:
                     return numbers.load(self, obj, origin)
                 return self._load_int(obj, origin)

@@ -15,14 +15,14 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.sources import Call, Item, Local, Origin, SizeOf
+from fusee.capture.sources import Call, Origin
 from fusee.capture.torch_api import OpOverload, dynamo_switch
 
 # ---------------------------------------------------------------------------- numbers
@@ -252,52 +252,6 @@ def load(world: Any, value: float, origin: Origin) -> Number:
 def as_tensor(value: float) -> torch.Tensor:
     """How a number from outside is given to a graph."""
     return torch.tensor(value, dtype=torch.float64)
-
-
-def is_learning_rate(origin: Origin) -> bool:
-    """Whether `optimizer.param_groups[k]["lr"]` is there, which schedulers change at each step."""
-    group = origin.parent
-    groups = group.parent if isinstance(group, Item) else None
-    is_group = isinstance(groups, Item) and groups.key == "param_groups"
-    return is_group and isinstance(origin, Item) and origin.key == "lr"
-
-
-class Varying:
-    """Which numbers and sizes from outside are inputs of the graph; the others are constants.
-
-    dynamic       as compile() has it: None, from their second value on; True, at once; False, never
-    with_symbols  whether the backend takes graphs with open sizes; else sizes are constants
-    known         by the words of an origin: False for one whose value the program needs
-    """
-
-    def __init__(self, dynamic: bool | None = None, *, with_symbols: bool = True) -> None:
-        self.dynamic, self.with_symbols = dynamic, with_symbols
-        self.known: dict[str, bool] = {}
-
-    def __call__(self, origin: Origin) -> bool:
-        if is_learning_rate(origin):
-            return self.known.get(str(origin), True)
-        if not self.with_symbols and isinstance(origin, SizeOf):
-            return False
-        at_once = self.dynamic is True and isinstance(origin, (SizeOf, Local))
-        return self.known.get(str(origin), at_once) if self.known else at_once
-
-    def is_any(self) -> bool:
-        """Whether anything but a learning rate may be an input."""
-        return self.dynamic is True or any(self.known.values())
-
-    def learn(self, changed: Iterable[tuple[str, bool, Any]]) -> Iterator[str]:
-        """Note what has other values in a call, as Fact.varying says; those that are inputs now."""
-        for words, is_input, value in changed:
-            if not is_input:
-                self.need(words)
-            elif type(value) is float or self.dynamic is not False:
-                if self.known.setdefault(words, True):
-                    yield words
-
-    def need(self, words: str) -> None:
-        """Note that the program needs the value of one: it is a constant of each version."""
-        self.known[words] = False
 
 
 # ---------------------------------------------------------------------------- arguments

@@ -35,14 +35,25 @@ class Related:
         left, right = (_now(x, self.origins, look) for x in (self.a, self.b))
         return COMPARISONS[self.op](left, right)
 
+    def then(self) -> str:
+        """The numbers that it held with when it was captured."""
+        return self._numbers(lambda symbol: symbol.hint)
+
+    def now(self, look: Callable[[Origin], Any]) -> str:
+        """The numbers that there are now."""
+        return self._numbers(lambda symbol: look(self.origins[symbol]))
+
+    def _numbers(self, value: Callable[[Symbol], Any]) -> str:
+        named = dict.fromkeys((*symbols(self.a), *symbols(self.b)))
+        return ", ".join(f"{self.origins[symbol]} = {value(symbol)}" for symbol in named)
+
     def source(self, source: Source) -> str:
         """Python that says whether it holds."""
         left, right = (size_source(x, self.origins, source) for x in (self.a, self.b))
         return f"{left} {self.op} {right}"
 
     def __str__(self) -> str:
-        named = {s: Symbol(str(self.origins[s])).expr for s in (*symbols(self.a), *symbols(self.b))}
-        return f"{substitute(self.a, named)} {self.op} {substitute(self.b, named)}"
+        return f"{in_words(self.a, self.origins)} {self.op} {in_words(self.b, self.origins)}"
 
 
 @dataclass(frozen=True)
@@ -61,8 +72,29 @@ class Strided:
         return bool(found.stride(self.axis) == _now(self.size, self.origins, look))
 
     def __str__(self) -> str:
-        named = {s: Symbol(str(self.origins[s])).expr for s in symbols(self.size)}
-        return f"of stride {substitute(self.size, named)} along axis {self.axis}"
+        return f"of stride {in_words(self.size, self.origins)} along axis {self.axis}"
+
+
+def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
+    """A size as people write it: `2*x.size(0) % 8`. within: as an operand of something else"""
+    if isinstance(a, int):
+        return str(a)
+
+    def atom(x: Any) -> str:
+        if isinstance(x, Symbol):
+            return str(names.get(x, x))
+        if x.op in ("min", "max"):
+            return f"{x.op}({in_words(x.a, names)}, {in_words(x.b, names)})"
+        text = f"{in_words(x.a, names, True)} {x.op} {in_words(x.b, names, True)}"
+        return f"({text})" if within or a.terms != {(x,): 1} else text
+
+    text = ""
+    for factors, scale in a.terms.items():
+        sign = " - " if scale < 0 else " + "
+        text += sign if text else sign.strip(" +")
+        numbers = [str(abs(scale))] if abs(scale) != 1 or not factors else []
+        text += "*".join([*numbers, *map(atom, factors)])
+    return f"({text})" if within and len(a.terms) > 1 else text
 
 
 def _now(a: Size, origins: Mapping[Symbol, Origin], look: Callable[[Origin], Any]) -> Size:

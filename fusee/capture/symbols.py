@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fusee.capture.dynamic import Varying
 from fusee.capture.guards import TensorFact
-from fusee.capture.numbers import Varying
 from fusee.capture.relations import Related, Strided, size_source
 from fusee.capture.sources import Origin, SizeOf, Source
 from fusee.capture.torch_api import marks
@@ -203,7 +203,7 @@ class Symbols:
                     did="stopped before running anything",
                     remedy="mark it when it is larger, or use maybe_mark_dynamic",
                 )
-            if n > 1 and (varies(place) if mark is None else mark.dynamic):
+            if n > 1 and (varies(place, n) if mark is None else mark.dynamic):
                 low, high = (None, None) if mark is None else (mark.min, mark.max)
                 sizes[axis] = self.load(n, place, max(2, low or 0), high)
                 if mark is not None and mark.is_strict:
@@ -324,6 +324,18 @@ class Symbols:
                 )
             first = next(iter((*symbols(a), *symbols(b))))
             yield self.origins[first], related, where
+
+    def told(self) -> Iterable[str]:
+        """Each symbol with its range, and what was relied on with the user's line."""
+        for symbol, origin in self.origins.items():
+            low, high = symbol.lo, self.ends[symbol]
+            known = f"{low} <= {symbol}" if high is None else f"{low} <= {symbol} <= {high}"
+            yield f"{symbol} = {origin}: {symbol.hint} in this call, {known}"
+        for a, op, b, where in self.env.relations:
+            related = Related(a, op, b, self.origins)
+            fixed = related.fixes()
+            what = f"{related}" if fixed is None else f"{fixed} is made a constant: {related}"
+            yield f"{what}   ({source_line(where) if where else 'asked by the backend'})"
 
 
 _CALLS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}

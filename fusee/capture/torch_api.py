@@ -216,6 +216,11 @@ def allowed_by_torch() -> int:
     return len(rules._allowed_callable_ids.function_ids) + len(kept_out - own)
 
 
+def compiler_setting(name: str) -> str:
+    """A text of torch.compiler.config, which reads torch's environment variables."""
+    return getattr(sys.modules.get("torch.compiler.config"), name, None) or ""
+
+
 DYNAMO = "torch._dynamo.eval_frame"
 
 # What pybind11 keeps of a function: to make another one ends the process.

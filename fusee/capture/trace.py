@@ -20,6 +20,7 @@ from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place, tells_of_its_end
+from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import (
     Failing,
@@ -32,7 +33,7 @@ from fusee.capture.graph_break import (
 from fusee.capture.guards import GONE, At, Distinct, Fact, Facts, holds, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
-from fusee.capture.numbers import Specialise, Varying
+from fusee.capture.numbers import Specialise
 from fusee.capture.opcodes import refused
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
@@ -69,6 +70,7 @@ def capture(
     if refusal := _refusal(place.function):
         return Captured(place, Facts(), conditions, eager=refusal)
     varies = varies or Varying()
+    varies.begin()
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling

@@ -7,14 +7,13 @@ Path("step.html").write_text(explain(step)(x).html())
 from __future__ import annotations
 
 import html
-import re
 import runpy
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any, TextIO
@@ -25,10 +24,12 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.backends import registry
 from fusee.backends.report import GuardedBackend
 from fusee.capture.bytecode import first_line, program
-from fusee.capture.entries import CompiledFunction, Entry, listeners
+from fusee.capture.dynamic import TABLES
+from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.torch_api import OpOverload
+from fusee.capture.versions import Entry
 from fusee.errors import source_line
 
 # ---------------------------------------------------------------------------- page
@@ -82,10 +83,6 @@ def _section(title: str, text: str) -> str:
 
 
 # ---------------------------------------------------------------------------- explain
-
-
-# Where modules keep what one writes as `self.layer`.
-_TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,8 @@ class Piece:
     stop     why it ends before the function returns
     eager    why Python runs it instead; "" if it doesn't
     times    milliseconds of each stage
+    symbols  sizes that vary, with their ranges; relations between them, and which line asked
+    served   how many calls it has run, as the one element of a list that grows
     """
 
     function: str
@@ -166,9 +165,16 @@ class Piece:
     stop: Break | None
     eager: str
     times: Mapping[str, float]
+    symbols: tuple[str, ...] = ()
+    served: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def calls(self) -> int:
+        """How many calls it has run."""
+        return self.served[0]
 
     @classmethod
-    def of(cls, entry: Entry) -> Piece:
+    def of(cls, entry: Entry, served: list[int]) -> Piece:
         captured = entry.captured
         place = captured.place
         held = {name: x for name, x in captured.names.items() if name.startswith("_k")}
@@ -181,12 +187,14 @@ class Piece:
             function=place.function.__qualname__,
             begins=source_line(begins),
             graph=None if captured.graph is None else Graph.of(captured.graph),
-            guards=tuple(_TABLES.sub(r".\1", str(fact)) for fact in captured.facts.rows),
+            guards=tuple(TABLES.sub(r".\1", str(fact)) for fact in captured.facts.rows),
             source=captured.source.strip(),
             held={name: repr(x).partition("\n")[0][:100] for name, x in held.items()},
             stop=None if stop is None else Break.of(stop),
             eager=captured.eager,
             times=dict(entry.times),
+            symbols=tuple(captured.symbols.told()) if captured.symbols else (),
+            served=served,
         )
 
 
@@ -266,8 +274,10 @@ def _sections(piece: Piece) -> list[tuple[str, str]]:
         found.append(("ends before", str(piece.stop)))
     if piece.guards:
         found.append((_many(len(piece.guards), "guard"), "\n".join(piece.guards)))
+    if piece.symbols:
+        found.append(("sizes that vary", "\n".join(piece.symbols)))
     times = ", ".join(f"{stage} {ms:.2f}" for stage, ms in piece.times.items())
-    found.append(("ms", times))
+    found += [("calls served", str(piece.calls)), ("ms", times)]
     return [(piece.function, ""), *found]
 
 
@@ -287,7 +297,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
 def explain(
     fn: Callable[..., Any], *, backend: registry.BackendLike | None = None
 ) -> Callable[..., Explanation]:
-    """A function that calls `fn`, compiled anew, and says what was compiled.
+    """A function that calls `fn`, compiled anew, and says what was compiled by its calls so far.
 
     fn        a function, bound method, module or other callable, compiled already or not
     backend   as compile() takes it
@@ -296,18 +306,40 @@ def explain(
     chosen = registry.default_backend() if backend is None else backend
     compile_graph = GuardedBackend(registry.lookup(chosen), registry.name_of(chosen))
 
+    compiled = CompiledFunction(function, compile_graph, POLICY)
+    served: dict[int, list[int]] = {}  # by an entry's number
+
+    def observe(entry: Entry) -> None:
+        served[entry.number] = _counted(entry)
+
     def call(*args: Any, **kwargs: Any) -> Explanation:
         if is_suspending(function):
             why = "asynchronous functions and generators run as they are"
             begins = source_line(first_line(function))
             piece = Piece(function.__qualname__, begins, None, (), "", {}, None, why, {})
             return Explanation((piece,), fn(*args, **kwargs))
-        compiled = CompiledFunction(function, compile_graph, POLICY)
-        result = compiled(*before, *args, **kwargs)
+        listeners.append(observe)
+        try:
+            result = compiled(*before, *args, **kwargs)
+        finally:
+            listeners.remove(observe)
         entries = sorted(_entries(compiled), key=lambda entry: entry.number)
-        return Explanation(tuple(map(Piece.of, entries)), result)
+        return Explanation(tuple(Piece.of(one, served[one.number]) for one in entries), result)
 
     return call
+
+
+def _counted(entry: Entry) -> list[int]:
+    """Count the calls that an entry runs from now on."""
+    served, run = [0], entry.run
+
+    def counting(*given: Any) -> Any:
+        served[0] += 1
+        assert run is not None
+        return run(*given)
+
+    entry.run = None if run is None else counting
+    return served
 
 
 def _entries(compiled: CompiledFunction) -> Iterator[Entry]:
@@ -377,7 +409,7 @@ class _Observer:
         self.begin = time.monotonic()
 
     def __call__(self, entry: Entry) -> None:
-        self.pieces.append(Piece.of(entry))
+        self.pieces.append(Piece.of(entry, _counted(entry)))
         if self.status is not None:
             seconds = time.monotonic() - self.begin
             breaks = sum(piece.stop is not None for piece in self.pieces)

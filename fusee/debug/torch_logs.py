@@ -12,7 +12,8 @@ from typing import Any
 from torch import _logging
 
 from fusee import log
-from fusee.capture.entries import Entry, listeners
+from fusee.capture.entries import listeners
+from fusee.capture.versions import Entry
 from fusee.errors import source_line
 
 __all__ = ["follow"]
@@ -60,15 +61,10 @@ def _subscribed() -> list[Callable[[], None]]:
     for name, artefacts in _SAME.items():
         if (logger := _wanted(name)) is not None:
             ends.append(log.subscribe(_to(logger), *artefacts))
-    guards, again, dynamic = _wanted("guards"), _wanted("recompiles"), logging.getLogger(_DYNAMIC)
-
-    def tell_of_guards(record: log.Record) -> None:
-        logger = again if record.text.startswith("compiling again") else guards
-        if logger is not None:
-            logger.debug("%s: %s", record.name, record.text)
-
-    if guards is not None or again is not None:
-        ends.append(log.subscribe(tell_of_guards, "guards"))
+    for name in ("guards", "recompiles"):
+        if (logger := _wanted(name)) is not None:
+            ends.append(log.subscribe(_told(logger), name))
+    dynamic = logging.getLogger(_DYNAMIC)
     if dynamic.isEnabledFor(logging.INFO):
         ends.append(log.subscribe(_to(dynamic), "dynamic"))
     if (breaks := _wanted("graph_breaks")) is not None:
@@ -87,6 +83,10 @@ def _wanted(name: str) -> logging.Logger | None:
     """torch's log of an artefact, if it is switched on."""
     logger: logging.Logger = _torchs.getArtifactLogger(_HOME, name)
     return logger if logger.isEnabledFor(logging.DEBUG) else None
+
+
+def _told(logger: logging.Logger) -> log.Listener:
+    return lambda record: logger.debug("%s: %s", record.name, record.text)
 
 
 def _to(logger: logging.Logger) -> log.Listener:

@@ -43,6 +43,7 @@ from fusee.capture.sources import (
     Origin,
     looking,
 )
+from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming
 
@@ -71,13 +72,13 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, repr(x)
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
-        return x.__module__, x.__qualname__, _digest(x.__code__), sorted(vars(x)), marks
+        return x.__module__, x.__qualname__, code_key(x.__code__), sorted(vars(x)), marks
     if isinstance(x, type):
         return "class", [f"{base.__module__}.{base.__qualname__}" for base in x.__mro__]
     if isinstance(x, types.ModuleType):
         return "module", x.__name__
     if kind is types.CodeType:
-        return "code", _digest(x)
+        return "code", code_key(x)
     if kind is Marker:
         return "marker", x.name
     if kind in (tuple, frozenset):
@@ -115,23 +116,6 @@ _PARTS: dict[type, tuple[str, ...]] = {
     functools.cached_property: ("func",),
     functools._lru_cache_wrapper: ("__wrapped__",),
 }
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(code: types.CodeType) -> str:
-    """Of what a function does, and of the lines at which it does it."""
-    consts = [
-        _digest(x)
-        if isinstance(x, types.CodeType)
-        else repr(sorted(map(repr, x)) if isinstance(x, frozenset) else x)
-        for x in code.co_consts
-    ]
-    parts = (
-        code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
-        code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
-        code.co_exceptiontable, code.co_filename, code.co_firstlineno,
-    )  # fmt: skip
-    return hashlib.sha1(repr(parts).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------ writing

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,24 @@ def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.sha256(content).digest()
 
 
+@functools.lru_cache(maxsize=4096)
+def code_key(code: types.CodeType, placed: bool = True) -> str:
+    """A name for what a function does; `placed`: and for the lines at which it does it."""
+    consts = [
+        code_key(x, placed)
+        if isinstance(x, types.CodeType)
+        else repr(sorted(map(repr, x)) if isinstance(x, frozenset) else x)
+        for x in code.co_consts
+    ]
+    place = (code.co_filename, code.co_firstlineno) if placed else ()
+    parts = (
+        code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+        code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
+        code.co_exceptiontable, *place,
+    )  # fmt: skip
+    return hashlib.sha1(repr(parts).encode()).hexdigest()
+
+
 @functools.cache
 def code_salt() -> str:
     """What entries depend on that Python code of ours decides: all of that, and versions."""
@@ -91,11 +110,21 @@ def object_cache() -> ObjectCache:
     return _opened(settings().cache_dir, settings().cache_size)
 
 
-class Store:
-    """Entries in one folder, a file for each key: a header with a checksum, then the content.
+def write_whole(path: Path, *pieces: bytes) -> None:
+    """Write a file under a temporary name and rename it: nobody sees a part. raises OSError"""
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(pieces)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
-    A file is written under a temporary name and renamed: processes see whole entries or none.
-    """
+
+class Store:
+    """Entries in one folder, a file for each key: a header with a checksum, then the content."""
 
     suffix: str
 
@@ -118,16 +147,7 @@ class Store:
 
     def save(self, key: str, content: bytes) -> None:
         """Write an entry. raises OSError"""
-        handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_header(key, content))
-                file.write(content)
-            os.replace(temporary, self.path(key))
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_whole(self.path(key), _header(key, content), content)
 
     def entries(self, prefix: str = "") -> list[tuple[float, int, Path]]:
         """Time, size and path of the entries whose keys begin so, the oldest first.

@@ -451,7 +451,7 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
         world.fact("is", origin, At(first))
         return known
     is_scalar = not isinstance(x, np.ndarray)
-    if _torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin)):
+    if _torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin, x)):
         return None
     if not is_scalar and (any(s < 0 or s % x.itemsize for s in x.strides) or not x.flags.aligned):
         return None

@@ -1,0 +1,179 @@
+"""Which sizes and numbers from outside vary: those become inputs of a graph, the others constants.
+
+By what `dynamic` says, by name, by a second value, and by what an earlier process of the same job
+has seen.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from fusee import log
+from fusee.capture.bytecode import first_line
+from fusee.capture.sources import Item, Local, Origin, SizeOf
+from fusee.capture.torch_api import compiler_setting
+from fusee.config import CaptureOptions
+from fusee.runtime.cache import code_key
+from fusee.runtime.jobs import Job, job_named
+
+# ---------------------------------------------------------------------------- names
+
+# Where modules keep what one writes as `self.layer`.
+TABLES = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_ENTRY = re.compile(r"(.+):(\d+)")
+
+
+class _Name(NamedTuple):
+    """One entry of a list of sources. `axis` None: all of a tensor's."""
+
+    text: str
+    axis: int | None
+
+    @classmethod
+    def of(cls, entry: str) -> _Name:
+        found = _ENTRY.fullmatch(entry)
+        return cls(entry, None) if found is None else cls(found[1], int(found[2]))
+
+    def fits(self, ours: str, torchs: str) -> bool:
+        """Whether it names an object that we call `ours`, and TorchDynamo `torchs`.
+
+        TorchDynamo's names end with brackets, so that a pattern need not match to their end.
+        """
+        if self.text in (ours, short := TABLES.sub(r".\1", ours), torchs):
+            return True
+        try:
+            pattern = re.compile(self.text)
+        except re.error:  # a name such as x[0](
+            return False
+        return bool(pattern.match(torchs) or pattern.fullmatch(ours) or pattern.fullmatch(short))
+
+
+def torchs_name(origin: Origin) -> str:
+    """What TorchDynamo calls an object: `L['self']._modules['a'].scale`."""
+    root, *parts = origin.path()
+    is_global = isinstance(root.constant, dict)  # of a module's variables
+    text = "G" if is_global else str(root)
+    for part in parts:
+        text = part.words_after(text)
+    text = re.sub(r"^\.s(?=\d)", "___stack", text).removeprefix(".c_")
+    return text if is_global else re.sub(r"^\w+", lambda name: f"L[{name[0]!r}]", text)
+
+
+class Named:
+    """Sizes and numbers that options, or torch.compiler.config, name as varying.
+
+    source   torch._dynamo.variables.builder.is_dynamic_source, is_dynamic_value
+    """
+
+    def __init__(self, options: CaptureOptions) -> None:
+        def entries(name: str) -> list[str]:
+            return compiler_setting(name).replace(" ", "").split(",")
+
+        given = (*options.dynamic_sources, *options.unbacked_sources)
+        listed = [*given, *entries("dynamic_sources"), *entries("unbacked_sources")]
+        self.names = [*map(_Name.of, filter(None, listed))]
+        self.values = {*map(int, filter(None, entries("dynamic_values")))}
+
+    def __call__(self, origin: Origin, value: Any) -> bool:
+        """Whether they name the number, or size, at an origin."""
+        if value in self.values and type(value) is int:
+            return True
+        if not self.names:
+            return False
+        axis, of = (origin.axis, origin.of) if isinstance(origin, SizeOf) else (None, origin)
+        ours, torchs = str(of), torchs_name(of)
+        return any(
+            (axis is None or name.axis in (None, axis)) and name.fits(ours, torchs)
+            for name in self.names
+        ) or any(name.text == str(origin) for name in self.names)
+
+
+# ---------------------------------------------------------------------------- varying
+
+
+def is_learning_rate(origin: Origin) -> bool:
+    """Whether `optimizer.param_groups[k]["lr"]` is there, which schedulers change at each step."""
+    group = origin.parent
+    groups = group.parent if isinstance(group, Item) else None
+    is_group = isinstance(groups, Item) and groups.key == "param_groups"
+    return is_group and isinstance(origin, Item) and origin.key == "lr"
+
+
+class Varying:
+    """Which numbers and sizes from outside are inputs of the graphs of a function.
+
+    dynamic       as compile() has it: None, from their second value on; True, at once; False, never
+    with_symbols  whether the backend takes graphs with open sizes; else sizes are constants
+    known         by the words of an origin: False for one whose value the program needs
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType | None = None,
+        dynamic: bool | None = None,
+        *,
+        with_symbols: bool = True,
+        options: CaptureOptions | None = None,
+    ) -> None:
+        self.dynamic, self.with_symbols = dynamic, with_symbols
+        self.options = options or CaptureOptions.parse()
+        self.known: dict[str, bool] = {}
+        self.job: Job | None = None
+        self.begin()
+        if function is not None and (job := job_named(compiler_setting("job_id"))) is not None:
+            self.job, self.at = job, first_line(function)
+            self.key = f"{function.__qualname__} {code_key(function.__code__, placed=False)[:12]}"
+            for words, seen in job.seen(self.key).items():
+                if dynamic is not False or all(type(value) is float for value in seen):
+                    self.known[words] = True
+                    text = f"{words} is an input: it was {', '.join(map(str, seen))} in {job.name}"
+                    log.publish("dynamic", function.__qualname__, text)
+
+    def begin(self) -> None:
+        """A capture begins: what torch.compiler.config says now, holds."""
+        self.named = Named(self.options)
+
+    def __call__(self, origin: Origin, value: Any) -> bool:
+        """Whether the number or size at an origin is an input; `value` is what it is now."""
+        if is_learning_rate(origin):
+            return self.known.get(str(origin), True)
+        if not self.with_symbols and isinstance(origin, SizeOf):
+            return False
+        if self.known and (known := self.known.get(str(origin))) is not None:
+            return known
+        if self.dynamic is True and isinstance(origin, (SizeOf, Local)):
+            return True
+        return self.named(origin, value)
+
+    def is_any(self) -> bool:
+        """Whether anything but a learning rate may be an input."""
+        named = self.named.names or self.named.values
+        return bool(self.dynamic is True or named or any(self.known.values()))
+
+    def learn(self, changed: Iterable[tuple[str, bool, Any, Any]]) -> Iterator[str]:
+        """Note what has other values in a call, as Fact.varying says; those that are inputs now."""
+        seen: dict[str, list[Any]] = {}
+        for words, is_input, was, now in changed:
+            if not is_input:
+                self.need(words)
+            elif type(now) is float or self.dynamic is not False:
+                if self.known.setdefault(words, True):
+                    seen[words] = [was, now]
+                    yield words
+        if self.job is not None and seen:
+            self.job.learn(self.key, self.at, seen)
+
+    def retry(self, changed: Iterable[tuple[str, bool, Any, Any]]) -> bool:
+        """Take for inputs, once more, what versions differ in. Whether that is anything new."""
+        if self.dynamic is False or not self.with_symbols:
+            return False
+        new = [words for words, is_input, *_ in changed if is_input and not self.known.get(words)]
+        self.known.update(dict.fromkeys(new, True))
+        return bool(new)
+
+    def need(self, words: str) -> None:
+        """Note that the program needs the value of one: it is a constant of each version."""
+        self.known[words] = False

@@ -1,0 +1,268 @@
+"""What says that a size varies: names, a second value, an earlier process of the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusee
+from fusee import log
+from fusee.capture.entries import CompiledFunction
+from fusee.capture.policy import Policy
+from fusee.errors import CacheWarning, OptionError
+from fusee.runtime.jobs import Job
+
+
+class Counted:
+    """A function compiled for a backend that takes symbols and runs graphs as they are."""
+
+    def __init__(self, fn: Callable[..., Any], **arguments: Any) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+        def backend(gm: torch.fx.GraphModule, examples: Any, **_: Any) -> Callable[..., Any]:
+            self.graphs.append(gm)
+            return gm.forward
+
+        backend.__dict__["takes_symbols"] = True
+        self.run = fusee.compile(fn, backend=backend, **arguments)
+        self.fn = fn
+
+    def __call__(self, *args: Any) -> None:
+        torch.testing.assert_close(self.run(*args), self.fn(*args))
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    seen: list[str] = []
+    undo = log.subscribe(lambda record: seen.append(record.text), "dynamic", "recompiles")
+    yield seen
+    undo()
+
+
+def scaled(x: Tensor, n: int) -> Tensor:
+    return x * x.shape[0] * n
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        ("L['x']:0, n", 1), ("x, L['n']", 1), (["x.size(0)", "n"], 1), (r"L\['[xn]'\]", 1),
+        (".*", 1), ("x:1, n", 3), ("L['x']", 3), ("xs, n", 3),
+    ],
+)  # fmt: skip
+def test_names_of_sources(names: Any, count: int, dynamic: bool | None) -> None:
+    counted = Counted(scaled, options={"dynamic_sources": names}, dynamic=dynamic)
+    for n in (3, 4, 6):
+        counted(torch.randn(n, 2), n)
+    assert len(counted.graphs) == (count if dynamic is False else min(count, 2))
+
+
+@pytest.mark.parametrize("name", ["self.inner.scale", "L['self']._modules['inner'].scale"])
+def test_an_attribute_is_named_as_we_say_it_or_as_torch_does(name: str) -> None:
+    class Inner(nn.Module):
+        scale = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+            self.inner.scale = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(self.inner(x))
+
+    model = Outer()
+    graphs: list[Any] = []
+    run = fusee.compile(
+        model,
+        backend=lambda gm, _, **options: graphs.append(gm) or gm.forward,  # type: ignore[func-returns-value]
+        options={"dynamic_sources": name},
+    )
+    for scale in (2, 7, 9):
+        model.inner.scale = scale
+        torch.testing.assert_close(run(torch.ones(3)), torch.sin(torch.full((3,), float(scale))))
+    assert len(graphs) == 1
+
+
+def test_names_of_torchs_configuration() -> None:
+    for setting, value in (("dynamic_sources", "L['x']:0"), ("unbacked_sources", "L['x']:0")):
+        with torch.compiler.config.patch({setting: value}):  # type: ignore[attr-defined]
+            counted = Counted(lambda x: x * 2)
+            for n in (3, 4):
+                counted(torch.randn(n, 2))
+        assert len(counted.graphs) == 1
+    if hasattr(torch.compiler.config, "dynamic_values"):
+        with torch.compiler.config.patch(dynamic_values="3"):  # type: ignore[attr-defined]
+            counted = Counted(lambda x: x * 2)
+            for n in (3, 4, 5):
+                counted(torch.randn(n, 2))
+        assert len(counted.graphs) == 1
+
+
+def test_names_are_texts() -> None:
+    with pytest.raises(OptionError, match="dynamic_sources"):
+        fusee.compile(scaled, options={"dynamic_sources": [3]})
+
+
+# ---------------------------------------------------------------------------- jobs
+
+PROGRAM = """
+import os, torch, fusee
+graphs = []
+def backend(gm, examples):
+    graphs.append(gm)
+    return gm.forward
+backend.takes_symbols = True
+@fusee.compile(backend=backend)
+def step(x, n):
+    return x * n{change}
+for n in (3, 5, 7):
+    step(torch.ones(n, 2), n)
+print(len(graphs))
+"""
+
+
+def run(folder: Path, change: str = "", **variables: str) -> tuple[int, str]:
+    """How many graphs a process compiles, and what it says."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_COMPILE_JOB", "FUSEE"))}
+    path = folder / "program.py"
+    path.write_text(PROGRAM.format(change=change))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=True,
+        env={**kept, "FUSEE_CACHE_DIR": str(folder / "cache"), **variables},
+    )  # fmt: skip
+    return int(done.stdout), done.stderr
+
+
+def test_the_next_process_compiles_the_dynamic_version_at_once(tmp_path: Path) -> None:
+    assert run(tmp_path, FUSEE_JOB_ID="train")[0] == 2
+    assert run(tmp_path, FUSEE_JOB_ID="train", RANK="3")[0] == 1
+    assert run(tmp_path, TORCH_COMPILE_JOB_ID="train")[0] == 1
+    assert run(tmp_path, " + 1", FUSEE_JOB_ID="train")[0] == 2  # another function
+    (path,) = (tmp_path / "cache/jobs/train").iterdir()
+    rows = json.loads(path.read_text())["functions"]
+    assert len(rows) == 2 and all(name.startswith("step ") for name in rows)
+    first = next(iter(rows.values()))
+    assert first["varies"] == {"n": [3, 5], "x.size(0)": [3, 5]}
+    assert first["at"].endswith("program.py:8 in step")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "fusee job 0", "functions": {}}'])
+def test_a_damaged_file_is_ignored_with_a_notice(tmp_path: Path, text: str) -> None:
+    good = Job(tmp_path, "j")
+    good.learn("f", "", {"a": [1, 2]})
+    (good.folder / "0000.json").write_text(text)
+    with pytest.warns(CacheWarning, match="damaged or of another version"):
+        assert {*Job(tmp_path, "j").seen("f")} == {"a"}
+    with pytest.warns(CacheWarning):
+        Job(tmp_path, "j").learn("f", "", {"b": [1, 2]})
+    assert (good.folder / "0000.json").exists()  # another version may know what to do with it
+
+
+def test_ranks_unite_what_they_learn(tmp_path: Path) -> None:
+    ranks = [Job(tmp_path, "a/b") for _ in range(4)]
+    for k, rank in enumerate(ranks):  # none has seen what the others wrote
+        rank.learn("f 1", "f.py:1", {f"x.size({k})": [k, 9]})
+    after = Job(tmp_path, "a/b").seen("f 1")
+    assert after == {f"x.size({k})": [k, 9] for k in range(4)}
+    assert len(list(ranks[0].folder.iterdir())) == 1
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    one, other = Job(tmp_path, "j"), Job(tmp_path, "j")
+    write = other._read
+    reads = iter([lambda: one.learn("f", "", {"a": [1, 2]}), lambda: None])
+
+    def between() -> list[Path]:  # the other writes after this one has read
+        found = write()
+        next(reads)()
+        return found
+
+    other._read = between  # type: ignore[method-assign]
+    other.learn("f", "", {"b": [1, 2]})
+    assert len(list(one.folder.iterdir())) == 2
+    assert {*Job(tmp_path, "j").seen("f")} == {"a", "b"}
+
+
+def test_a_folder_that_cannot_be_written_to_costs_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("")
+    job = Job(tmp_path / "jobs", "j")
+    with pytest.warns(CacheWarning, match="cannot be written to"):
+        job.learn("f", "", {"a": [1, 2]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job.learn("f", "", {"b": [1, 2]})
+
+
+# ---------------------------------------------------------------------------- misses and limits
+
+
+def test_a_miss_says_which_relation_failed(told: list[str]) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] % 8 == 0 else x - 1
+
+    counted = Counted(program, dynamic=True)
+    counted(torch.randn(16))
+    counted(torch.randn(9))
+    relation = "x.size(0) % 8 == 0 held with x.size(0) = 16, and does not with x.size(0) = 9"
+    assert any(relation in text for text in told), told
+
+
+def limited(fn: Any, **more: Any) -> tuple[CompiledFunction, list[str]]:
+    said: list[str] = []
+    backend: Any = lambda gm, _: gm.forward  # noqa: E731
+    return CompiledFunction(
+        fn, backend, Policy(), 3, notice=lambda text, where: said.append(text), **more
+    ), said
+
+
+def test_the_limit_says_once_which_guard_failed_and_what_to_do() -> None:
+    def looped(x: Tensor) -> Tensor:
+        for _ in range(x.shape[0]):
+            x = x + 1
+        return x
+
+    compiled, said = limited(looped)
+    for n in (3, 5, 4, 9, 7, 12, 11, 13):
+        torch.testing.assert_close(compiled(torch.zeros(n)), torch.full((n,), float(n)))
+    (text,) = said
+    assert "looped has 4 compiled versions" in text
+    assert "x was" in text or "x.size(0)" in text
+    assert "To do:" in text
+
+    def keyed(x: Tensor, key: str) -> Tensor:
+        return x + len(key)
+
+    compiled, said = limited(keyed)
+    for key in "abcdefg":
+        compiled(torch.zeros(2), key)
+    (text,) = said
+    assert "3 of them could not be used: key was 'c', is 'd'. To do: give it one value" in text
+
+
+def test_a_version_with_symbols_comes_before_eager() -> None:
+    def program(x: Tensor, each: bool) -> Tensor:
+        if each:
+            return torch.stack([x[k] for k in range(x.shape[0])])
+        return x * 2
+
+    compiled, said = limited(program)
+    for n in (3, 5, 4):  # the loop needs the number: static versions up to the limit
+        compiled(torch.zeros(n), True)
+    for n in (6, 8, 7, 9, 11):
+        torch.testing.assert_close(compiled(torch.ones(n), False), torch.full((n,), 2.0))
+    assert len(compiled.entries) == 4 and not said
