@@ -8,7 +8,6 @@ an object comes after the fact that there is such an object.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import gc
 import itertools
@@ -522,9 +521,9 @@ class Facts:
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
             look = looking(values)
             for fact in self.rows:
-                if fact.kind in ("tensor", "equals") and (missed is None or fact is not missed[0]):
-                    with contextlib.suppress(*GONE):
-                        found += fact.varying(fact.now(look))
+                is_asked = missed is None or fact is not missed[0]
+                if is_asked and fact.kind in ("tensor", "equals") and not holds(fact, look):
+                    found += fact.varying(self.found(fact, values))
         return found
 
     def found(self, fact: Fact, values: dict[str, Any]) -> Any:
