@@ -547,17 +547,25 @@ class SizeNode(Node):
         return self._made(total)
 
     def int_floordiv(self, other: SizeNode) -> SizeNode:
-        """Python's floor. What is not known to be positive divides as the number that it is."""
-        if self.env.known(other.size, ">", 0):
-            return self._made(floordiv(self.size, other.size))
-        return self.wrap_int(self.guarded() // other.guarded())
+        """Python's floor."""
+        sign = self._sign(other)
+        if not sign:
+            return self.wrap_int(self.guarded() // other.guarded())
+        return self._made(floordiv(self.size * sign, other.size * sign))
 
     floordiv = int_floordiv
 
     def mod(self, other: SizeNode) -> SizeNode:
-        if self.env.known(other.size, ">", 0):
-            return self._made(mod(self.size, other.size))
-        return self.wrap_int(self.guarded() % other.guarded())
+        sign = self._sign(other)
+        if not sign:
+            return self.wrap_int(self.guarded() % other.guarded())
+        return self._made(sign * mod(self.size * sign, other.size * sign))
+
+    def _sign(self, divisor: SizeNode) -> int:
+        """1 or -1, from here on in all calls; 0 for no divisor."""
+        if not divisor.hint:
+            return 0
+        return 1 if self.env.holds(divisor.size, ">", 0) else -1
 
     def pow_by_natural(self, other: SizeNode) -> SizeNode:
         total: Size = 1

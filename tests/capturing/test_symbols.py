@@ -335,6 +335,22 @@ def test_numbers_that_a_size_has_no_form_for() -> None:
         same(program(x, n), compiled(x, n))
 
 
+def test_integers_of_either_sign_divide() -> None:
+    """An argument is known to be no divisor of zero by a relation: one for each sign."""
+
+    def heads(x: Tensor, n: int) -> Any:
+        return x.view(x.shape[0], abs(n), 12 // abs(n)).sum(1), -7 // n, 7 % n, x.shape[0] // n
+
+    traced, compiled = Traced(heads), fusee.compile(heads)
+    for rows, n in ((3, 2), (8, 3), (6, 4), (5, -6), (9, -2), (4, 6), (7, -1)):
+        x = torch.randn(rows, 12)
+        same(heads(x, n), traced(x, n))
+        same(heads(x, n), compiled(x, n))
+    assert len(traced.graphs) == 3
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.randn(2, 12), 0)
+
+
 def test_a_relation_decides_which_version() -> None:
     def program(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] % 8 == 0 else x - 1
