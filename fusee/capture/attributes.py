@@ -14,9 +14,9 @@ import torch
 
 from fusee.capture import symbols
 from fusee.capture.dynamic import Varying
-from fusee.capture.frame import CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
+from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import ABSENT
+from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, Mirror, World
 from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
@@ -106,7 +106,7 @@ class Capturing(Semantics):
         mirror = self.world.mirror(x)
         if mirror.copy is not None or mirror.writes or mirror.tail:
             return len(self.world.whole(x))
-        self.world.fact("length", mirror.origin, len(x))
+        self.world.fact(Length, mirror.origin, len(x))
         return len(x)
 
     def tensor_operator(self, function: Callable[..., Any], *operands: Any) -> Any:

@@ -29,9 +29,9 @@ import torch
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
-from fusee.capture.frame import Line, is_scalar, variables
+from fusee.capture.frame import ABSENT, Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import ABSENT
+from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import Later
 from fusee.capture.iterators import Called
 from fusee.capture.numbers import Computed, Number, converted
@@ -178,7 +178,7 @@ def _handled(m: Capturing) -> BaseException | None:
         if sys.exception() is not None:
             raise GraphBreak("whoever calls the compiled function is handling an exception")
         outer = Held(sys.exception, "the exception that is handled")
-        m.world.fact("equals", Call(outer, operator.call, ""), None)
+        m.world.fact(EqualsMatch, Call(outer, operator.call, ""), None)
     return m.handled
 
 
@@ -529,7 +529,7 @@ def say_later(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> None:
     for x in (*args, *kwargs.values()):
         origin = m.world.origin(x)
         if isinstance(x, logging.Logger) and origin is not None:
-            m.world.fact("is", origin, x)
+            m.world.fact(IdMatch, origin, x)
         elif not is_scalar(x) and not isinstance(x, type):
             raise GraphBreak("what is said of an object may be another thing after the graph")
     m.world.later.append(Later(function, args, kwargs, [Line.of(f) for f in m.frames]))

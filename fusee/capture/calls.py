@@ -48,9 +48,9 @@ from fusee.capture.builtins import (
     stands_for,
 )
 from fusee.capture.containers import sort_key
-from fusee.capture.frame import CONTAINERS, OPCODES, Frame, is_scalar, suspended
+from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
-from fusee.capture.guards import ABSENT
+from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.inputs import empty_like
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
@@ -117,7 +117,7 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _subclasses(m: Capturing, cls: type) -> list[type]:
     found: list[type] = type.__subclasses__(cls)
     place = Call(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
-    m.world.fact("length", place, len(found))
+    m.world.fact(Length, place, len(found))
     return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(found)]
 
 
@@ -433,7 +433,7 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
     if defaults:
         place = m.world.place(function, "__defaults__")
         if isinstance(origin, Held):  # one fact for all: the tuple cannot change
-            m.world.fact("is", place, defaults)
+            m.world.fact(IdMatch, place, defaults)
             defaults = tuple(
                 x if is_scalar(x) else m.world.load(x, m.world.item(place, k))
                 for k, x in enumerate(defaults)
@@ -484,7 +484,7 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
     if mirror is not None:
         for name in HOOKS:
             if name in names:
-                m.world.fact("empty", m.world.part(mirror, name), names[name])
+                m.world.fact(Empty, m.world.part(mirror, name), names[name])
     return call(m, m.attribute(module, "forward"), args, kwargs)
 
 

@@ -17,6 +17,7 @@ from fusee.capture.bytecode import parameters
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Facts, compile_check
 from fusee.capture.policy import Policy
+from fusee.capture.relations import SizeRelation
 from fusee.capture.sources import Origin, variable
 from fusee.capture.torch_api import MODE_STACK, without_function_modes
 from fusee.source import define
@@ -124,7 +125,7 @@ class Captured:
         """
         conditions, names = self.conditions
         for origin, value, where in self.symbols.facts() if self.symbols else ():
-            self.facts.add("related", origin, value, functools.partial(str, where))
+            self.facts.add(SizeRelation, origin, value, functools.partial(str, where))
         with torch._C.DisableTorchFunction():
             found = compile_check(self.facts, self.place.variables, names, conditions, values)
         if not MODE_STACK.length():

@@ -16,8 +16,7 @@ from typing import Any
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, Args, Kwargs, Stand, stands_for
-from fusee.capture.frame import CONTAINERS, is_scalar
-from fusee.capture.guards import ABSENT
+from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
 from fusee.capture.torch_api import FakeTensor
 

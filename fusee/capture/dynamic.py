@@ -54,7 +54,7 @@ class _Name(NamedTuple):
 def torchs_name(origin: Origin) -> str:
     """What TorchDynamo calls an object: `L['self']._modules['a'].scale`."""
     root, *parts = origin.path()
-    is_global = isinstance(root.constant, dict)  # of a module's variables
+    is_global = isinstance(getattr(root, "value", None), dict)  # of a module's variables
     text = "G" if is_global else str(root)
     for part in parts:
         text = part.words_after(text)

@@ -30,7 +30,7 @@ from fusee.capture.captured import Captured, Keeper, Place, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
-from fusee.capture.guards import Guard, describe
+from fusee.capture.guards import EqualsMatch, Guard
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
@@ -596,13 +596,15 @@ class CompiledFunction:
         fact, name = site.growing, self.function.__qualname__
         if fact is None or fact is was:
             return is_growing
-        if fact.kind == "equals":  # a count that decides something: nobody can give it one size
+        if isinstance(
+            fact, EqualsMatch
+        ):  # a count that decides something: nobody can give it one size
             log.publish("recompiles", name, f"{fact.origin} grows at each call")
         else:
             found = site.entries[-1].captured.facts.found(fact, values)
             self.notice(
                 f"{name} runs eagerly while {fact.origin} grows at each call:"
-                f" {describe(fact, found)}. Give it one size for all calls (transformers'"
+                f" {fact.miss(found)}. Give it one size for all calls (transformers'"
                 ' generate() does so with cache_implementation="static")',
                 fact.where,
             )
@@ -610,7 +612,7 @@ class CompiledFunction:
 
     def _recompile_error(self, site: Site, values: dict[str, Any], since: str) -> RecompileError:
         missed = site.entries[-1].captured.facts.first_miss(values) if site.entries else None
-        why = describe(*missed) if missed else "nothing is compiled for it yet"
+        why = missed[0].miss(missed[1]) if missed else "nothing is compiled for it yet"
         return RecompileError(
             f"a call of {self.function.__qualname__} needs a new version: {why}",
             where=source_line(missed[0].where if missed else first_line(self.function)),
@@ -625,7 +627,7 @@ class CompiledFunction:
             name = self.function.__qualname__
             for place in self.varying.learn(facts.changed(values, missed)):
                 log.publish("dynamic", name, f"{place} is an input now")
-            log.publish("recompiles", name, f"{describe(fact, found)}\n  read at {fact.where}")
+            log.publish("recompiles", name, f"{fact.miss(found)}\n  read at {fact.where}")
 
     # ---------------------------------------------------------------------- callees
 

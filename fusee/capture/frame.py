@@ -44,6 +44,7 @@ class Marker:
 
 NULL = Marker("NULL")
 UNBOUND = Marker("UNBOUND")
+ABSENT = Marker("nothing")
 
 # What Python does to find out whether a handler takes an exception, and to raise it again.
 _MATCHING = {

@@ -7,24 +7,19 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
-import collections
 import functools
-import gc
 import itertools
-import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fusee.capture.frame import Marker
-from fusee.capture.relations import Related, Strided, size_source
+from fusee.capture.frame import ABSENT, Marker
 from fusee.capture.sources import (
     Attr,
     Call,
-    Dict,
     Held,
     Item,
     Origin,
@@ -33,49 +28,21 @@ from fusee.capture.sources import (
     looking,
     raw_class,
 )
+from fusee.capture.watched import UNCHANGING, Watched
 from fusee.errors import OptionError
 from fusee.runtime import process
-from fusee.runtime.change_detection import (
-    Table,
-    Watch,
-    available,
-    can_watch,
-    changed,
-    differs,
-    pointer,
-)
+from fusee.runtime.change_detection import Table, available, can_watch, changed, differs
 from fusee.source import define
 
 # ---------------------------------------------------------------------------- facts
 
 
-ABSENT = Marker("nothing")
 SHARED = Marker("one of them, or they are not distinct")
+FOUND = Marker("found")
 
 # What cannot be looked up any more fails the check rather than the call: RuntimeError is that of a
 # nested tensor's shape, and of is_leaf.
 GONE = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
-
-
-@dataclass(frozen=True)
-class At:
-    """Stands for the object at another origin, as the value of an "is" or "not" fact."""
-
-    origin: Origin
-
-    def __repr__(self) -> str:
-        return str(self.origin)
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """The value of a "distinct" fact: none of those that are written to is another one of these."""
-
-    written: tuple[Origin, ...]
-    others: tuple[Origin, ...]
-
-    def __repr__(self) -> str:
-        return f"distinct from {len(self.written) + len(self.others) - 1} others"
 
 
 class TensorFact(NamedTuple):
@@ -98,11 +65,12 @@ class TensorFact(NamedTuple):
 
     def holds(self, found: TensorFact) -> bool:
         """Whether a tensor is as this says."""
-        pairs = (zip(a, b) for a, b in ((self.size, found.size), (self.stride, found.stride)))
-        opened = (now for was, now in zip(self.size, found.size) if was is None)
-        if not self.is_like(found) or not all(now is not None and now > 1 for now in opened):
-            return False
-        return all(was is None or was == now for was, now in itertools.chain(*pairs))
+        sizes, strides = zip(self.size, found.size), zip(self.stride, found.stride)
+        return (
+            self.is_like(found)
+            and all(bool(now and now > 1) if was is None else now == was for was, now in sizes)
+            and all(was is None or was == now for was, now in strides)
+        )
 
     def is_like(self, other: TensorFact) -> bool:
         """Whether another tensor differs in sizes and strides alone."""
@@ -144,132 +112,416 @@ class Whence(NamedTuple):
         return not self.is_global()
 
 
+Look = Callable[[Origin], Any]
+
+_OPEN = "dynamic=None or True, mark_dynamic, a backend that takes symbols (docs/compile.md)"
+
+
 @dataclass(slots=True, eq=False)
 class Fact:
-    """One condition.
+    """A condition on the object at an origin; each kind is a class.
 
-    kind     "is", "not", "distinct", "equals", "type", "length", "absent", "keys", "empty",
-             "apart", "tensor"
-    value    what the object is, equals, ...; for "absent" the key that is not there
-    where    the user's line that relied on it, `file.py:41 in step`
+    value   what the object is, equals, ...
+    where   the user's line that relied on it, `file.py:41 in step`
+
+    WORDS   what reports say between origin and value
+    TORCH   what TorchDynamo calls such a guard
+    REMEDY  what to give, so that it is missed no more
+    BY_ID   whether the value is one object
+    INDEX   what finds a version among many: of an object, and of the value of a fact about it
     """
 
-    kind: str
     origin: Origin
     value: Any
-    where: str
+    where: str = ""
 
-    def conditions(self, source: Source) -> list[str]:
-        """Python expressions that all hold as long as the fact does."""
-        return _KINDS[self.kind].conditions(self, source.expression(self.origin), source)
+    WORDS: ClassVar[str] = "is"
+    TORCH: ClassVar[str]
+    REMEDY: ClassVar[str] = "it one value"
+    BY_ID: ClassVar[bool] = False
+    INDEX: ClassVar[tuple[Callable[[Any], Hashable], ...]] = ()
 
-    def now(self, look: Callable[[Origin], Any]) -> Any:
-        """What `value` would be today. Raises one of `GONE` if there is no such object."""
-        if self.kind == "related":
-            return self.value.now(look)
-        return _KINDS[self.kind].now(look(self.origin), self.value)
+    def conditions(self, at: str, source: Source) -> list[str]:
+        """Python that holds as long as the fact does; `at` is the object's."""
+        raise NotImplementedError
 
-    @property
-    def source(self) -> Whence:
-        return Whence(self.origin.root.constant)
+    def holds(self, look: Look) -> bool:
+        """Whether it is so now. Runs no code of the user's. Raises one of `GONE` as `look` does."""
+        return self.fits(self.now(look(self.origin)))
 
-    def varying(self, found: Any) -> Iterator[tuple[str, bool, Any, Any]]:
-        """Numbers and sizes of which this fact missed another value, by their words.
+    def found(self, look: Look) -> Any:
+        """What is there in place of `value`."""
+        return self.now(look(self.origin))
+
+    def now(self, found: Any) -> Any:
+        """What `value` would be for an object."""
+        return found
+
+    def fits(self, now: Any) -> bool:
+        """Whether what `value` would be is what it is."""
+        return now is self.value if self.BY_ID else bool(now == self.value)
+
+    def watched(self, seen: Watched) -> bool:
+        """Whether it holds as long as what is `seen` does not change; notes what that is."""
+        return False
+
+    def is_listed(self) -> bool:
+        """Whether machine code can compare what is found, where that is new at each call."""
+        return False
+
+    def way(self) -> tuple[Any, ...] | None:
+        """How another process gets at the value, as persist/references.py has it."""
+        return None
+
+    def moved(self, at: Callable[[Origin], Origin]) -> Any:
+        """The value, with other origins in it."""
+        return self.value
+
+    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
+        """Numbers and sizes of which this missed another value, by their words.
 
         Each with whether it is to be an input from now on, its value then, and now: none is an
         input whose value the program needs.
         """
-        if self.kind == "related":
-            if (symbol := self.value.fixes()) is not None:
-                yield str(self.value.origins[symbol]), False, None, None
-        if type(found) is not type(self.value):
-            return
-        if self.kind == "tensor" and self.value.is_like(found):
-            sizes = enumerate(zip(self.value.size, found.size))
-            for axis, (was, now) in sizes:
-                if was is not None and was != now:
-                    yield str(SizeOf(self.origin, axis)), True, was, now
-        elif self.kind == "equals" and isinstance(self.origin, Call):  # of one of NumPy's
-            if type(found) in (bytes, str):
-                yield str(self.origin.of), True, 0.0, 0.0
-        elif self.kind == "equals" and type(found) in (float, int):
-            yield str(self.origin), True, self.value, found
+        return ()
+
+    def is_one_more(self, before: Any, now: Any) -> bool:
+        """Whether an int, or one size of a tensor, is larger by one."""
+        return False
+
+    def shown(self, value: Any) -> str:
+        """Words for a value."""
+        if isinstance(value, (Origin, TensorFact)):
+            return str(value)
+        if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
+            return object.__repr__(value)
+        with torch._C.DisableTorchFunction():
+            text = repr(value).splitlines()
+        return text[0][:120] + ("..." if len(text) > 1 or len(text[0]) > 120 else "")
+
+    def miss(self, found: Any) -> str:
+        """One sentence about a miss; `found` is what the value would be."""
+        return f"{self.origin} was {self.shown(self.value)}, is {self.shown(found)}"
+
+    def remedy(self, found: Any) -> str:
+        """What to do about misses like this one."""
+        return f"give {self.REMEDY}, or raise recompile_limit"
+
+    @property
+    def source(self) -> Whence:
+        return Whence(getattr(self.origin.root, "value", None))
 
     def __str__(self) -> str:
-        if self.kind == "related":
-            return str(self.value)
-        return f"{self.origin} {_KINDS[self.kind].words} {_shown(self.kind, self.value)}"
+        return f"{self.origin} {self.WORDS} {self.shown(self.value)}"
 
 
-def _shown(kind: str, value: Any) -> str:
-    if kind == "type" and isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if kind in ("tensor", "absent", "stride", "related"):
+class IdMatch(Fact):
+    """It is this very object."""
+
+    TORCH, BY_ID, INDEX = "ID_MATCH", True, (id, id)
+    REMEDY = "the same object at each call"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        return [f"{at} is {source.constant(self.value)}"]
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.reaches(self.origin)
+
+    def way(self) -> tuple[Any, ...]:
+        return "at", self.origin
+
+
+class Alias(Fact):
+    """It is what lies at another origin, the value."""
+
+    TORCH, REMEDY = "DUPLICATE_INPUT", "the same object at each call"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        return [f"{at} is {source.expression(self.value)}"]
+
+    def holds(self, look: Look) -> bool:
+        return look(self.origin) is look(self.value)
+
+    def moved(self, at: Callable[[Origin], Origin]) -> Origin:
+        return at(self.value)
+
+
+class NotAlias(Alias):
+    """It is not what lies at another origin."""
+
+    WORDS = "is not"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        return [f"{at} is not {source.expression(self.value)}"]
+
+    def holds(self, look: Look) -> bool:
+        return look(self.origin) is not look(self.value)
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.reaches(self.origin, self.value)
+
+
+class NoOverlap(Alias):
+    """A tensor that shares no memory with the one at another origin."""
+
+    WORDS, TORCH = "shares no memory with", "NO_TENSOR_ALIASING"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        other = source.expression(self.value)
+        return [f"not {source.constant(overlap)}({source.once(at)}, {other})"]
+
+    def holds(self, look: Look) -> bool:
+        return not overlap(look(self.origin), look(self.value))
+
+
+class Distinct(Fact):
+    """None of those that are written to is another one of these: `(written, others)`, origins."""
+
+    TORCH = "DUPLICATE_INPUT"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        def ids(origins: Sequence[Origin]) -> str:
+            found = ", ".join(map(source.expression, origins))
+            return f"{source.python('map')}({source.python('id')}, [{found}])"
+
+        written = source.once(f"{source.python('set')}({ids(self.value[0])})")
+        count = f"{source.python('len')}({written}) == {len(self.value[0])}"
+        return [f"{count} and {written}.isdisjoint({ids(self.value[1])})"]
+
+    def holds(self, look: Look) -> bool:
+        written, others = ({id(look(origin)) for origin in some} for some in self.value)
+        return len(written) == len(self.value[0]) and written.isdisjoint(others)
+
+    def now(self, found: Any) -> Any:
+        return SHARED
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.reaches(*itertools.chain(*self.value))
+
+    def moved(self, at: Callable[[Origin], Origin]) -> Any:
+        return tuple(tuple(map(at, some)) for some in self.value)
+
+    def shown(self, value: Any) -> str:
+        return str(value) if value is SHARED else f"distinct from {sum(map(len, value)) - 1} others"
+
+
+class EqualsMatch(Fact):
+    """A number, a text, or a container of such, by class and value."""
+
+    WORDS, TORCH = "equals", "EQUALS_MATCH"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        known = self.value
+        if known is None or isinstance(known, bool):
+            return [f"{at} is {known}"]
+        at = source.once(at)
+        same = f"{at} == {source.constant(known)}"
+        if isinstance(known, tuple):  # (1, 2) == (True, 2.0)
+            kinds = f"[*{source.python('map')}({source.python('type')}, {at})]"
+            same = f"{kinds} == {source.constant([*map(type, known)])} and {same}"
+        # 0.0 equals -0.0, and nan not even itself
+        if isinstance(known, complex) or (
+            isinstance(known, float) and (not known or known != known)
+        ):
+            same = f"{source.python('repr')}({at}) == {repr(known)!r}"
+        # the class first: a tensor compared with a number gives a tensor
+        return [f"{source.python('type')}({at}) is {source.constant(type(known))} and {same}"]
+
+    def fits(self, now: Any) -> bool:
+        return _equal(now, self.value)
+
+    def watched(self, seen: Watched) -> bool:
+        return not isinstance(self.value, set) and seen.reaches(self.origin)
+
+    def is_listed(self) -> bool:
+        is_grad = isinstance(self.origin, Attr) and self.origin.name == "grad"
+        return self.value is None and is_grad
+
+    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
+        if type(found) is type(self.value):
+            if isinstance(self.origin, Call):  # of one of NumPy's
+                if type(found) in (bytes, str):
+                    yield str(self.origin.of), True, 0.0, 0.0
+            elif type(found) in (float, int):
+                yield str(self.origin), True, self.value, found
+
+    def is_one_more(self, before: Any, now: Any) -> bool:
+        return type(before) is type(now) is int and now == before + 1
+
+    def remedy(self, found: Any) -> str:
+        return _OPEN if type(found) in (int, float) else Fact.remedy(self, found)
+
+    @staticmethod
+    def _exactly(x: Any) -> Hashable:
+        return type(x), repr(x) if isinstance(x, (float, complex)) else x
+
+    INDEX = _exactly, _exactly
+
+
+class TypeMatch(Fact):
+    """An instance of this very class."""
+
+    WORDS, TORCH, BY_ID = "is of type", "TYPE_MATCH", True
+    INDEX, REMEDY = (type, lambda known: known), "objects of one class"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        kind = source.constant(self.value)
+        return [f"{source.python('type')}({source.once(at)}) is {kind}"]
+
+    def now(self, found: Any) -> Any:
+        return type(found)
+
+    def watched(self, seen: Watched) -> bool:
+        if isinstance(self.origin, Item) and self.value is float:
+            return seen.any_float(self.origin)
+        return seen.reaches(self.origin) and self.value in UNCHANGING
+
+    def shown(self, value: Any) -> str:
+        is_class = isinstance(value, type)
+        return f"{value.__module__}.{value.__qualname__}" if is_class else Fact.shown(self, value)
+
+
+class Length(Fact):
+    """A container of so many elements."""
+
+    WORDS, TORCH, INDEX = "has length", "SEQUENCE_LENGTH", (len, lambda known: known)
+    REMEDY = "containers of one length"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        raw = source.raw(self.origin)
+        length = f"{raw}.__len__" if raw else source.python("len")
+        return [f"{length}({source.once(at)}) == {self.value}"]
+
+    def now(self, found: Any) -> Any:
+        return len(found)
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.whole(self.origin) is not None
+
+
+class Absent(Fact):
+    """A dict without this key."""
+
+    WORDS, TORCH = "has no", "DICT_NOT_CONTAINS"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        raw, key = source.raw(self.origin), source.constant(self.value)
+        at = source.once(at)
+        return [f"not {raw}.__contains__({at}, {key})" if raw else f"{key} not in {at}"]
+
+    def now(self, found: Any) -> Any:
+        raw: Any = raw_class(type(found))
+        is_in = self.value in found if raw is None else raw.__contains__(found, self.value)
+        return FOUND if is_in else self.value
+
+    def fits(self, now: Any) -> bool:
+        return now is not FOUND
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.without(self.origin, self.value)
+
+    def shown(self, value: Any) -> str:
         return str(value)
-    if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
-        return object.__repr__(value)
-    with torch._C.DisableTorchFunction():
-        text = repr(value).splitlines()
-    return text[0][:120] + ("..." if len(text) > 1 or len(text[0]) > 120 else "")
 
 
-# ------------------------------------------------------------------------------ conditions
+class Keys(Fact):
+    """A dict with these keys, in this order."""
+
+    WORDS, TORCH = "has the keys", "DICT_KEYS_MATCH"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        raw, at = source.raw(self.origin), source.once(at)
+        listed = f"{raw}.keys({at})" if raw else at
+        return [f"[*{listed}] == {source.constant(list(self.value))}"]
+
+    def now(self, found: Any) -> Any:
+        raw: Any = raw_class(type(found))
+        return tuple(found if raw is None else raw.keys(found))
+
+    def watched(self, seen: Watched) -> bool:
+        return isinstance(seen.whole(self.origin), dict)
 
 
-class _Kind(NamedTuple):
-    """A row for a kind of fact.
+class Empty(Fact):
+    """A container without elements."""
 
-    torch_name   what TorchDynamo calls such a guard
-    conditions   `(fact, source of the object, Source)` to the conditions' source
-    now          what the fact's value would be for an object; the second argument is what it is
-    """
+    WORDS, TORCH = "is empty:", "EMPTY_NN_MODULE_HOOKS_DICT"
 
-    words: str
-    torch_name: str
-    conditions: Callable[[Fact, str, Source], list[str]]
-    now: Callable[[Any, Any], Any] = lambda found, value: found
+    def conditions(self, at: str, source: Source) -> list[str]:
+        return [f"not {at}"]
 
+    def fits(self, now: Any) -> bool:
+        return not now
 
-def _other(fact: Fact, source: Source) -> str:
-    is_found = isinstance(fact.value, At)
-    return source.expression(fact.value.origin) if is_found else source.constant(fact.value)
+    def watched(self, seen: Watched) -> bool:
+        return seen.reaches(self.origin) and isinstance(seen.whole(self.origin), dict)
 
 
-def _equals(fact: Fact, at: str, source: Source) -> list[str]:
-    if fact.value is None or isinstance(fact.value, bool):
-        return [f"{at} is {fact.value}"]
-    at = source.once(at)
-    same = f"{at} == {source.constant(fact.value)}"
-    if isinstance(fact.value, tuple):  # (1, 2) == (True, 2.0)
-        kinds = f"[*{source.python('map')}({source.python('type')}, {at})]"
-        same = f"{kinds} == {source.constant([*map(type, fact.value)])} and {same}"
-    if isinstance(fact.value, (float, complex)) and not _is_told_apart(fact.value):
-        same = f"{source.python('repr')}({at}) == {repr(fact.value)!r}"
-    # the class first: a tensor compared with a number gives a tensor
-    return [f"{source.python('type')}({at}) is {source.constant(type(fact.value))} and {same}"]
+class TensorMatch(Fact):
+    """A tensor as a TensorFact says."""
+
+    TORCH, INDEX = "TENSOR_MATCH", (lambda x: tuple(x.shape), lambda known: known.size)
+    REMEDY = "tensors of one dtype, device and number of axes"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        at = source.once(at)
+        known: TensorFact = self.value
+        is_parameter = issubclass(known.kind, torch.nn.Parameter)
+        found = [
+            f"{at}.__class__ is {source.constant(known.kind)}",
+            f"{at}.dtype is {source.constant(known.dtype)}",
+            *_row(f"{at}.shape", f"{at}.size", known.size),
+            *_row(f"{at}.stride()", f"{at}.stride", known.stride),
+            f"{at}.requires_grad is {known.requires_grad}",
+            f"{at}.device == {source.constant(known.device)}",
+        ]
+        if not is_parameter:
+            found.append(f"{at}.is_neg() is {known.bits[1]}")
+        if known.dtype.is_complex:
+            found.append(f"{at}.is_conj() is {known.bits[0]}")
+        if known.requires_grad and not is_parameter:
+            found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
+        return found
+
+    def now(self, found: Any) -> TensorFact:
+        return TensorFact.of(found)
+
+    def fits(self, now: TensorFact) -> bool:
+        return bool(self.value.holds(now))
+
+    def watched(self, seen: Watched) -> bool:
+        return seen.tensor(self.origin)
+
+    def is_listed(self) -> bool:
+        may_be_leaf = self.value.requires_grad and not issubclass(
+            self.value.kind, torch.nn.Parameter
+        )
+        return None not in self.value.size and not may_be_leaf
+
+    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
+        if type(found) is TensorFact and self.value.is_like(found):
+            for axis, (was, now) in enumerate(zip(self.value.size, found.size)):
+                if was is not None and was != now:
+                    yield str(SizeOf(self.origin, axis)), True, was, now
+
+    def is_one_more(self, before: Any, now: Any) -> bool:
+        if not type(before) is type(now) is TensorFact or len(now.size) != len(before.size):
+            return False
+        pairs = zip(before.size, now.size)
+        steps = [b - a for a, b in pairs if a is not None and b is not None and a != b]
+        return steps == [1] and now.dtype == before.dtype
+
+    def remedy(self, found: Any) -> str:
+        is_size = isinstance(found, TensorFact) and found.is_like(self.value)
+        return _OPEN if is_size else Fact.remedy(self, found)
 
 
-def _is_told_apart(x: complex) -> bool:
-    """Whether == knows a number from all others: 0.0 equals -0.0, and nan not even itself."""
-    return isinstance(x, float) and bool(x) and x == x
-
-
-def _length(fact: Fact, at: str, source: Source) -> list[str]:
-    raw = source.raw(fact.origin)
-    length = f"{raw}.__len__" if raw else source.python("len")
-    return [f"{length}({source.once(at)}) == {fact.value}"]
-
-
-def _absent(fact: Fact, at: str, source: Source) -> list[str]:
-    raw, key = source.raw(fact.origin), source.constant(fact.value)
-    at = source.once(at)
-    return [f"not {raw}.__contains__({at}, {key})" if raw else f"{key} not in {at}"]
-
-
-def _keys(fact: Fact, at: str, source: Source) -> list[str]:
-    raw, at = source.raw(fact.origin), source.once(at)
-    listed = f"{raw}.keys({at})" if raw else at
-    return [f"[*{listed}] == {source.constant(list(fact.value))}"]
+def _equal(found: Any, value: Any) -> bool:
+    if type(found) is not type(value):
+        return False
+    if isinstance(value, (tuple, list)):
+        return len(found) == len(value) and all(map(_equal, found, value))
+    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
 
 
 def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
@@ -283,77 +535,15 @@ def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
     return rest
 
 
-def _tensor(fact: Fact, at: str, source: Source) -> list[str]:
-    at = source.once(at)
-    known: TensorFact = fact.value
-    found = [
-        f"{at}.__class__ is {source.constant(known.kind)}",
-        f"{at}.dtype is {source.constant(known.dtype)}",
-        *_row(f"{at}.shape", f"{at}.size", known.size),
-        *_row(f"{at}.stride()", f"{at}.stride", known.stride),
-        f"{at}.requires_grad is {known.requires_grad}",
-        f"{at}.device == {source.constant(known.device)}",
-    ]
-    if not issubclass(known.kind, torch.nn.Parameter):
-        found.append(f"{at}.is_neg() is {known.bits[1]}")
-    if known.dtype.is_complex:
-        found.append(f"{at}.is_conj() is {known.bits[0]}")
-    if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
-        found.append(f"{at}.is_leaf is {known.is_leaf}")  # writing to one in place is refused
-    return found
+_VARYING = EqualsMatch, TensorMatch
 
 
-def _distinct(fact: Fact, at: str, source: Source) -> list[str]:
-    def ids(origins: Sequence[Origin]) -> str:
-        found = ", ".join(map(source.expression, origins))
-        return f"{source.python('map')}({source.python('id')}, [{found}])"
-
-    written = source.once(f"{source.python('set')}({ids(fact.value.written)})")
-    count = f"{source.python('len')}({written}) == {len(fact.value.written)}"
-    return [f"{count} and {written}.isdisjoint({ids(fact.value.others)})"]
-
-
-_KINDS: dict[str, _Kind] = {
-    "is": _Kind("is", "ID_MATCH", lambda fact, at, source: [f"{at} is {_other(fact, source)}"]),
-    "not": _Kind(
-        "is not", "DUPLICATE_INPUT",
-        lambda fact, at, source: [f"{at} is not {_other(fact, source)}"],
-    ),
-    "distinct": _Kind("is", "DUPLICATE_INPUT", _distinct, lambda found, value: SHARED),
-    "equals": _Kind("equals", "EQUALS_MATCH", _equals),
-    "type": _Kind(
-        "is of type", "TYPE_MATCH",
-        lambda fact, at, source: [
-            f"{source.python('type')}({source.once(at)}) is {source.constant(fact.value)}"
-        ],
-        lambda found, value: type(found),
-    ),
-    "length": _Kind("has length", "SEQUENCE_LENGTH", _length, lambda found, value: len(found)),
-    "absent": _Kind(
-        "has no", "DICT_NOT_CONTAINS", _absent,
-        lambda found, value: "found" if value in found else value,
-    ),
-    "keys": _Kind("has the keys", "DICT_KEYS_MATCH", _keys, lambda found, value: tuple(found)),
-    "empty": _Kind("is empty:", "EMPTY_NN_MODULE_HOOKS_DICT", lambda fact, at, s: [f"not {at}"]),
-    "apart": _Kind(
-        "shares no memory with", "NO_TENSOR_ALIASING",
-        lambda fact, at, source: [
-            f"not {source.constant(overlap)}({source.once(at)}, {_other(fact, source)})"
-        ],
-    ),
-    "related": _Kind(
-        "is such that", "SHAPE_ENV", lambda fact, at, source: [fact.value.source(source)]
-    ),
-    "stride": _Kind(
-        "is", "TENSOR_MATCH",
-        lambda fact, at, source: [
-            f"{source.once(at)}.stride({fact.value.axis}) =="
-            f" {size_source(fact.value.size, fact.value.origins, source)}"
-        ],
-        lambda found, value: Strided(value.axis, found.stride(value.axis), {}),
-    ),
-    "tensor": _Kind("is", "TENSOR_MATCH", _tensor, lambda found, value: TensorFact.of(found)),
-}  # fmt: skip
+def fails(fact: Fact, look: Look) -> bool:
+    """Whether a fact does not hold for what is there now."""
+    try:
+        return not fact.holds(look)
+    except GONE:
+        return True
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -364,55 +554,6 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         for begin, x in zip(begins, (a, b))
     ]
     return bool(a.numel() and b.numel() and begins[0] < ends[1] and begins[1] < ends[0])
-
-
-# ------------------------------------------------------------------------------ looked at
-
-
-def holds(fact: Fact, look: Callable[[Origin], Any]) -> bool:
-    """Whether a fact holds for what is there now. Runs no code of the user's."""
-    try:
-        found, value = look(fact.origin), fact.value
-        if isinstance(value, Distinct):
-            written = {id(look(origin)) for origin in value.written}
-            others = {id(look(origin)) for origin in value.others}
-            return len(written) == len(value.written) and written.isdisjoint(others)
-        if isinstance(value, (Related, Strided)):
-            return value.holds(found, look)
-        return _HOLDS[fact.kind](found, look(value.origin) if type(value) is At else value)
-    except GONE:
-        return False
-
-
-def _equal(found: Any, value: Any) -> bool:
-    if type(found) is not type(value):
-        return False
-    if isinstance(value, (tuple, list)):
-        return len(found) == len(value) and all(map(_equal, found, value))
-    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
-
-
-def _keys_of(found: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(found) if isinstance(found, dict) else found)
-
-
-def _lacks(found: Any, key: Any) -> bool:
-    raw = raw_class(found)
-    return key not in found if raw is None else not raw.__contains__(found, key)
-
-
-_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "is": operator.is_,
-    "not": operator.is_not,
-    "equals": _equal,
-    "type": lambda found, value: type(found) is value,
-    "length": lambda found, value: len(found) == value,
-    "absent": _lacks,
-    "keys": lambda found, value: _keys_of(found) == value,
-    "empty": lambda found, value: not found,
-    "apart": lambda found, other: not overlap(found, other),
-    "tensor": lambda found, value: value.holds(TensorFact.of(found)),
-}
 
 
 # ------------------------------------------------------------------------------ for filters
@@ -436,8 +577,8 @@ class Guard:
             value, has_value = looking(values)(fact.origin), True
         except GONE:
             value, has_value = None, False
-        kind, is_global = _KINDS[fact.kind].torch_name, fact.source.is_global()
-        return cls(str(fact.origin), has_value, value, kind, (), is_global, fact)
+        is_global = fact.source.is_global()
+        return cls(str(fact.origin), has_value, value, fact.TORCH, (), is_global, fact)
 
 
 # ------------------------------------------------------------------------------ all facts
@@ -456,16 +597,15 @@ class Facts:
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     _keep: list[Any] = field(default_factory=list)
 
-    def add(self, kind: str, origin: Origin, value: Any, where: Callable[[], str]) -> None:
+    def add(self, kind: type[Fact], origin: Origin, value: Any, where: Callable[[], str]) -> None:
         """Note a condition, unless it is known. `where` says the user's line."""
-        by_identity = kind in ("is", "type") and type(value) is not At
-        key = (kind, origin, id(value) if by_identity else _hashable(value))
+        key = kind, origin, id(value) if kind.BY_ID else _hashable(value)
         if key not in self._known:
             self._known.add(key)
             self._keep.append(value)
-            if kind == "type":
+            if kind is TypeMatch:
                 self.kinds[origin] = value
-            self.rows.append(Fact(kind, origin, value, where()))
+            self.rows.append(kind(origin, value, where()))
 
     def include(self, more: Facts) -> None:
         """Add what another capture of the same place relied on."""
@@ -492,7 +632,7 @@ class Facts:
         source = Source(self.kinds)
         source.lines += [f"if not ({condition}): return False" for condition in conditions]
         for fact in self.rows:
-            for condition in fact.conditions(source):
+            for condition in fact.conditions(source.expression(fact.origin), source):
                 source.lines.append(f"if not ({condition}): return False")
         if self.listed:
             listed = ", ".join(map(source.expression, self.listed))
@@ -503,9 +643,9 @@ class Facts:
         names = {**also, **source.names, "_gone": GONE}
         return define(text, "check", "guards", names), text
 
-    def unlike(self, look: Callable[[Origin], Any]) -> Fact | None:
+    def unlike(self, look: Look) -> Fact | None:
         """The first fact that does not hold."""
-        return next((fact for fact in self.rows if not holds(fact, look)), None)
+        return next((fact for fact in self.rows if fails(fact, look)), None)
 
     def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
@@ -522,14 +662,14 @@ class Facts:
             look = looking(values)
             for fact in self.rows:
                 is_asked = missed is None or fact is not missed[0]
-                if is_asked and fact.kind in ("tensor", "equals") and not holds(fact, look):
+                if is_asked and isinstance(fact, _VARYING) and fails(fact, look):
                     found += fact.varying(self.found(fact, values))
         return found
 
     def found(self, fact: Fact, values: dict[str, Any]) -> Any:
         """What is there for a fact with these locals; ABSENT if nothing is."""
         try:
-            return fact.now(looking(values))
+            return fact.found(looking(values))
         except GONE:
             return ABSENT
 
@@ -542,40 +682,11 @@ def _hashable(value: Any) -> Any:
     return (type(value), repr(value) if isinstance(value, float) else value)
 
 
-def is_one_more(kind: str, before: Any, now: Any) -> bool:
-    """Whether an int, or one size of a tensor, is larger by one."""
-    if kind == "equals":
-        return type(before) is type(now) is int and now == before + 1
-    if kind != "tensor" or not type(before) is type(now) is TensorFact:
-        return False
-    if len(now.size) != len(before.size):
-        return False
-    pairs = zip(before.size, now.size)
-    steps = [b - a for a, b in pairs if a is not None and b is not None and a != b]
-    return steps == [1] and now.dtype == before.dtype
-
-
-def describe(fact: Fact, found: Any) -> str:
-    """One sentence about a miss."""
-    if fact.kind == "related":
-        return f"{fact.value} held with {fact.value.then()}, and does not with {found}"
-    return f"{fact.origin} was {_shown(fact.kind, fact.value)}, is {_shown(fact.kind, found)}"
-
-
 # ---------------------------------------------------------------------------- check
-# The check of one entry: facts about what dicts hold are watched, the others are looked at.
-#
-# Most facts of a model are about the attributes and parameters of its modules. Where dicts have
-# versions (runtime/change_detection.py) all of these together are one call, as long as nothing
-# changed. Of a dict that changed the items that facts lead through are looked at; if one of them
-# is another object, all facts are, and noted anew. Facts about tensors that are new at each call
-# are one call too.
+# The check of one entry: facts about what dicts hold are watched, the others are looked at. Those
+# about tensors that are new at each call are one call too.
 
 _FEW = 8  # facts that are looked at as quickly as they are watched
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_UNCHANGING = (*_DICTS, list, tuple, set, frozenset)  # classes that an instance cannot leave
-_PLAIN = (int, bool, str, float)
-_A_FLOAT = object()  # stands for any float
 
 
 @process.paused()
@@ -594,15 +705,16 @@ def compile_check(
     if not available():
         check, text = facts.compile(parameters, names, conditions)
         return check, lambda: text
-    watched, others = _Watched(facts.kinds), Facts(kinds=facts.kinds)
+    seen, watched, others = Watched(), Facts(kinds=facts.kinds), Facts(kinds=facts.kinds)
     for fact in facts.rows:
-        (watched.facts if watched.takes(fact) else others).rows.append(fact)
-    if len(watched.facts.rows) < _FEW:
-        watched, others = _Watched(facts.kinds), Facts(facts.rows, facts.kinds)
+        (watched if fact.watched(seen) else others).rows.append(fact)
+    if len(watched.rows) < _FEW:
+        watched.rows, others.rows = [], facts.rows
     fresh = _fresh(others, values)
-    if watched.facts.rows:
-        watched.start()
-        names = {**names, "_changed": changed(), "_watched": watched}
+    whole = functools.cache(functools.partial(watched.compile, [], {}, []))
+    if watched.rows:
+        seen.start(watched.rows, lambda: whole()[0]())
+        names = {**names, "_changed": changed(), "_watched": seen}
         conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
     if fresh is not None:
         others.listed = [fact.origin for fact in fresh[0]]
@@ -610,11 +722,11 @@ def compile_check(
     check, text = others.compile(parameters, names, conditions)
 
     def source() -> str:
-        if fresh is None and not watched.facts.rows:
+        if fresh is None and not watched.rows:
             return text
-        seen = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
-        looked = watched.compiled[1] if watched.facts.rows else ""
-        return "\n".join([text, *seen, "# _watched.look():", looked])
+        listed = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
+        looked = whole()[1] if watched.rows else ""
+        return "\n".join([text, *listed, "# _watched.look():", looked])
 
     return check, source
 
@@ -628,165 +740,13 @@ def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table]
     taken: list[Fact] = []
     found: list[torch.Tensor | None] = []
     for fact in others.rows:
-        known, is_grad = fact.value, isinstance(fact.origin, Attr) and fact.origin.name == "grad"
-        if fact.kind == "tensor" and isinstance(known, TensorFact) and None not in known.size:
-            if known.requires_grad and not issubclass(known.kind, torch.nn.Parameter):
-                continue  # whether it is a leaf matters too
+        if fact.is_listed():
             tensor = look(fact.origin)
-            if can_watch(tensor):
+            if tensor is None or can_watch(tensor):
                 taken.append(fact)
                 found.append(tensor)
-        elif fact.kind == "equals" and known is None and is_grad:
-            taken.append(fact)
-            found.append(None)
     if len(taken) < _FEW:
         return None
     gone = set(map(id, taken))
     others.rows = [fact for fact in others.rows if id(fact) not in gone]
     return taken, Table(found)
-
-
-class _Watched:
-    """Facts that hold as long as some dicts, lists and tensors do not change.
-
-    _through   by dict: what it holds where facts lead through it, ABSENT included
-    _wholly    by dict: its keys, where they are a fact
-    """
-
-    def __init__(self, kinds: dict[Origin, type]) -> None:
-        self.facts = Facts(kinds=kinds)
-        self.address = 0
-        self._forget()
-
-    def _forget(self) -> None:
-        self._dicts: dict[int, dict[Any, Any]] = {}
-        self._lists: dict[int, list[Any]] = {}
-        self._owners: dict[int, tuple[Any, dict[Any, Any]]] = {}
-        self._tensors: list[torch.Tensor] = []
-        self._through: dict[int, dict[Any, Any]] = {}
-        self._wholly: dict[int, tuple[Any, ...]] = {}
-        self._objects: dict[Origin, Any] = {}
-
-    def takes(self, fact: Fact) -> bool:
-        """Whether the fact follows from what is watched; notes what that is."""
-        if fact.kind in ("absent", "keys", "length"):
-            return self._takes_whole(fact)
-        if fact.kind == "not" and isinstance(fact.value, At):
-            found = self._object(fact.origin), self._object(fact.value.origin)
-            return found[0] is not ABSENT and found[1] is not ABSENT
-        if isinstance(fact.value, Distinct):
-            parts = [self._object(x) for x in (*fact.value.written, *fact.value.others)]
-            return all(part is not ABSENT for part in parts)
-        if not isinstance(fact.origin, (Item, Dict)) or isinstance(fact.value, (At, set)):
-            return False
-        if isinstance(fact.origin, Item) and fact.kind == "type" and fact.value is float:
-            of = self._container(fact.origin.of)
-            if isinstance(of, dict):
-                self._through[id(of)].setdefault(fact.origin.key, _A_FLOAT)
-            return isinstance(of, dict)
-        found = self._object(fact.origin)
-        if found is ABSENT:
-            return False
-        if fact.kind == "tensor":
-            if can_watch(found):
-                self._tensors.append(found)
-            return can_watch(found)
-        if fact.kind not in ("is", "equals", "type", "empty"):
-            return False
-        if fact.kind == "type":
-            return fact.value in _UNCHANGING
-        return fact.kind != "empty" or self._takes_whole(fact)
-
-    def _takes_whole(self, fact: Fact) -> bool:
-        whole = self._container(fact.origin)
-        if isinstance(whole, dict):
-            if fact.kind == "absent":
-                self._through[id(whole)][fact.value] = ABSENT
-            else:
-                self._wholly[id(whole)] = tuple(whole)
-        return whole is not None and (fact.kind == "length" or isinstance(whole, dict))
-
-    def start(self) -> None:
-        """Begin to watch. The facts hold now."""
-        self._objects = {}
-        dicts, lists, owners = (
-            [*some.values()] for some in (self._dicts, self._lists, self._owners)
-        )
-        self._watch = Watch(dicts, self._tensors, lists, owners)
-        self.address = self._watch.address
-
-    def look(self) -> bool:
-        """Whether the facts hold, since something that is watched has changed."""
-        while (k := changed()(self.address)) >= 0:
-            if k >= len(self._watch.dicts) or not self._is_as_it_was(self._watch.dicts[k]):
-                return self._look_at_all()
-            self._watch.note(k)
-        return True
-
-    def _is_as_it_was(self, names: dict[Any, Any]) -> bool:
-        """Whether facts lead to the same objects through a dict as before."""
-        for key, was in self._through[id(names)].items():
-            now = dict.get(names, key, ABSENT)
-            if now is was or (was is _A_FLOAT and type(now) is float):
-                continue
-            if type(now) is not type(was) or type(now) not in _PLAIN or repr(now) != repr(was):
-                return False
-        keys = self._wholly.get(id(names))
-        return keys is None or keys == tuple(names)
-
-    def _look_at_all(self) -> bool:
-        if not self.compiled[0]():
-            return False
-        self._forget()
-        for fact in self.facts.rows:
-            self.takes(fact)
-        self.start()
-        return True
-
-    @functools.cached_property
-    def compiled(self) -> tuple[Callable[..., bool], str]:
-        """All facts as a function, made when first needed: most dicts never change."""
-        return self.facts.compile([], {}, [])
-
-    # ---------------------------------------------------------------------- containers
-
-    def _container(self, origin: Origin) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | None:
-        """The container at an origin that only held objects and what is watched lead to."""
-        found = self._object(origin)
-        if isinstance(found, types.MappingProxyType) and isinstance(origin, Held):
-            found = next((x for x in gc.get_referents(found) if type(x) is dict), None)
-        if type(found) in _DICTS:
-            self._dicts[id(found)] = found
-            self._through.setdefault(id(found), {})
-        elif type(found) is list:
-            self._lists[id(found)] = found
-        elif type(found) is not tuple:
-            return None
-        return found  # type: ignore[no-any-return]
-
-    def _object(self, origin: Origin) -> Any:
-        """What is there; ABSENT if nothing is, or nothing that is watched leads there."""
-        for part in origin.beyond(self._objects):  # what is a part of the next comes first
-            self._objects[part] = self._part(part)
-        return self._objects[origin]
-
-    def _part(self, origin: Origin) -> Any:
-        if isinstance(origin, Held):
-            return origin.value
-        if isinstance(origin, Dict):
-            return self._dict_of(self._object(origin.of))
-        of = self._container(origin.of) if isinstance(origin, Item) else None
-        if of is None or not isinstance(origin, Item):
-            return ABSENT
-        if isinstance(of, dict):
-            found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)
-            return found
-        return of[origin.key] if origin.key in range(len(of)) else ABSENT
-
-    def _dict_of(self, owner: Any) -> Any:
-        """The `__dict__` that an object has now; ABSENT if another could not be noticed."""
-        if id(owner) not in self._owners:
-            if owner is ABSENT or pointer(owner) is None:
-                return ABSENT
-            self._owners[id(owner)] = owner, object.__getattribute__(owner, "__dict__")
-        return self._owners[id(owner)][1]

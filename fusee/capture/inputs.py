@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture import numbers, torch_api
+from fusee.capture import guards, numbers, torch_api
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import (
+    ABSENT,
     BOUND_IN_C,  # fmt: skip
     CONTAINERS,  # fmt: skip
     EXACT,  # fmt: skip
@@ -36,10 +37,10 @@ from fusee.capture.frame import (
     is_scalar,  # fmt: skip
 )
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import ABSENT, At, Distinct, Facts, TensorFact
+from fusee.capture.guards import Fact, Facts, TensorFact
 from fusee.capture.iterators import FEW, coming, remaining
 from fusee.capture.recorder import Recorder
-from fusee.capture.relations import Strided
+from fusee.capture.relations import Relation, SizeRelation
 from fusee.capture.sources import (
     Attr,  # fmt: skip
     Call,  # fmt: skip
@@ -222,8 +223,8 @@ class World:
 
     # ---------------------------------------------------------------------- reading
 
-    def fact(self, kind: str, origin: Origin, value: Any) -> None:
-        if type(value) is not At or value.origin is not origin:
+    def fact(self, kind: type[Fact], origin: Origin, value: Any) -> None:
+        if value is not origin:
             self.facts.add(kind, origin, value, self.where)
 
     def origin(self, obj: Any) -> Origin | None:
@@ -240,10 +241,10 @@ class World:
     def _fix(self, obj: Any, origin: Origin, known: Origin | None) -> Any:
         """Make sure that it is this very object."""
         # one fact per path: two paths to one object may part later
-        self.fact("is", origin, obj)
+        self.fact(guards.IdMatch, origin, obj)
         known = known or Held(obj, str(origin))
         if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
-            self.fact("type", known, type(obj))  # `__class__` can be written to
+            self.fact(guards.TypeMatch, known, type(obj))  # `__class__` can be written to
         return self.know(obj, known)
 
     def load(self, obj: Any, origin: Origin) -> Any:
@@ -253,7 +254,9 @@ class World:
                 if type(obj) is float or not self.varies.with_symbols:
                     return numbers.load(self, obj, origin)
                 return self._load_int(obj, origin)
-            self.fact("is" if isinstance(obj, enum.Enum) else "equals", origin, obj)
+            self.fact(
+                guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
+            )
             return obj
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
@@ -263,11 +266,11 @@ class World:
         known = self.origin(obj)
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
-                self.fact("is", origin, At(known))
+                self.fact(guards.Alias, origin, known)
                 return obj
-            self.fact("type", origin, types.FunctionType)
+            self.fact(guards.TypeMatch, origin, types.FunctionType)
             self.know(obj, origin)
-            self.fact("is", self.place(obj, "__code__"), obj.__code__)
+            self.fact(guards.IdMatch, self.place(obj, "__code__"), obj.__code__)
             return obj
         is_bound = isinstance(obj, BOUND_IN_C) and not isinstance(obj.__self__, HELD_OWNERS)
         if is_bound and known is None:
@@ -275,7 +278,7 @@ class World:
         if isinstance(obj, FIXED) and not is_bound:
             if known or not isinstance(obj, torch.nn.Module) or not isinstance(origin.root, Local):
                 return self._fix(obj, origin, known)
-            self.fact("type", origin, type(obj))
+            self.fact(guards.TypeMatch, origin, type(obj))
             self._keep.append(obj)
             self._passing[id(obj)] = origin
             return obj
@@ -287,19 +290,19 @@ class World:
             self._exactly(obj, origin)
             return obj
         if type(obj) is frozenset and all(map(is_named, obj)):
-            self.fact("equals", origin, obj)
+            self.fact(guards.EqualsMatch, origin, obj)
             return self._hold_items(obj, origin)
         if known is not None:
-            self.fact("is", origin, At(known))
+            self.fact(guards.Alias, origin, known)
             return obj
         if isinstance(obj, types.MethodType):
-            self.fact("type", origin, types.MethodType)
+            self.fact(guards.TypeMatch, origin, types.MethodType)
             owner = self.load(obj.__self__, Attr(origin, "__self__"))
             function = self.load(obj.__func__, Attr(origin, "__func__"))
             if owner is obj.__self__ and function is obj.__func__:
                 return self.know(obj, origin)
             return types.MethodType(function, owner)
-        self.fact("type", origin, type(obj))
+        self.fact(guards.TypeMatch, origin, type(obj))
         if isinstance(obj, numbers.VALUES):
             self._exactly(obj, origin)
         return self.know(obj, origin)
@@ -309,16 +312,18 @@ class World:
         words = str(origin)
         known = self._open.get(words)
         if known is None:
-            self.fact("type", origin, int)
+            self.fact(guards.TypeMatch, origin, int)
             known = self._open[words] = self.symbols.load(number, origin, 1 - 2**48, 2**48 - 1)
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
-        self.fact("equals", Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj))
+        self.fact(
+            guards.EqualsMatch, Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj)
+        )
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
-        self.fact("type", origin, type(obj))
+        self.fact(guards.TypeMatch, origin, type(obj))
         self.load(obj.__name__, Attr(origin, "__name__"))
         owner = self.load(obj.__self__, Attr(origin, "__self__"))
         return self.know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
@@ -341,7 +346,7 @@ class World:
             origin = self._origins[id(iterator)]
             rest = Call(origin, remaining, "the rest of ")
             items = remaining(iterator)
-            self.fact("length", rest, len(items))
+            self.fact(guards.Length, rest, len(items))
             listed = list(enumerate(items))[opened.asked :]
             loaded = iter([self.load(item, Item(rest, k)) for k, item in listed])
             opened.stand_in, opened.size = self.know(loaded, origin), len(listed)
@@ -367,7 +372,7 @@ class World:
         items = coming(iterator)
         if k < len(items):
             return self.load(items[k], self.item(place, k))
-        self.fact("length", place, len(items))
+        self.fact(guards.Length, place, len(items))
         raise StopIteration
 
     def hold_from_trusted(self, obj: Any, module: str, name: str) -> Any:
@@ -414,29 +419,31 @@ class World:
         if (there := self._fakes.get(id(x))) is not None:
             first = self._origins[id(there)]
             if first is not origin and str(first) != str(origin):
-                self.fact("is", origin, At(first))
+                self.fact(guards.Alias, origin, first)
             return there
         place, plain, made = origin, x, None
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            self.fact("type", origin, type(x))
+            self.fact(guards.TypeMatch, origin, type(x))
             self.allow(type(x))
             place = Call(origin, torch_api.plain_tensor, "the tensor of ")
             plain = torch_api.plain_tensor(x)
-            self.fact("equals", Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf)
+            self.fact(
+                guards.EqualsMatch, Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf
+            )
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             kind = "nested" if x.is_nested else f"of layout {x.layout}"
             raise GraphBreak(f"a tensor that is {kind} is not captured")
         is_state = isinstance(x, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(origin)
-        strided: list[Strided] = []
+        strided: list[tuple[Origin, Relation]] = []
         try:
             known = TensorFact.of(plain)
         except RuntimeError:  # of is_leaf
             raise GraphBreak("a view whose base was written to where autograd lost track") from None
         if plain is x and not is_state:
             made, known, strided = self.symbols.fake(x, known, origin, self.varies)
-        self.fact("tensor", place, known)
+        self.fact(guards.TensorMatch, place, known)
         for one in strided:
-            self.fact("stride", place, one)
+            self.fact(SizeRelation, *one)
         fake = self._fakes[id(x)] = self.input(x, place, origin, made)
         self._origins[id(fake)] = origin
         if plain is not x:
@@ -449,7 +456,7 @@ class World:
         if why := torch_api.why_unseen(kind):
             raise GraphBreak(f"a tensor of class {kind.__qualname__} is not captured: {why}")
         for cls in torch_api.own_classes(kind):
-            self.fact("keys", self._of_class(cls), tuple(cls.__dict__))
+            self.fact(guards.Keys, self._of_class(cls), tuple(cls.__dict__))
 
     def input(
         self, x: torch.Tensor, origin: Origin, named: Origin, fake: torch.Tensor | None = None
@@ -463,15 +470,15 @@ class World:
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
         if _is_exact(obj):
-            self.fact("equals", origin, obj)
+            self.fact(guards.EqualsMatch, origin, obj)
             return obj
         # tuples may be nested deeper than Python's calls
         half_loaded: list[tuple[tuple[Any, ...], Origin, list[Any]]] = [(obj, origin, [])]
         while True:
             whole, place, items = half_loaded[-1]
             if not items:
-                self.fact("type", place, type(whole))
-                self.fact("length", place, len(whole))
+                self.fact(guards.TypeMatch, place, type(whole))
+                self.fact(guards.Length, place, len(whole))
             if len(items) == len(whole):
                 half_loaded.pop()
                 loaded: Any = whole
@@ -496,7 +503,7 @@ class World:
         return obj
 
     def _load_slice(self, obj: Any, origin: Origin) -> Any:
-        self.fact("type", origin, slice)
+        self.fact(guards.TypeMatch, origin, slice)
         ends = [(getattr(obj, name), Attr(origin, name)) for name in ("start", "stop", "step")]
         loaded = [self.load(end, place) for end, place in ends]
         is_same = all(a is b for a, (b, _) in zip(loaded, ends))
@@ -506,7 +513,9 @@ class World:
         """Where an input begins in its memory, as a fact."""
         real, origin = self.inputs[id(fake)]
         begin = int(real.storage_offset())
-        self.fact("equals", Call(origin, torch.Tensor.storage_offset, "the offset of "), begin)
+        self.fact(
+            guards.EqualsMatch, Call(origin, torch.Tensor.storage_offset, "the offset of "), begin
+        )
         return begin
 
     def _stray(self, x: torch.Tensor) -> torch.Tensor:
@@ -544,9 +553,9 @@ class World:
             found = self.mirrors[id(obj)] = Mirror(obj, origin)
             self._keep.append(obj)
             if isinstance(origin, Dict):
-                self.fact("type", origin, type(obj))
+                self.fact(guards.TypeMatch, origin, type(obj))
         elif (origin := origin or self._origins.get(id(obj), found.origin)) is not found.origin:
-            self.fact("is", origin, At(found.origin))  # two objects with one `__dict__`
+            self.fact(guards.Alias, origin, found.origin)  # two objects with one `__dict__`
         return found
 
     def get(self, mirror: Mirror, key: Any) -> Any:
@@ -557,7 +566,7 @@ class World:
             return mirror.writes[key]
         if dict.__contains__(mirror.obj, key):
             return self.load(dict.__getitem__(mirror.obj, key), self.part(mirror, key))
-        self.fact("absent", mirror.origin, key)
+        self.fact(guards.Absent, mirror.origin, key)
         return ABSENT
 
     def part(self, mirror: Mirror, key: Any) -> Origin:
@@ -605,13 +614,13 @@ class World:
     def _class_item(self, cls: type, name: str) -> Any:
         place = self._of_class(cls)
         if name not in cls.__dict__:
-            self.fact("absent", place, name)
+            self.fact(guards.Absent, place, name)
             return ABSENT
         value = cls.__dict__[name]
         part = self._parts.setdefault((id(cls), name), Item(place, name))
         if is_scalar(value) or isinstance(value, (torch.Tensor, tuple, *CONTAINERS)):
             return self.load(value, part)
-        self.fact("is", part, value)
+        self.fact(guards.IdMatch, part, value)
         return self.hold(value, f"{cls.__qualname__}.{name}")
 
     def _of_class(self, cls: type) -> Origin:
@@ -629,14 +638,14 @@ class World:
         if isinstance(obj, dict):
             mirror.copy = self._whole_dict(mirror)
         elif isinstance(obj, (list, collections.deque)):
-            self.fact("length", mirror.origin, len(obj))
+            self.fact(guards.Length, mirror.origin, len(obj))
             items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
             mirror.copy = empty_like(obj)
             mirror.copy.extend(items)
         else:
             if not all(is_scalar(item) or is_named(item) for item in obj):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
-            self.fact("equals", mirror.origin, set(obj))
+            self.fact(guards.EqualsMatch, mirror.origin, set(obj))
             self._hold_items(obj, mirror.origin)
             mirror.copy = empty_like(obj)
             mirror.copy.update(obj)
@@ -664,7 +673,7 @@ class World:
             shown = self.load(keys, Call(mirror.origin, keys_of, "the keys of "))
             self.hash(shown)
         else:
-            self.fact("keys", mirror.origin, keys)
+            self.fact(guards.Keys, mirror.origin, keys)
         copy, places = empty_like(obj), Call(mirror.origin, items_of, "the items of ")
         for k, (key, name) in enumerate(zip(keys, shown)):
             place = self.part(mirror, key) if name is key else self.item(places, k)
@@ -678,7 +687,7 @@ class World:
     def distinct(self, a: Origin, b: Origin) -> None:
         """Two objects from outside must not become one."""
         if not (isinstance(a, Held) and isinstance(b, Held)):
-            self.fact("not", a, At(b))
+            self.fact(guards.NotAlias, a, b)
 
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
@@ -750,7 +759,7 @@ class World:
             for other in rest:
                 self.distinct(first[0], other)
         elif first and not all(isinstance(x, Held) for x in (*first, *rest)):
-            self.fact("distinct", first[0], Distinct(first, rest))
+            self.fact(guards.Distinct, first[0], (first, rest))
 
     def know_cells(self, function: types.FunctionType) -> None:
         """The cells of a function from outside. If the function is fixed, so are its cells."""

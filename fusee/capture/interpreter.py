@@ -22,9 +22,17 @@ import torch
 from fusee.capture import attributes, containers, opcodes, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.calls import call
-from fusee.capture.frame import BINARY, COMPARE, CONTAINERS, UNARY, Frame, is_scalar, unbound
+from fusee.capture.frame import (
+    ABSENT,
+    BINARY,
+    COMPARE,
+    CONTAINERS,
+    UNARY,
+    Frame,
+    is_scalar,
+    unbound,
+)
 from fusee.capture.graph_break import GraphBreak, Opaque
-from fusee.capture.guards import ABSENT
 from fusee.capture.inputs import DELETED
 from fusee.capture.iterators import is_finite_iterator
 from fusee.capture.numbers import VALUES, Computed, Number, compute

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import Call, Origin
 from fusee.capture.torch_api import OpOverload, dynamo_switch
 
@@ -238,9 +239,9 @@ def load(world: Any, value: float, origin: Origin) -> Number:
     known: Number | None = world.numbers.get(words)
     if known is not None:
         return known
-    world.fact("type", origin, type(value))
+    world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
-        world.fact("equals", Call(origin, is_held, "is_held of "), True)
+        world.fact(EqualsMatch, Call(origin, is_held, "is_held of "), True)
     with torch._C.DisableTorchFunction():
         fake = world.input(as_tensor(value), Call(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({words}), type(value))

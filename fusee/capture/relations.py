@@ -1,27 +1,29 @@
-"""Facts about sizes that vary: relations between them, and strides that are made of them."""
+"""What holds between sizes that vary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fusee.capture.guards import Fact, Look
 from fusee.capture.sources import Origin, Source
 from fusee.sym.expr import Size, Symbol, coefficient, substitute, symbols
 from fusee.sym.shape_env import COMPARISONS
 
 
 @dataclass(frozen=True)
-class Related:
-    """The value of a "related" fact: `a op b`, of sizes over symbols that come from `origins`."""
+class Relation:
+    """`a op b`, of sizes over symbols that come from `origins`."""
 
     a: Size
     op: str
     b: Size
-    origins: Mapping[Symbol, Origin]
+    origins: Mapping[Symbol, Origin] = field(compare=False)
 
-    def __hash__(self) -> int:
-        return hash((self.a, self.op, self.b))
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        return tuple(dict.fromkeys((*symbols(self.a), *symbols(self.b))))
 
     def fixes(self) -> Symbol | None:
         """The symbol that it makes a number of; None if it makes none."""
@@ -30,49 +32,51 @@ class Related:
         of = [*symbols(self.a)]
         return of[0] if len(of) == 1 and coefficient(self.a, of[0]) is not None else None
 
-    def holds(self, found: Any, look: Callable[[Origin], Any]) -> bool:
-        """Whether it is so now."""
-        left, right = (_now(x, self.origins, look) for x in (self.a, self.b))
-        return COMPARISONS[self.op](left, right)
-
-    def then(self) -> str:
-        """The numbers that it held with when it was captured."""
-        return self._numbers(lambda symbol: symbol.hint)
-
-    def now(self, look: Callable[[Origin], Any]) -> str:
-        """The numbers that there are now."""
-        return self._numbers(lambda symbol: look(self.origins[symbol]))
-
-    def _numbers(self, value: Callable[[Symbol], Any]) -> str:
-        named = dict.fromkeys((*symbols(self.a), *symbols(self.b)))
-        return ", ".join(f"{self.origins[symbol]} = {value(symbol)}" for symbol in named)
-
-    def source(self, source: Source) -> str:
-        """Python that says whether it holds."""
-        left, right = (size_source(x, self.origins, source) for x in (self.a, self.b))
-        return f"{left} {self.op} {right}"
-
     def __str__(self) -> str:
         return f"{in_words(self.a, self.origins)} {self.op} {in_words(self.b, self.origins)}"
 
 
-@dataclass(frozen=True)
-class Strided:
-    """The value of a "stride" fact: the stride of `axis` is `size`."""
+class SizeRelation(Fact):
+    """A Relation of the size at its origin, or the stride, to others."""
 
-    axis: int
-    size: Size
-    origins: Mapping[Symbol, Origin]
+    TORCH, REMEDY = "SHAPE_ENV", "sizes that go the same way there"
 
-    def __hash__(self) -> int:
-        return hash((self.axis, self.size))
+    def conditions(self, at: str, source: Source) -> list[str]:
+        known: Relation = self.value
+        left, right = (size_source(x, known.origins, source) for x in (known.a, known.b))
+        return [f"{left} {known.op} {right}"]
 
-    def holds(self, found: Any, look: Callable[[Origin], Any]) -> bool:
-        """Whether it is so now."""
-        return bool(found.stride(self.axis) == _now(self.size, self.origins, look))
+    def holds(self, look: Look) -> bool:
+        given = {symbol: look(self.value.origins[symbol]) for symbol in self.value.symbols}
+        return COMPARISONS[self.value.op](
+            *(substitute(x, given) for x in (self.value.a, self.value.b))
+        )
+
+    def found(self, look: Look) -> str:
+        return self._numbers(lambda symbol: look(self.value.origins[symbol]))
+
+    def _numbers(self, value: Callable[[Symbol], Any]) -> str:
+        return ", ".join(f"{self.value.origins[s]} = {value(s)}" for s in self.value.symbols)
+
+    def moved(self, at: Callable[[Origin], Origin]) -> Relation:
+        known: Relation = self.value
+        return replace(known, origins={symbol: at(x) for symbol, x in known.origins.items()})
+
+    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
+        if (symbol := self.value.fixes()) is not None:
+            yield str(self.value.origins[symbol]), False, None, None
+
+    def miss(self, found: Any) -> str:
+        then = self._numbers(lambda symbol: symbol.hint)
+        return f"{self.value} held with {then}, and does not with {found}"
+
+    def remedy(self, found: Any) -> str:
+        if self.value.fixes() is None:
+            return Fact.remedy(self, found)
+        return "do not ask for the number there (a loop over range(), a key), or give it one value"
 
     def __str__(self) -> str:
-        return f"of stride {in_words(self.size, self.origins)} along axis {self.axis}"
+        return str(self.value)
 
 
 def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
@@ -95,11 +99,6 @@ def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
         numbers = [str(abs(scale))] if abs(scale) != 1 or not factors else []
         text += "*".join([*numbers, *map(atom, factors)])
     return f"({text})" if within and len(a.terms) > 1 else text
-
-
-def _now(a: Size, origins: Mapping[Symbol, Origin], look: Callable[[Origin], Any]) -> Size:
-    """The number that a size is, given what is at the origins of its symbols."""
-    return substitute(a, {symbol: look(origins[symbol]) for symbol in symbols(a)})
 
 
 def size_source(a: Size, origins: Mapping[Symbol, Origin], source: Source) -> str:

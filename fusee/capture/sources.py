@@ -14,6 +14,7 @@ import builtins
 import collections
 import functools
 import re
+import sys
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def is_trusted(module: str | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """An expression; each kind below is one way to get at an object. Equal only to itself.
+    """An expression; each kind is a class, one way to get at an object. Equal only to itself.
 
     SOURCE   its Python source, given that of its parent and that of the constant that it needs
     WORDS    how reports name it
@@ -51,8 +52,18 @@ class Origin:
     WORDS: ClassVar[str]
     HOLDS: ClassVar[str] = ""
 
-    def code(self, parent: str, constant: str) -> str:
+    def code(self, parent: str, source: Source) -> str:
+        """Python source of the object, given that of what it is a part of."""
+        constant = source.constant(getattr(self, self.HOLDS)) if self.HOLDS else ""
         return self.SOURCE.format(self, parent=parent, constant=constant)
+
+    def find(self, of: Any) -> Any:
+        """The object, given what it is a part of, or the variables. Runs no code of the user's."""
+        raise NotImplementedError
+
+    def way(self) -> tuple[Any, ...] | None:
+        """How another process gets at the object that is held, as persist/references.py has it."""
+        return None
 
     def words_after(self, parent: str) -> str:
         """How reports name it, given how they name what it is a part of."""
@@ -83,11 +94,6 @@ class Origin:
             at = at.parent
         return found[::-1]
 
-    @property
-    def constant(self) -> Any:
-        """The object that the code needs to hold, if any."""
-        return getattr(self, self.HOLDS) if self.HOLDS else None
-
 
 def variable(name: str) -> str:
     """How generated code calls a variable: its own names begin with an underscore.
@@ -112,6 +118,9 @@ class Local(Origin):
     def variable(self) -> str:
         return variable(self.name)
 
+    def find(self, of: Any) -> Any:
+        return of[self.name]
+
 
 @dataclass(frozen=True, eq=False)
 class Held(Origin):
@@ -121,6 +130,16 @@ class Held(Origin):
     words: str
     SOURCE, WORDS, HOLDS = "{constant}", "{0.words}", "value"
 
+    def find(self, of: Any) -> Any:
+        return self.value
+
+    def way(self) -> tuple[Any, ...] | None:
+        if type(self.value) is not dict:
+            return None
+        module = sys.modules.get(self.value.get("__name__", ""))
+        is_its_own = module is not None and module.__dict__ is self.value
+        return ("part", module, "__dict__") if is_its_own else None
+
 
 @dataclass(frozen=True, eq=False)
 class ClassDict(Held):
@@ -128,9 +147,14 @@ class ClassDict(Held):
 
     cls: type
 
+    def way(self) -> tuple[Any, ...]:
+        return "part", self.cls, "__dict__"
+
 
 @dataclass(frozen=True, eq=False)
-class _Part(Origin):
+class Part(Origin):
+    """What is found in, or computed from, the object at another origin."""
+
     of: Origin
 
     @property
@@ -139,11 +163,14 @@ class _Part(Origin):
 
 
 @dataclass(frozen=True, eq=False)
-class Attr(_Part):
+class Attr(Part):
     """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
 
     name: str
     SOURCE, WORDS = "{parent}.{0.name}", "{parent}.{0.name}"
+
+    def find(self, of: Any) -> Any:
+        return getattr(of, self.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,21 +179,40 @@ class Dict(Attr):
 
     name: str = "__dict__"
 
+    def code(self, parent: str, source: Source) -> str:
+        asks = getattr(source.kind(self.of), "__getattribute__", None)
+        if isinstance(asks, types.FunctionType):  # the user's
+            return f"{source.python('object')}.__getattribute__({parent}, '__dict__')"
+        return super().code(parent, source)
+
+    def find(self, of: Any) -> Any:
+        return object.__getattribute__(of, self.name)
+
 
 @dataclass(frozen=True, eq=False)
-class Cell(_Part):
+class Cell(Part):
     """The contents of a closure's cell."""
 
     name: str
     SOURCE, WORDS = "{parent}.cell_contents", "{0.name}"
 
+    def find(self, of: Any) -> Any:
+        return of.cell_contents
+
 
 @dataclass(frozen=True, eq=False)
-class Item(_Part):
+class Item(Part):
     """An element of a list, tuple or dict."""
 
     key: Any
-    SOURCE, HOLDS = "{parent}[{constant}]", "key"
+
+    def code(self, parent: str, source: Source) -> str:
+        raw, key = source.raw(self.of), source.constant(self.key)
+        return f"{raw}.__getitem__({parent}, {key})" if raw else f"{parent}[{key}]"
+
+    def find(self, of: Any) -> Any:
+        raw: Any = raw_class(type(of))
+        return of[self.key] if raw is None else raw.__getitem__(of, self.key)
 
     def words_after(self, parent: str) -> str:
         if isinstance(self.of, Dict) and isinstance(self.key, str):
@@ -185,20 +231,37 @@ class Entry(Item):
 
 
 @dataclass(frozen=True, eq=False)
-class Call(_Part):
-    """What a method without arguments gives: `tuple` of the keys of a dict, for one."""
+class Call(Part):
+    """What a function gives for another source: `tuple` of the keys of a dict, for one."""
 
     function: Any
     words: str
     SOURCE, WORDS, HOLDS = "{constant}({parent})", "{0.words}({parent})", "function"
 
+    def find(self, of: Any) -> Any:
+        return self.function(of)
+
 
 @dataclass(frozen=True, eq=False)
-class SizeOf(_Part):
+class SizeOf(Part):
     """A size of a tensor."""
 
     axis: int
     SOURCE, WORDS = "{parent}.size({0.axis})", "{parent}.size({0.axis})"
+
+    def find(self, of: Any) -> Any:
+        return of.size(self.axis)
+
+
+@dataclass(frozen=True, eq=False)
+class StrideOf(Part):
+    """A stride of a tensor."""
+
+    axis: int
+    SOURCE, WORDS = "{parent}.stride({0.axis})", "{parent}.stride({0.axis})"
+
+    def find(self, of: Any) -> Any:
+        return of.stride(self.axis)
 
 
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:
@@ -243,9 +306,6 @@ def _words(path: Iterable[Origin]) -> str:
 # ---------------------------------------------------------------------------- expressions
 # Python source of expressions over origins: what checks and rebuilding code are written with.
 
-_CONTAINERS = (list, dict, set, tuple, collections.deque)
-_ACTS_ALONE = {*_CONTAINERS, collections.OrderedDict}
-
 
 class Source:
     """Python source of expressions over origins, with the constants they need.
@@ -285,37 +345,25 @@ class Source:
         found = self._variables.get(origin)
         if found is not None:
             return found
-        return self.code(origin, "" if origin.parent is None else self.variable(origin.parent))
-
-    def code(self, origin: Origin, parent: str) -> str:
-        """Source of the object at `origin`, given that of what it is a part of."""
-        if isinstance(origin, Item):
-            raw, key = self.raw(origin.of), self.constant(origin.key)
-            return f"{raw}.__getitem__({parent}, {key})" if raw else origin.code(parent, key)
-        if isinstance(origin, Dict):
-            asks = getattr(self._kind(origin.of), "__getattribute__", None)
-            if isinstance(asks, types.FunctionType):  # the user's
-                return f"{self.python('object')}.__getattribute__({parent}, '__dict__')"
-        constant = "" if origin.constant is None else self.constant(origin.constant)
-        return origin.code(parent, constant)
+        return origin.code("" if origin.parent is None else self.variable(origin.parent), self)
 
     def raw(self, origin: Origin) -> str:
         """The class in C below a container's class, which may act in Python; else "".
 
         Guards must neither run the user's code nor make what a defaultdict lacks.
         """
-        kind = self._kind(origin)
-        if kind is None or kind in _ACTS_ALONE or not issubclass(kind, _CONTAINERS):
-            return ""
-        return self.constant(next(base for base in kind.__mro__ if base in _ACTS_ALONE))
+        kind = self.kind(origin)
+        raw = None if kind is None else raw_class(kind)
+        return "" if raw is None or raw is kind else self.constant(raw)
 
-    def _kind(self, origin: Origin) -> type | None:
+    def kind(self, origin: Origin) -> type | None:
+        """The class of the object at an origin, if that is a fact."""
         return type(origin.value) if isinstance(origin, Held) else self.kinds.get(origin)
 
     def variable(self, origin: Origin) -> str:
         """A name that holds the object at `origin` from here on."""
         for part in origin.beyond(self._variables):
-            text = self.code(part, "" if part.parent is None else self._variables[part.parent])
+            text = part.code("" if part.parent is None else self._variables[part.parent], self)
             self._variables[part] = text if text.isidentifier() else self.once(text)
         return self._variables[origin]
 
@@ -338,39 +386,15 @@ def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
 
     def look(origin: Origin) -> Any:
         for part in origin.beyond(known):
-            if isinstance(part, Held):
-                known[part] = part.value
-            elif isinstance(part, Local):
-                known[part] = values[part.name]
-            else:
-                known[part] = _FOUND[type(part)](known[part.of], part)  # type: ignore[attr-defined]
+            known[part] = part.find(values if part.parent is None else known[part.parent])
         return known[origin]
 
     return look
 
 
-def _item(of: Any, origin: Any) -> Any:
-    raw = raw_class(of)
-    return of[origin.key] if raw is None else raw.__getitem__(of, origin.key)
+_CONTAINERS = (collections.OrderedDict, dict, list, tuple, set, collections.deque)
 
 
-def _attribute(of: Any, origin: Any) -> Any:
-    return getattr(of, origin.name)
-
-
-_FOUND: dict[type, Callable[[Any, Any], Any]] = {
-    Item: _item,
-    Entry: _item,
-    Attr: _attribute,
-    Dict: lambda of, origin: object.__getattribute__(of, origin.name),
-    Cell: lambda of, origin: of.cell_contents,
-    SizeOf: lambda of, origin: of.size(origin.axis),
-    Call: lambda of, origin: origin.function(of),
-}
-_RAW: tuple[Any, ...] = (dict, list, tuple, collections.deque)
-
-
-def raw_class(of: Any) -> Any:
-    """The class in C whose methods look into a container; None if its own do."""
-    kind = type(of)
-    return kind if kind in _RAW else next((c for c in _RAW if isinstance(of, c)), None)
+def raw_class(kind: type) -> type | None:
+    """The class in C whose methods look into a container of this class; None if it is none."""
+    return next((c for c in _CONTAINERS if issubclass(kind, c)), None)

@@ -11,6 +11,7 @@ source   torch.fx.experimental.symbolic_shapes, for what programs expect of it
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -21,8 +22,8 @@ from torch import fx
 
 from fusee.capture.dynamic import Varying
 from fusee.capture.guards import TensorFact
-from fusee.capture.relations import Related, Strided, size_source
-from fusee.capture.sources import Origin, SizeOf, Source
+from fusee.capture.relations import Relation, size_source
+from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import marks
 from fusee.errors import ConstantSizeError, source_line
 from fusee.fake.mode import fake_of
@@ -166,6 +167,12 @@ class Symbols:
         self.env.where, self.env.is_over = str, True  # a backend's questions have no line
         return self if self.origins else None
 
+    def moved(self, at: Callable[[Origin], Origin]) -> Symbols:
+        """The same, from other origins."""
+        made = copy.copy(self)
+        made.origins = {symbol: at(origin) for symbol, origin in self.origins.items()}
+        return made
+
     def origin(self, x: Any) -> Origin:
         """Where the symbol comes from that an open number is."""
         (symbol,) = symbols(x.node.size)
@@ -186,7 +193,7 @@ class Symbols:
         fact: TensorFact,
         origin: Origin,
         varies: Varying,
-    ) -> tuple[torch.Tensor, TensorFact, list[Strided]]:
+    ) -> tuple[torch.Tensor, TensorFact, list[tuple[Origin, Relation]]]:
         """The stand-in for a tensor some of whose sizes vary, and the facts about it.
 
         `fact` is what is known if none does.
@@ -211,11 +218,15 @@ class Symbols:
         if not any(map(is_open, sizes)):
             return fake_of(self.mode, x), fact, []
         strides = self._strides(x, sizes)
-        strided = [
-            Strided(axis, step.node.size, self.origins)
-            for axis, step in enumerate(strides)
-            if is_open(step)
-        ]
+        strided: list[tuple[Origin, Relation]] = []
+        for axis, step in enumerate(strides):
+            if is_open(step):
+                found, stride = (
+                    StrideOf(origin, axis),
+                    Symbol(f"stride {axis}", hint=x.stride(axis)),
+                )
+                origins = {**self.origins, stride: found}
+                strided.append((found, Relation(stride.expr, "==", step.node.size, origins)))
         known = fact._replace(
             size=tuple(None if is_open(n) else n for n in sizes),
             stride=tuple(None if is_open(n) else n for n in strides),
@@ -302,18 +313,18 @@ class Symbols:
         operands = ", ".join(self._node_source(x, source) for x in node.operands)
         return f"{source.constant(node.function)}({operands})"
 
-    def facts(self) -> Iterable[tuple[Origin, Related, str]]:
+    def facts(self) -> Iterable[tuple[Origin, Relation, str]]:
         """What was relied on, as facts about one of the symbols each.
 
         raises   ConstantSizeError where that makes a constant of a marked size
         """
         for symbol, origin in self.origins.items():
             if symbol.lo > 2 or not isinstance(origin, SizeOf):  # else the tensor's fact says so
-                yield origin, Related(symbol.expr, ">=", symbol.lo, self.origins), ""
+                yield origin, Relation(symbol.expr, ">=", symbol.lo, self.origins), ""
             if (most := self.ends[symbol]) is not None:
-                yield origin, Related(symbol.expr, "<=", most, self.origins), ""
+                yield origin, Relation(symbol.expr, "<=", most, self.origins), ""
         for a, op, b, where in self.env.relations:
-            related = Related(a, op, b, self.origins)
+            related = Relation(a, op, b, self.origins)
             fixed = related.fixes()
             if fixed is not None and fixed in self.strict:
                 raise ConstantSizeError(
@@ -332,7 +343,7 @@ class Symbols:
             known = f"{low} <= {symbol}" if high is None else f"{low} <= {symbol} <= {high}"
             yield f"{symbol} = {origin}: {symbol.hint} in this call, {known}"
         for a, op, b, where in self.env.relations:
-            related = Related(a, op, b, self.origins)
+            related = Relation(a, op, b, self.origins)
             fixed = related.fixes()
             what = f"{related}" if fixed is None else f"{fixed} is made a constant: {related}"
             yield f"{what}   ({source_line(where) if where else 'asked by the backend'})"

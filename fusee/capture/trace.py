@@ -30,7 +30,7 @@ from fusee.capture.graph_break import (
     Unchecked,
     generator_states,
 )
-from fusee.capture.guards import GONE, At, Distinct, Fact, Facts, holds, overlap
+from fusee.capture.guards import GONE, Facts, IdMatch, NoOverlap, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise
@@ -395,7 +395,7 @@ def _keep_apart(world: World) -> str:
             with torch._C.DisableTorchFunction():
                 if overlap(inputs[array], x):
                     return f"{array} and {other}"
-            world.fact("apart", array, At(other))
+            world.fact(NoOverlap, array, other)
     return ""
 
 
@@ -429,18 +429,14 @@ def moved(captured: Captured, place: Place, values: Mapping[str, Any]) -> Captur
 
     facts = Facts()
     for fact in captured.facts.rows:
-        origin, value = at(fact.origin), fact.value
-        if isinstance(value, At):
-            value = At(at(value.origin))
-        elif isinstance(value, Distinct):
-            value = Distinct(tuple(map(at, value.written)), tuple(map(at, value.others)))
-        elif fact.kind == "is" and isinstance(value, torch.nn.Module):
-            try:
+        origin, value = at(fact.origin), fact.moved(at)
+        try:
+            if isinstance(fact, IdMatch) and isinstance(value, torch.nn.Module):
                 value = instead.setdefault(id(value), look(origin))
-            except GONE:
+            row = type(fact)(origin, value, fact.where)
+            if not row.holds(look):
                 return None
-        row = Fact(fact.kind, origin, value, fact.where)
-        if not holds(row, look):
+        except GONE:
             return None
         facts.rows.append(row)
     facts.kinds = {at(origin): kind for origin, kind in captured.facts.kinds.items()}
@@ -450,9 +446,11 @@ def moved(captured: Captured, place: Place, values: Mapping[str, Any]) -> Captur
     names = {name: instead.get(id(x), x) for name, x in captured.names.items()}
     with torch._C.DisableTorchFunction():
         examples = [look(origin) for origin in inputs]
+    symbols = captured.symbols and captured.symbols.moved(at)
     return replace(
-        captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples
-    )
+        captured, place=place, facts=facts, names=names, inputs=inputs, examples=examples,
+        symbols=symbols,
+    )  # fmt: skip
 
 
 def _names_its_own(graph: fx.GraphModule | None) -> bool:

@@ -7,6 +7,7 @@ value in a call leads to the few entries that were made for that value.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
@@ -14,27 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusee.capture.captured import Captured, Place
-from fusee.capture.guards import GONE, At, Fact, TensorFact, describe, is_one_more
+from fusee.capture.guards import GONE, Fact
 from fusee.capture.sources import Source, variable
 from fusee.source import define
 
-
-def _remedy(fact: Fact, found: Any) -> str:
-    """What to do about a guard that keeps failing."""
-    if fact.kind == "related" and fact.value.fixes() is not None:
-        return "do not ask for the number there (a loop over range(), a key), or give it one value"
-    is_number = fact.kind == "equals" and type(found) in (int, float)
-    is_size = isinstance(found, TensorFact) and found.is_like(fact.value)
-    if is_number or is_size:
-        return "dynamic=None or True, mark_dynamic, a backend that takes symbols (docs/compile.md)"
-    what = {
-        "related": "sizes that go the same way there",
-        "tensor": "tensors of one dtype, device and number of axes",
-        "is": "the same object at each call",
-        "type": "objects of one class",
-        "length": "containers of one length",
-    }
-    return f"give {what.get(fact.kind, 'it one value')}, or raise recompile_limit"
+_Key = tuple[type[Fact], str]  # a kind, and whose fact it is
 
 
 @dataclass
@@ -60,7 +45,7 @@ class Site:
 
     index    finds them, if they are many
     is_last  whether the one with symbols was made that comes after the limit
-    missed   what the last call without an entry missed, in words, and what was there
+    missed   what the last call without an entry missed, and what was there
     steps    for how many such calls in a row that was one more
     growing  the fact that such calls missed
     """
@@ -71,7 +56,7 @@ class Site:
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False
-    missed: tuple[str, Any] | None = None
+    missed: tuple[_Key, Any] | None = None
     steps: int = 0
     growing: Fact | None = None
 
@@ -102,12 +87,12 @@ class Site:
         if (missed := facts.first_miss(values)) is None:
             return False
         fact, found = missed
-        words = f"{fact.kind} {fact.origin}"
-        last, before = self.missed or ("", None)
-        before = before if last == words else None
-        is_step = is_one_more(fact.kind, fact.value if before is None else before, found)
+        key = type(fact), str(fact.origin)
+        last, before = self.missed or (None, None)
+        before = before if last == key else None
+        is_step = fact.is_one_more(fact.value if before is None else before, found)
         self.steps = self.steps + 1 if is_step else 0
-        self.missed = words, found
+        self.missed = key, found
         self.growing = fact if self.steps >= 2 else None
         return self.growing is not None
 
@@ -116,38 +101,18 @@ class Site:
         missed = [found for e in self.entries if (found := e.captured.facts.first_miss(values))]
         if not missed:
             return "", ""
-        counts = Counter((fact.kind, str(fact.origin)) for fact, _ in missed)
+        by_key = {(type(x[0]), str(x[0].origin)): x for x in missed}
+        counts = Counter((type(fact), str(fact.origin)) for fact, _ in missed)
         (chosen, count), *_ = counts.most_common()
-        fact, found = next(x for x in missed[::-1] if (x[0].kind, str(x[0].origin)) == chosen)
-        told = f"{count} of them could not be used: {describe(fact, found)}"
-        return f"; {told}. To do: {_remedy(fact, found)}", fact.where
+        fact, found = by_key[chosen]
+        told = f"{count} of them could not be used: {fact.miss(found)}"
+        return f"; {told}. To do: {fact.remedy(found)}", fact.where
 
 
 # ---------------------------------------------------------------------------- index
 
 
 FEW = 4  # so many checks in turn take no longer than a look-up
-
-_Key = tuple[str, str]
-
-
-def _value(fact: Fact) -> Hashable:
-    """What an object has if the fact holds for it."""
-    return _KINDS[fact.kind][1](fact.value)
-
-
-def _exactly(x: Any) -> Hashable:
-    return type(x), repr(x) if isinstance(x, (float, complex)) else x
-
-
-# By the kind of a fact: the value of an object, and that of the object for which the fact holds.
-_KINDS: dict[str, tuple[Callable[[Any], Hashable], Callable[[Any], Hashable]]] = {
-    "equals": (_exactly, _exactly),
-    "tensor": (lambda x: tuple(x.shape), lambda known: known.size),
-    "length": (len, lambda known: known),
-    "type": (type, lambda known: known),
-    "is": (id, id),
-}
 
 
 class Index:
@@ -182,22 +147,22 @@ class Index:
             return self.others
 
     def _place(self, entry: Any) -> None:
-        fact = _by_key(entry).get(self.key) if self.key else None
-        if fact is None:
+        known = _by_key(entry).get(self.key) if self.key else None
+        if known is None:
             self.others.append(entry)
             for listed in self.found.values():
                 listed.append(entry)
         else:
-            self.found.setdefault(_value(fact), [*self.others]).append(entry)
+            self.found.setdefault(known[1], [*self.others]).append(entry)
 
     def _choose(self, entries: list[Any]) -> None:
         counts: Counter[_Key] = Counter()
         values: dict[_Key, set[Hashable]] = defaultdict(set)
         facts: dict[_Key, Fact] = {}
         for entry in entries:
-            for key, fact in _by_key(entry).items():
+            for key, (fact, value) in _by_key(entry).items():
                 counts[key] += 1
-                values[key].add(_value(fact))
+                values[key].add(value)
                 facts[key] = fact
         whole = [key for key, count in counts.items() if count == len(entries)]
         self.key = max(whole, key=lambda key: len(values[key]), default=None)
@@ -211,22 +176,17 @@ class Index:
         text = f"_value({source.expression(fact.origin)})"
         body = "".join(f"    {line}\n" for line in source.lines)
         listed = ", ".join(map(variable, self.parameters))
-        names = {**source.names, "_value": _KINDS[fact.kind][0]}
+        names = {**source.names, "_value": fact.INDEX[0]}
         return define(f"def read({listed}):\n{body}    return {text}\n", "read", "versions", names)
 
 
-def _by_key(entry: Any) -> dict[_Key, Fact]:
-    """An entry's facts about what can be looked up, the first of each kind and object."""
-    found: dict[_Key, Fact] = {}
+def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:
+    """An entry's facts about what can be looked up, and that; the first of each kind and object."""
+    found: dict[_Key, tuple[Fact, Hashable]] = {}
     for fact in entry.captured.facts.rows:
-        if fact.kind in _KINDS and not isinstance(fact.value, At) and _is_hashable(fact):
-            found.setdefault((fact.kind, str(fact.origin)), fact)
+        if fact.INDEX:
+            value = fact.INDEX[1](fact.value)
+            with contextlib.suppress(TypeError):  # no key of a dict
+                hash(value)
+                found.setdefault((type(fact), str(fact.origin)), (fact, value))
     return found
-
-
-def _is_hashable(fact: Fact) -> bool:
-    try:
-        hash(_value(fact))
-    except TypeError:
-        return False
-    return True

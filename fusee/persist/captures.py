@@ -26,7 +26,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from fusee.capture.captured import Captured, Place
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
-from fusee.capture.guards import Fact, Facts
+from fusee.capture.guards import Facts
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
@@ -249,7 +249,7 @@ _FIELDS = ("facts", "inputs", "source", "names", "grad", "inference", "taken", "
 def _reduced(x: Any) -> Any:
     """How an object of ours is made again, for pickle; NotImplemented for others."""
     if type(x) is Facts:
-        rows = [(row.kind, row.origin, row.value, sys.intern(row.where)) for row in x.rows]
+        rows = [(type(row), row.origin, row.value, sys.intern(row.where)) for row in x.rows]
         return _facts, (list(zip(*rows)), x.kinds)
     if type(x) is State:
         return State, tuple(x)
@@ -257,7 +257,7 @@ def _reduced(x: Any) -> Any:
 
 
 def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
-    return Facts([*map(Fact, *columns)] if columns else [], kinds)
+    return Facts([kind(*given) for kind, *given in zip(*columns)], kinds)
 
 
 class _Kept(Captured):

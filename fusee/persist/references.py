@@ -28,21 +28,9 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 import torch
 from torch import fx
 
-from fusee.capture.frame import UNBOUND, Marker, is_scalar
-from fusee.capture.guards import ABSENT, GONE, At, Distinct, Facts, TensorFact
-from fusee.capture.sources import (
-    Attr,
-    Call,
-    Cell,
-    ClassDict,
-    Dict,
-    Entry,
-    Held,
-    Item,
-    Local,
-    Origin,
-    looking,
-)
+from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
+from fusee.capture.guards import GONE, Facts, TensorFact
+from fusee.capture.sources import Held, Origin, looking
 from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming
@@ -53,8 +41,8 @@ class NotKept(Exception):
 
 
 _WRITTEN = (
-    At, Distinct, TensorFact, Attr, Call, Cell, ClassDict, Dict, Entry, Held, Item, Local, list,
-    tuple, dict, set, frozenset, slice, collections.OrderedDict, collections.deque,
+    TensorFact, list, tuple, dict, set, frozenset, slice, collections.OrderedDict,
+    collections.deque,
 )  # fmt: skip
 # What pickle writes by itself, but for scalars.
 _UNASKED = {list, tuple, dict, set, frozenset, bytearray, pickle.PickleBuffer}
@@ -146,23 +134,16 @@ class Names(pickle.Pickler):
         self._add_way(function, ("function",))
         for (module, name), found in taken.items():
             self._add_way(found, ("global", module, name))
-        for origin in dict.fromkeys(fact.origin for fact in facts.rows):
-            self._add_root(origin.root)
+        roots = dict.fromkeys(fact.origin.root for fact in facts.rows)
+        for held in roots:
+            if isinstance(held, Held):
+                self._add_way(held.value, held.way())
         for fact in facts.rows:
-            if fact.kind == "is" and not isinstance(fact.value, At):
-                self._add_way(fact.value, ("at", fact.origin))
+            self._add_way(fact.value, fact.way())
 
-    def _add_root(self, root: Origin) -> None:
-        if isinstance(root, ClassDict):
-            self._add_way(root.value, ("part", root.cls, "__dict__"))
-        elif isinstance(root, Held) and type(root.value) is dict:
-            module = sys.modules.get(root.value.get("__name__", ""))
-            if module is not None and module.__dict__ is root.value:
-                self._add_way(root.value, ("part", module, "__dict__"))
-
-    def _add_way(self, x: Any, way: tuple[Any, ...]) -> None:
+    def _add_way(self, x: Any, way: tuple[Any, ...] | None) -> None:
         """Note how to get at an object, and at what it holds and never changes."""
-        if is_scalar(x) or id(x) in self._ways:
+        if way is None or is_scalar(x) or id(x) in self._ways:
             return
         self._ways[id(x)] = way
         self._keep.append(x)

@@ -25,7 +25,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, Args, Kwargs, Stand, stands_for
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import At
+from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
 from fusee.capture.iterators import Indexed
 from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
@@ -303,7 +303,7 @@ def _by_numpy(m: Capturing, name: str, function: Any, is_shadow: bool, *given: A
     """What NumPy itself makes of a call."""
     if _raises(np):
         raise GraphBreak("np.seterr has it that wrong values raise")
-    m.world.fact("equals", _ERRORS, False)
+    m.world.fact(EqualsMatch, _ERRORS, False)
     values = "ignore" if is_shadow else "warn"  # those of a shadow mean nothing
     with np.errstate(all=values), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -448,16 +448,16 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
     """The array that stands for one from outside; None if no graph takes it."""
     if id(x) in world.arrays:
         known, first, _ = world.arrays[id(x)]
-        world.fact("is", origin, At(first))
+        world.fact(Alias, origin, first)
         return known
     is_scalar = not isinstance(x, np.ndarray)
     if _torch_dtype(x.dtype) is None or (is_scalar and not world.varies(origin, x)):
         return None
     if not is_scalar and (any(s < 0 or s % x.itemsize for s in x.strides) or not x.flags.aligned):
         return None
-    world.fact("type", origin, type(x))
+    world.fact(TypeMatch, origin, type(x))
     if not is_scalar:
-        world.fact("equals", Call(origin, layout_of, "the layout of "), layout_of(x))
+        world.fact(EqualsMatch, Call(origin, layout_of, "the layout of "), layout_of(x))
     place = Call(origin, as_tensor, "the tensor of ")
     with torch._C.DisableTorchFunction():
         tensor = world.input(as_tensor(x), place, origin)
@@ -470,7 +470,7 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
 
 
 def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
-    world.fact("equals", origin, x)
+    world.fact(EqualsMatch, origin, x)
     return x
 
 

@@ -28,6 +28,7 @@ from fusee.capture import attributes
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
 from fusee.capture.graph_break import GraphBreak
+from fusee.capture.guards import Keys
 from fusee.capture.inputs import Mirror
 from fusee.capture.policy import enabled
 from fusee.capture.torch_api import FakeTensor, run_for_real
@@ -118,7 +119,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
         if of_param is None:
             continue
         mirror = world.mirror(attributes.item_by_tensor(m, state, fake))
-        world.fact("keys", mirror.origin, tuple(of_param))
+        world.fact(Keys, mirror.origin, tuple(of_param))
         for key, value in of_param.items():
             loaded = world.get(mirror, key)
             if isinstance(value, torch.Tensor):

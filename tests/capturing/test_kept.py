@@ -7,6 +7,7 @@ import linecache
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import torch
 
 import fusee
 from fusee.capture import entries
+from fusee.capture.builtins import SPECIAL
 from fusee.capture.entries import CompiledFunction
+from fusee.capture.guards import Fact
 from fusee.capture.policy import Policy
+from fusee.capture.sources import Part, Source
 from fusee.config import settings
 from fusee.persist.captures import Keeper
 from fusee.runtime.cache import ObjectCache
@@ -349,3 +353,64 @@ def test_whether_there_is_a_gpu_is_asked_again(
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: count, raising=False)
     assert processes.run(source, X)[1]
+
+
+# ---------------------------------------------------------------------------- new kinds
+# A kind of guard is one class and a kind of source is one class, as somebody who needs one adds it.
+
+
+@dataclass(frozen=True, eq=False)
+class LengthOf(Part):
+    """How many elements a container has."""
+
+    WORDS = "the length of {parent}"
+
+    def code(self, parent: str, source: Source) -> str:
+        return f"{source.python('len')}({parent})"
+
+    def find(self, of: Any) -> int:
+        return len(of)
+
+
+class AtMost(Fact):
+    """A number that is no greater than this one."""
+
+    WORDS, TORCH = "is at most", "SHAPE_ENV"
+
+    def conditions(self, at: str, source: Source) -> list[str]:
+        return [f"{at} <= {self.value}"]
+
+    def fits(self, now: Any) -> bool:
+        return bool(now <= self.value)
+
+
+def few(items: Any) -> bool:
+    return len(items) < 4
+
+
+def _few(m: Any, args: Any, kwargs: Any) -> bool:
+    items: set[int] = args[0]
+    if is_few := len(items) < 4:
+        m.world.fact(AtMost, LengthOf(m.world.origin(items)), 3)
+    else:
+        m.length(items)
+    return is_few
+
+
+def test_a_kind_of_guard_and_one_of_source_are_a_class_each(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SPECIAL, few, _few)
+    source = f"from {__name__} import few\ndef f(x, items): return x * 2 if few(items) else x"
+    assert processes.run(source, X, {1})[1]
+    assert not processes.run(source, X, {1, 2})[1]
+    assert processes.run(source, X, {1, 2, 3, 4})[1]
+
+    fast = CompiledFunction(processes.start(source).f, lambda gm, _: gm.forward, Policy())
+    for items in ({1}, {1, 2, 3}, {1, 2, 3, 4}):
+        torch.testing.assert_close(fast(X, items), X * 2 if len(items) < 4 else X)
+    first, _ = fast.entries
+    assert "_len(items) <= 3" in first.check_source()
+    missed = first.captured.facts.first_miss({"x": X, "items": {1, 2, 3, 4}})
+    assert missed is not None and str(missed[0]) == "the length of items is at most 3"
+    assert missed[0].miss(missed[1]) == "the length of items was 3, is 4"

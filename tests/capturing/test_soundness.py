@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusee.capture.entries import CompiledFunction
+from fusee.capture.guards import NotAlias
 from fusee.capture.policy import Policy, as_function
 from tests.capturing.differences import backend
 from tests.capturing.places import CHANGES, Place, places
@@ -240,9 +241,9 @@ def test_containers_that_become_one() -> None:
     call(table, x, a=1)
     (entry,) = call.entries
     facts = entry.captured.facts.rows
-    assert any(fact.kind == "not" for fact in facts)
+    assert any(isinstance(fact, NotAlias) for fact in facts)
     # what a call gave by name is no object that anybody had before
-    assert not any(fact.kind == "not" and "kwargs" in str(fact) for fact in facts)
+    assert not any(isinstance(fact, NotAlias) and "kwargs" in str(fact) for fact in facts)
     before = table.other
     for other in ({"k": 2.0}, table.seen, before):
         table.other = other

@@ -319,6 +319,39 @@ def test_copies_of_a_module_share_versions() -> None:
     assert len(counting.graphs) == 8
 
 
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        print(end="")
+        self.calls += 1
+        return x * 2 if self.calls < 5 else x * 3
+
+
+class Counters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: Any = nn.ModuleList(Counted() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@torch.no_grad()
+def test_what_is_known_of_a_number_is_of_the_copys_own() -> None:
+    net, eager = Counters(), Counters()
+    compiled = fusee.compile(net, backend="eager")
+    for k in range(7):
+        if k == 4:
+            for one in (net, eager):
+                one.layers[0].calls, one.layers[2].calls = 0, 2
+        torch.testing.assert_close(compiled(X), eager(X))
+
+
 def test_copies_of_a_module_have_gradients_of_their_own() -> None:
     net, counting = Stack(), Counting()
     eager = copy.deepcopy(net)
