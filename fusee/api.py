@@ -17,6 +17,7 @@ from torch import nn
 from fusee.backends import registry
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, GuardedBackend, Report, live_reports
+from fusee.capture.between import suspending
 from fusee.capture.bytecode import first_line
 from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction, live, machinery
@@ -244,12 +245,11 @@ class Compiler:
             self.notice(f"{name} is disabled: it runs eagerly", first_line(function))
             return model
         if is_suspending(function):
-            text = (
-                f"{function.__qualname__} is asynchronous or a generator, and no graph holds that"
-            )
-            self._refuse(text, first_line(function))
-            return model
-        compiled = self.call_of(function)
+            what = f"{function.__qualname__} is asynchronous or a generator"
+            self._refuse(f"{what}, and no graph holds its own lines", first_line(function))
+            compiled = suspending(self.function(function).nested, function)
+        else:
+            compiled = self.call_of(function)
         return types.MethodType(compiled, *before) if before else compiled
 
     def function(self, function: types.FunctionType) -> CompiledFunction:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fusee.capture import symbols
+from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
@@ -35,6 +36,8 @@ AS_VALUES = (
     *(f"__{name}__" for name in "floor ceil trunc divmod pow".split()),
     *COMPARED, *SHOWN, *AS_NUMBERS,
 )  # fmt: skip
+
+_CALLED_BY_C = frozenset((*COMPARED, *SHOWN, *AS_NUMBERS))  # what an object is asked for itself
 
 _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
@@ -182,6 +185,7 @@ class Capturing(Semantics):
                     raise GraphBreak("C code would look at a container before it is changed")
                 todo += dict.values(x) if kind is dict else kind.__iter__(x)
             if not is_outside:
+                self._look_within(cls, methods)
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
@@ -193,8 +197,17 @@ class Capturing(Semantics):
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):
                 raise GraphBreak(f"C code would look at a {cls.__qualname__} from outside")
 
+    def _look_within(self, cls: type, methods: tuple[str, ...]) -> None:
+        """End the graph if C code would run a method of the program's that does more than read."""
+        if is_trusted(cls.__module__):
+            return
+        for name in _CALLED_BY_C.intersection(methods):
+            method = getattr(cls, name, None)
+            if type(method) is _FUNCTION and not is_reading(method):
+                raise GraphBreak(f"C code would call {method.__qualname__}")
+
     def hashed(self, keys: Sequence[Any]) -> list[Any]:
-        self.world.hash(keys)
+        self.look(keys, COMPARED)
         return [symbols.value(key) for key in keys]
 
     def writable(self, x: Any) -> Any:
@@ -375,15 +388,24 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
     if name in ("as_subclass", "numpy"):  # which torch does not ask classes about
         return types.MethodType(getattr(torch.Tensor, name), obj)
-    if name.startswith("_dynamo") or name in ("fake_mode", "fake_device", "constant"):
-        raise AttributeError(name)
     if name == "grad":
         return read(m, obj)
-    try:
-        return getattr(obj, name)
-    except AttributeError as error:
-        text = str(error).replace("FakeTensor", "Tensor")
+    if name == "__dict__":
+        mirror = m.world.of_tensor(obj)
+        return m.world.know(mirror.obj, mirror.origin)
+    text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
+    if not name.startswith("_dynamo") and name not in _OF_FAKES:
+        try:
+            return getattr(obj, name)
+        except AttributeError as error:
+            text = str(error).replace("FakeTensor", "Tensor")
+    value = m.world.get(m.world.of_tensor(obj), name)  # what somebody has put there
+    if value is not ABSENT:
+        return value
     raise AttributeError(text, name=name, obj=obj)  # not above: it would have a context
+
+
+_OF_FAKES = ("fake_mode", "fake_device", "constant")
 
 
 def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:
@@ -574,9 +596,12 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             return
         if store_grad(m, obj, name, value):
             return
-        if name != "grad" or value is DELETED:
+        if name == "grad" and value is not DELETED:
+            write(m, obj, value)
+        elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
-        write(m, obj, value)
+        else:
+            m.world.set(m.world.of_tensor(obj), name, value)
         return
     if isinstance(obj, Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")

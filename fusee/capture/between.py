@@ -10,24 +10,25 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch import nn
 
 from fusee.capture.frame import BINARY, Frame, Semantics, called_from, suspended
-from fusee.capture.opcodes import refused
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
 
-__all__ = ["Between", "Nested", "around", "for_c"]
+__all__ = ["Between", "Nested", "around", "for_c", "suspending"]
 
 # `(function, its first argument)` to what is called in its place.
 Nested = Callable[[types.FunctionType, Any], Callable[..., Any]]
 
 _IN_PLACE = len(BINARY) // 2
 
-_ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+# Python's own: nothing of the program's that they call is compiled.
+_OTHERS = inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_SUSPENDING = inspect.CO_GENERATOR | inspect.CO_COROUTINE
 
 # C functions that call what they are given, by its place among their arguments; or its name.
 _CALLING: dict[Any, int | str] = {
@@ -40,16 +41,47 @@ _CALLING: dict[Any, int | str] = {
 def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs: Any) -> Any:
     """Run a function's own lines in Python."""
     function = function.__dict__.get(ORIGINAL, function)
-    if refused(function.__code__) or function.__code__.co_flags & _ASYNCHRONOUS:
+    flags = function.__code__.co_flags
+    if flags & _OTHERS:
         return function(*args, **kwargs)
     f = Frame.of(Between(nested), function)
     f.bind(function.__defaults__, function.__kwdefaults__, args, kwargs)
-    if not function.__code__.co_flags & inspect.CO_GENERATOR:
+    if not flags & _SUSPENDING:
         return f.run()
     while f.instruction.name != "RETURN_GENERATOR":
         f.step()
     f.at += 1
-    return suspended(f)
+    if flags & inspect.CO_GENERATOR:
+        return suspended(f)
+    made: Any = _coroutine(suspended(f))
+    made.__name__, made.__qualname__ = f.code.co_name, f.code.co_qualname
+    return made
+
+
+def suspending(nested: Nested, function: types.FunctionType) -> Callable[..., Any]:
+    """A function of the same kind, generator or coroutine, whose lines `around` runs."""
+
+    @functools.wraps(function)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        return (yield from around(nested, function, *args, **kwargs))
+
+    @functools.wraps(function)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        return await around(nested, function, *args, **kwargs)
+
+    flags = function.__code__.co_flags
+    if flags & _OTHERS:
+        return function
+    return generator if flags & inspect.CO_GENERATOR else coroutine
+
+
+async def _coroutine(body: Generator[Any, Any, Any]) -> Any:
+    return await _driving(body)
+
+
+@types.coroutine
+def _driving(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    return (yield from body)
 
 
 def for_c(nested: Nested, function: Any) -> Any:

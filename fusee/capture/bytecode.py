@@ -131,6 +131,37 @@ def _decode(code: types.CodeType) -> Program:
     return Program(instructions, handlers, taking)
 
 
+# Instructions of a function that gives a value made of its arguments and of what they hold.
+_READING = (
+    "BINARY_OP BUILD_CONST_KEY_MAP BUILD_LIST BUILD_SLICE BUILD_STRING BUILD_TUPLE COMPARE_OP"
+    " CONTAINS_OP CONVERT_VALUE COPY FORMAT_SIMPLE FORMAT_VALUE FORMAT_WITH_SPEC IS_OP"
+    " LIST_TO_TUPLE LOAD_CONST NOP POP_TOP PRECALL PUSH_NULL RESUME RETURN_CONST RETURN_VALUE SWAP"
+    " TO_BOOL UNARY_INVERT UNARY_NEGATIVE UNARY_NOT"
+).split()
+_READING_PARTS = ("CALL", "_FAST", "JUMP_FORWARD", "_IF_", "COPY_FREE_VARS")
+_READERS_IN_C = {
+    "NotImplemented", "abs", "bool", "float", "format", "hash", "id", "int", "isinstance", "len",
+    "repr", "round", "str", "tuple", "type",
+}  # fmt: skip
+
+
+def is_reading(function: types.FunctionType) -> bool:
+    """Whether a function only computes from its arguments: it may be called at any time."""
+    return all(_is_reading(function, i) for i in program(function.__code__).instructions)
+
+
+def _is_reading(function: types.FunctionType, i: Instruction) -> bool:
+    if i.name == "LOAD_ATTR":
+        return sys.version_info < (3, 12) or not i.arg & 1  # with that bit it is to be called
+    if i.name == "LOAD_GLOBAL":
+        is_asked = not i.arg & 1 and isinstance(function.__globals__.get(i.value), type)
+        return i.value in _READERS_IN_C or is_asked
+    if i.name == "LOAD_DEREF":
+        found = inspect.getclosurevars(function).nonlocals.get(i.value)
+        return isinstance(found, type)
+    return i.name in _READING or any(part in i.name for part in _READING_PARTS)
+
+
 # What reads variables without naming them.
 _READERS = {"super", "locals", "vars", "dir", "eval", "exec"}
 

@@ -52,6 +52,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, is_scalar, s
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.inputs import empty_like
+from fusee.capture.iterators import Stepping
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import Call, Held
@@ -216,6 +217,8 @@ _MOVE = {
     "move_to_end", "__iadd__",
 }  # fmt: skip
 
+_BY_KEY = {"insert", "move_to_end", "pop", "rotate"}  # but at a key, or a place
+
 _TAKE_ITERABLES = {
     "extend", "update", "union", "intersection", "difference", "symmetric_difference", "join",
     "issubset", "issuperset", "isdisjoint", "intersection_update", "difference_update", "fromkeys",
@@ -242,14 +245,26 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
             if name in ("update", "__ior__") and isinstance(args[:1] and args[0], dict):
                 more = tuple(args[0])
             looked = (*more, *dict.keys(owner))  # not at what they hold
+        looked = tuple(x for x in looked if type(x) is not types.GeneratorType)
         m.look(looked, COMPARED + AS_NUMBERS if compares else AS_VALUES)
+    elif name in _BY_KEY and args:
+        owner = function.__self__
+        m.look((args[0], *(owner if isinstance(owner, dict) else ())), COMPARED + AS_NUMBERS)
     return function(*args, **kwargs)
 
 
 def _shown(m: Capturing, x: Any) -> Any:
     if isinstance(x, dict) or is_scalar(x):
         return m.plain(x)
-    return m.items(x)
+    # what runs as an iterator is asked may look at what has come so far
+    is_lazy = hasattr(type(x), "__next__") and not m.is_outside(x)
+    return _coming(m, m.iterate(x)) if is_lazy else m.items(x)
+
+
+def _coming(m: Capturing, iterator: Any) -> Iterator[Any]:
+    for x in Stepping(m, iterator):
+        m.look((x,), COMPARED + AS_NUMBERS)
+        yield x
 
 
 def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

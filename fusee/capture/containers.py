@@ -124,7 +124,12 @@ for _function in (
 SPECIAL[itertools.chain.from_iterable] = lambda m, args, kwargs: itertools.chain.from_iterable(
     _iterable(m, x) for x in m.items(args[0])
 )
-SPECIAL[enumerate] = lambda m, args, kwargs: enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
+
+
+@stands_for(enumerate)
+def _enumerate(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.look((*args[1:], *kwargs.values()), AS_NUMBERS)
+    return enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
 
 
 @stands_for(itertools.islice)
@@ -192,14 +197,12 @@ SPECIAL[min], SPECIAL[max] = _extreme(min), _extreme(max)
 
 def _mapping(kind: Any) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        made = kind()
+        pairs: Any = {}
         if args:
             is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
-            pairs = m.mapping(args[0]) if is_mapping else map(m.items, m.items(args[0]))
-            made.update(pairs)
-        made.update(kwargs)
-        m.hashed([*made])
-        return made
+            pairs = m.mapping(args[0]) if is_mapping else [*map(m.items, m.items(args[0]))]
+            m.hashed([pair[0] for pair in pairs if pair] if not is_mapping else [*pairs])
+        return kind(pairs, **kwargs)
 
     return stand
 

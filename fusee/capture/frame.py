@@ -76,7 +76,7 @@ def op(*more: str) -> Callable[[Opcode], Opcode]:
     return register
 
 
-_IN_YIELD_FROM = 2  # in RESUME's argument, where it follows the yield of a `yield from`
+_IN_YIELD_FROM = (2, 3)  # RESUME's arguments after the yield of a `yield from`, of an `await`
 
 
 def _method(machine: Any, x: Any, name: str) -> Any:
@@ -93,6 +93,7 @@ class Frame:
     names    the namespace of a class body; None in a function
     next     the instruction that follows
     unwound  the exception that went to a handler last
+    raised_again  the traceback that an exception had before it was raised once more
     """
 
     def __init__(self, machine: Any, code: types.CodeType, globals_: dict[str, Any]) -> None:
@@ -111,6 +112,7 @@ class Frame:
         self.keywords: tuple[str, ...] = ()
         self.function: Any = None
         self.unwound: BaseException | None = None
+        self.raised_again: list[types.TracebackType | None] = []
 
     @classmethod
     def of(cls, machine: Any, function: types.FunctionType) -> Frame:
@@ -200,10 +202,8 @@ class Frame:
                 except GraphBreak as found:
                     found.where = found.where or machine.where()
                     raise
-                except Exception as error:  # noqa: BLE001  # whatever the program raises
-                    self._unwind(error)
-                except GeneratorExit as error:
-                    self._unwind(error)
+                except BaseException as error:  # noqa: BLE001  # whatever the program raises
+                    self._unwind_own(error)
         finally:
             self.unwound = None  # it knows this frame, by its traceback
             machine.frames.pop()
@@ -214,8 +214,8 @@ class Frame:
         self.next = self.at + 1
         try:
             stopped = OPCODES[instruction.name](self, instruction)
-        except Exception as error:  # noqa: BLE001  # whatever the program raises
-            self._unwind(error)
+        except BaseException as error:  # noqa: BLE001  # whatever the program raises
+            self._unwind_own(error)
             return False
         self.at = self.next
         return bool(stopped)
@@ -236,7 +236,7 @@ class Frame:
         source   CPython's Objects/genobject.c, _gen_throw
         """
         machine, listed = self.machine, self.program.instructions
-        if self.instruction.name == "RESUME" and self.instruction.arg & 3 == _IN_YIELD_FROM:
+        if self.instruction.name == "RESUME" and self.instruction.arg & 3 in _IN_YIELD_FROM:
             ends = isinstance(error, GeneratorExit)
             try:
                 method = _method(machine, self.stack[-1], "close" if ends else "throw")
@@ -250,7 +250,9 @@ class Frame:
                 else:
                     self._send_ended(listed[self.at - 2], returned.value)
                     return False
-            except (Exception, GeneratorExit) as other:  # noqa: BLE001  # whatever it raises
+            except BaseException as other:  # whatever it raises
+                if not self._is_programs(other):
+                    raise
                 error = other
         self.push(None)  # in place of what would have been sent
         self.at -= 1  # the exception comes from the instruction that yielded
@@ -267,8 +269,19 @@ class Frame:
         self.push(value)
         self.at = send.target
 
+    def _is_programs(self, error: BaseException) -> bool:
+        """Whether what was raised is the program's: capture ends by exceptions too."""
+        return self.machine.is_python or isinstance(error, (Exception, GeneratorExit))
+
+    def _unwind_own(self, error: BaseException) -> None:
+        if not self._is_programs(error):
+            raise error
+        self._unwind(error)
+
     def _unwind(self, error: BaseException) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
+        for error.__traceback__ in self.raised_again:  # as if it had never left
+            self.raised_again = []
         instruction, handler, raised = self.instruction, self.program.handler(self.at), self.at
         if instruction.name == "RERAISE" and instruction.arg:
             raised = int(self.stack[-instruction.arg])  # where it was raised first

@@ -210,6 +210,7 @@ class World:
         self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
         self.seen: dict[int, tuple[type, Mirror]] = self.recorder.seen
+        self.put_on: dict[int, Mirror] = {}
         self._origins: dict[int, Origin] = {}
         self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
@@ -543,6 +544,18 @@ class World:
             return None
         place = self._dicts.get(id(obj)) or self._dicts.setdefault(id(obj), Dict(origin))
         return self.mirror(found, place)
+
+    def of_tensor(self, fake: torch.Tensor) -> Mirror:
+        """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
+        real, origin = self.inputs.get(id(fake), (None, None))
+        if origin is not None:
+            return self.mirror(real.__dict__, self._dicts.setdefault(id(real), Dict(origin)))
+        found = self.put_on.get(id(fake))
+        if found is None:
+            found = self.put_on[id(fake)] = Mirror({}, Held(None, "attributes"))
+            found.copy = {}
+            self._keep.append(fake)
+        return found
 
     def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
         found = self.mirrors.get(id(obj))

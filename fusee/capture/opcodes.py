@@ -14,11 +14,11 @@ import builtins
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from fusee.capture.bytecode import Instruction, Program, program
+from fusee.capture.bytecode import Instruction, Program
 from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.torch_api import FakeTensor
@@ -72,6 +72,10 @@ _JUMPS: dict[str, Opcode] = {
     # the machine makes the generator when it calls the function, and starts after this
     "RETURN_GENERATOR": lambda f, i: None,
     "END_SEND": lambda f, i: f.stack.__delitem__(-2),
+    "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop())),
+    "GET_AITER": lambda f, i: f.push(
+        f.machine.call(f.machine.special(f.pop(), "__aiter__"), (), {})
+    ),
     "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
     "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
     "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
@@ -169,7 +173,8 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
     if i.arg == 0:
         if f.machine.handled is None:
             raise RuntimeError("No active exception to reraise")
-        raise f.machine.handled
+        f.push(f.machine.handled)
+        RERAISE(f, i)
     error, *cause = [f.machine.call(x, (), {}) if isinstance(x, type) else x for x in f.take(i.arg)]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
@@ -177,7 +182,7 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
         (error.__cause__,) = cause
     f.push(error)
     del error, cause  # they would know this frame, and it them
-    raise f.pop()
+    _raise(f)
 
 
 @op()
@@ -203,7 +208,115 @@ def CHECK_EXC_MATCH(f: Frame, i: Instruction) -> None:
 
 @op()
 def RERAISE(f: Frame, i: Instruction) -> None:
+    f.raised_again = [f.stack[-1].__traceback__]
+    _raise(f)
+
+
+def _raise(f: Frame) -> NoReturn:
+    if not f.machine.is_python and not isinstance(f.stack[-1], (Exception, GeneratorExit)):
+        raise GraphBreak(f"it raises {type(f.stack[-1]).__name__}, which is no Exception")
     raise f.pop()
+
+
+def _refuse_groups(kind: Any) -> None:
+    for k in kind if isinstance(kind, tuple) else (kind,):
+        if issubclass(k, BaseExceptionGroup):
+            raise TypeError(
+                "catching ExceptionGroup with except* is not allowed. Use except instead."
+            )
+
+
+@op()
+def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
+    """What an `except*` takes of an exception, and above it what is left.
+
+    source   CPython's Python/ceval.c, exception_group_match
+    """
+    kind = f.stack[-1]
+    CHECK_EXC_MATCH(f, i)
+    _refuse_groups(kind)
+    is_match, error = f.pop(), f.pop()
+    is_group = isinstance(error, BaseExceptionGroup)
+    match, rest = (error, None) if is_match else (None, error)
+    if is_match and not is_group:
+        match = BaseExceptionGroup("", [error])
+    elif is_group and not is_match:
+        match, rest = f.machine.call(f.machine.attribute(error, "split"), (kind,), {})
+    f.stack += (rest, match)
+    if match is not None:
+        f.machine.handled = match
+
+
+@op("CALL_INTRINSIC_2")
+def PREP_RERAISE_STAR(f: Frame, i: Instruction) -> None:
+    """What is raised after all `except*`: what they raised, beside what none of them took.
+
+    source   CPython's Objects/exceptions.c, _PyExc_PrepReraiseStar
+    """
+    if i.name == "CALL_INTRINSIC_2" and i.arg != 1:
+        raise GraphBreak(f"the instruction CALL_INTRINSIC_2 {i.arg} is not supported")
+    first, errors = f.take(2)
+    found = [error for error in f.machine.items(errors) if error is not None]
+    if not isinstance(first, BaseExceptionGroup):  # it was wrapped, and at most one took it
+        f.push(found[0] if found else None)
+        return
+    again = [error for error in found if _is_part(error, first)]
+    found = [error for error in found if not _is_part(error, first)]
+    if again:
+        leaves = {id(leaf) for error in again for leaf in _leaves(error)}
+        kept, _ = f.machine.call(
+            f.machine.attribute(first, "split"), (lambda error: id(error) in leaves,), {}
+        )
+        found.append(kept)
+    f.push(BaseExceptionGroup("", found) if len(found) > 1 else (*found, None)[0])
+
+
+def _is_part(error: BaseException, whole: BaseException) -> bool:
+    """Whether an exception is one that was split off, and has not been raised anew."""
+    names = ("__notes__", "__traceback__", "__cause__", "__context__")
+    return isinstance(error, BaseExceptionGroup) and all(
+        getattr(error, name, None) is getattr(whole, name, None) for name in names
+    )
+
+
+def _leaves(error: BaseException) -> Iterable[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return (error,)
+    return (leaf for part in error.exceptions for leaf in _leaves(part))
+
+
+# ------------------------------------------------------------------------------ coroutines
+
+
+async def _waiting(x: Any) -> Any:
+    return await x
+
+
+def _awaited(x: Any) -> Any:
+    """An iterator for what stands after `await`, as CPython makes one."""
+    return _waiting(x).__await__()
+
+
+@op()
+def BEFORE_ASYNC_WITH(f: Frame, i: Instruction) -> None:
+    manager = f.pop()
+    leave = f.machine.special(manager, "__aexit__")
+    enter = f.machine.special(manager, "__aenter__")
+    f.push(leave)
+    f.push(f.machine.call(enter, (), {}))
+
+
+@op()
+def GET_ANEXT(f: Frame, i: Instruction) -> None:
+    method = f.machine.special(f.stack[-1], "__anext__")
+    f.push(_awaited(f.machine.call(method, (), {})))
+
+
+@op()
+def END_ASYNC_FOR(f: Frame, i: Instruction) -> None:
+    _, error = f.take(2)
+    if not isinstance(error, StopAsyncIteration):
+        raise error
 
 
 @op()
@@ -331,18 +444,8 @@ TABLES = dict.fromkeys(((3, 11), (3, 12), (3, 13)), OPCODES)
 # Matter to CPython's own loop only.
 _IDLE = "NOP RESUME PRECALL COPY_FREE_VARS EXIT_INIT_CHECK"
 
-# Coroutines and exception groups: the function runs eagerly, and says so.
-REFUSED = (
-    "ASYNC_GEN_WRAP BEFORE_ASYNC_WITH CALL_INTRINSIC_2 CHECK_EG_MATCH END_ASYNC_FOR GET_AITER"
-    " GET_ANEXT GET_AWAITABLE IMPORT_STAR PREP_RERAISE_STAR"
-    " PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR"
-).split()
-
-
-def refused(code: types.CodeType) -> str:
-    """Why Python itself must run all of a function; "" if it need not."""
-    found = {i.name for i in program(code).instructions}.intersection(REFUSED)
-    return f"it has the instruction {min(found)}, for except* or await" if found else ""
+# In no function's code, but for the first: asynchronous generators are Python's own.
+REFUSED = ("ASYNC_GEN_WRAP IMPORT_STAR PRINT_EXPR INTERPRETER_EXIT RESERVED ENTER_EXECUTOR").split()
 
 
 def _refused(f: Frame, i: Instruction) -> None:

@@ -37,7 +37,6 @@ from fusee.capture.iterators import (
     reduced,
 )
 from fusee.capture.numbers import Number
-from fusee.capture.opcodes import refused
 from fusee.capture.sources import Source
 from fusee.capture.symbols import Text, holds_open, is_open
 from fusee.capture.torch_api import FakeTensor, of_subclass
@@ -182,16 +181,17 @@ class Rebuild:
         self.outputs.append(x)
         text = f"_out[{len(self.outputs) - 1}]"
         if id(x) in self.world.recorder.leaves:
-            return self._leaf(x, text)
-        if id(x) not in self.world.seen:
+            text = self._leaf(x, text)
+        kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
+        if mirror is None:
             return text
-        kind, mirror = self.world.seen[id(x)]
         if kind in self.made_classes:
             raise Lost(f"the class {kind.__qualname__} is made anew at each call")
-        with torch._C.DisableTorchFunction():
-            grad = str(x.requires_grad)
-        made = self.call(of_subclass, text, self.source.constant(kind), grad)
-        name = self._memo[id(x)] = self._named(made)
+        if kind is not None:
+            with torch._C.DisableTorchFunction():
+                grad = str(x.requires_grad)
+            text = self.call(of_subclass, text, self.source.constant(kind), grad)
+        name = self._memo[id(x)] = self._named(text)
         for key, item in mirror.copy.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         return name
@@ -256,13 +256,25 @@ class Rebuild:
                 raise Lost(f"the class {x.__name__} is made anew at each call")
             return self.source.constant(x)
         if isinstance(x, tuple):
-            made, items = self.source.constant(kind), ", ".join((yield from _each(x)))
-            return self._named(
-                f"{made}({items})" if hasattr(x, "_fields") else f"{made}(({items},))"
-            )
+            return (yield from self._tuple(x))
         if kind is types.GeneratorType and x in self.generators:
             return (yield from self._generator(x))
         return (yield from self._instance(x))
+
+    def _tuple(self, x: tuple[Any, ...]) -> Making:
+        items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
+        if type(x) in self.made_classes:
+            raise Lost(f"the class {type(x).__qualname__} is made anew at each call")
+        if type(x) is tuple:
+            return self._named(items)
+        kind = self.source.constant(type(x))
+        in_c = getattr(type(x).__new__, "__self__", tuple) is not tuple  # torch.return_types
+        made = f"{kind}({items})" if in_c else self.call(tuple.__new__, kind, items)
+        name = self._named(made)
+        self._memo[id(x)] = name
+        for key, item in getattr(x, "__dict__", {}).items():
+            self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
+        return name
 
     def _iterator(self, x: Any) -> Making:
         try:
@@ -298,8 +310,6 @@ class Rebuild:
             if self.is_return:
                 return self._named(f"{function}({', '.join(given)})")
             return self._named(self.call(around, "_nested", function, *given))
-        if refused(code):
-            raise Lost(f"a generator is half way: {refused(code)}")
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
         parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), state])
         return self._named(self.call(_resumed, "_nested", *parts))

@@ -8,7 +8,6 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,6 @@ from fusee.capture.guards import GONE, Facts, IdMatch, NoOverlap, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise
-from fusee.capture.opcodes import refused
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
 from fusee.capture.recorder import BODY, effects
@@ -67,8 +65,9 @@ def capture(
     limit, stop, first, why, raising = -1, None, None, "", Facts()
     is_compiling = has_checks = True
     conditions = state_conditions()
-    if refusal := _refusal(place.function):
-        return Captured(place, Facts(), conditions, eager=refusal)
+    if is_transforming():
+        why = "it is called within a transform of torch.func or forward-mode autograd"
+        return Captured(place, Facts(), conditions, eager=why)
     varies = varies or Varying()
     varies.begin()
     while True:
@@ -115,13 +114,6 @@ def capture(
         if why and (limit == 0 or policy.is_exporting or attempt.captured.is_around):
             attempt.captured.eager = why
             return attempt.captured
-
-
-def _refusal(function: types.FunctionType) -> str:
-    """Why Python itself runs all of a call now, and all that it calls; "" if it need not."""
-    if is_transforming():
-        return "it is called within a transform of torch.func or forward-mode autograd"
-    return refused(function.__code__)
 
 
 class _Attempt:

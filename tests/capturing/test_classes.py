@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,7 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.capturing.same import same
+from fusee.capture.policy import as_function
+from tests.capturing.same import Traced, same
 
 T = Any
 X = torch.arange(6.0).reshape(2, 3) - 2
@@ -286,3 +291,166 @@ PROGRAMS = [
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 def test_whole(fn: Callable[..., Any], grad: bool) -> None:
     same(fn, X.clone().requires_grad_(grad))
+
+
+# ------------------------------------------------------------------------------ called by C
+
+
+class Telling:
+    """Tells a list which of its methods run."""
+
+    def __init__(self, told: list[str], value: int = 1) -> None:
+        self.told = told
+        self.value = value
+
+    def __index__(self) -> int:
+        self.told.append("index")
+        return self.value
+
+    def __float__(self) -> float:
+        self.told.append("float")
+        return float(self.value)
+
+    def __hash__(self) -> int:
+        self.told.append("hash")
+        return 5
+
+    def __eq__(self, other: object) -> bool:
+        self.told.append("eq")
+        return self.value == getattr(other, "value", other)
+
+    def __lt__(self, other: Telling) -> bool:
+        self.told.append("lt")
+        return self.value < other.value
+
+    def __repr__(self) -> str:
+        self.told.append("repr")
+        return "Telling"
+
+    def __floor__(self) -> int:
+        self.told.append("floor")
+        return self.value
+
+
+# By what is computed of `k`, a function that makes one.
+BY_C = """
+    [1, 2, 3][k()] | [1, 2, 3][:k()] | list(range(k())) | [1, 2].pop(k()) | [1, 2].insert(k(), 3)
+    [1] * k() | "ab" * k() | {k(): 1}[k()] | {k(): 1}.get(k()) | {k(): 1}.pop(k()) | len({k(), k()})
+    dict.fromkeys([k(), k()]).keys() == 1 | k() in [0, k()] | [0, k()].index(1) | [k()].remove(k())
+    [k()] == [k()] | (k(), 1) < (k(2), 1) | [x.value for x in sorted([k(2), k()])] | "%s" % k()
+    "{!r}".format(k()) | f"{k()}{[k()]}" | math.sqrt(k()) | math.floor(k()) | hex(k())
+    list(enumerate([1], k())) | dict([(k(), 1), (k(), 2)]).get(1) | x[k()]
+    list(itertools.repeat(1, k())) | list(itertools.islice([1, 2], k())) | frozenset([k()]) == {k()}
+"""
+
+
+@pytest.mark.parametrize("text", [part.strip() for part in BY_C.replace("\n", "|").split("|")])
+def test_methods_that_c_code_calls_run_in_their_place(text: str) -> None:
+    if not text:
+        return
+    names = {"math": math, "itertools": itertools, "Telling": Telling, "functools": functools}
+    exec(
+        f"""
+def program(x, told):
+    k = functools.partial(Telling, told)
+    y = x + 1
+    told.append("before")
+    found = {text}
+    told.append("after")
+    return y * 2, found
+""",
+        names,
+    )
+    traced = Traced(as_function(names["program"]))
+    for _ in range(2):
+        eagers: list[str] = []
+        want, told = names["program"](X, eagers), list[str]()  # type: ignore[operator]
+        got = traced(X, told)
+        assert told == eagers and str(got) == str(want), traced.stops
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Key:
+    number: int
+    name: str = "a"
+
+
+def plain_methods(x: T) -> T:
+    table = {Key(1): x, Key(2): x * 2}
+    return table[Key(2)] + sorted(table)[0].number, [Key(1)] == [Key(1)], Key(3) in {Key(3)}
+
+
+def test_methods_that_only_read_stay_in_the_graph() -> None:
+    same(plain_methods, X)
+
+
+class Couple(tuple):
+    pass
+
+
+class Named(collections.namedtuple("_Named", "a b")):
+    pass
+
+
+def tuples_with_attributes(x: T) -> T:
+    pair, named = Couple([x, 1]), Named(x * 2, 3)
+    pair.own = named.own = [x + 1]
+    return pair, named, pair.own, torch.max(x, 0)
+
+
+def grows_as_it_is_asked(x: T) -> T:
+    items, ends, seen, table = [1], collections.deque([1], maxlen=3), {1}, {0: 1}
+    items.extend(filter(lambda k: k in items, range(3)))
+    ends.extendleft(k + ends[0] for k in range(4))
+    seen.update(len(seen) + k for k in range(3))
+    table.update((len(table) + k, k) for k in range(3))
+
+    def raising() -> Any:
+        yield x * 2
+        raise ValueError
+
+    with contextlib.suppress(ValueError):
+        items.extend(raising())
+    return x + 1, items, ends, seen, table
+
+
+def attributes_of_tensors(x: T, k: int) -> T:
+    if hasattr(x, "tag"):
+        return x.tag * 2
+    x.tag = y = x + k
+    y.note = [x, k]
+    y.gone = 1
+    del y.gone
+    assert not hasattr(y, "gone") and not hasattr(y.view(-1), "note")
+    print(end="")
+    return y, y.note[1], x.__dict__["tag"] is y
+
+
+@pytest.mark.parametrize("program", [tuples_with_attributes, grows_as_it_is_asked])
+def test_what_is_kept_of_tuples_and_iterators(program: T) -> None:
+    same(program, X)
+
+
+def test_attributes_that_programs_put_on_tensors() -> None:
+    traced = Traced(attributes_of_tensors)
+    for k in (1, 1, 2):
+        x, eagers = X.clone(), X.clone()
+        for _ in range(2):
+            got, want = traced(x, k), attributes_of_tensors(eagers, k)
+            assert str(got) == str(want), traced.stops
+        assert x.tag.note[0] is x and vars(x.tag).keys() == {"note"}
+
+
+def test_what_comes_before_an_exit_is_done() -> None:
+    def program(x: T, done: T) -> T:
+        done.append(x + 1)
+        try:
+            raise SystemExit(3)
+        finally:
+            done.append("left")
+
+    traced, done = Traced(program), list[Any]()
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            traced(X, done)
+    assert len(done) == 4 and torch.equal(done[0], X + 1)

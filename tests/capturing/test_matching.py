@@ -112,7 +112,7 @@ def test_match_between_graphs() -> None:
     same(positions, Point(1))
 
 
-# ------------------------------------------------------------------------------ run by Python
+# ------------------------------------------------------------------------------ groups
 
 
 def groups(x: T, kinds: T) -> T:
@@ -127,7 +127,7 @@ def groups(x: T, kinds: T) -> T:
     return y
 
 
-def test_exception_groups_run_eagerly_and_say_so() -> None:
+def test_exception_groups() -> None:
     told: list[str] = []
 
     def backend(gm: T, examples: T) -> T:
@@ -136,11 +136,80 @@ def test_exception_groups_run_eagerly_and_say_so() -> None:
     fast = CompiledFunction(groups, backend, Policy(), notice=lambda text, where: told.append(text))
     for x, kinds in ((X, [ValueError]), (X, [ValueError, KeyError, ValueError]), (-X, [])):
         torch.testing.assert_close(fast(x, kinds), groups(x, kinds))
-    assert len(told) == 1 and "except*" in told[0]
+    assert not told
     with pytest.raises(ExceptionGroup, match="several"):
         fast(X - 9, [TypeError])
+    for kinds in ([ValueError, OSError], [KeyError, OSError, TypeError]):
+        with pytest.raises(ExceptionGroup) as found:
+            fast(X - 9, kinds)
+        assert [type(part) for part in found.value.exceptions] == [
+            kind for kind in kinds if kind in (OSError, TypeError)
+        ]
     around = CompiledFunction(lambda x: groups(x * 2, [ValueError]) + 1, backend, Policy())
     torch.testing.assert_close(around(X), groups(X * 2, [ValueError]) + 1)
+
+
+def naked(x: T, kind: T) -> T:
+    try:
+        raise kind("each")
+    except* ValueError as found:
+        y = x * len(found.exceptions)
+    return y
+
+
+def raised_again(x: T, kinds: T) -> T:
+    try:
+        raise ExceptionGroup("several", [kind("each") for kind in kinds])
+    except* ValueError:
+        raise
+    except* KeyError as found:
+        raise found
+    except* TypeError as found:
+        raise OSError("another") from found
+    finally:
+        x.add_(1)
+    return x
+
+
+def nested_groups(x: T) -> T:
+    several = [KeyError("a"), ExceptionGroup("inner", [KeyError("b"), ValueError("c")])]
+    try:
+        raise ExceptionGroup("outer", several)
+    except* KeyError as found:
+        y = x * len(found.exceptions)
+        print(end="")
+    except* ValueError as found:
+        y = y + len(found.exceptions)
+    else:
+        y = x
+    return y * 2
+
+
+def shown_group(error: BaseException) -> T:
+    parts = [shown_group(part) for part in getattr(error, "exceptions", ())]
+    return type(error), str(error), parts, type(error.__cause__), type(error.__context__)
+
+
+@pytest.mark.parametrize(
+    "program, given",
+    [
+        (naked, ValueError), (naked, OSError), (raised_again, [ValueError]),
+        (raised_again, [ValueError, OSError, ValueError]), (raised_again, [KeyError, OSError]),
+        (raised_again, [TypeError, ValueError, KeyError, MemoryError]),
+    ],
+)  # fmt: skip
+def test_what_leaves_an_except_star(program: T, given: T) -> None:
+    fast, results = Traced(program), []
+    for call in (program, fast, fast):
+        try:
+            results.append(call(X.clone(), given).tolist())
+        except Exception as error:  # noqa: BLE001  # it is compared
+            results.append(shown_group(error))
+    assert results[0] == results[1] == results[2]
+
+
+def test_except_star_around_a_break() -> None:
+    same(nested_groups, X, breaks=True)
 
 
 # ------------------------------------------------------------------------------ alive at a break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import fusee
+from fusee.errors import FuseeWarning
 from tests.capturing.same import Traced
+from tests.counting import Counting
 
 
 def _break() -> None:
@@ -254,3 +257,96 @@ def test_an_error_leaves_what_came_before_it_compiled() -> None:
         traced(torch.ones(2))
     last = caught.traceback[-1]
     assert str(last.statement).strip() == 'raise ValueError("the user\'s")'
+
+
+# ------------------------------------------------------------------------------ asynchronous
+
+
+X = torch.arange(4.0)
+
+
+class _Manager:
+    async def __aenter__(self) -> int:
+        await asyncio.sleep(0)
+        return 2
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        return kind is KeyError
+
+
+class _Counting:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __aiter__(self) -> _Counting:
+        return self
+
+    async def __anext__(self) -> int:
+        self.count += 1
+        if self.count > 2:
+            raise StopAsyncIteration
+        return self.count
+
+
+async def _slept(x: Tensor, done: list[str]) -> Tensor:
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        done.append("cancelled")
+        raise
+    finally:
+        done.append("left")
+    return x
+
+
+async def _half(x: Tensor) -> Tensor:
+    await asyncio.sleep(0)
+    return helper(x) / 2
+
+
+async def asynchronous(x: Tensor) -> tuple[Tensor, list[str]]:
+    done: list[str] = []
+    y = await _half(x)
+    async with _Manager() as factor:
+        y = y * factor
+        raise KeyError
+    async for count in _Counting():
+        y = SEQUENTIAL(y) + count
+    one, other = await asyncio.gather(_half(y), asyncio.create_task(_half(x)))
+    try:
+        await asyncio.wait_for(_slept(x, done), 0.01)
+    except TimeoutError:
+        done.append("too late")
+    try:
+        await 3  # type: ignore[misc]
+    except TypeError as error:
+        done.append(str(error))
+    return one + other + sum([n async for n in _Counting()]), done
+
+
+def test_what_a_coroutine_calls_is_compiled() -> None:
+    want = asyncio.run(asynchronous(X))
+    backend = Counting()
+    with pytest.warns(FuseeWarning, match="no graph holds its own lines"):
+        fast = fusee.compile(asynchronous, backend=backend)
+    assert asyncio.iscoroutinefunction(fast)
+    for compiled in (fast, fast):
+        got = asyncio.run(compiled(X))
+        assert torch.equal(got[0], want[0]) and got[1] == want[1]
+    assert len(backend.graphs) == 4  # helper and SEQUENTIAL, each parted by its break
+    within = Traced(lambda x: asyncio.run(asynchronous(x)))
+    assert torch.equal(within(X)[0], want[0]) and len(within.graphs) == 4
+
+
+def test_what_a_generator_calls_is_compiled() -> None:
+    def numbers(x: Tensor) -> Iterator[Tensor]:
+        got = yield helper(x)
+        yield helper(got)
+
+    backend = Counting()
+    with pytest.warns(FuseeWarning):
+        made: Any = fusee.compile(numbers, backend=backend)
+    running = made(X)
+    assert torch.equal(next(running), helper(X))
+    assert torch.equal(running.send(X + 1), helper(X + 1))
+    assert len(backend.graphs) == 2
