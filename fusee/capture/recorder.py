@@ -95,7 +95,9 @@ def effects(node: fx.Node) -> set[str]:
     if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
         found.add("draws")
     name = name.partition(".")[0]  # of an operator's overload
-    indexes = target is operator.getitem and len(node.all_input_nodes) > 1
+    at = node.args[1:] if target is operator.getitem else ()
+    at = at[0] if at and type(at[0]) is tuple else at
+    indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = name_may_raise(name) or raises(node, name, "example_value")
     if indexes or refuses or name.startswith("_assert"):

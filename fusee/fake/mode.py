@@ -302,7 +302,7 @@ def _quick_mode() -> type[FakeTensorMode]:
     torch_mode = _mode_without_dynamo()
     by_torch: Any = torch_mode.__torch_dispatch__
     makers = frozenset(overloads(_MAKERS))
-    device_of = torch.ops.prim.device.default
+    device_of, select = torch.ops.prim.device.default, overload("select.int")
     runs, rules = _quick(), {op: functools.partial(_by_rule, op) for op in RULES}
 
     def dispatch(
@@ -324,6 +324,8 @@ def _quick_mode() -> type[FakeTensorMode]:
             if found is not None:
                 return _wrapped(self, found)
         if is_symbolic:
+            if func is select:
+                _refuse_place(*args)
             with _uncached(self):
                 return by_torch(self, func, kinds, args, kwargs)
         return by_torch(self, func, kinds, args, kwargs)
@@ -403,6 +405,12 @@ def _smallest(x: Any, value: int) -> Any:
     if not isinstance(x, torch.Tensor):
         return 1 if isinstance(x, _OPEN) else x
     return torch.full([min(n, 1) for n in x.shape], value, dtype=x.dtype, device="cpu")
+
+
+def _refuse_place(x: torch.Tensor, axis: int, place: Any) -> None:
+    """Raise where torch's fake kernel takes any place: ATen has one that asks."""
+    if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
+        raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
 
 
 def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -563,8 +571,9 @@ _NAMES = frozenset(
     multilabel_margin_loss_forward ctc_loss _ctc_loss masked_scatter histc histogram histogramdd
     bincount combinations embedding_bag take_along_dim bernoulli multinomial normal poisson binomial
     inverse det logdet slogdet cholesky cholesky_inverse cholesky_solve triangular_solve lu_solve
-    lu_unpack geqrf ormqr orgqr svd pinverse qr matrix_exp fake_quantize_per_channel_affine
-    fake_quantize_per_channel_affine_cachemask quantize_per_tensor quantize_per_channel
+    lu_unpack geqrf ormqr orgqr svd pinverse qr matrix_exp matrix_power
+    fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
+    fake_quantize_per_channel_affine_cachemask
     max_unpool1d max_unpool2d max_unpool3d tensor_split
     """.split()
 )

@@ -142,7 +142,8 @@ def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0]
     rank = first.dim()
-    if rank == 0 or not all(x.dim() == rank and x.dtype == first.dtype for x in tensors):
+    is_even = all(x.dim() == rank and x.dtype == first.dtype for x in tensors)
+    if not is_even or axis not in range(-rank, rank):
         return None
     axis %= rank
     size: list[Any] = list(first.shape)
@@ -182,6 +183,14 @@ def _reduced(x: Tensor, axes: Sequence[int] | int | None, keep: bool) -> list[An
     return [1 if i in gone else n for i, n in enumerate(x.shape) if keep or i not in gone]
 
 
+def _along(x: Tensor, axis: int) -> Sizes:
+    """The size of `x`. raises IndexError if it has no such axis, as torch's own may not"""
+    rank = max(x.dim(), 1)
+    if not -rank <= axis < rank:
+        raise IndexError(f"axis {axis} of a tensor of {rank}")
+    return x.shape
+
+
 def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
     def rule(x: Tensor, *given: Any, dtype: torch.dtype | None = None) -> Found:
         axes, keep = (*given, *(None, False)[len(given) :]) if takes_axes else (None, False)
@@ -214,7 +223,7 @@ _rule(aten.argmax.default, aten.argmin.default)(_extreme(torch.int64))
 @_rule(aten.cumsum.default)
 def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
     is_inexact = x.is_floating_point() or x.is_complex()
-    return rows(x.shape, dtype or (x.dtype if is_inexact else torch.int64))
+    return rows(_along(x, axis), dtype or (x.dtype if is_inexact else torch.int64))
 
 
 def _pooled(
@@ -380,14 +389,9 @@ _rule(aten.nll_loss_forward.default)(_nll_loss(2))
 _rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
 
 
-@_rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_loss_backward(grad: Tensor, x: Tensor, *rest: Any) -> Found:
-    return rows(x.shape, x.dtype)
-
-
 @_rule(aten._softmax.default, aten._log_softmax.default)
-def _softmax(x: Tensor, *_: Any) -> Found:
-    return rows(x.shape, x.dtype)
+def _softmax(x: Tensor, axis: int, *_: Any) -> Found:
+    return rows(_along(x, axis), x.dtype)
 
 
 @_rule(aten.native_layer_norm.default)
@@ -417,16 +421,6 @@ def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     return torch.float32 if is_mixed else x.dtype
 
 
-@_rule(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_inference(x: Tensor, *rest: Any) -> Found:
-    return _batch_norm(x, *rest[:4], False)
-
-
-@_rule(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(x: Tensor, weight: Any, bias: Any, *_: Any) -> Found:
-    return _batch_norm(x, weight, bias, None, None, True)
-
-
 @_rule(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
@@ -442,6 +436,14 @@ def _batch_norm(
     channels = (x.shape[1],) if training else (0,)
     statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
     return _in_layout_of(x), statistics, statistics
+
+
+_rule(aten._native_batch_norm_legit_no_training.default)(
+    lambda x, *rest: _batch_norm(x, *rest[:4], False)
+)
+_rule(aten._native_batch_norm_legit.no_stats)(
+    lambda x, weight, bias, *_: _batch_norm(x, weight, bias, None, None, True)
+)
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -493,6 +495,8 @@ def _convolution(
     channels = [weight.shape[0], weight.shape[1] * groups]
     expected, made = channels if transposed else channels[::-1]
     fits = x.dim() == weight.dim() and x.dtype == weight.dtype
+    given = *stride, *dilation, *weight.shape[2:], *(p + 1 for p in padding)
+    fits = fits and all(type(n) is not int or n > 0 for n in given)
     if not fits or not equal(x.shape[1:2], [expected]):
         raise RuntimeError(
             f"convolution: {list(x.shape)} {x.dtype} does not fit {list(weight.shape)}"
@@ -506,7 +510,7 @@ def _convolution(
             size.append((n - 1) * step - 2 * pad + reach + more + 1)
         else:
             size.append((n + 2 * pad - reach - 1) // step + 1)
-    if any(type(n) is int and n < 0 for n in size[2:]):
+    if any(type(n) is int and n < (0 if transposed else 1) for n in size[2:]):
         raise RuntimeError(f"convolution: the result would have the size {size}")
     if x.dim() == 3:  # runs as a two-dimensional one, on rows: at::_convolution makes x contiguous
         layout = suggested_layout(weight.unsqueeze(2))
@@ -677,20 +681,15 @@ def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) 
 
 @_rule(*overloads(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
-    " multi_margin_loss_backward multilabel_margin_loss_backward fractional_max_pool3d_backward"
+    " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
+    " multilabel_margin_loss_backward fractional_max_pool3d_backward"
 ))  # fmt: skip
 def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-@_rule(aten.binary_cross_entropy_backward.default)
-def _as_input(grad: Tensor, x: Tensor, *_: Any) -> Found:
-    return like(x, x.dtype)
-
-
-@_rule(aten.log_sigmoid_forward.default)
-def _log_sigmoid(x: Tensor) -> Found:
-    return rows(x.shape, x.dtype), rows(x.shape, x.dtype)
+_rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
+_rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
 
 
 @_rule(aten.convolution_backward.default)

@@ -29,6 +29,8 @@ _PLAIN = (
 # Where objects lie, which no two runs have in common: as id() gives it, and as texts have it.
 _ADDRESSES = 1 << 40, 1 << 48
 _ADDRESS = re.compile("0x[0-9a-f]{9,}")
+# The frames in C++ that some errors of torch name, which are those of the caller too.
+_FRAMES = re.compile("Exception raised from .*", re.DOTALL)
 _LAZY = (types.GeneratorType, map, filter, zip, enumerate)
 _EMPTY: tuple[Any, ...] = ([], (), {}, {}.items(), {}.values(), set(), range(0))
 _ITERATORS = tuple(type(iter(x)) for x in _EMPTY)
@@ -107,7 +109,7 @@ class Portrait:
             self.add(f"{path}{name}", part)
 
     def _say(self, path: str, words: str, numbers: list[Any] | None = None) -> None:
-        words = _ADDRESS.sub("0x", words)
+        words = _ADDRESS.sub("0x", _FRAMES.sub("", words))
         self.lines.append(Line(f"{path}: {words}", numbers or [], path))
 
     def _tensor(self, x: torch.Tensor) -> str:

@@ -102,6 +102,15 @@ PARTS: list[tuple[Fn, Tensor]] = [
     (lambda x: (F.binary_cross_entropy(x, x), x + 1)[1], tensor([1.5])),
     (lambda x: (x.max(), x + 1)[1], NONE),
     (lambda x: (x**-1, x + 1)[1], ZERO),
+    (lambda x: (torch.matrix_power(x, -1), x + 1)[1], ZEROS),
+    (lambda x: (x[[9, 0]], x + 1)[1], ZEROS),
+    (lambda x: (x[0, [3]], x + 1)[1], ZEROS),
+    (lambda x: (x.softmax(2), x + 1)[1], ZEROS),
+    (lambda x: (x.cumsum(-3), x + 1)[1], ZEROS),
+    (lambda x: (torch.cat([x, x], 2), x + 1)[1], ZEROS),
+    (lambda x: (F.conv1d(x, torch.ones(1, 3, 4)), x + 1)[1], ZEROS),
+    (lambda x: (F.conv1d(x, torch.ones(1, 3, 2), stride=0), x + 1)[1], ZEROS),
+    (lambda x: (F.conv1d(x, torch.ones(1, 3, 2), padding=-1), x + 1)[1], ZEROS),
 ]  # fmt: skip
 # Arguments that shape functions accept and ATen does not.
 ROW, SIX = torch.ones(1), torch.arange(6.0)

@@ -281,6 +281,34 @@ def test_where_an_exception_was_raised_is_no_number_of_the_programs() -> None:
         same(*found)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, n: x[n], lambda x, n: x[0][n], lambda x, n: x[n, 0], lambda x, n: x[:, n],
+        lambda x, n: x.select(1, n), lambda x, n: x.narrow(0, n, 1), lambda x, n: x.view(n, -1),
+        lambda x, n: x.expand(n, 3), lambda x, n: x.split([n, 2]), lambda x, n: x.unfold(0, n, 1),
+        lambda x, n: x.repeat(n), lambda x, n: torch.arange(0, 5, n), lambda x, n: torch.eye(n),
+        lambda x, n: x.topk(n), lambda x, n: x.sum(n), lambda x, n: x.unflatten(0, (n, 2)),
+        lambda x, n: x @ torch.ones(n, 2), lambda x, n: torch.cat([x, torch.ones(n, 3)]),
+    ],
+)  # fmt: skip
+def test_what_is_refused_for_a_number_that_varies(use: Callable[[Tensor, int], Any]) -> None:
+    def program(x: Tensor, n: int) -> Any:
+        use(x, n)  # nobody uses it
+        return x + 1
+
+    compiled = Traced(program)
+    for n in (2, 1, 4, -2, 3, 0, 9, -7):
+        x = torch.arange(12.0).reshape(4, 3)
+        found = []
+        for run in (program, compiled):
+            try:
+                found.append(run(x, n))
+            except (RuntimeError, IndexError) as error:
+                found.append(f"{type(error)}: {error}".splitlines()[0])
+        same(*found)
+
+
 def test_sizes_of_one_and_none_are_versions_of_their_own() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         return x + y
