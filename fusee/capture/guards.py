@@ -159,7 +159,7 @@ class Fact:
 
     def fits(self, now: Any) -> bool:
         """Whether what `value` would be is what it is."""
-        return now is self.value if self.BY_ID else bool(now == self.value)
+        return bool(now == self.value)
 
     def watched(self, seen: Watched) -> bool:
         """Whether it holds as long as what is `seen` does not change; notes what that is."""
@@ -223,6 +223,9 @@ class IdMatch(Fact):
 
     def conditions(self, at: str, source: Source) -> list[str]:
         return [f"{at} is {source.constant(self.value)}"]
+
+    def holds(self, look: Look) -> bool:
+        return look(self.origin) is self.value
 
     def watched(self, seen: Watched) -> bool:
         return seen.reaches(self.origin)
@@ -367,6 +370,9 @@ class TypeMatch(Fact):
     def conditions(self, at: str, source: Source) -> list[str]:
         kind = source.constant(self.value)
         return [f"{source.python('type')}({source.once(at)}) is {kind}"]
+
+    def holds(self, look: Look) -> bool:
+        return type(look(self.origin)) is self.value
 
     def now(self, found: Any) -> Any:
         return type(found)
@@ -645,7 +651,14 @@ class Facts:
 
     def unlike(self, look: Look) -> Fact | None:
         """The first fact that does not hold."""
-        return next((fact for fact in self.rows if fails(fact, look)), None)
+        fact = None
+        try:
+            for fact in self.rows:
+                if not fact.holds(look):
+                    return fact
+        except GONE:
+            return fact
+        return None
 
     def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""

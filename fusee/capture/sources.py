@@ -385,8 +385,9 @@ def looking(values: Mapping[str, Any]) -> Callable[[Origin], Any]:
     known: dict[Origin, Any] = {}
 
     def look(origin: Origin) -> Any:
-        for part in origin.beyond(known):
-            known[part] = part.find(values if part.parent is None else known[part.parent])
+        for part in () if origin in known else origin.beyond(known):
+            of = part.parent
+            known[part] = part.find(values if of is None else known[of])
         return known[origin]
 
     return look
@@ -397,4 +398,6 @@ _CONTAINERS = (collections.OrderedDict, dict, list, tuple, set, collections.dequ
 
 def raw_class(kind: type) -> type | None:
     """The class in C whose methods look into a container of this class; None if it is none."""
+    if kind is dict or kind is tuple:
+        return kind
     return next((c for c in _CONTAINERS if issubclass(kind, c)), None)

@@ -13,15 +13,14 @@ What is kept is code, as the machine code in the same folder is, and as trusted.
 from __future__ import annotations
 
 import functools
-import io
 import pickle
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fusee.capture.captured import Captured, Place
 from fusee.capture.frame import is_scalar
@@ -53,104 +52,87 @@ from fusee.runtime.cache import (
 )
 
 # ---------------------------------------------------------------------------- graphs
-# Graphs of kept captures: their nodes wait until somebody wants them, which a backend need not.
-#
-# What a graph names, its operators and constants, does not wait: that it is the same in this
-# process is what makes the capture good. So nodes are written by value, and all else as its place
-# in a list.
 
-_BY_VALUE = frozenset((
-    int, float, bool, str, bytes, type(None), list, tuple, dict, slice, immutable_list,
-    immutable_dict, fx.Node, fx.Graph, fx.GraphModule,
-))  # fmt: skip
+
+class _Ref(NamedTuple):
+    """Stands for a node among the arguments of others, or for something that all of them name."""
+
+    to_node: bool
+    k: int
 
 
 class Waiting:
-    """A graph that is made when it is first asked for. May be called from any thread."""
+    """A graph that is made when it is first asked for, which a backend need not do.
 
-    def __init__(self) -> None:
-        self.data = b""
-        self.named: Sequence[Any] = ()
+    That what its nodes name is the same in this process is what makes the capture good: it is
+    found at once. May be called from any thread.
+
+    data    operator, target, arguments, name and meta of each node
+    named   what these have instead of a _Ref
+    """
+
+    data = b""
+    named: Sequence[Any] = ()
 
     @functools.cached_property
     def module(self) -> fx.GraphModule:
         """The graph as it was captured, without what only the capture itself needs."""
-        found: fx.GraphModule = _Reader(self.data, self.named).load()
-        return found
+        graph, nodes = fx.Graph(), list[fx.Node]()
+
+        def part(x: Any) -> Any:
+            return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
+
+        for op, target, args, kwargs, name, meta in pickle.loads(self.data):
+            node = graph.create_node(op, part(target), name=name)
+            node.args = _mapped(args, part)  # given above, they are searched for symbols
+            if kwargs:
+                node.kwargs = _mapped(kwargs, part)
+            node.meta.update(meta)
+            nodes.append(node)
+        return graph_module(graph)
 
     def forward(self, *inputs: Any) -> Any:
         """What the graph gives, run by torch."""
         return self.module.forward(*inputs)
 
 
-def written(module: fx.GraphModule) -> tuple[bytes, list[Any]]:
-    """The nodes, and what they name: `Waiting.data` and `Waiting.named`. raises NotKept"""
-    writer = _Writer()
-    try:
-        writer.dump(module)
-    except RecursionError as error:
-        raise NotKept(str(error)) from None
-    return writer.out.getvalue(), writer.named
+def _mapped(x: Any, part: Callable[[Any], Any]) -> Any:
+    """Arguments with other parts."""
+    if isinstance(x, dict):
+        return {key: _mapped(item, part) for key, item in x.items()}
+    if isinstance(x, slice):
+        return slice(*(_mapped(end, part) for end in (x.start, x.stop, x.step)))
+    if type(x) is tuple or isinstance(x, list):
+        return (tuple if type(x) is tuple else list)(_mapped(item, part) for item in x)
+    return part(x)
 
 
-class _Writer(pickle.Pickler):
-    def __init__(self) -> None:
-        self.out = io.BytesIO()
-        super().__init__(self.out, protocol=5)
-        self.named: list[Any] = []
-        self._places: dict[int, int] = {}
+def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
+    """`Waiting.data` and `Waiting.named`. raises NotKept"""
+    nodes = {node: k for k, node in enumerate(graph.nodes)}
+    places: dict[int, int] = {}
+    named: list[Any] = []
 
-    def persistent_id(self, x: Any) -> int | None:
-        if type(x) in _BY_VALUE or isinstance(x, fx.GraphModule):
-            return None
-        place = self._places.setdefault(id(x), len(self.named))
-        if place == len(self.named):
-            self.named.append(x)
-        return place
-
-    def reducer_override(self, x: Any) -> Any:
+    def part(x: Any) -> Any:
         if isinstance(x, fx.Node):
-            return _node, (x.graph, x.op, x.target, x.args, x.kwargs, x.name, _meta(x))
-        if isinstance(x, (immutable_list, immutable_dict)):
-            return (list, (tuple(x),)) if isinstance(x, list) else (dict, ((*x.items(),),))
-        if isinstance(x, fx.Graph):
-            return fx.Graph, ()
-        if isinstance(x, fx.GraphModule):
-            return _module, (x.graph, list(x.graph.nodes))
-        return NotImplemented
+            return _Ref(True, nodes[x])
+        if type(x) in (int, float, bool, str, bytes, types.NoneType):
+            return x
+        if places.setdefault(id(x), len(named)) == len(named):
+            named.append(x)
+        return _Ref(False, places[id(x)])
 
-
-class _Reader(pickle.Unpickler):
-    def __init__(self, data: bytes, named: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self.named = named
-
-    def persistent_load(self, place: int) -> Any:
-        return self.named[place]
-
-
-def _meta(node: fx.Node) -> dict[str, Any]:
-    """Without the FakeTensors, which only the capture itself needs."""
-    kept = {key: x for key, x in node.meta.items() if key != "example_value"}
-    if not {*kept} <= {"stack_trace", "is_buffer"}:
-        raise NotKept(f"a node knows of {', '.join(map(str, kept))}")
-    known = node.meta.get("example_value")
-    return kept | {"example_value": known} if isinstance(known, float) else kept
-
-
-def _node(
-    graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]
-) -> fx.Node:
-    node = graph.create_node(op, target, name=name)
-    node.args = args  # given to `create_node`, they would be searched for symbols first
-    if kwargs:
-        node.kwargs = kwargs
-    node.meta.update(meta)
-    return node
-
-
-def _module(graph: fx.Graph, nodes: list[fx.Node]) -> fx.GraphModule:
-    return graph_module(graph)
+    rows = []
+    for node in graph.nodes:
+        args, kwargs = _mapped(node.args, part), _mapped(node.kwargs, part)
+        meta = {key: x for key, x in node.meta.items() if key != "example_value"}
+        if not {*meta} <= {"stack_trace", "is_buffer"}:
+            raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
+        known = node.meta.get("example_value")
+        if isinstance(known, float):  # FakeTensors only the capture itself needs
+            meta["example_value"] = known
+        rows.append((node.op, part(node.target), args, kwargs, node.name, meta))
+    return pickle.dumps(rows, protocol=5), named
 
 
 # ---------------------------------------------------------------------------- captures
@@ -240,7 +222,8 @@ def _written(captured: Captured) -> bytes:
 
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
-    return names.written((found, None if graph is None else (*written(graph), reached(graph))))
+    parts = None if graph is None else (*_written_graph(graph.graph), reached(graph))
+    return names.written((found, parts))
 
 
 _FIELDS = ("facts", "inputs", "source", "names", "grad", "inference", "taken", "answers")
@@ -257,7 +240,7 @@ def _reduced(x: Any) -> Any:
 
 
 def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
-    return Facts([kind(*given) for kind, *given in zip(*columns)], kinds)
+    return Facts([kind(at, value, where) for kind, at, value, where in zip(*columns)], kinds)
 
 
 class _Kept(Captured):
@@ -323,9 +306,9 @@ def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:
     fields, graph = found.content
     captured = _Kept(place, conditions=state_conditions(), **fields)
     if graph is not None:
-        waiting.data, waiting.named, rows = graph
+        waiting.data, waiting.named, calls = graph
         captured.waiting = waiting
-        if (other := replaced(rows)) is not None:
+        if (other := replaced(calls)) is not None:
             raise NotKept(f"{other}, which torch's functions call, is another")
     for (module, name), value in captured.taken.items():
         now = taken_now(module, name)
