@@ -351,7 +351,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     if isinstance(obj, Computed):
         return obj.attribute(m, name)
     if symbols.is_open(obj):
-        return getattr(symbols.value(obj), name)
+        return symbols.attribute(obj, name)
     if isinstance(obj, types.ModuleType):
         return _of_module(m, obj, name)
     if isinstance(obj, type):

@@ -337,14 +337,14 @@ SPECIAL[str], SPECIAL[repr] = _as_text("s"), _as_text("r")
 
 def _to_number(kind: Any, method: str) -> Stand:
     def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
+            return symbols.converted(args[0], kind)
         if args and attributes.python_method(m, args[0], method) is not None:
             return m.call(m.special(args[0], method), (), {})
         if args and isinstance(args[0], FakeTensor):
             return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
         if args and type(args[0]) is Number:
             return converted(args[0], kind)
-        if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
-            return symbols.converted(args[0], kind)
         m.look(args, AS_NUMBERS)
         return kind(*args, **kwargs)
 

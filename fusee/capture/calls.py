@@ -234,7 +234,9 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         args = tuple(
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
         )
-    elif name not in _MOVE:
+    if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
+        return found
+    if name not in _TAKE_ITERABLES and name not in _MOVE:
         args = symbols.value(tuple(m.deep(x) for x in args))
     if name not in _MOVE:
         owner: Any = function.__self__
@@ -611,7 +613,7 @@ def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     (x,) = args
     if type(x) in _KINDS:
         return m.plain(x).copy()
-    if is_scalar(x) or isinstance(x, _ATOMS) or type(x) in (tuple, frozenset):
+    if is_scalar(x) or symbols.is_open(x) or isinstance(x, _ATOMS) or type(x) in (tuple, frozenset):
         return x
     return _instance(m, x, "__copy__", (), None)
 
@@ -623,7 +625,7 @@ def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     made: dict[int, Any] = {} if memo is None else m.plain(memo)
 
     def copied(x: Any) -> Any:
-        if is_scalar(x) or isinstance(x, _ATOMS):
+        if is_scalar(x) or isinstance(x, _ATOMS) or symbols.is_open(x):
             return x
         if id(x) not in made:
             if isinstance(x, FakeTensor):

@@ -48,6 +48,7 @@ _OURS = re.compile(
 )  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
+_HOLD_NUMBERS = (tuple, list, torch.Size, range, set, frozenset, dict)
 
 
 class Machine(Capturing):
@@ -136,6 +137,8 @@ class Machine(Capturing):
         function = BINARY[kind]
         if _is_of_tensors(left, right):
             return self.tensor_operator(function, left, right)
+        if type(left) is str and symbols.holds_open(right):
+            return symbols.operated(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
             return function(left, right)
         if type(left) is Number or type(right) is Number:
@@ -232,7 +235,7 @@ class Machine(Capturing):
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
         item, container = self.deep(item), symbols.whole_text(self.deep(container))
-        if symbols.is_open(item) and type(container) in (tuple, list, torch.Size):
+        if symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
             return symbols.is_in(item, container)
         item = symbols.value(item)
         looked = dict.keys(container) if isinstance(container, dict) else (container,)
@@ -317,8 +320,14 @@ class Machine(Capturing):
         return container
 
     def format(self, x: Any, conversion: str, spec: str | None) -> Any:
-        if not conversion and spec is not None and symbols.holds_open(x) and _is_fixed(x):
-            return x if type(x) is symbols.Text and not spec else symbols.Text((x, spec))
+        if type(x) is symbols.Text and conversion in ("", "s") and not spec:
+            return x
+        if symbols.holds_open(x) and type(x) is not symbols.Text and conversion in ("", "r", "s"):
+            if spec and not conversion and type(x) is not list:
+                return symbols.Text.of(format, x, spec)
+            if not spec:
+                is_list = type(x) is list
+                return symbols.Text.of(*((symbols.list_text, *x) if is_list else (str, x)))
         x = symbols.value(x)
         if isinstance(x, FakeTensor):
             raise GraphBreak("printing a tensor needs its values")
@@ -338,8 +347,7 @@ class Machine(Capturing):
         return super().format(x, conversion, spec)
 
     def joined(self, texts: list[Any]) -> Any:
-        is_open = any(type(x) is symbols.Text for x in texts)
-        return symbols.Text.joined(texts) if is_open else "".join(texts)
+        return symbols.Text.joined(texts)
 
     # ---------------------------------------------------------------------- attributes
 
@@ -412,15 +420,6 @@ def _are_numbers(left: Any, right: Any) -> bool:
     """Whether both are numbers, and one of them is open."""
     is_open = symbols.is_open(left), symbols.is_open(right)
     return any(is_open) and all(o or type(x) in _NUMBERS for o, x in zip(is_open, (left, right)))
-
-
-def _is_fixed(x: Any) -> bool:
-    """Whether nothing can change a value with open numbers."""
-    return symbols.is_open(x) or (type(x) in (tuple, torch.Size) and all(map(_is_number, x)))
-
-
-def _is_number(x: Any) -> bool:
-    return symbols.is_open(x) or type(x) in _NUMBERS
 
 
 def _derives(x: Any) -> bool:

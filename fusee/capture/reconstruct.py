@@ -227,14 +227,14 @@ class Rebuild:
                 return self._named(self.call(function, *(yield from _each(operands))))
             raise Lost("a float that the graph computes is alive where it ends")
         if kind is Text:
-            given = iter((yield from _each([p[0] for p in x.parts if not isinstance(p, str)])))
-            texts = ", ".join(
-                repr(p)
-                if isinstance(p, str)
-                else f"{self.source.python('format')}({next(given)}, {p[1]!r})"
-                for p in x.parts
-            )
-            return self._named(f"''.join([{texts}])")
+            texts = []
+            for part in x.parts:
+                if not isinstance(part, str):
+                    function, args = part
+                    texts.append(self.call(function, *(yield from _each(args))))
+                else:
+                    texts.append(repr(part))
+            return self._named(f"''.join([{', '.join(texts)}])")
         if is_open(x):
             return self._named(self.world.symbols.source(x, self.source))
         maker = MAKERS.get(kind)

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import math
 import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,12 +35,12 @@ from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
 class Text:
     """A text with open numbers in it, such as a message with a shape.
 
-    parts   texts, and open numbers each with the format that it is given
+    parts   texts, and what gives one of open numbers: a function in C, and its arguments
     """
 
     __slots__ = ("parts",)
 
-    def __init__(self, *parts: str | tuple[Any, str]) -> None:
+    def __init__(self, *parts: str | tuple[Any, tuple[Any, ...]]) -> None:
         self.parts = parts
 
     def __str__(self) -> str:
@@ -49,13 +50,35 @@ class Text:
         return repr(self.text())
 
     @classmethod
-    def joined(cls, parts: list[Any]) -> Text:
+    def joined(cls, parts: list[Any]) -> Any:
         """The texts one after the other."""
+        if not any(type(x) is Text for x in parts):
+            return "".join(parts)
         return cls(*(p for x in parts for p in (x.parts if type(x) is Text else (x,))))
+
+    @classmethod
+    def of(cls, function: Any, *args: Any) -> Any:
+        """What a function makes of numbers that cannot change; else what it makes of these now."""
+        if not all(map(_is_fixed, args)) or any(isinstance(x, str) and "c" in x for x in args):
+            return function(*value(args))  # c: of which some numbers raise
+        function(*value(args, is_fixed=False))  # it raises now, or never
+        return cls((function, args))
 
     def text(self) -> str:
         """The text itself, from here on the same in all calls."""
-        return "".join(p if isinstance(p, str) else format(value(p[0]), p[1]) for p in self.parts)
+        return "".join(p if isinstance(p, str) else p[0](*value(p[1])) for p in self.parts)
+
+
+def list_text(*items: Any) -> str:
+    """A list as text."""
+    return str([*items])
+
+
+def _is_fixed(x: Any) -> bool:
+    """Whether nothing can change a value with open numbers."""
+    if type(x) in (tuple, torch.Size):
+        return all(map(_is_fixed, x))
+    return type(x) in (int, float, str, bool, torch.SymInt, torch.SymFloat)
 
 
 OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool, Text)
@@ -74,12 +97,17 @@ def kind_of(x: Any) -> type:
     return _KINDS[type(x)]
 
 
-def value(x: Any) -> Any:
-    """The number itself, from here on the same in all calls; anything else as it is."""
+def value(x: Any, *, is_fixed: bool = True) -> Any:
+    """The number itself, from here on the same in all calls; anything else as it is.
+
+    is_fixed   False: what it is in this call, and nothing is relied on
+    """
     if is_open(x):
-        return x.text() if type(x) is Text else x.node.guarded()
+        if type(x) is Text:
+            return x.text()
+        return x.node.guarded() if is_fixed else x.node.hint
     if type(x) in (tuple, list, torch.Size) and any(map(holds_open, x)):
-        return type(x)(map(value, x))
+        return type(x)(value(item, is_fixed=is_fixed) for item in x)
     if type(x) is dict and any(map(holds_open, x.values())):
         return {key: value(item) for key, item in x.items()}
     if isinstance(x, list) and any(map(holds_open, list.__iter__(x))):
@@ -95,8 +123,49 @@ def whole_text(x: Any) -> Any:
 
 
 def is_in(x: Any, items: Any) -> bool:
-    """Whether an open number equals one of a list or tuple."""
-    return any(bool(x == item) for item in items if isinstance(item, (int, float)) or is_open(item))
+    """Whether an open number, or a tuple with some, is in a container of numbers."""
+    if type(items) is range and type(x) is torch.SymInt:
+        ordered = items if items.step > 0 else items[::-1]
+        between = bool(x >= ordered.start) and bool(x < ordered.stop)
+        return between and bool((x - ordered.start) % ordered.step == 0)
+    if type(items) not in (tuple, list, torch.Size) and len(items) > _FEW:
+        return value(x) in items
+    kinds = (tuple,) if isinstance(x, tuple) else (int, float, *OPEN)
+    return any(bool(x == item) for item in items if isinstance(item, kinds))
+
+
+_FEW = 16  # elements of a set that are asked for each
+
+
+def method(owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """What a method of a text or shape gives, with open numbers; NotImplemented for others."""
+    if name == "numel" and isinstance(owner, torch.Size):
+        return math.prod(owner)
+    if name == "format" and type(owner) is str and any(map(is_open, args)):
+        return Text.of(str.format, owner, *args)
+    if name == "join" and type(owner) is str and any(type(x) is Text for x in args[0]):
+        return Text.joined([part for item in args[0] for part in (owner, item)][1:])
+    return NotImplemented
+
+
+def attribute(x: Any, name: str) -> Any:
+    """An attribute of an open number, which the program sees as an int, float or text."""
+    kind = kind_of(x)
+    if name == "__class__":
+        return kind
+    if kind in (int, float) and hasattr(kind, name):
+        if name in ("real", "numerator"):
+            return x
+        if name in ("imag", "denominator"):
+            return getattr(kind(1), name)
+        if name in ("conjugate", "__pos__"):
+            return types.MethodType(operator.pos, x)
+        if name in _BY_NAME:
+            return types.MethodType(getattr(operator, name), x)
+    return getattr(value(x), name)
+
+
+_BY_NAME = {f"__{name}__" for name in "add sub mul mod floordiv truediv neg abs pow".split()}
 
 
 def holds_open(x: Any) -> bool:
@@ -112,7 +181,7 @@ def holds_open(x: Any) -> bool:
 
 # C code that works on numbers by their own methods, and gives what those give.
 TAKE = {
-    max, min, sum, abs, math.floor, math.ceil, math.trunc, math.prod, slice,
+    max, min, sum, abs, pow, round, math.floor, math.ceil, math.trunc, math.prod, slice,
     tuple, list, torch.Size, zip, enumerate, reversed, all, any, torch.sym_max, torch.sym_min,
     *(x for x in vars(operator).values() if callable(x)),
 }  # fmt: skip
@@ -122,6 +191,8 @@ def called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What C code gives for open numbers; what does not work on them gets their values."""
     if function is divmod:  # a SymInt has no such method
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
+    if function is pow and len(args) == 3 and not kwargs:
+        return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function in TAKE:
         return operated(function, *args, **kwargs)
     if getattr(function, "__module__", None) == "math" and len(args) == 1 and is_open(args[0]):
@@ -137,11 +208,20 @@ def converted(x: Any, kind: type) -> Any:
         return x
     if kind is float and type(x) is torch.SymInt:
         return torch.sym_float(x)  # type: ignore[no-untyped-call]
+    if kind is int and type(x) is torch.SymFloat:
+        return math.trunc(x)
     return kind(value(x))
 
 
 def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
-    """What an operator of Python gives for numbers, some of them open."""
+    """What an operator of Python gives for numbers or texts, some of them open."""
+    kinds = {*map(type, operands)}
+    if function in (operator.add, operator.iadd) and kinds <= {str, Text}:
+        return Text.joined([*operands])
+    if function in (operator.mod, operator.imod) and type(operands[0]) is str:
+        return Text.of(operator.mod, *operands)
+    if function in (operator.invert, operator.inv) and kinds == {torch.SymInt}:
+        return -operands[0] - 1
     with contextlib.suppress(TypeError):  # what a SymInt does not know, such as ~: an int may
         found = function(*operands, **named)
         return found.node.guarded() if type(found) is torch.SymBool else found

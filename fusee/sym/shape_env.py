@@ -358,8 +358,8 @@ class BoolNode(Node):
 class FloatNode(Node):
     """A float that is computed from sizes: `function(*operands)`, `value` in this call.
 
-    quotient   the size and the int or size whose quotient it is exactly, before rounding, if it is
-               one: floor of it is a size again
+    quotient   the two sizes whose quotient it is, rounded once, if it is one: then its floor is a
+               size again, and a comparison is one of sizes
     """
 
     kind = float
@@ -390,16 +390,24 @@ class FloatNode(Node):
     def _with(self, function: Callable[..., float], *others: Any) -> FloatNode:
         operands = (self, *others)
         value = function(*(x.hint for x in operands))
-        ratios = [_quotient(x) for x in operands]
-        exact = _EXACT.get(function)
-        quotient = None if exact is None or None in ratios else exact(*ratios)
+        ratios = [ratio for x in operands if (ratio := _exactly(x)) is not None]
+        is_exact = function in _EXACT and len(ratios) == len(operands)
+        quotient = _EXACT[function](*ratios) if is_exact else None
         return FloatNode(self.env, function, operands, value, quotient)
 
     def float_truediv(self, other: Any) -> FloatNode:
         return self._with(operator.truediv, other)
 
     def float_pow(self, other: Any) -> FloatNode:
+        if other.hint < 0:  # zero has no such power
+            self._compared(">", self.wrap_float(0.0)).guarded()
         return self._with(operator.pow, other)
+
+    def mod(self, other: Any) -> FloatNode:
+        return self._with(operator.mod, other)
+
+    def abs(self) -> FloatNode:
+        return self._with(abs)
 
     def add(self, other: Any) -> FloatNode:
         return self._with(operator.add, other)
@@ -420,6 +428,11 @@ class FloatNode(Node):
         return self._with(math.sqrt)
 
     def _compared(self, op: str, other: Any) -> BoolNode:
+        left, right = _exactly(self, False), _exactly(other, False)
+        if left is not None and right is not None:
+            (a, b), (c, d) = left, right
+            if self.env.holds(b, ">", 0) and self.env.holds(d, ">", 0):
+                return BoolNode(self.env, a * d, op, c * b)
         self.guarded()
         other.guarded()
         return BoolNode(self.env, COMPARISONS[op](self.value, other.hint), "", 0)
@@ -461,28 +474,47 @@ class FloatNode(Node):
     def trunc(self) -> SizeNode:
         return self._rounded(math.trunc)
 
+    def round(self, digits: int | None = None) -> Node:
+        """The nearest integer, of two the even one."""
+        if (
+            digits is None
+            and self.quotient is not None
+            and self.env.holds(self.quotient[1], ">", 0)
+        ):
+            a, b = self.quotient
+            up = floordiv(2 * a + b, 2 * b)
+            is_between = 1 - minimum(mod(2 * a + b, 2 * b), 1)
+            return SizeNode(self.env, up - is_between * mod(up, 2))
+        found: Any = round(self.guarded(), digits)
+        return self.wrap_int(found) if digits is None else self.wrap_float(found)
+
     def __str__(self) -> str:
         return str(self.value)
 
 
-_LARGEST = 2**20  # denominators of constants, such as 2.5, with which products stay exact
+_LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
 
 _Quotient = tuple[Size, Size]
 
 
-def _quotient(x: Any) -> _Quotient | None:
-    """A float as an exact quotient."""
+def _exactly(x: Any, is_exact: bool = True) -> _Quotient | None:
+    """A float as the quotient that it is; `is_exact`: without having been rounded."""
     if not isinstance(x, FloatNode):
         return None
-    if x.quotient is not None or isinstance(x.operands[0], Node):
-        return x.quotient
-    if not math.isfinite(x.value):
+    found = x.quotient
+    if found is None and not isinstance(x.operands[0], Node) and math.isfinite(x.value):
+        found = x.value.as_integer_ratio()
+    if found is None or abs(hint(found[0])) > _LARGEST**2:
         return None
-    over, under = x.value.as_integer_ratio()
-    return (over, under) if under < _LARGEST and abs(over) < _LARGEST else None
+    under = found[1]
+    is_binary = isinstance(under, int) and 0 < under <= _LARGEST and not under & (under - 1)
+    is_constant = x.quotient is None
+    return found if is_binary or not (is_exact or is_constant) else None
 
 
 _EXACT: dict[Any, Callable[..., _Quotient]] = {
+    operator.add: lambda a, b: (a[0] * b[1] + b[0] * a[1], a[1] * b[1]),
+    operator.sub: lambda a, b: (a[0] * b[1] - b[0] * a[1], a[1] * b[1]),
     operator.mul: lambda a, b: (a[0] * b[0], a[1] * b[1]),
     operator.truediv: lambda a, b: (a[0] * b[1], a[1] * b[0]),
     operator.neg: lambda a: (-a[0], a[1]),
@@ -607,9 +639,6 @@ class SizeNode(Node):
     def is_integer(self) -> BoolNode:
         return self.wrap_bool(True)
 
-    def _bits(self, function: Callable[[int, int], int], other: SizeNode) -> SizeNode:
-        return self._made(function(self.guarded(), other.guarded()))
-
     def lshift(self, other: SizeNode) -> SizeNode:
         return self._made(self.size * (1 << other.guarded()))
 
@@ -617,13 +646,22 @@ class SizeNode(Node):
         return self._made(floordiv(self.size, 1 << other.guarded()))
 
     def bitwise_and(self, other: SizeNode) -> SizeNode:
-        return self._bits(operator.and_, other)
+        """The bits of runs of ones in a mask, each a remainder."""
+        of, mask = (other.size, self.size) if self.is_constant() else (self.size, other.guarded())
+        assert isinstance(mask, int)
+        ones, total = mask if mask >= 0 else ~mask, 0 * of
+        while ones:
+            low = (ones & -ones).bit_length() - 1
+            length = (~(ones >> low) & (ones >> low) + 1).bit_length() - 1
+            total = total + mod(floordiv(of, 1 << low), 1 << length) * (1 << low)
+            ones &= ~((1 << length) - 1 << low)
+        return self._made(total if mask >= 0 else of - total)
 
     def bitwise_or(self, other: SizeNode) -> SizeNode:
-        return self._bits(operator.or_, other)
+        return self._made(self.size + other.size - self.bitwise_and(other).size)
 
     def bitwise_xor(self, other: SizeNode) -> SizeNode:
-        return self._bits(operator.xor, other)
+        return self._made(self.size + other.size - 2 * self.bitwise_and(other).size)
 
     # ------------------------------------------------------------------ as floats
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -26,6 +27,7 @@ from fusee.errors import ConstantSizeError
 from tests.capturing.same import Traced
 
 SIZES = (6, 9, 8, 11, 16, 5)
+FORM = "{:>4} of {}"
 
 
 def same(want: Any, got: Any) -> None:
@@ -133,10 +135,61 @@ def truths(x: Tensor) -> Any:
     return x * n, n > 3, not n, bool(x.shape[1]), n == x.shape[1], n in (3, 4)
 
 
+def floats(x: Tensor) -> Any:
+    n = x.shape[0]
+    whole = int(n / 2), int(n * 0.25), round(n / 2), round(n / 4), math.floor(n * 1.5 + 0.5), int(n)
+    other = n**0.5, n**-0.5, abs(n / 3), (n / 3) % 2, n / 2 > 400, n * 0.5 >= 1e9, float(n) == 3.5
+    return x * n**-0.5, whole, other, n == 6.5, max(n / 2, 1.0), pow(n, 2), pow(n, 2, 7)
+
+
+def bits(x: Tensor) -> Any:
+    n = x.shape[0]
+    masks = n & 7, n & 0b1011000, n & -8, 12 & n, n | 5, n ^ 5, n ^ -3, ~n, -n & 6
+    return x * (n & 3), masks, n.real, n.imag, n.denominator, n.conjugate(), n.__add__(2)
+
+
+def texts_of(x: Tensor) -> Any:
+    n, shape = x.shape[0], x.shape
+    made = (
+        str(n),
+        repr(n),
+        "a" + str(n) + "b",
+        operator.mod("%d of %s", (n, "x")),
+        FORM.format(n, n),
+    )
+    return (
+        x + 1,
+        made,
+        f"{n!r}",
+        str(shape),
+        f"{[*shape]}",
+        "x".join(map(str, shape)),
+        f"{n / 3:.2f}",
+    )
+
+
+def contained(x: Tensor) -> Any:
+    n = x.shape[0]
+    found = (
+        n in range(2, 100),
+        n in range(1000, 4, -1),
+        n in {800, 1600},
+        n in [700, n],
+        100 in x.shape,
+    )
+    return x * 2, found, x.shape in [(3, 4)], x.shape.numel(), [int(s) for s in x.shape]
+
+
+def copied(x: Tensor) -> Any:
+    n = x.shape[0]
+    return x * 2, copy.copy(n), copy.deepcopy([n, {"n": n}]), copy.deepcopy(x.shape)
+
+
 @pytest.mark.parametrize("backend", ["eager", "fusee"])
 @pytest.mark.parametrize(
     "program",
     [
+        floats, bits, texts_of, contained, copied,
         slices, branch, text, shapes, arithmetic, padded, attention, views, made, reductions,
         lookups, windows, written, kept, truths,
     ],
@@ -470,3 +523,13 @@ def test_strides_that_are_not_dense() -> None:
         x = torch.randn(4, n).T
         same(program(x), traced(x))
     assert len(traced.graphs) == 2
+
+
+def test_floats_that_were_rounded_twice_have_no_exact_floor() -> None:
+    def program(x: Tensor) -> Any:
+        n = x.shape[0]
+        return x + 0, int(n / 49 * 49), int(n * 0.1 * 10), math.floor(n / 3 + 0.1)
+
+    compiled = fusee.compile(program, backend="eager", recompile_limit=200)
+    for n in (10, 99, 11, 101, 108, 64, 110, 55, 7):
+        same(program(torch.ones(n)), compiled(torch.ones(n)))
