@@ -234,6 +234,7 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         args = tuple(
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
         )
+        args = ([*args[0]],) if name == "join" and len(args) == 1 else args
     if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
         return found
     if name not in _TAKE_ITERABLES and name not in _MOVE:

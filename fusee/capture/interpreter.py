@@ -235,8 +235,10 @@ class Machine(Capturing):
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
         item, container = self.deep(item), symbols.whole_text(self.deep(container))
-        if symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
-            return symbols.is_in(item, container)
+        is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)
+        if is_plain and symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
+            if all(type(x) in _NUMBERS or symbols.is_open(x) for x in container):
+                return symbols.is_in(item, container)
         item = symbols.value(item)
         looked = dict.keys(container) if isinstance(container, dict) else (container,)
         self.look((item, *looked), COMPARED)
@@ -309,6 +311,7 @@ class Machine(Capturing):
             self._own(container, key)[key] = value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
+        key = symbols.value(key)
         if ask(self, container, "__delitem__", key) is ABSENT:
             del self._own(container)[key]
 

@@ -220,7 +220,13 @@ def texts(x: Tensor) -> tuple[Tensor, str]:
     return x + 1, str(x.shape[0]).rjust(3)
 
 
-@pytest.mark.parametrize("program", [loop, key, texts])
+def deleted(x: Tensor) -> Any:
+    n, numbers = x.shape[0], {6: 1, 9: 2, 8: 3}
+    del numbers[n]
+    return x + 1, numbers, numbers.pop(n, 0)
+
+
+@pytest.mark.parametrize("program", [loop, key, texts, deleted])
 def test_where_the_number_is_needed_each_size_has_a_version(
     program: Callable[[Tensor], Any],
 ) -> None:
