@@ -392,7 +392,9 @@ class CompiledFunction:
         try:
             return self._go_on(f, between, captured, result)
         finally:
-            del f.machine  # it knows its frames: what they hold must not live until they are found
+            # an exception knows its frames, and these both: what they hold would live too long
+            vars(f).clear()
+            between.handled = None
 
     def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:
         closure = {n: c for n, c in f.cells.items() if n in f.code.co_freevars}
@@ -411,6 +413,7 @@ class CompiledFunction:
                 return f.result
             if captured.raises and f.unwound is None:
                 self._tell_of_error(captured)
+            f.unwound = None  # it knows this frame, by its traceback
             entry, values = self._next(f, between)
             result = _ran(entry, values)
             values.clear()  # an exception shows this frame, and keeps what it holds

@@ -294,6 +294,7 @@ class Frame:
             finally:
                 del error  # which knows this frame
         self.machine.caught(error)
+        _empty_frames(error)
         self.unwound = error
         if error.__context__ is None and self.machine.handled is not error:
             # C code that Python called has set it, or has its reasons: a generator's `throw`
@@ -745,6 +746,17 @@ def raise_at(f: Frame, error: BaseException) -> NoReturn:
     # the frame must not keep the error, which keeps the frame
     exec(code, {"_take": [error.with_traceback(_without_ours(error.__traceback__))].pop})
     raise AssertionError("unreachable")
+
+
+def _empty_frames(error: BaseException) -> None:
+    """Let the frames of ours that an error has left hold nothing: they would make a circle of it
+    and its traceback, with all that the program lets go of."""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename.startswith(_OURS):
+            with contextlib.suppress(RuntimeError):  # it still runs
+                at.tb_frame.clear()
+        at = at.tb_next
 
 
 def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.CodeType:

@@ -149,7 +149,7 @@ class _Attempt:
         """Let go of all objects at once: Python would find such circles much later."""
         self.values = {}
         self.raised.clear()
-        for part in (self.world.recorder, self.world, self.machine):
+        for part in (*self.machine.frames, self.world.recorder, self.world, self.machine):
             vars(part).clear()
 
     def run(self, limit: int, *, is_probed: bool = False) -> bool:

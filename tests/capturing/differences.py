@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import math
 import random
 import re
@@ -360,19 +361,21 @@ def _is_near(a: list[Any], b: list[Any], judge: list[Any]) -> bool:
 # ------------------------------------------------------------------------------ shrinking
 
 
-def shrunk(source: str, fails: Callable[[str], bool], tries: int = 500) -> str:
-    """A smaller program that still fails: statements dropped, blocks in place of their owner."""
-    best = ast.unparse(ast.parse(source))
-    progress = True
-    while progress and tries > 0:
-        progress = False
-        for candidate in _smaller(best):
-            tries -= 1
-            if tries <= 0:
-                break
-            if _is_failing(candidate, fails):
-                best, progress = candidate, True
-                break
+def shrunk(source: str, fails: Callable[[str], bool], tries: int = 800) -> str:
+    """A smaller program that still fails: statements dropped, blocks and expressions in place of
+    their owner."""
+    best, left = ast.unparse(ast.parse(source)), iter(range(tries))
+    for smaller in (_smaller, _plainer):
+        start = 0
+        while True:
+            for k, candidate in enumerate(smaller(best)):
+                if k >= start and next(left, None) is not None and _is_failing(candidate, fails):
+                    best, start = candidate, k  # what comes before was tried
+                    break
+            else:
+                if start == 0:
+                    break
+                start = 0
     return best
 
 
@@ -402,6 +405,36 @@ def _smaller(source: str) -> Iterator[str]:
             if inner and not isinstance(body[k], (ast.FunctionDef, ast.ClassDef)):
                 body[k : k + 1] = inner[0]
                 yield ast.unparse(tree)
+
+
+def _plainer(source: str) -> Iterator[str]:
+    """The program with one expression as a part of it, or as None."""
+    count = sum(isinstance(node, ast.expr) for node in ast.walk(ast.parse(source)))
+    for which in range(count):
+        for part in itertools.count():
+            replacing = _Replacing(which, part)
+            tree = replacing.visit(ast.parse(source))
+            if replacing.is_over:
+                break
+            yield ast.unparse(tree)
+
+
+class _Replacing(ast.NodeTransformer):
+    """Puts, in place of the expression number `which`, its part number `part`."""
+
+    def __init__(self, which: int, part: int) -> None:
+        self.which, self.part = which, part
+        self.is_over = True
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.expr):
+            self.which -= 1
+            if self.which == -1:
+                parts = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+                if self.part < len(parts):
+                    self.is_over = False
+                    return parts[self.part]
+        return super().generic_visit(node)
 
 
 def _own_bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -444,3 +444,54 @@ def test_ends_that_are_told(fn: Any) -> None:
         theirs: list[str] = []
         x = torch.ones(2)
         assert str((compiled(x, ours), ours)) == str((fn(x, theirs), theirs))
+
+
+def _caught_from_c(x: Any, log: list[str], outer: Any) -> Any:
+    running = g(log)
+    next(running)
+    try:
+        outer.throw(ValueError())
+    except ValueError:
+        pass
+    return x + 1
+
+
+def _caught_beside_a_break(x: Any, log: list[str], outer: Any) -> Any:
+    running = g(log)
+    next(running)
+    try:
+        brk()
+        [][len(log)]
+    except IndexError as error:
+        log.append(repr(error))
+        brk()
+    return x + 1
+
+
+def _caught_and_raised(x: Any, log: list[str], outer: Any) -> Any:
+    running = g(log)
+    next(running)
+    try:
+        try:
+            outer.throw(ValueError())
+        finally:
+            brk()
+    except ValueError:
+        log.append("caught")
+    return x + 1
+
+
+@pytest.mark.parametrize("fn", [_caught_from_c, _caught_beside_a_break, _caught_and_raised])
+def test_no_exception_that_is_over_keeps_what_frames_held(fn: Any) -> None:
+    compiled = Traced(fn)
+    gc.disable()
+    try:
+        for _ in range(3):
+            found: list[Any] = []
+            for run in (fn, compiled):
+                log: list[str] = []
+                run(torch.ones(2), log, g([]))
+                found.append([*log])
+            assert found[0] == found[1]
+    finally:
+        gc.enable()
