@@ -1,9 +1,9 @@
-"""Functions written as Python source for one graph: host code, results, sizes, guards."""
+"""Functions written as Python source for one graph, and tables that functions enter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 
 class SymbolPlace(Protocol):
@@ -68,3 +68,24 @@ class HostSource:
     def function(self, title: str) -> Callable[..., Any]:
         """The function that this is."""
         return define(str(self), self.name, title, self.names)
+
+
+# ---------------------------------------------------------------------------- rules
+# Tables of functions that are entered where they are defined: one place for each.
+
+
+K = TypeVar("K")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Rules(dict[K, F]):
+    """A function for each key."""
+
+    def rule(self, *keys: K) -> Callable[[F], F]:
+        """Enter the decorated function under these keys."""
+
+        def enter(function: F) -> F:
+            self.update(dict.fromkeys(keys, function))
+            return function
+
+        return enter

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.graph import (
+    AtenGraph,
     Constant,
     Fresh,
     InputItself,
@@ -21,6 +22,8 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
     memory_root,
+    merge_equal,
+    remove_dead,
     shown_symbols,
     tensor_input,
 )
@@ -234,30 +237,54 @@ aten = torch.ops.aten
 
 
 class Results:
-    """The flat tuple that the graph returns, in the making."""
+    """The flat tuple that the graph returns, in the making; first what the traced program gave.
 
-    def __init__(self, b: Builder, inputs: list[Value | None], to_size: Callable[[Any], Size]):
-        self.b = b
-        self.inputs = inputs
-        self.to_size = to_size
+    leaves      what is in the nest that the program returned; `outputs` has the spec of each
+    mutations   one for each input whose storage was written to
+    """
+
+    def __init__(self, inputs: Inputs, returned: Any) -> None:
+        self.b, self.to_size = inputs.b, inputs.to_size
+        self.given, self.inputs = inputs, inputs.values
+        self.leaves: list[Any] = []
+        self.structure = flatten(returned, self.leaves)
+        for leaf in self.leaves:
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in self.b.values:
+                inputs.lift(leaf)
         self.nodes: list[fx.Node] = []
         self.tensors: list[torch.Tensor] = []
         self.memory: dict[fx.Node, Store] = {}
         self.returned: dict[int, int] = {}
         self.carriers: dict[int, tuple[int, Value]] = {}
+        self.mutations = tuple(
+            Mutation(index, self.position(value))
+            for index, value in enumerate(self.inputs)
+            if value is not None and value.store.version > 0
+        )
+        self._choose_carriers([self.b.values[id(x)] for x in self.leaves if id(x) in self.b.values])
+        self.outputs = tuple(self._output(i, x) for i, x in enumerate(self.leaves))
 
-    def mutations(self) -> tuple[Mutation, ...]:
-        """One for each input whose storage was written to."""
-        found = []
-        for index, value in enumerate(self.inputs):
-            if value is not None and value.store.version > 0:
-                found.append(Mutation(index, self.position(value)))
-        return tuple(found)
+    def graph(self, mutations: tuple[Mutation, ...], no_autocast: bool) -> AtenGraph:
+        """What was traced, without dead and equal calls. Call it last, once.
 
-    def outputs(self, leaves: list[Any]) -> tuple[OutputSpec, ...]:
-        """The spec of each returned leaf. Call once, after `mutations`."""
-        self._choose_carriers([self.b.values[id(x)] for x in leaves if id(x) in self.b.values])
-        return tuple(self._output(i, x) for i, x in enumerate(leaves))
+        mutations   those that whoever calls the graph makes
+        """
+        b = self.b
+        b.graph.output(tuple(self.nodes))
+        remove_dead(b.graph)
+        merge_equal(b.graph, self.memory)
+        return AtenGraph(
+            graph=b.graph,
+            constants=b.constants,
+            inputs=self.given.specs(),
+            outputs=self.outputs,
+            mutations=mutations,
+            structure=self.structure,
+            symbols=self.given.symbols(),
+            to_size=self.to_size,
+            no_autocast=no_autocast,
+            from_start=frozenset(b.from_start),
+        )
 
     def _output(self, i: int, x: Any) -> OutputSpec:
         if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -310,7 +337,18 @@ class Results:
 
     def _is_dense(self, value: Value) -> bool:
         size = [self.to_size(n) for n in value.tensor.shape]
-        return _is_non_overlapping(size, [self.to_size(s) for s in value.tensor.stride()])
+        # Whether no two elements share memory, as far as it can be told from the strides alone
+        stride = [self.to_size(s) for s in value.tensor.stride()]
+        if 0 in size:
+            return True
+        expected: Size = 1
+        for step, count in sorted(zip(stride, size), key=lambda pair: hint(pair[0])):
+            if count == 1:
+                continue
+            if not known_ge(step, expected):
+                return False
+            expected = step * (count - 1) + 1
+        return True
 
     def _is_whole(self, value: Value, base: Value) -> bool:
         """Whether every element of the storage is one of `value`, once."""
@@ -341,20 +379,6 @@ def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:
     if view.is_neg() != base.is_neg():
         flips.append("_neg_view")
     return tuple(flips)
-
-
-def _is_non_overlapping(size: Sequence[Size], stride: Sequence[Size]) -> bool:
-    """Whether no two elements share memory, as far as it can be told from the strides alone."""
-    if 0 in size:
-        return True
-    expected: Size = 1
-    for step, count in sorted(zip(stride, size), key=lambda pair: hint(pair[0])):
-        if count == 1:
-            continue
-        if not known_ge(step, expected):
-            return False
-        expected = step * (count - 1) + 1
-    return True
 
 
 def flatten(x: Any, leaves: list[Any]) -> Callable[[list[Any]], Any]:

@@ -25,6 +25,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
 from fusee.fake.rules import LAYERS, overloads
+from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- always
@@ -36,17 +37,9 @@ from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
-ALWAYS: dict[OpOverload, Rule] = {}
+ALWAYS: Rules[OpOverload, Rule] = Rules()
 
 _END = 2**63 - 1  # how Python's x[a:] spells its end
-
-
-def _rule(*ops: OpOverload) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        ALWAYS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
 
 
 def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
@@ -60,27 +53,27 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 # ------------------------------------------------------------------------------ aliases
 
 
-@_rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
+@ALWAYS.rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
 def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.same(args[0])
 
 
-@_rule(aten.lift_fresh.default)
+@ALWAYS.rule(aten.lift_fresh.default)
 def _lift_fresh(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.literal(args[0])
 
 
-@_rule(aten.detach_.default, aten.requires_grad_.default)
+@ALWAYS.rule(aten.detach_.default, aten.requires_grad_.default)
 def _itself(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@_rule(aten.resolve_conj.default, aten.resolve_neg.default, aten.real.default)
+@ALWAYS.rule(aten.resolve_conj.default, aten.resolve_neg.default, aten.real.default)
 def _itself_if_real(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.composite(op, args, kwargs) if is_opaque(args[0]) else args[0]
 
 
-@_rule(aten.scalar_tensor.default)
+@ALWAYS.rule(aten.scalar_tensor.default)
 def _scalar_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.full.default, [], args[0], **kwargs)
 
@@ -94,7 +87,7 @@ _QUERIES = (
 )
 
 
-@_rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
+@ALWAYS.rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
 def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return op(t.value(args[0]).tensor, *args[1:], **kwargs)
 
@@ -102,14 +95,14 @@ def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ shapes
 
 
-@_rule(aten.view.default, aten._unsafe_view.default)
+@ALWAYS.rule(aten.view.default, aten._unsafe_view.default)
 def _view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = _whole(x, args[1])
     return t.same(x) if same_ints(shape, x.shape) else t.view(aten.view.default, x, shape)
 
 
-@_rule(aten.reshape.default, aten._reshape_copy.default)
+@ALWAYS.rule(aten.reshape.default, aten._reshape_copy.default)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = _whole(x, args[1])
@@ -149,7 +142,7 @@ def _is_open(n: Any) -> bool:
     return type(n) is int and n == -1
 
 
-@_rule(aten.flatten.using_ints)
+@ALWAYS.rule(aten.flatten.using_ints)
 def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     rank = x.dim()
@@ -162,20 +155,20 @@ def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.reshape.default, x, [*x.shape[:first], merged, *x.shape[last + 1 :]])
 
 
-@_rule(aten.expand.default)
+@ALWAYS.rule(aten.expand.default)
 def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     shape = list(op(x, args[1]).shape)
     return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
 
 
-@_rule(aten.unsqueeze.default)
+@ALWAYS.rule(aten.unsqueeze.default)
 def _unsqueeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     return t.view(op, x, args[1] % (x.dim() + 1))
 
 
-@_rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@ALWAYS.rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     asked: Sequence[int] = range(x.dim())
@@ -186,7 +179,7 @@ def _squeeze(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(aten.squeeze.dims, x, axes) if axes else t.same(x)
 
 
-@_rule(aten.permute.default)
+@ALWAYS.rule(aten.permute.default)
 def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = [axis % x.dim() for axis in args[1]]
@@ -195,7 +188,7 @@ def _permute(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(aten.permute.default, x, axes)
 
 
-@_rule(aten.transpose.int, aten.t.default)
+@ALWAYS.rule(aten.transpose.int, aten.t.default)
 def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axes = list(range(x.dim()))
@@ -208,7 +201,7 @@ def _transpose(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ parts
 
 
-@_rule(aten.slice.Tensor)
+@ALWAYS.rule(aten.slice.Tensor)
 def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     _, axis, start, end, step = bound(op, args, kwargs)
@@ -232,7 +225,7 @@ def _bound(at: Any, n: Any, default: Any) -> Any:
     return at if at <= n else n
 
 
-@_rule(aten.select.int)
+@ALWAYS.rule(aten.select.int)
 def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axis, index = args[1] % x.dim(), args[2]
@@ -241,7 +234,7 @@ def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, x, axis, index)
 
 
-@_rule(aten.unbind.int)
+@ALWAYS.rule(aten.unbind.int)
 def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[1] % x.dim()
@@ -249,8 +242,8 @@ def _unbind(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch
     return [t.view(aten.select.int, x, axis, i) for i in range(count)]
 
 
-@_rule(aten.split.Tensor, aten.unsafe_split.Tensor)
-@_rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
+@ALWAYS.rule(aten.split.Tensor, aten.unsafe_split.Tensor)
+@ALWAYS.rule(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default)
 def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
     x = t.value(args[0]).tensor
     axis = bound(op, args, kwargs)[2] % x.dim()
@@ -263,9 +256,9 @@ def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.
     return parts
 
 
-@_rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
-@_rule(aten.view_as_real.default, aten.view_as_complex.default)
-@_rule(aten._conj.default, aten._neg_view.default)
+@ALWAYS.rule(aten.diagonal.default, aten.unfold.default, aten.view.dtype)
+@ALWAYS.rule(aten.view_as_real.default, aten.view_as_complex.default)
+@ALWAYS.rule(aten._conj.default, aten._neg_view.default)
 def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], complex):  # a factor that autograd takes for a tensor
         args = (t.literal(torch.tensor(args[0], dtype=torch.complex128)), *args[1:])
@@ -274,7 +267,7 @@ def _plain_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, *args, **kwargs)
 
 
-@_rule(aten.as_strided.default)
+@ALWAYS.rule(aten.as_strided.default)
 def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # The offset counts from the start of the storage, so only the base gives the right elements.
     x = t.value(args[0])
@@ -288,7 +281,7 @@ def _as_strided(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.view(op, base.tensor, list(size), list(stride), offset)
 
 
-@_rule(aten.as_strided_scatter.default)
+@ALWAYS.rule(aten.as_strided_scatter.default)
 def _as_strided_scatter(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     value = t.value(args[0])
     x = value.tensor
@@ -316,7 +309,7 @@ def _within(
 # ------------------------------------------------------------------------------ copies
 
 
-@_rule(aten.contiguous.default)
+@ALWAYS.rule(aten.contiguous.default)
 def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     layout = kwargs.get("memory_format", torch.contiguous_format)
@@ -325,7 +318,7 @@ def _contiguous(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.clone.default, x, memory_format=layout)
 
 
-@_rule(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
+@ALWAYS.rule(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other)
 def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args)), **kwargs}
@@ -342,13 +335,13 @@ def _to(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-@_rule(aten.type_as.default)
+@ALWAYS.rule(aten.type_as.default)
 def _type_as(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     other = t.value(args[1])
     return convert(t, args[0], other.tensor.dtype, other.store.device)
 
 
-@_rule(aten._to_copy.default)
+@ALWAYS.rule(aten._to_copy.default)
 def _to_copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     layout = kwargs.get("memory_format")
     return convert(t, args[0], kwargs.get("dtype"), kwargs.get("device"), layout, True)
@@ -383,13 +376,13 @@ def convert(
     return t.record(aten._to_copy.default, (x,), kwargs)
 
 
-@_rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+@ALWAYS.rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
     return t.composite(op, args, kwargs) if is_training and probability != 0 else x
 
 
-@_rule(aten.convolution.default)
+@ALWAYS.rule(aten.convolution.default)
 def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     rank = args[0].dim() - 2
     whole = [list(x) * rank if isinstance(x, (list, tuple)) and len(x) == 1 else x for x in args]
@@ -399,7 +392,7 @@ def _convolution(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ indexing
 
 
-@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@ALWAYS.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, groups = bound(op, args, kwargs)
     count, channels, *rest = x.shape
@@ -408,7 +401,7 @@ def _channel_shuffle(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> A
     return t.call(aten.contiguous.default, mixed, memory_format=suggested_layout(x))
 
 
-@_rule(aten.one_hot.default)
+@ALWAYS.rule(aten.one_hot.default)
 def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, classes = t.value(args[0]).tensor, bound(op, args, kwargs)[1]
     if type(classes) is int and classes < 1:
@@ -418,7 +411,7 @@ def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.scatter.value, zeros, -1, t.call(aten.unsqueeze.default, x, -1), 1)
 
 
-@_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+@ALWAYS.rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
         raise t.b.unsupported(
@@ -437,23 +430,14 @@ def _is_there(asked: torch.device, present: torch.device) -> bool:
 # ---------------------------------------------------------------------------- canonical
 
 
-CANONICAL: dict[OpOverload, Rule] = {}
-
-
-def _canonical(*ops: OpOverload) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        CANONICAL.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
-
+CANONICAL: Rules[OpOverload, Rule] = Rules()
 
 # ------------------------------------------------------------------------------ convolution
 
 
-@_canonical(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-@_canonical(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
-@_canonical(aten.conv_transpose3d.input)
+@CANONICAL.rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+@CANONICAL.rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
+@CANONICAL.rule(aten.conv_transpose3d.input)
 def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, stride, padding, *rest = bound(op, args, kwargs)
     if x.dtype.is_complex:  # four convolutions, or three
@@ -476,13 +460,13 @@ def _conv(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ norms
 
 
-@_canonical(aten.layer_norm.default)
+@CANONICAL.rule(aten.layer_norm.default)
 def _layer_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, shape, weight, bias, eps, _ = bound(op, args, kwargs)
     return t.call(aten.native_layer_norm.default, x, list(shape), weight, bias, eps)[0]
 
 
-@_canonical(aten.group_norm.default)
+@CANONICAL.rule(aten.group_norm.default)
 def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, groups, weight, bias, eps, _ = bound(op, args, kwargs)
     meta = t.value(x).tensor
@@ -491,7 +475,7 @@ def _group_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.native_group_norm.default, x, weight, bias, *sizes, groups, eps)[0]
 
 
-@_canonical(aten.batch_norm.default)
+@CANONICAL.rule(aten.batch_norm.default)
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     *given, _ = bound(op, args, kwargs)
     return t.call(aten.native_batch_norm.default, *given)[0]
@@ -500,7 +484,7 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ softmax
 
 
-@_canonical(aten.softmax.int, aten.log_softmax.int)
+@CANONICAL.rule(aten.softmax.int, aten.log_softmax.int)
 def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, axis, dtype = bound(op, args, kwargs)
     kernel = aten._softmax.default if op is aten.softmax.int else aten._log_softmax.default
@@ -509,7 +493,7 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(kernel, x, axis, False)
 
 
-@_canonical(aten._safe_softmax.default)
+@CANONICAL.rule(aten._safe_softmax.default)
 def _safe_softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, axis, dtype = bound(op, args, kwargs)
     out = t.call(aten.softmax.int, x, axis, dtype)
@@ -521,7 +505,7 @@ def _safe_softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ recurrent layers
 
 
-@_canonical(*LAYERS)
+@CANONICAL.rule(*LAYERS)
 def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # whole, as ATen runs them; but autocast casts what they are made of
     return t.composite(op, args, kwargs) if t.autocast else t.record(op, args, kwargs)
@@ -530,7 +514,7 @@ def _recurrent(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ factorisations
 
 
-@_canonical(aten.linalg_svdvals.default)
+@CANONICAL.rule(aten.linalg_svdvals.default)
 def _svdvals(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     # torch's own composition asks for vectors too while a dispatch mode is on, by another algorithm
     return t.call(aten._linalg_svd.default, args[0], False, False, **kwargs)[1]

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fusee.aten.torch_api import active, below_autograd, with_autograd
 from fusee.aten.tracer import Tracer
+from fusee.source import Rules
 
 NAMES = {"cond", "while_loop", "map_impl", "scan"}
 
@@ -46,10 +47,15 @@ class _Function:
         return self.compiled[key](*given)
 
 
+_RUNS: Rules[str, Callable[..., Any]] = Rules()
+
+
+@_RUNS.rule("cond")
 def _cond(functions: Sequence[_Function], pred: Any, operands: Any) -> Any:
     return functions[0 if pred else 1](*operands)
 
 
+@_RUNS.rule("while_loop")
 def _while_loop(functions: Sequence[_Function], carried: Any, more: Any) -> Any:
     test, body = functions
     while test(*carried, *more)[0]:
@@ -57,12 +63,14 @@ def _while_loop(functions: Sequence[_Function], carried: Any, more: Any) -> Any:
     return carried
 
 
+@_RUNS.rule("map_impl")
 def _map(functions: Sequence[_Function], xs: Any, more: Any) -> Any:
     (body,) = functions
     rows = [body(*row, *more) for row in zip(*(x.unbind() for x in xs))]
     return [torch.stack(column) for column in zip(*rows)]
 
 
+@_RUNS.rule("scan")
 def _scan(functions: Sequence[_Function], carried: Any, xs: Any, more: Any) -> Any:
     (body,), rows, count = functions, [], len(carried)
     for row in zip(*(x.unbind() for x in xs)):
@@ -70,11 +78,6 @@ def _scan(functions: Sequence[_Function], carried: Any, xs: Any, more: Any) -> A
         carried = found[:count]
         rows.append(found[count:])
     return [*carried, *(torch.stack(column) for column in zip(*rows))]
-
-
-_RUNS: dict[str, Callable[..., Any]] = {
-    "cond": _cond, "while_loop": _while_loop, "map_impl": _map, "scan": _scan,
-}  # fmt: skip
 
 
 def _shaped(name: str, functions: Sequence[_Function], *operands: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from fusee.aten.canonicalize import bound, convert
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
 from fusee.fake.layouts import is_dense, is_row_major
+from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- custom
@@ -118,7 +119,7 @@ def _range(x: torch.Tensor) -> tuple[int, int]:
 
 aten = torch.ops.aten
 
-_WRITES: dict[OpOverload, Rule] = {}
+_WRITES: Rules[OpOverload, Rule] = Rules()
 
 # Operators whose counterpart has another name or overload. Where both return something, the
 # counterpart returns that first and the new contents after it.
@@ -167,14 +168,6 @@ def _custom(op: OpOverload, written: list[str]) -> Rule:
         return rewritten(t, op, args, kwargs)
 
     return rule
-
-
-def _writes(*ops: OpOverload) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        _WRITES.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
 
 
 # ------------------------------------------------------------------------------ counterparts
@@ -280,7 +273,7 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ contents
 
 
-@_writes(aten.copy_.default)
+@_WRITES.rule(aten.copy_.default)
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
     refuse_overlap(t, op, [target], source)
@@ -291,7 +284,7 @@ def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_writes(aten.fill_.Scalar, aten.zero_.default)
+@_WRITES.rule(aten.fill_.Scalar, aten.zero_.default)
 def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0])
     fill = args[1] if len(args) > 1 else 0
@@ -306,12 +299,12 @@ def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-@_writes(aten.fill_.Tensor)
+@_WRITES.rule(aten.fill_.Tensor)
 def _fill_tensor(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(aten.copy_.default, args[0], args[1])
 
 
-@_writes(aten.bernoulli_.float)
+@_WRITES.rule(aten.bernoulli_.float)
 def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     probability = args[1] if len(args) > 1 else 0.5
     _refuse_gaps(t, op, [args[0]])
@@ -329,7 +322,7 @@ def _bernoulli(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 # native_batch_norm's schema does not say that it writes the running statistics
-@_writes(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
+@_WRITES.rule(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
 def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, weight, bias, mean, var, training, *rest = bound(op, args, kwargs)
     if mean is None or var is None:
@@ -348,9 +341,11 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ geometry
 
 
-@_writes(aten.transpose_.default, aten.t_.default, aten.swapaxes_.default, aten.swapdims_.default)
-@_writes(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default)
-@_writes(aten.as_strided_.default)
+@_WRITES.rule(
+    aten.transpose_.default, aten.t_.default, aten.swapaxes_.default, aten.swapdims_.default
+)
+@_WRITES.rule(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default)
+@_WRITES.rule(aten.as_strided_.default)
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target = args[0]
     value = _own(t, op, target)
@@ -375,7 +370,7 @@ _VIEWS = {
 }
 
 
-@_writes(aten.resize_.default)
+@_WRITES.rule(aten.resize_.default)
 def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, shape = args[0], args[1]
     value = t.value(target)
@@ -398,7 +393,7 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return target
 
 
-@_writes(aten.set_.source_Tensor)
+@_WRITES.rule(aten.set_.source_Tensor)
 def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     value = _own(t, op, args[0])
     _become(t, value, args[1])

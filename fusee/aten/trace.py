@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten import control_flow
-from fusee.aten.boundary import Inputs, Prepare, Results, flatten
+from fusee.aten.boundary import Inputs, Prepare, Results
 from fusee.aten.canonicalize import ALWAYS, CANONICAL, FOREACH, Table, decomposition, keep_core
-from fusee.aten.graph import AtenGraph, merge_equal, remove_dead
+from fusee.aten.graph import AtenGraph
 from fusee.aten.mutation import write_rule
 from fusee.aten.torch_api import (
     HigherOrderOperator,
@@ -198,18 +198,6 @@ def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y: function(x, _number(y, x))
 
 
-def _addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return torch.add(x, _number(value, x) * a * b)
-
-
-def _addcdiv(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-    return torch.add(x, _number(value, x) * a / b)
-
-
-def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return torch.lerp(x, end, _cast(_number(weight, x), x.dtype).expand_as(x))
-
-
 _FORMS: dict[str, Callable[..., Tensor]] = {
     "add": _scaled(torch.add),
     "sub": _scaled(torch.sub),
@@ -220,9 +208,11 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
     "divide": _binary(torch.true_divide),
     "true_divide": _binary(torch.true_divide),
     "pow": _binary(torch.pow),
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
-    "lerp": _lerp,
+    "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
+    "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
+    "lerp": lambda x, end, weight: torch.lerp(
+        x, end, _cast(_number(weight, x), x.dtype).expand_as(x)
+    ),
 }
 
 
@@ -559,33 +549,11 @@ def trace(
                      that doesn't say what it returns
     """
     tracer, inputs = start(gm, example_inputs, keep, decompositions, kind=Tracer)
-    b, to_size = tracer.b, inputs.to_size
     ambient = torch.is_autocast_enabled(inputs.device.type)
     with below_autograd(), autocast_restored(), torch.no_grad():
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
-        leaves: list[Any] = []
-        structure = flatten(returned, leaves)
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                tracer.value(leaf)
-        results = Results(b, inputs.values, to_size)
-        mutations = results.mutations()
-        outputs = results.outputs(leaves)
-    b.graph.output(tuple(results.nodes))
-    remove_dead(b.graph)
-    merge_equal(b.graph, results.memory)
-    return AtenGraph(
-        graph=b.graph,
-        constants=b.constants,
-        inputs=inputs.specs(),
-        outputs=outputs,
-        mutations=mutations,
-        structure=structure,
-        symbols=inputs.symbols(),
-        to_size=to_size,
-        no_autocast=ambient,
-        from_start=frozenset(b.from_start),
-    )
+        results = Results(inputs, returned)
+    return results.graph(results.mutations, ambient)
 
 
 T = TypeVar("T", bound=Tracer)
@@ -606,7 +574,11 @@ def start(
     kind          the class of the tracer
     with_devices  the twins must say on which device they are
     """
-    mode = symbolic_mode(_examples(gm, example_inputs))
+    # The inputs, and what torch.compile noted for their placeholders: sizes may be symbolic
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    mode = symbolic_mode(
+        [*example_inputs, *(node.meta.get("example_value") for node in placeholders)]
+    )
     to_size = Symbols()
     if mode is not None:
         b = Builder(Twins(mode), to_size)
@@ -615,12 +587,6 @@ def start(
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
     tracer = kind(b, _policy(keep, decompositions), opaque_rule, inputs.lift, inputs.device)
     return tracer, inputs
-
-
-def _examples(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, and what torch.compile noted for their placeholders: sizes may be symbolic."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    return [*inputs, *(node.meta.get("example_value") for node in placeholders)]
 
 
 def _whatever_it_holds(op: OpOverload) -> Rule | None:

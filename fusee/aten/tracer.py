@@ -26,6 +26,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
+from fusee.source import Rules
 from fusee.sym.expr import Size
 from fusee.sym.symint import same_ints
 
@@ -138,18 +139,8 @@ class Value:
 
 
 Inverse = Callable[["Builder", Value, fx.Node], fx.Node]
-_INVERSES: dict[OpOverload, Inverse] = {}
-
-
-def inverts(*ops: OpOverload) -> Callable[[Inverse], Inverse]:
-    """Register how new contents of a view change its parent: (builder, view, contents) -> node."""
-
-    def register(function: Inverse) -> Inverse:
-        for op in ops:
-            _INVERSES[op] = function
-        return function
-
-    return register
+# How new contents of a view change its parent: (builder, view, contents) -> node.
+_INVERSES: Rules[OpOverload, Inverse] = Rules()
 
 
 class Builder:
@@ -344,14 +335,14 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------------ inverses
 
 
-@inverts(aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default)
-@inverts(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@_INVERSES.rule(aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default)
+@_INVERSES.rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _reshape(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     return b.reshape(contents, list(view.parent.tensor.shape))
 
 
-@inverts(aten.expand.default)
+@_INVERSES.rule(aten.expand.default)
 def _expand(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     if view.parent.tensor.numel() != view.tensor.numel():
@@ -359,7 +350,7 @@ def _expand(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     return b.reshape(contents, list(view.parent.tensor.shape))
 
 
-@inverts(aten.permute.default)
+@_INVERSES.rule(aten.permute.default)
 def _permute(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     dims = view.view[1][0]
@@ -369,13 +360,13 @@ def _permute(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     return b.apply(aten.permute.default, contents, inverse)
 
 
-@inverts(aten.t.default, aten.transpose.int)
+@_INVERSES.rule(aten.t.default, aten.transpose.int)
 def _transpose(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     return b.apply(view.view[0], contents, *view.view[1])
 
 
-@inverts(aten.view.dtype)
+@_INVERSES.rule(aten.view.dtype)
 def _bits(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     before, after = view.parent.tensor.dtype, view.tensor.dtype
@@ -393,7 +384,7 @@ _COMPLEX = {
 }
 
 
-@inverts(*_COMPLEX)
+@_INVERSES.rule(*_COMPLEX)
 def _across(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     return b.apply(_COMPLEX[view.view[0]], contents)
@@ -407,7 +398,7 @@ _SCATTERS = {
 }
 
 
-@inverts(*_SCATTERS)
+@_INVERSES.rule(*_SCATTERS)
 def _scatter(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
     assert view.parent is not None and view.view is not None
     parent = view.parent

@@ -132,7 +132,18 @@ class Budget:
         if node.meta.get("packed") or node.meta.get("free"):
             return True
         size = self.edit.bytes(node)
-        sources = _bytes_behind(self.edit, node)
+        # Bytes of the parameters and constants that `node` is computed from
+        seen = {node}
+        pending = [node]
+        sources = 0
+        while pending:
+            at = pending.pop()
+            if at.op in ("placeholder", "get_attr"):
+                sources += self.edit.bytes(at)
+            for arg in at.all_input_nodes:
+                if arg not in seen:
+                    seen.add(arg)
+                    pending.append(arg)
         if size > self.left or (size > self.free and size > 2 * sources):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
@@ -192,22 +203,6 @@ def _costs_nothing(node: fx.Node) -> bool:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-def _bytes_behind(edit: Editor, node: fx.Node) -> int:
-    """Bytes of the parameters and constants that `node` is computed from."""
-    seen = {node}
-    pending = [node]
-    total = 0
-    while pending:
-        at = pending.pop()
-        if at.op in ("placeholder", "get_attr"):
-            total += edit.bytes(at)
-        for arg in at.all_input_nodes:
-            if arg not in seen:
-                seen.add(arg)
-                pending.append(arg)
-    return total
 
 
 # ------------------------------------------------------------------------------ the split

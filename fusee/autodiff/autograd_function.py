@@ -89,7 +89,17 @@ class Again:
         self.joint, self.count = joint, len(specs)
         self.behind = functools.cache(self._behind)
         self.copied = self._behind(frozenset(range(len(self.tangents)))) & self.written
-        self.generators = _generators(joint)
+        # Those that the graph draws from
+        found = {}
+        for node in joint.aten.graph.nodes:
+            target = node.target
+            drawn = isinstance(target, torch._ops.OpOverload) and (
+                torch.Tag.nondeterministic_seeded in target.tags
+            )
+            if drawn:
+                generator: Any = node.kwargs.get("generator") or torch.default_generator
+                found[id(generator)] = generator
+        self.generators = list(found.values())
         self.autocast = joint.aten.no_autocast, torch.get_autocast_dtype("cpu")
         unsaved = [k for k in range(self.count) if k not in self.saved]
         self.others = [k for k in unsaved if k in self.written or specs[k].dtype is None]
@@ -354,20 +364,6 @@ def _hides_grad(module: torch.nn.Module) -> bool:
     )
 
 
-def _generators(joint: Joint) -> list[torch.Generator]:
-    """Those that the graph draws from."""
-    found = {}
-    for node in joint.aten.graph.nodes:
-        target = node.target
-        drawn = isinstance(target, torch._ops.OpOverload) and (
-            torch.Tag.nondeterministic_seeded in target.tags
-        )
-        if drawn:
-            generator: Any = node.kwargs.get("generator") or torch.default_generator
-            found[id(generator)] = generator
-    return list(found.values())
-
-
 # ---------------------------------------------------------------------------- runtime
 
 
@@ -402,7 +398,21 @@ def differentiable(
             ctx.held = again.hold(inputs)
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(inputs)
-            _keep(ctx, split, inputs, results)
+            # Note in a forward's context what its backward needs
+            ctx.save_for_backward(
+                *(
+                    inputs[s.position] if s.kind == "input" else results[s.position]
+                    for s in split.saved
+                )
+            )
+            ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
+            ctx.numbers = [
+                inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
+                for at in split.joint.aten.symbols.values()
+            ]
+            ctx.done, ctx.later = frozenset(), ()
+            ctx.has_hooks = has_saved_tensor_hooks()
+            ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*(results[k] for k in constant))
             return tuple(results[:count])
 
@@ -431,18 +441,6 @@ def differentiable(
     return _applied(CompiledGraph.apply, joint)
 
 
-def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Note in a forward's context what its backward needs."""
-    ctx.save_for_backward(
-        *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
-    )
-    ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
-    ctx.numbers = _numbers(split.joint, inputs)
-    ctx.done, ctx.later = frozenset(), ()
-    ctx.has_hooks = has_saved_tensor_hooks()
-    ctx.set_materialize_grads(False)
-
-
 def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[..., Sequence[Any]]:
     """`apply` where backward passes go on to inputs no more than in eager: what made them stays."""
     is_reached = any(gradient is not None for gradient in joint.gradients)
@@ -458,14 +456,6 @@ def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[...,
             return apply(*given)
 
     return run
-
-
-def _numbers(joint: Joint, inputs: Sequence[Any]) -> list[int]:
-    """The value of each symbol, for the forward's inputs."""
-    return [
-        inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
-        for at in joint.aten.symbols.values()
-    ]
 
 
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:

@@ -204,7 +204,7 @@ def why_not(graph: fx.Graph) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------- joint_passes
+# ---------------------------------------------------------------------------- passes
 # Rewrites of a joint graph that leave less to save.
 #
 # narrow   a value that the backward may read again goes through the smallest dtype that holds it
@@ -276,7 +276,14 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
             parts[k].replace_all_uses_with(row)
             graph.erase_node(parts[k])
         if is_group:
-            rows.append(_per_channel(write, row, val))
+            # Statistics of groups, (batch, groups), for each channel of the groups
+            batch, groups = row.meta["val"].shape
+            row = write(aten.unsqueeze.default, row, 2)
+            row = write(aten.expand.default, row, [batch, groups, val.shape[1] // groups])
+            row = write(aten.clone.default, row, memory_format=torch.contiguous_format)
+            rows.append(
+                write(aten.view.default, row, [batch, val.shape[1], *[1] * (val.dim() - 2)])
+            )
         else:
             rows.append(write(aten.view.default, row, [1, statistics[0].shape[-1], *ones]))
     y = write(aten.sub.Tensor, write.cast(x, exact), rows[0], val=like)
@@ -287,15 +294,6 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
             y = write(op, y, write(aten.view.default, operand, [1, val.shape[1], *ones]), val=like)
     out.replace_all_uses_with(write.cast(y, val.dtype))
     graph.erase_node(out)
-
-
-def _per_channel(write: _After, row: fx.Node, x: Tensor) -> fx.Node:
-    """Statistics of groups, (batch, groups), for each channel of the groups."""
-    batch, groups = row.meta["val"].shape
-    row = write(aten.unsqueeze.default, row, 2)
-    row = write(aten.expand.default, row, [batch, groups, x.shape[1] // groups])
-    row = write(aten.clone.default, row, memory_format=torch.contiguous_format)
-    return write(aten.view.default, row, [batch, x.shape[1], *[1] * (x.dim() - 2)])
 
 
 # ---------------------------------------------------------------------------- replay

@@ -21,17 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.boundary import Inputs, Results, flatten
+from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.graph import (
-    AtenGraph,
     Mutation,
     OutputSpec,
     ViewOfInput,
     ViewOfOutput,
     inverse,
-    merge_equal,
-    remove_dead,
 )
 from fusee.aten.torch_api import (
     OpOverload,
@@ -86,7 +83,11 @@ def _opened(func: Any) -> Callable[..., Any] | None:
     if hasattr(Tensor.__base__, func.__name__) and getattr(Tensor, func.__name__, None) is func:
         return None  # the method in C that it ends with would come here by the same name
     names = func.__globals__
-    found = {name: _never for name in _CHECKS if name in func.__code__.co_names and name in names}
+    found = {
+        name: lambda *_: False
+        for name in _CHECKS
+        if name in func.__code__.co_names and name in names
+    }
     if not found:
         return None
     copy = types.FunctionType(
@@ -94,10 +95,6 @@ def _opened(func: Any) -> Callable[..., Any] | None:
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
-
-
-def _never(*args: object) -> bool:
-    return False
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -268,6 +265,7 @@ def trace_joint(
                            forward or backward would raise
     """
     leaves = _Leaves()
+    with_devices = needs_devices(gm)
     tracer, inputs = start(
         gm,
         example_inputs,
@@ -275,7 +273,7 @@ def trace_joint(
         decompositions,
         kind=JointTracer,
         prepare=leaves.prepare,
-        with_devices=needs_devices(gm),
+        with_devices=with_devices,
     )
     ambient = torch.is_autocast_enabled(inputs.device.type)
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
@@ -372,16 +370,10 @@ class _Finish:
 
     def __init__(self, tracer: JointTracer, inputs: Inputs, leaves: _Leaves, returned: Any):
         self.tracer, self.b, self.inputs, self.leaves = tracer, tracer.b, inputs, leaves
-        self.flat: list[Any] = []
-        self.structure = flatten(returned, self.flat)
-        for leaf in self.flat:
-            if isinstance(leaf, Tensor):
-                tracer.value(leaf)
-        self.results = Results(self.b, inputs.values, inputs.to_size)
-        mutations = self.results.mutations()
+        self.results = Results(inputs, returned)
+        mutations = self.results.mutations
         self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
-        self.outputs = self.results.outputs(self.flat)
         self.forward_results = len(self.results.nodes)
         unknown = {m.position for m in self.mutations}
         self.tangents = tuple(
@@ -431,32 +423,17 @@ class _Finish:
             self.gradients.append(places[id(gradient)])
 
     def joint(self, no_autocast: bool) -> Joint:
-        b, inputs = self.b, self.inputs
-        b.graph.output(tuple(self.results.nodes))
-        remove_dead(b.graph)
-        merge_equal(b.graph, self.results.memory)
-        reason = why_not(b.graph)
+        graph = self.results.graph(self.mutations, no_autocast)
+        reason = why_not(graph.graph)
         if reason is not None:
-            raise b.unsupported(reason)
-        aten_graph = AtenGraph(
-            graph=b.graph,
-            constants=b.constants,
-            inputs=inputs.specs(),
-            outputs=self.outputs,
-            mutations=self.mutations,
-            structure=self.structure,
-            symbols=inputs.symbols(),
-            to_size=inputs.to_size,
-            no_autocast=no_autocast,
-            from_start=frozenset(b.from_start),
-        )
+            raise self.b.unsupported(reason)
         return Joint(
-            aten=aten_graph,
+            aten=graph,
             forward_results=self.forward_results,
             tangents=self.tangents,
             gradients=tuple(self.gradients),
             rebinds=tuple((m.index, m.position) for m in self.rebinds),
-            detached=tuple(map(self._is_detached, self.flat, self.outputs)),
+            detached=tuple(map(self._is_detached, self.results.leaves, self.results.outputs)),
             parts=self.parts,
             unreached=tuple(
                 index

@@ -48,10 +48,10 @@ from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
-from fusee.loops.check import check_graph, check_plan, check_schedule
+from fusee.loops.check import check_graph, check_plan, check_schedule, show_kernel, show_step
 from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
-from fusee.loops.lower.graph import InputLayout, lower
+from fusee.loops.lower.graph import GraphLowering, InputLayout
 from fusee.loops.lower.tensor import contiguous, supported
 from fusee.loops.memory import (
     Plan,
@@ -61,7 +61,6 @@ from fusee.loops.memory import (
     take_out_large,
     take_out_shared,
 )
-from fusee.loops.show import show_kernel, show_step
 from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Kept, Target
@@ -117,7 +116,7 @@ def _lower(aten: AtenGraph, derived: Derived | None, target: Target, report: Rep
         for spec in aten.inputs
         if spec.dtype is not None
     ]
-    loops = lower(
+    loops = GraphLowering(
         aten.graph,
         inputs,
         profile=target.profile,
@@ -126,7 +125,7 @@ def _lower(aten: AtenGraph, derived: Derived | None, target: Target, report: Rep
         extern_of=target.call_of,
         must_run=must_run,
         writes={mutation.position: mutation.index for mutation in aten.mutations},
-    )
+    ).run()
     report.notes += loops.notes
     log.publish("loops", "", lambda: "\n\n".join(map(show_step, loops.steps)))
     return loops
@@ -146,27 +145,6 @@ def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
     plan = plan_memory(schedule)
     log.publish("memory", "", lambda: show_plan(plan))
     return plan
-
-
-def _arguments(
-    aten: AtenGraph,
-    derived: Derived | None,
-    loops: LoopGraph,
-    consumes: bool,
-    plain: bool,
-    name: str,
-) -> Arguments:
-    """What is called with what: the caller's inputs, by position."""
-    targets = derived.targets if derived is not None else ()
-    named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
-    return Arguments(
-        [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
-        {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
-        consumed=consumes,
-        spread=plain,
-        refuse=partial(_refuse, name) if plain else None,
-        followed=derived is not None and bool(derived.sources),
-    )
 
 
 def _refuse(name: str, inputs: Sequence[Any]) -> None:
@@ -244,7 +222,17 @@ def _run(
         loops = step("lower", _lower, aten, derived, target, report)
         schedule = step("fuse", _fuse, loops, options)
         plan = step("memory", _memory, schedule, large_bytes)
-        arguments = _arguments(aten, derived, loops, consumes, plain, report.name)
+        # What is called with what: the caller's inputs, by position
+        targets = derived.targets if derived is not None else ()
+        named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
+        arguments = Arguments(
+            [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
+            {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
+            consumed=consumes,
+            spread=plain,
+            refuse=partial(_refuse, report.name) if plain else None,
+            followed=derived is not None and bool(derived.sources),
+        )
         kept = _kept(aten, derived, loops)
         built = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, built.functions)
@@ -320,7 +308,11 @@ def compile_native(
             raise
         except TraceError as error:
             report.where = error.where or report.where
-            return _run_eagerly(gm, report, error.what)
+            report.eager = error.what
+            remember(report)
+            what = f"{report.name} runs eagerly: {error.what}"
+            warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
+            return CompiledGraph(gm.forward, report)
 
 
 control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))
@@ -403,14 +395,6 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
     if others:
         raise TraceError(f"its tensors are on several devices: {', '.join(found)}")
     return TARGETS[kind]
-
-
-def _run_eagerly(gm: fx.GraphModule, report: Report, reason: str) -> CompiledGraph:
-    report.eager = reason
-    remember(report)
-    what = f"{report.name} runs eagerly: {reason}"
-    warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
-    return CompiledGraph(gm.forward, report)
 
 
 def _fill_report(report: Report, plan: Plan, functions: Mapping[Kernel, str]) -> None:

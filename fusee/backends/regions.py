@@ -27,6 +27,7 @@ from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.runtime.change_detection import Derived, DerivedSet, Snapshot, why_not_derivable
+from fusee.source import Rules
 
 # ---------------------------------------------------------------------------- worth
 # Whether an engine should have a region that it could have.
@@ -255,7 +256,10 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
             reasons[node] = "it makes a weight for a product that is not claimed"
     costs = Costs(aten)
     while True:
-        levels = _levels(aten.graph, reasons)
+        levels = min(
+            (_levels_from(aten.graph, reasons, first) for first in (True, False)),
+            key=lambda levels: (sum(claimed for claimed, _ in levels), len(levels)),
+        )
         enough = 1 if len(levels) == 1 else least
         regions = [_calls(nodes) for claimed, nodes in levels if claimed]
         found = [(calls, why_not_worth(calls, costs, enough, engine.device)) for calls in regions]
@@ -310,20 +314,6 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         if device.type != engine.device_type:
             return f"{other} is on {device}"
     return None
-
-
-def _levels(
-    graph: fx.Graph, reasons: Mapping[fx.Node, str]
-) -> list[tuple[bool, tuple[fx.Node, ...]]]:
-    """Levels, claimed and not in turn; every edge stays in its level or goes up.
-
-    So each level can run as one after those below it. What has an effect stays in program order.
-    Either kind may come first: whatever makes fewer levels, of the engine's above all.
-    """
-    return min(
-        (_levels_from(graph, reasons, first) for first in (True, False)),
-        key=lambda levels: (sum(claimed for claimed, _ in levels), len(levels)),
-    )
 
 
 def _levels_from(
@@ -588,10 +578,20 @@ def _hull(found: Sequence[Interval | None]) -> Interval | None:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
+_RULES: Rules[Any, Callable[[fx.Node], Interval | None]] = Rules()
+
+
+@_RULES.rule(
+    *named(
+        """view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip
+        roll index.Tensor index_select gather embedding _to_copy"""
+    )
+)
 def _passed(node: fx.Node) -> Interval | None:
     return interval(node.args[0])
 
 
+@_RULES.rule(*named("cat stack"))
 def _joined(node: fx.Node) -> Interval | None:
     return _hull([interval(x) for x in node.args[0]])  # type: ignore[union-attr]
 
@@ -600,11 +600,13 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
 
 
+@_RULES.rule(*named("constant_pad_nd"))
 def _padded(node: fx.Node) -> Interval | None:
     value = node.args[2] if len(node.args) > 2 else 0
     return _hull([interval(node.args[0]), interval(value)])
 
 
+@_RULES.rule(*named("arange.start_step"))
 def _arange(node: fx.Node) -> Interval | None:
     start, end = map(_size, node.args[:2])
     if start is None or end is None:
@@ -631,6 +633,7 @@ def _symbolic(x: Any) -> Interval | None:
     return None if isinstance(x, fx.Node) else _size(x)
 
 
+@_RULES.rule(*named("mul.Tensor mul.Scalar"))
 def _product(node: fx.Node) -> Interval | None:
     a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
     if a is None or b is None:
@@ -639,6 +642,7 @@ def _product(node: fx.Node) -> Interval | None:
     return min(ends), max(ends)
 
 
+@_RULES.rule(*named("rsub.Scalar"))
 def _reversed(node: fx.Node) -> Interval | None:
     a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
     if a is None or b is None or len(node.args) > 2 or node.kwargs:
@@ -646,6 +650,7 @@ def _reversed(node: fx.Node) -> Interval | None:
     return b[0] - a[1], b[1] - a[0]
 
 
+@_RULES.rule(*named("cumsum"))
 def _cumulative(node: fx.Node) -> Interval | None:
     found, val = interval(node.args[0]), node.args[0].meta["val"]  # type: ignore[union-attr]
     if found is None or not val.dim():
@@ -655,45 +660,36 @@ def _cumulative(node: fx.Node) -> Interval | None:
     return min(found[0], found[0] * n), max(found[1], found[1] * n)
 
 
+@_RULES.rule(*named("bitwise_and.Scalar bitwise_and.Tensor"))
 def _masked(node: fx.Node) -> Interval | None:
     found = [b for b in map(interval, node.args) if b is not None and b[0] >= 0]
     return (0, min(high for _, high in found)) if found else None
 
 
+@_RULES.rule(*named("abs"))
 def _magnitude(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (max(0, found[0], -found[1]), max(-found[0], found[1]))
 
 
+@_RULES.rule(*named("neg"))
 def _negated(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (-found[1], -found[0])
 
 
-_RULES: dict[Any, Callable[[fx.Node], Interval | None]] = by_operator(
-    (
-        _passed,
-        """view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip roll
-        index.Tensor index_select gather embedding _to_copy""",
-    ),
-    (_joined, "cat stack"),
-    (_either(1), "copy"),
-    (_either(1, 2), "where.self"),
-    (_either(0, 2), "masked_fill.Scalar"),
-    (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
-    (_padded, "constant_pad_nd"),
-    (_arange, "arange.start_step"),
-    (lambda node: _size(node.args[1]), "full full_like"),
-    (lambda node: _size(node.args[2]), "new_full"),
-    (lambda node: (0, 0), "zeros_like"),
-    (lambda node: (1, 1), "ones_like"),
-    (_sums(1), "add.Tensor add.Scalar"),
-    (_sums(-1), "sub.Tensor"),
-    (_product, "mul.Tensor mul.Scalar"),
-    (_reversed, "rsub.Scalar"),
-    (_cumulative, "cumsum"),
-    (_magnitude, "abs"),
-    (_negated, "neg"),
-    (_masked, "bitwise_and.Scalar bitwise_and.Tensor"),
-    (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
+_RULES.update(
+    by_operator(
+        (_either(1), "copy"),
+        (_either(1, 2), "where.self"),
+        (_either(0, 2), "masked_fill.Scalar"),
+        (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
+        (lambda node: _size(node.args[1]), "full full_like"),
+        (lambda node: _size(node.args[2]), "new_full"),
+        (lambda node: (0, 0), "zeros_like"),
+        (lambda node: (1, 1), "ones_like"),
+        (_sums(1), "add.Tensor add.Scalar"),
+        (_sums(-1), "sub.Tensor"),
+        (lambda node: _hull([(0, 0), interval(node.args[0])]), "tril triu"),
+    )
 )

@@ -217,7 +217,7 @@ def live_reports() -> list[Report]:
     return list(_live.values())
 
 
-# ---------------------------------------------------------------------------- graph_cache
+# ---------------------------------------------------------------------------- backend
 # A backend as capture calls it: what goes wrong in it becomes an error that one can act on.
 
 

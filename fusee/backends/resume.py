@@ -266,7 +266,16 @@ class Ahead:
         self.used: list[str] = []
         text = blobs.read(index, tell=False)
         self.expected = [] if text is None else _keys(text)
-        self.waiting = _that_fit(blobs, self.expected)
+        # The first keys whose models fit: each takes its blob's memory, and packs it in as much
+        left = _available_bytes() // 4
+        found = []
+        for key in self.expected:
+            with contextlib.suppress(OSError):  # there is none
+                left -= 2 * blobs.path(key).stat().st_size
+            if left < 0:
+                break
+            found.append(key)
+        self.waiting = found
         self.begun: dict[str, Future[Any]] = {}
         if self.waiting:
             self._begin()
@@ -360,19 +369,6 @@ def find(
 def _keys(text: Tensor) -> list[str]:
     found = re.findall(r"^[0-9a-f]{40}$", text.numpy().tobytes().decode("ascii", "replace"), re.M)
     return list(dict.fromkeys(found))
-
-
-def _that_fit(blobs: Blobs, keys: list[str]) -> list[str]:
-    """The first keys whose models fit: each takes its blob's memory, and packs it in as much."""
-    left = _available_bytes() // 4
-    found = []
-    for key in keys:
-        with contextlib.suppress(OSError):  # there is none
-            left -= 2 * blobs.path(key).stat().st_size
-        if left < 0:
-            break
-        found.append(key)
-    return found
 
 
 def _available_bytes() -> int:

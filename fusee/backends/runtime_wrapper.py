@@ -123,10 +123,10 @@ def _apart(
 
     def checked(*given: Any) -> Any:
         nonlocal latest, is_told
-        at = [*map(address, pick(given))]
-        where = at if is_known else [(given[k].data_ptr(), *_geometry(given[k])) for k in places]
+        tensors = pick(given)
+        at = [*map(address, tensors)]
+        where = at if is_known else [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
         if where != latest:
-            tensors = [given[k] for k in places]
             found = _overlapping(tensors, at, changes)
             if found is not None:
                 if not is_told:
@@ -180,10 +180,6 @@ def _extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
     for n, step in zip(size, stride, strict=True):
         total = total + (n - 1) * step
     return total
-
-
-def _geometry(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.stride()
 
 
 def _overlapping(

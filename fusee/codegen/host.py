@@ -38,12 +38,12 @@ from typing import Any
 import torch
 
 from fusee.codegen.llvm.kernel import KernelCode
-from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Extern, Kernel, View
+from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import reads, views, writes
 from fusee.runtime.launch import FrameSpec, LaunchSpec, ViewSpec, empty_strided
-from fusee.sym.expr import Expr, Size, maximum
+from fusee.sym.expr import Expr, maximum
 
 # A thread gets at least this much work, in elements times the cost of one; less is not worth
 # waking it.
@@ -109,7 +109,13 @@ class _Writer:
         self.launches: list[KernelCode] = []
         self.views: list[View] = []
         self.view_keys: dict[tuple[object, ...], int] = {}
-        self.last_use = _last_uses(self.schedule)
+        uses: dict[Buffer, int] = {}
+        for position, item in enumerate(self.schedule.items):
+            for buffer in (*reads(item), *writes(item)):
+                uses[buffer] = position
+        for view in views(self.schedule.graph.outputs):
+            uses[view.buffer] = len(self.schedule.items)
+        self.last_use = uses
         roles = ("extern", "large", *(("input",) if arguments.consumed else ()))
         self.released_roles = frozenset(roles)
         # heaps of what is alive: (last use, in order of names, buffer), and last uses of large ones
@@ -227,7 +233,7 @@ class _Writer:
         whole = (
             view.shape == buffer.shape
             and view.offset == buffer.offset
-            and _same_strides(view.shape, view.strides, buffer.strides)
+            and same_strides(view.shape, view.strides, buffer.strides)
         )
         if buffer.role == "scratch":
             key = (buffer, view.shape, view.strides, view.offset)
@@ -307,7 +313,11 @@ class _Writer:
         arguments = [self._constant(argument) for argument in step.args]
         arguments += [f"{key}={self._constant(value)}" for key, value in step.kwargs.items()]
         if step.out:
-            outs = [self._view(_whole(b)) for b in step.results if b is not None]
+            outs = [
+                self._view(View(b, b.shape, b.strides, b.offset))
+                for b in step.results
+                if b is not None
+            ]
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
             arguments.append(f"out={out}")
             self.lines.append(f"{call}({', '.join(arguments)})")
@@ -369,7 +379,7 @@ class _Writer:
                 tuple(self.slots[b] for b in code.buffers),
                 code.params,
                 code.total,
-                _grain(code),
+                (GRAIN_WORK - 1) // maximum(code.work, 1) + 1,
             )
             for code in self.launches
         )
@@ -407,32 +417,9 @@ class _Writer:
 
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A copy of `tensor` with these strides, unless they differ only where its size is 1 or 0."""
-    if tensor.numel() == 0 or _same_strides(tuple(tensor.shape), tensor.stride(), strides):
+    if tensor.numel() == 0 or same_strides(tuple(tensor.shape), tensor.stride(), strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _same_strides(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
-
-
-def _whole(buffer: Buffer) -> View:
-    return View(buffer, buffer.shape, buffer.strides, buffer.offset)
-
-
-def _grain(code: KernelCode) -> Size:
-    """Parallel iterations that one thread gets at least."""
-    return (GRAIN_WORK - 1) // maximum(code.work, 1) + 1
-
-
-def _last_uses(schedule: Schedule) -> dict[Buffer, int]:
-    uses: dict[Buffer, int] = {}
-    for position, item in enumerate(schedule.items):
-        for buffer in (*reads(item), *writes(item)):
-            uses[buffer] = position
-    for view in views(schedule.graph.outputs):
-        uses[view.buffer] = len(schedule.items)
-    return uses
 
 
 def _python(value: object, names: dict[str, Any]) -> str:

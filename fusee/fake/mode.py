@@ -521,7 +521,9 @@ class Twins:
     ) -> torch.Tensor:
         # Under the mode torch.empty_strided takes 2 ms, most of it for a cache that never hits.
         data = _new(size, stride, dtype)
-        return data if self.mode is None else FakeTensor(self.mode, data, device)
+        if self.mode is None:
+            return data
+        return _fake(self.mode, data) if device == _CPU else FakeTensor(self.mode, data, device)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.mode is None and "device" in kwargs:

@@ -33,6 +33,7 @@ from fusee.fake.layouts import (
     suggested_layout,
 )
 from fusee.loops.operators import ROWS, Row
+from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
@@ -44,8 +45,8 @@ Op = Any  # an OpOverload
 Found = Any
 Rule = Callable[..., Found]
 
-RULES: dict[Op, Rule] = {}
-VIEWS: dict[Op, Rule] = {}  # views with open sizes that begin where their operand begins
+RULES: Rules[Op, Rule] = Rules()
+VIEWS: Rules[Op, Rule] = Rules()  # views with open sizes that begin where their operand begins
 
 
 def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
@@ -71,14 +72,6 @@ def overload(name: str) -> Op:
 
 def overloads(names: str) -> list[Op]:
     return [overload(name) for name in names.split()]
-
-
-def _rule(*ops: Op) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
 
 
 def _in_layout_of(x: Tensor) -> Spec:
@@ -128,17 +121,17 @@ def _gradient(place: int) -> Rule:
 
 for _row in ROWS:
     if _row.shape in ("floats", "integers", "all"):
-        _rule(*_row.overloads)(_pointwise(_row))
+        RULES.rule(*_row.overloads)(_pointwise(_row))
     elif _row.shape != "torch":
-        _rule(*_row.overloads)(_gradient(("first", "second").index(_row.shape)))
+        RULES.rule(*_row.overloads)(_gradient(("first", "second").index(_row.shape)))
 
 
-@_rule(aten.where.self)
+@RULES.rule(aten.where.self)
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Found:
     return _combined([condition, a, b], a.dtype) if a.dtype == b.dtype else None
 
 
-@_rule(aten.cat.default)
+@RULES.rule(aten.cat.default)
 def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0]
     rank = first.dim()
@@ -157,7 +150,7 @@ def _cat(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     return laid_out(size, first.dtype, layout)
 
 
-@_rule(aten.stack.default)
+@RULES.rule(aten.stack.default)
 def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     first = tensors[0] if tensors else None
     if first is None or axis not in range(-first.dim() - 1, first.dim() + 1):
@@ -203,10 +196,10 @@ def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
     return rule
 
 
-_rule(aten.sum.dim_IntList)(_sum_like(False, True))
-_rule(aten.mean.dim)(_sum_like(True, True))
-_rule(aten.sum.default)(_sum_like(False, False))
-_rule(aten.mean.default)(_sum_like(True, False))
+RULES.rule(aten.sum.dim_IntList)(_sum_like(False, True))
+RULES.rule(aten.mean.dim)(_sum_like(True, True))
+RULES.rule(aten.sum.default)(_sum_like(False, False))
+RULES.rule(aten.mean.default)(_sum_like(True, False))
 
 
 def _extreme(gives: torch.dtype | None) -> Rule:
@@ -216,11 +209,11 @@ def _extreme(gives: torch.dtype | None) -> Rule:
     return rule
 
 
-_rule(aten.amax.default, aten.amin.default)(_extreme(None))
-_rule(aten.argmax.default, aten.argmin.default)(_extreme(torch.int64))
+RULES.rule(aten.amax.default, aten.amin.default)(_extreme(None))
+RULES.rule(aten.argmax.default, aten.argmin.default)(_extreme(torch.int64))
 
 
-@_rule(aten.cumsum.default)
+@RULES.rule(aten.cumsum.default)
 def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
     is_inexact = x.is_floating_point() or x.is_complex()
     return rows(_along(x, axis), dtype or (x.dtype if is_inexact else torch.int64))
@@ -250,7 +243,7 @@ def _pooled(
     return size
 
 
-@_rule(aten.max_pool2d_with_indices.default)
+@RULES.rule(aten.max_pool2d_with_indices.default)
 def _max_pool2d(
     x: Tensor,
     kernel: Sizes,
@@ -263,7 +256,7 @@ def _max_pool2d(
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
-@_rule(aten.avg_pool2d.default)
+@RULES.rule(aten.avg_pool2d.default)
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
@@ -271,14 +264,14 @@ def _avg_pool2d(
     return laid_out(size, x.dtype, suggested_layout(x))
 
 
-@_rule(aten._adaptive_avg_pool2d.default)
+@RULES.rule(aten._adaptive_avg_pool2d.default)
 def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
         return None
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
 
-@_rule(aten.max_unpool2d.default)
+@RULES.rule(aten.max_unpool2d.default)
 def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
     return laid_out((*x.shape[:-2], *size), x.dtype, suggested_layout(x))
 
@@ -286,14 +279,14 @@ def _max_unpool2d(x: Tensor, index: Tensor, size: Sizes) -> Found:
 # ---------------------------------------------------------------------------- copies
 
 
-@_rule(aten.clone.default)
+@RULES.rule(aten.clone.default)
 def _clone(x: Tensor, *, memory_format: torch.memory_format | None = None) -> Found:
     if memory_format in (None, torch.preserve_format):
         return like(x, x.dtype)
     return laid_out(x.shape, x.dtype, memory_format)
 
 
-@_rule(aten._to_copy.default)
+@RULES.rule(aten._to_copy.default)
 def _to_copy(x: Any, **kwargs: Any) -> Found:
     if not isinstance(x, Tensor):  # a number that functorch has made a tensor of
         x = torch.scalar_tensor(x, device="meta")
@@ -315,16 +308,16 @@ def _of_one(is_like: bool) -> Rule:
     return rule
 
 
-_rule(*overloads("empty_like zeros_like ones_like full_like"))(_of_one(is_like=True))
-_rule(*overloads("new_empty new_zeros new_ones new_full"))(_of_one(is_like=False))
+RULES.rule(*overloads("empty_like zeros_like ones_like full_like"))(_of_one(is_like=True))
+RULES.rule(*overloads("new_empty new_zeros new_ones new_full"))(_of_one(is_like=False))
 
 
-@_rule(aten.nonzero_static.default)
+@RULES.rule(aten.nonzero_static.default)
 def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
     return rows((size, x.dim()), torch.int64)
 
 
-@_rule(aten.roll.default)
+@RULES.rule(aten.roll.default)
 def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     layout = suggested_layout(x)
     # a cat of two parts for each axis: an empty part suggests rows
@@ -350,13 +343,13 @@ for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replic
     RULES[_op] = _padded(_op)
 
 
-@_rule(aten._linalg_svd.default)
+@RULES.rule(aten._linalg_svd.default)
 def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
     u, s, v = aten._linalg_svd.default(x, full, vectors, **kwargs)
     return u, s, _columns(v) if vectors else v
 
 
-@_rule(aten.linalg_eig.default)
+@RULES.rule(aten.linalg_eig.default)
 def _eig(x: Tensor) -> Found:
     values, vectors = aten.linalg_eig.default(x)
     return values, _columns(vectors)
@@ -385,16 +378,16 @@ def _nll_loss(rank: int) -> Rule:
     return rule
 
 
-_rule(aten.nll_loss_forward.default)(_nll_loss(2))
-_rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
+RULES.rule(aten.nll_loss_forward.default)(_nll_loss(2))
+RULES.rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
 
 
-@_rule(aten._softmax.default, aten._log_softmax.default)
+@RULES.rule(aten._softmax.default, aten._log_softmax.default)
 def _softmax(x: Tensor, axis: int, *_: Any) -> Found:
     return rows(_along(x, axis), x.dtype)
 
 
-@_rule(aten.native_layer_norm.default)
+@RULES.rule(aten.native_layer_norm.default)
 def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> Found:
     outer = x.dim() - len(shape)
     sizes = [p.shape for p in (weight, bias) if p is not None]
@@ -404,7 +397,7 @@ def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> 
     return rows(x.shape, x.dtype), statistics, statistics
 
 
-@_rule(aten.native_group_norm.default)
+@RULES.rule(aten.native_group_norm.default)
 def _group_norm(
     x: Tensor, weight: Any, bias: Any, n: Any, channels: Any, pixels: Any, groups: int, eps: float
 ) -> Found:
@@ -421,7 +414,7 @@ def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
     return torch.float32 if is_mixed else x.dtype
 
 
-@_rule(aten._native_batch_norm_legit_functional.default)
+@RULES.rule(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any
 ) -> Found:
@@ -429,7 +422,7 @@ def _batch_norm_functional(
     return *found, like(mean, mean.dtype), like(var, var.dtype)
 
 
-@_rule(aten.native_batch_norm.default)
+@RULES.rule(aten.native_batch_norm.default)
 def _batch_norm(
     x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any
 ) -> tuple[Spec, ...]:
@@ -438,10 +431,10 @@ def _batch_norm(
     return _in_layout_of(x), statistics, statistics
 
 
-_rule(aten._native_batch_norm_legit_no_training.default)(
+RULES.rule(aten._native_batch_norm_legit_no_training.default)(
     lambda x, *rest: _batch_norm(x, *rest[:4], False)
 )
-_rule(aten._native_batch_norm_legit.no_stats)(
+RULES.rule(aten._native_batch_norm_legit.no_stats)(
     lambda x, weight, bias, *_: _batch_norm(x, weight, bias, None, None, True)
 )
 
@@ -449,7 +442,7 @@ _rule(aten._native_batch_norm_legit.no_stats)(
 # ---------------------------------------------------------------------------- contractions
 
 
-@_rule(aten.linear.default)
+@RULES.rule(aten.linear.default)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Found:
     if x.dim() == 0 or not equal(x.shape[-1:], weight.shape[-1:]) or x.dtype != weight.dtype:
         raise RuntimeError(
@@ -476,11 +469,11 @@ def _product(rank: int) -> Rule:
     return rule
 
 
-_rule(aten.mm.default, aten.addmm.default)(_product(2))
-_rule(aten.bmm.default, aten.baddbmm.default)(_product(3))
+RULES.rule(aten.mm.default, aten.addmm.default)(_product(2))
+RULES.rule(aten.bmm.default, aten.baddbmm.default)(_product(3))
 
 
-@_rule(aten.convolution.default)
+@RULES.rule(aten.convolution.default)
 def _convolution(
     x: Tensor,
     weight: Tensor,
@@ -539,7 +532,7 @@ def _convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
     return suggested_layout(weight) if found is torch.contiguous_format else found
 
 
-@_rule(aten.scaled_dot_product_attention.default)
+@RULES.rule(aten.scaled_dot_product_attention.default)
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -575,20 +568,20 @@ def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gq
     return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
 
 
-@_rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@RULES.rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     size = q.shape[:3]
     return like(q, q.dtype), Spec(size, strides(size, (0, 2, 1)), dtype)
 
 
-@_rule(aten.gather.default)
+@RULES.rule(aten.gather.default)
 def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
     plain = x.dim() == index.dim() and index.dtype == torch.int64
     return rows(index.shape, x.dtype) if plain else None
 
 
-@_rule(aten.index.Tensor)
+@RULES.rule(aten.index.Tensor)
 def _index(x: Tensor, indices: list[Tensor | None]) -> Found:
     given = [index for index in indices if index is not None]
     are_first = len(given) == len(indices) <= x.dim() and is_contiguous(x)
@@ -597,7 +590,7 @@ def _index(x: Tensor, indices: list[Tensor | None]) -> Found:
     return rows((*broadcast(*(i.shape for i in given)), *x.shape[len(given) :]), x.dtype)
 
 
-@_rule(aten.embedding.default)
+@RULES.rule(aten.embedding.default)
 def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Found:
     return rows((*index.shape, weight.shape[1]), weight.dtype) if weight.dim() == 2 else None
 
@@ -640,8 +633,8 @@ def _complex_to_real(x: Tensor, dims: Sequence[int], norm: int, last_size: Any) 
 
 
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    _rule(aten._fft_r2c.default)(_real_to_complex)
-    _rule(aten._fft_c2r.default)(_complex_to_real)
+    RULES.rule(aten._fft_r2c.default)(_real_to_complex)
+    RULES.rule(aten._fft_c2r.default)(_complex_to_real)
 
 
 # ---------------------------------------------------------------------------- gradients
@@ -652,7 +645,7 @@ def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | N
     return tuple(spec if asked else None for spec, asked in zip(specs, mask))
 
 
-@_rule(aten.native_layer_norm_backward.default)
+@RULES.rule(aten.native_layer_norm_backward.default)
 def _layer_norm_backward(
     grad: Tensor, x: Tensor, shape: Sizes, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
 ) -> Found:
@@ -660,13 +653,13 @@ def _layer_norm_backward(
     return _asked((None if p is None else rows(p.shape, p.dtype) for p in parts), mask)
 
 
-@_rule(aten.native_batch_norm_backward.default)
+@RULES.rule(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Found:
     channels = rows((x.shape[1],), x.dtype if weight is None else weight.dtype)
     return _asked((_in_layout_of(x), channels, channels), rest[-1])
 
 
-@_rule(aten.native_group_norm_backward.default)
+@RULES.rule(aten.native_group_norm_backward.default)
 def _group_norm_backward(
     grad: Tensor, x: Tensor, mean: Any, rstd: Any, weight: Any, n: Any, channels: Any, *rest: Any
 ) -> Found:
@@ -674,12 +667,12 @@ def _group_norm_backward(
     return _asked((_in_layout_of(x), row, row), rest[-1])
 
 
-@_rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@RULES.rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
     return rows(grad.shape, dtype)
 
 
-@_rule(*overloads(
+@RULES.rule(*overloads(
     "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
     " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
     " multilabel_margin_loss_backward fractional_max_pool3d_backward"
@@ -688,11 +681,11 @@ def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-_rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
-_rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
+RULES.rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
+RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
 
 
-@_rule(aten.convolution_backward.default)
+@RULES.rule(aten.convolution_backward.default)
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
     if x.dim() != 4:
         return None
@@ -707,7 +700,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -
 LAYERS: tuple[Op, ...] = tuple(overloads("lstm.input gru.input rnn_tanh.input rnn_relu.input"))
 
 
-@_rule(*LAYERS)
+@RULES.rule(*LAYERS)
 def _recurrent(x: Tensor, states: Any, *options: Any) -> Found:
     """The output of all steps, and the states after the last one."""
     *_, bidirectional, batch_first = options
@@ -718,7 +711,7 @@ def _recurrent(x: Tensor, states: Any, *options: Any) -> Found:
     return out, *(rows(state.shape, x.dtype) for state in states)
 
 
-@_rule(aten.mkldnn_rnn_layer.default)
+@RULES.rule(aten.mkldnn_rnn_layer.default)
 def _onednn_layer(x: Tensor, *rest: Any) -> Found:
     states = [rows(s.shape, s.dtype) for s in rest[4:6]]
     return rows((*x.shape[:2], rest[9]), x.dtype), *states, rows((0,), torch.uint8)
@@ -747,23 +740,23 @@ for _op in overloads(
     RULES[_op] = _iterated(_op)
 
 
-@_rule(aten.log_sigmoid.default, aten.rrelu_with_noise.default)
+@RULES.rule(aten.log_sigmoid.default, aten.rrelu_with_noise.default)
 def _by_rows(x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-@_rule(aten.nll_loss2d_forward.default)
+@RULES.rule(aten.nll_loss2d_forward.default)
 def _nll_loss2d(x: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Found:
     return rows(() if reduction else target.shape, x.dtype), rows((), x.dtype)
 
 
-@_rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@RULES.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def _channel_shuffle(x: Tensor, groups: int) -> Found:
     made = aten.channel_shuffle.default(x, groups)
     return laid_out(made.shape, made.dtype, suggested_layout(x))
 
 
-@_rule(aten.binary_cross_entropy.default)
+@RULES.rule(aten.binary_cross_entropy.default)
 def _binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
 ) -> Found:
@@ -773,26 +766,18 @@ def _binary_cross_entropy(
 # ---------------------------------------------------------------------------- views
 
 
-def _view(op: Op) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        VIEWS[op] = function
-        return function
-
-    return register
-
-
-@_view(aten.view.default)
+@VIEWS.rule(aten.view.default)
 def _viewed(x: Tensor, size: Sizes) -> Spec | None:
     return rows(size, x.dtype) if is_row_major(x) else None
 
 
-@_view(aten.permute.default)
+@VIEWS.rule(aten.permute.default)
 def _permuted(x: Tensor, axes: Sequence[int]) -> Spec | None:
     size, stride = x.shape, x.stride()
     return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
 
 
-@_view(aten.slice.Tensor)
+@VIEWS.rule(aten.slice.Tensor)
 def _narrowed(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
     if type(start) is not int or start != 0 or step != 1:
         return None

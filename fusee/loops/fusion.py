@@ -93,7 +93,10 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
         phases.append(Phase(inner, body))
         if final:
             phases.append(Phase((), final))
-    _drop_dead(phases, live)
+    values = walk(value for phase in phases for value in phase.operands)
+    needed = live.union(v.attr[0] for v in values if v.op == "load")
+    for phase in phases:
+        phase.body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
     phases = _compact(phases)
     if not phases:
         return None
@@ -119,13 +122,6 @@ def _forwarded(
         return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
-
-
-def _drop_dead(phases: list[Phase], live: set[Buffer]) -> None:
-    values = walk(value for phase in phases for value in phase.operands)
-    needed = live.union(v.attr[0] for v in values if v.op == "load")
-    for phase in phases:
-        phase.body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
 
 
 def _compact(phases: list[Phase]) -> list[Phase]:
@@ -367,19 +363,15 @@ def _links(
         if buffer in produced:
             yield produced[buffer].loop.index, index, buffer, True
         else:
-            for other in _group_loads(group, buffer):
+            found: dict[Size, None] = {}
+            for member in group.members:
+                if buffer in reads(member.loop):
+                    for value in walk([member.loop.value]):
+                        if value.op == "load" and value.attr[0] is buffer:
+                            found[value.attr[1]] = None
+            for other in list(found):
                 shared.append((other, index, buffer, False))
     yield from shared
-
-
-def _group_loads(group: Group, buffer: Buffer) -> list[Size]:
-    found: dict[Size, None] = {}
-    for member in group.members:
-        if buffer in reads(member.loop):
-            for value in walk([member.loop.value]):
-                if value.op == "load" and value.attr[0] is buffer:
-                    found[value.attr[1]] = None
-    return list(found)
 
 
 class _Pairing:
@@ -450,7 +442,8 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     if outer != group.outer and few:
         return "too few outer points would be left for the threads"
     names = _rename(loop, group, pairing)
-    member = Member(_renamed(loop, names))
+    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
+    member = Member(_rewritten(loop, axes) if axes else replace(loop))
     inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
@@ -533,11 +526,6 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
         taken.add(twin)
         used.add(twin.name)
     return names
-
-
-def _renamed(loop: Loop, names: dict[Symbol, Symbol]) -> Loop:
-    axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
-    return _rewritten(loop, axes) if axes else replace(loop)
 
 
 def _rewritten(

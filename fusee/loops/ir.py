@@ -180,9 +180,6 @@ class Profile:
     rows: int = 8
 
 
-# ---------------------------------------------------------------------------- ir
-
-
 # ------------------------------------------------------------------------------ buffers
 
 # input: the caller's. derived: computed from parameters and kept. constant: the graph's.

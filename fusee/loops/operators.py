@@ -264,7 +264,17 @@ def floor_divide(x: Value, y: Value) -> Value:
 def power(x: Value, exponent: float | int) -> Value:
     """x ** exponent for a literal; the cases that ATen computes exactly are products here too."""
     if not is_float(x):
-        return _integer_power(x, int(exponent))
+        exponent = int(exponent)
+        if is_bool(x):
+            return x if exponent else const(x, True)
+        result: Value | None = None
+        square = x
+        while exponent:
+            if exponent & 1:
+                result = square if result is None else result * square
+            exponent >>= 1
+            square = square * square if exponent else square
+        return const(x, 1) if result is None else result
     exact: dict[float, Callable[[], Value]] = {
         0.5: lambda: op("sqrt", x),
         1.0: lambda: x,
@@ -276,19 +286,6 @@ def power(x: Value, exponent: float | int) -> Value:
     }
     special = exact.get(float(exponent))
     return special() if special else op("pow", x, exponent)
-
-
-def _integer_power(x: Value, exponent: int) -> Value:
-    if is_bool(x):
-        return x if exponent else const(x, True)
-    result: Value | None = None
-    square = x
-    while exponent:
-        if exponent & 1:
-            result = square if result is None else result * square
-        exponent >>= 1
-        square = square * square if exponent else square
-    return const(x, 1) if result is None else result
 
 
 # ---------------------------------------------------------------------------- activations

@@ -48,7 +48,11 @@ from fusee.sym.expr import (
 
 def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     """The kernel with its loops in the order in which they are to run."""
-    kernel = _split_divided(kernel)
+    for _ in range(8):
+        found = _find_split(kernel)
+        if found is None:
+            break
+        kernel = _split(kernel, *found)
     if kernel.ordered:
         return kernel
     kernel.lanes = _choose_lanes(kernel, profile.wide)
@@ -101,15 +105,6 @@ def keeps_order(phase: Phase) -> bool:
 
 
 # ------------------------------------------------------------------------------ split
-
-
-def _split_divided(kernel: Kernel) -> Kernel:
-    for _ in range(8):
-        found = _find_split(kernel)
-        if found is None:
-            break
-        kernel = _split(kernel, *found)
-    return kernel
 
 
 def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:

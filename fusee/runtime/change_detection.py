@@ -460,7 +460,16 @@ class DerivedSet:
     def _record(self, inputs: tuple[Tensor, ...]) -> tuple[array[int], list[Tensor]]:
         words = array("q", (len(self.positions),))
         for position in self.positions:
-            words.extend(_position_row(position, inputs[position]))
+            tensor = inputs[position]
+            count = (
+                sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+                + 1
+            )
+            bytes_ = count * tensor.itemsize if tensor.numel() else 0
+            probes = min(_PROBES, bytes_ // 8)
+            step = (bytes_ - 8) // (probes - 1) if probes > 1 else 0
+            single = bytes_ if bytes_ < 8 else 0
+            words.extend([position, 0, 0, 0, 0, 0, 0, 0, tensor.data_ptr(), step, probes, single])
         if not self._can_follow(inputs):
             return words, []  # no row holds, so every call computes anew
         anchors = [_anchor(inputs[position]) for position in self.positions]
@@ -515,15 +524,6 @@ def _anchor(tensor: Tensor) -> Tensor:
 _ROW_WORDS = 12
 _OBJECT = 1
 _UNKNOWN = (0,) * _ROW_WORDS  # the first input, and no object that it would have to be
-
-
-def _position_row(position: int, tensor: Tensor) -> list[int]:
-    count = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    bytes_ = count * tensor.itemsize if tensor.numel() else 0
-    probes = min(_PROBES, bytes_ // 8)
-    step = (bytes_ - 8) // (probes - 1) if probes > 1 else 0
-    single = bytes_ if bytes_ < 8 else 0
-    return [position, 0, 0, 0, 0, 0, 0, 0, tensor.data_ptr(), step, probes, single]
 
 
 def _same(known: Layout) -> str:

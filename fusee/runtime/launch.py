@@ -650,11 +650,9 @@ def word(address: int, size: int = 8) -> int:
 Sizes = tuple[int, ...]
 
 
-def _plain(size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype)
-
-
 # (size, stride, dtype) -> a tensor on the CPU; torch's public function where the name has gone
 empty_strided: Callable[[Sizes, Sizes, torch.dtype], Tensor] = getattr(
-    torch._C._dynamo.guards, "_empty_strided_cpu", _plain
+    torch._C._dynamo.guards,
+    "_empty_strided_cpu",
+    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype),
 )

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
-from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Buffer, Kernel
 from fusee.runtime import jit
 from fusee.runtime.jit import Function, compile_one
+from fusee.runtime.llvm_text import Machine
 from fusee.sym.expr import Size, Symbol, substitute
 
 Run = ctypes.CFUNCTYPE(

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.codegen.llvm.types import HELD, Machine, Target
 from fusee.runtime.jit import Function, compile_one
-from fusee.runtime.llvm_text import Writer, vector
+from fusee.runtime.llvm_text import HELD, Machine, Target, Writer, vector
 
 Run = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64

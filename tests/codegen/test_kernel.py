@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fusee.codegen.llvm.kernel import emit_kernel
-from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import (
     REDUCTIONS,
     Acc,
@@ -26,6 +25,7 @@ from fusee.loops.ir import (
     op,
 )
 from fusee.runtime import jit
+from fusee.runtime.llvm_text import Machine
 from fusee.sym.expr import Size, Symbol
 from tests.codegen.kernel_run import axes, buffer, layouts, machine, number, run
 

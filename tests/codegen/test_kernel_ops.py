@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusee.codegen.llvm.types import Machine
 from fusee.loops.ir import Kernel, Phase, Store, Value, Values, cast, op, where
+from fusee.runtime.llvm_text import Machine
 from tests.codegen.kernel_run import axes, buffer, machines, run
 from tests.loops.interpret import SCALAR
 

@@ -14,8 +14,8 @@ import torch
 
 from fusee.codegen.llvm import math as table
 from fusee.codegen.llvm.math import BOUNDS, FORMULAS
-from fusee.codegen.llvm.types import Machine
 from fusee.runtime import jit
+from fusee.runtime.llvm_text import Machine
 from tests.codegen.math_run import Compiled, module
 
 F32, F64 = torch.float32, torch.float64

@@ -34,8 +34,9 @@ from fusee.backends.regions import (
     by_operator,
     indexed,
     interval,
+    named,
 )
-from fusee.source import HostSource
+from fusee.source import HostSource, Rules
 
 # ---------------------------------------------------------------------------- onnx claims
 # What the ONNX exporter's functions, or ONNX Runtime, compute otherwise than ATen.
@@ -99,12 +100,24 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
+_AT_TIMES: Rules[OpOverload, Callable[[fx.Node], str | None]] = Rules()
+
+
+@_AT_TIMES.rule(*named("avg_pool1d avg_pool2d avg_pool3d"))
 def _pool(node: fx.Node) -> str | None:
     if _argument(node, 4, "ceil_mode") or _argument(node, 6, "divisor_override") is not None:
         return "ONNX counts the elements of windows that reach beyond the edge otherwise"
     return None
 
 
+@_AT_TIMES.rule(
+    *named(
+        """upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec
+        upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec
+        upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+        upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d"""
+    )
+)
 def _resize(node: fx.Node) -> str | None:
     given = node.args[-1] if str(node.target).endswith(".vec") else node.args[2:]
     factors = [f for f in given if type(f) is float] if isinstance(given, (tuple, list)) else []
@@ -115,31 +128,19 @@ def _resize(node: fx.Node) -> str | None:
     return "ONNX takes the factor from the sizes, not as it is given"
 
 
+@_AT_TIMES.rule(*named("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"))
 def _power(node: fx.Node) -> str | None:
     if node.meta["val"].dtype.is_floating_point:
         return None
     return "integers that overflow, or are divided, wrap otherwise"
 
 
+@_AT_TIMES.rule(*named("linalg_vector_norm"))
 def _norm(node: fx.Node) -> str | None:
     order = _argument(node, 1, "ord")
     if isinstance(order, float) and math.isinf(order):
         return "ONNX Runtime passes over what is not a number"
     return None
-
-
-_AT_TIMES: dict[OpOverload, Callable[[fx.Node], str | None]] = by_operator(
-    (_pool, "avg_pool1d avg_pool2d avg_pool3d"),
-    (
-        _resize,
-        """upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec
-        upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec
-        upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d
-        upsample_trilinear3d upsample_nearest1d upsample_nearest2d upsample_nearest3d""",
-    ),
-    (_norm, "linalg_vector_norm"),
-    (_power, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"),
-)
 
 
 # ---------------------------------------------------------------------------- onnxrt
@@ -172,7 +173,10 @@ class OnnxRuntime(Engine):
         reason = why_not(node)
         if reason is not None:
             return reason
-        for val in _tensors(node):
+        # What a call takes and gives, less the results that nobody uses
+        used = [user for user in node.users if user.target is operator.getitem] or [node]
+        vals = [other.meta["val"] for other in (*node.all_input_nodes, *used)]
+        for val in [val for val in vals if isinstance(val, Tensor)]:
             if val.numel() == 0:
                 return "a tensor without elements has no memory to bind"
         key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
@@ -191,13 +195,6 @@ class OnnxRuntime(Engine):
 
     def compile(self, region: Region) -> CompiledRegion:
         return CompiledRegion(_RegionCall(region, self.options))
-
-
-def _tensors(node: fx.Node) -> list[Tensor]:
-    """What a call takes and gives, less the results that nobody uses."""
-    used = [user for user in node.users if user.target is operator.getitem] or [node]
-    vals = [other.meta["val"] for other in (*node.all_input_nodes, *used)]
-    return [val for val in vals if isinstance(val, Tensor)]
 
 
 def _form(arg: Any, is_shape: bool) -> Any:

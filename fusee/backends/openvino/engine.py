@@ -28,7 +28,6 @@ from fusee.backends.regions import (
     Engine,
     Region,
     bounds,
-    by_operator,
     fits,
     indexed,
     interval,
@@ -37,7 +36,7 @@ from fusee.backends.regions import (
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import HostSource, listed
+from fusee.source import HostSource, Rules, listed
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -117,10 +116,31 @@ def _cannot_hold(node: fx.Node) -> str | None:
 _NO_COPY = "OpenVINO does not copy what comes in as it is"
 
 
+OPERATORS: Rules[OpOverload, Rule] = Rules()
+
+
+@OPERATORS.rule(
+    *named(
+        """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy flip
+        roll slice_scatter select_scatter where.self masked_fill.Scalar masked_fill.Tensor tril
+        triu full arange.start_step full_like zeros_like ones_like new_full eq.Scalar eq.Tensor
+        ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor isfinite isinf isnan"""
+    )
+)
 def _always(node: fx.Node) -> str | None:
     return None
 
 
+@OPERATORS.rule(
+    *named(
+        """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d unfold
+        col2im glu _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod
+        prod.dim_int linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
+        _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_bicubic2d.vec upsample_bilinear2d.vec
+        upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
+        upsample_linear1d.vec upsample_trilinear3d.vec"""
+    )
+)
 def _floats(node: fx.Node) -> str | None:
     """Computes with floating point: integers only take part where torch converts them."""
     if not _val(node).dtype.is_floating_point:
@@ -128,25 +148,30 @@ def _floats(node: fx.Node) -> str | None:
     return None
 
 
+@OPERATORS.rule(*named("grid_sampler_2d"))
 def _singles(node: fx.Node) -> str | None:
     return None if _val(node).dtype == torch.float32 else "OpenVINO rounds halves more often"
 
 
+@OPERATORS.rule(*named("add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd"))
 def _numbers(node: fx.Node) -> str | None:
     return "OpenVINO computes it for numbers only" if _val(node).dtype == torch.bool else None
 
 
+@OPERATORS.rule(*named("repeat"))
 def _repeats(node: fx.Node) -> str | None:
     copies = all(n == 1 for n in node.args[1])  # type: ignore[union-attr]
     return _NO_COPY if copies else None
 
 
+@OPERATORS.rule(*named("cumsum"))
 def _cumulative(node: fx.Node) -> str | None:
     if _val(node).dtype in (torch.bfloat16, torch.float16):
         return "OpenVINO rounds each sum to half precision"
     return _numbers(node)
 
 
+@OPERATORS.rule(*named("add.Tensor sub.Tensor"))
 def _sums(node: fx.Node) -> str | None:
     """The plugin takes a half vector that is made float32 for the bias, and loses the other one."""
     if _val(node).dtype == torch.float32 and any(map(_is_widened, node.all_input_nodes)):
@@ -162,18 +187,26 @@ def _is_widened(node: fx.Node) -> bool:
     return is_vector and val.dtype in (torch.float16, torch.bfloat16)
 
 
+@OPERATORS.rule(*named("gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum"))
 def _integers(node: fx.Node) -> str | None:
     if any(_val(x).dtype in _FLOATS for x in node.all_input_nodes):
         return "OpenVINO takes NaN for a number here"
     return None
 
 
+@OPERATORS.rule(
+    *named(
+        """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
+        bitwise_xor.Tensor bitwise_not any any.dim any.dims all"""
+    )
+)
 def _logic(node: fx.Node) -> str | None:
     if any(_val(x).dtype != torch.bool for x in node.all_input_nodes):
         return "OpenVINO computes it for bool only"
     return None
 
 
+@OPERATORS.rule(*named("embedding index_select gather index.Tensor"))
 def _indexes(node: fx.Node) -> str | None:
     for index, low, size in indexed(node):
         found = interval(index)
@@ -184,6 +217,12 @@ def _indexes(node: fx.Node) -> str | None:
     return None
 
 
+@OPERATORS.rule(
+    *named(
+        """max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm
+        _native_batch_norm_legit_no_training"""
+    )
+)
 def _first_only(node: fx.Node) -> str | None:
     """Of several results only the first may be used, and only floating point is computed."""
     if any(user.args[1] != 0 for user in node.users):
@@ -192,23 +231,27 @@ def _first_only(node: fx.Node) -> str | None:
     return None if first.dtype.is_floating_point else "OpenVINO computes it for floating point only"
 
 
+@OPERATORS.rule(*named("scaled_dot_product_attention"))
 def _attention(node: fx.Node) -> str | None:
     if node.kwargs.get("enable_gqa") or len(node.args) > 7:
         return "OpenVINO does not share keys and values between heads"
     return _singles(node)
 
 
+@OPERATORS.rule(*named("cat"))
 def _joins(node: fx.Node) -> str | None:
     ranks = {_val(x).dim() for x in node.all_input_nodes}
     return None if len(ranks) == 1 else "it joins an empty tensor of another rank"
 
 
+@OPERATORS.rule(*named("avg_pool2d avg_pool3d"))
 def _average(node: fx.Node) -> str | None:
     if len(node.args) > 4 and node.args[4]:
         return "with ceil_mode it divides by other counts"
     return _floats(node)
 
 
+@OPERATORS.rule(*named("_to_copy"))
 def _converts(node: fx.Node) -> str | None:
     source, dtype = _val(node.args[0]).dtype, _val(node).dtype
     if source == dtype:
@@ -220,6 +263,7 @@ def _converts(node: fx.Node) -> str | None:
     return None
 
 
+@OPERATORS.rule(*named("native_batch_norm _native_batch_norm_legit"))
 def _batch_norm(node: fx.Node) -> str | None:
     if len(node.args) > 5 and node.args[5] is True and len(node.args) == 8:
         return "it computes statistics of the batch"
@@ -233,53 +277,9 @@ def _val(node: Any) -> Tensor:
 
 
 # Integers that `interval` follows may be computed too: `_numbers` and `_sums`.
-OPERATORS: dict[OpOverload, Rule] = dict.fromkeys(claimed("openvino"), _floats) | by_operator(
-    (
-        _always,
-        """view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone stack copy
-        flip roll slice_scatter select_scatter where.self masked_fill.Scalar masked_fill.Tensor
-        tril triu full arange.start_step full_like zeros_like ones_like new_full
-        eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor
-        isfinite isinf isnan""",
-    ),
-    (
-        _floats,
-        """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
-        reflection_pad3d unfold col2im glu
-        _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod prod.dim_int
-        linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
-        _adaptive_avg_pool2d _adaptive_avg_pool3d
-        upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest1d.vec
-        upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
-        upsample_trilinear3d.vec""",
-    ),
-    (_numbers, "add.Scalar mul.Tensor mul.Scalar rsub.Scalar neg abs constant_pad_nd"),
-    (_sums, "add.Tensor sub.Tensor"),
-    (_integers, "gt.Scalar gt.Tensor ge.Scalar ge.Tensor maximum minimum"),
-    (
-        _logic,
-        """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
-        bitwise_xor.Tensor bitwise_not any any.dim any.dims all""",
-    ),
-    (_indexes, "embedding index_select gather index.Tensor"),
-    (
-        _first_only,
-        """max_pool2d_with_indices max_pool3d_with_indices native_layer_norm native_group_norm
-        _native_batch_norm_legit_no_training""",
-    ),
-    (_batch_norm, "native_batch_norm _native_batch_norm_legit"),
-    (_average, "avg_pool2d avg_pool3d"),
-    (_joins, "cat"),
-    (_cumulative, "cumsum"),
-    (_repeats, "repeat"),
-    (_singles, "grid_sampler_2d"),
-    (_attention, "scaled_dot_product_attention"),
-    (_converts, "_to_copy"),
-)
+for _op in claimed("openvino"):
+    OPERATORS.setdefault(_op, _floats)
 _VIEWS = named("_to_copy view permute squeeze.dims unsqueeze expand slice.Tensor select.int clone")
-
-
-# ---------------------------------------------------------------------------- engine
 
 
 # ---------------------------------------------------------------------------- openvino ts
@@ -397,7 +397,23 @@ class OpenVINO(Engine):
             gather(graph, examples, self.options.disabled_ops.__contains__)
 
     def compile(self, region: Region) -> CompiledRegion:
-        spec = _spec(region, self.options.model_caching)
+        # is_kept   whether its model is
+        graph = region.graph
+        results, places = distinct(graph)
+        parts: list[str | Tensor] = [
+            python_source(graph),
+            str(graph.inputs),
+            *graph.constants.values(),
+        ]
+        spec = RegionSpec(
+            graph=content_key(*parts, str(places)) if self.options.model_caching else "",
+            fixed=region.fixed(),
+            bounds=tuple(bounds(region)),
+            outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
+            places=tuple(places) if places != list(range(len(results))) else None,
+            prepare=_prepare(region),
+            times=None if find_origins(graph) else _MOST_COMPILES,
+        )
 
         def make(weights: Mapping[int, Tensor]) -> Executable:
             key = self.models.key(spec, weights)
@@ -434,22 +450,6 @@ class OpenVINO(Engine):
 
 
 # ------------------------------------------------------------------------------ calls
-
-
-def _spec(region: Region, is_kept: bool) -> RegionSpec:
-    """is_kept   whether its model is"""
-    graph = region.graph
-    results, places = distinct(graph)
-    parts: list[str | Tensor] = [python_source(graph), str(graph.inputs), *graph.constants.values()]
-    return RegionSpec(
-        graph=content_key(*parts, str(places)) if is_kept else "",
-        fixed=region.fixed(),
-        bounds=tuple(bounds(region)),
-        outputs=tuple((node.meta["val"].dtype, node.meta["val"].dim()) for node in results),
-        places=tuple(places) if places != list(range(len(results))) else None,
-        prepare=_prepare(region),
-        times=None if find_origins(graph) else _MOST_COMPILES,
-    )
 
 
 def _prepare(region: Region) -> str:

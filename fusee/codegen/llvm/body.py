@@ -8,25 +8,29 @@ from dataclasses import dataclass
 import torch
 
 from fusee.codegen.llvm.memory import (
-    combined,
     groups,
-    load_element,
     load_scalar,
     load_vector,
-    pointer,
     scalar_size,
     scalar_sum,
     split_lanes,
-    store_element,
     store_scalar,
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import Context, emit, emit_bitcast, emit_cast, from_memory, to_memory
+from fusee.codegen.llvm.ops import Context, emit, emit_bitcast, emit_cast
 from fusee.codegen.llvm.reduce import Carried, Stage, accumulate, fuses, is_scan, result, roots
-from fusee.codegen.llvm.types import HELD, Machine, Target, literal, memory_type, number
-from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, Value, index_of
-from fusee.runtime.llvm_text import mangled, numbered, vector
+from fusee.loops.ir import Acc, Accumulate, Kernel, Phase, Store, Value, index_of
+from fusee.runtime.llvm_text import (
+    HELD,
+    Machine,
+    Target,
+    literal,
+    mangled,
+    number,
+    numbered,
+    vector,
+)
 from fusee.sym.expr import Size, Symbol, coefficient, symbols
 
 # ---------------------------------------------------------------------------- tile
@@ -98,127 +102,6 @@ def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) 
     return found
 
 
-# ------------------------------------------------------------------------------ access
-
-
-class Square:
-    """Where the lanes and copies of one access are."""
-
-    def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
-        assert ctx.lane is not None and ctx.copy_axis is not None
-        self.ctx, self.rank, self.dtype = ctx, rank, buffer.dtype
-        self.kind = memory_type(buffer.dtype, ctx.machine)
-        self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
-        self.along = _step(index, ctx.lane)
-        self.across = _step(index, ctx.copy_axis)
-
-    @property
-    def is_turned(self) -> bool:
-        return self.across == 1 and self.along not in (0, 1)
-
-    def t(self, lanes: int) -> Target:
-        return self.ctx.target(self.rank, lanes)
-
-    def moved(self, address: str, step: Size, count: int) -> str:
-        """`count` steps beyond an address."""
-        if not count or step == 0:
-            return address
-        by = str(count * step) if step in (1, -1) else ""
-        if not by:
-            by = self._steps(step, count)
-        return self.t(1).level.op(f"getelementptr {self.kind}, ptr {address}, i64 {by}")
-
-    def _steps(self, step: Size, count: int) -> str:
-        entry = self.ctx.ranked[0]
-        # of a role of its own: the steps along two axes may be equal by chance
-        name = self.ctx.param("lanes" if step is self.along else "copies", step)
-        return entry.once(("steps", name, count), lambda: entry.op(f"mul i64 {name}, {count}"))
-
-
-def _step(index: Size, axis: Symbol) -> Size:
-    parts = coefficient(index, axis)
-    assert parts is not None
-    return parts[0]
-
-
-def load_square(ctx: Context, value: Value) -> list[str]:
-    """One register per copy."""
-    buffer, index = value.attr
-    place = Square(ctx, buffer, index, ctx.facts[id(value)][0])
-    wide, one = place.t(ctx.lanes), place.t(1)
-    if place.is_turned:
-        columns = [
-            load_element(wide, place.kind, place.moved(place.address, place.along, lane))
-            for lane in range(ctx.lanes)
-        ]
-        return [from_memory(wide, buffer.dtype, x) for x in turned(wide, place.kind, columns)]
-    found = []
-    for copy in range(ctx.copies):
-        address = place.moved(place.address, place.across, copy)
-        if place.along == 1:
-            x = from_memory(wide, buffer.dtype, load_element(wide, place.kind, address))
-        elif place.along == 0:
-            x = from_memory(one, buffer.dtype, load_element(one, place.kind, address))
-            x = ctx.splat(x, HELD[buffer.dtype], place.rank)
-        else:
-            x, full = "poison", vector(place.kind, ctx.lanes)
-            for lane in range(ctx.lanes):
-                element = load_element(one, place.kind, place.moved(address, place.along, lane))
-                x = one.level.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
-            x = from_memory(wide, buffer.dtype, x)
-        found.append(x)
-    return found
-
-
-def store_square(ctx: Context, store: Store, rank: int) -> None:
-    place = Square(ctx, store.buffer, store.index, rank)
-    wide, one, dtype = place.t(ctx.lanes), place.t(1), store.buffer.dtype
-    new = ctx.vectors(store.value)
-    if place.is_turned and store.mode == "set":
-        rows = [to_memory(wide, dtype, x) for x in new]
-        for lane, x in enumerate(turned(wide, place.kind, rows)):
-            store_element(wide, place.kind, x, place.moved(place.address, place.along, lane))
-        return
-    full = vector(HELD[dtype], ctx.lanes)
-    for copy, x in enumerate(new):
-        address = place.moved(place.address, place.across, copy)
-        if place.along == 1:
-            if store.mode != "set":
-                old = from_memory(wide, dtype, load_element(wide, place.kind, address))
-                x = combined(wide, store, old, x)
-            store_element(wide, place.kind, to_memory(wide, dtype, x), address)
-            continue
-        for lane in range(ctx.lanes):
-            there = place.moved(address, place.along, lane)
-            element = one.level.op(f"extractelement {full} {x}, i64 {lane}")
-            if store.mode != "set":
-                old = from_memory(one, dtype, load_element(one, place.kind, there))
-                element = combined(one, store, old, element)
-            store_element(one, place.kind, to_memory(one, dtype, element), there)
-
-
-def turned(t: Target, kind: str, rows: list[str]) -> list[str]:
-    """The square matrix of `rows` with rows and columns exchanged.
-
-    For each power of two, blocks of that size are exchanged across the diagonals of blocks twice
-    the size.
-    """
-    full, lanes = vector(kind, t.lanes), t.lanes
-    rows = list(rows)
-    distance = lanes // 2
-    while distance:
-        low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
-        high = [i + distance if not i & distance else i + lanes for i in range(lanes)]
-        for first in range(lanes):
-            second = first + distance
-            if first & distance:
-                continue
-            pair = rows[first], rows[second]
-            rows[first], rows[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
-        distance //= 2
-    return rows
-
-
 # ---------------------------------------------------------------------------- values
 # Values of the loop IR as instructions, each at the rank where it last changes.
 
@@ -232,8 +115,7 @@ def emit_value(ctx: Context, value: Value) -> None:
     if not varies:
         known[id(value)] = _scalar(ctx, value, rank)
     elif value.op == "load":
-        load = load_vector if ctx.copy_axis is None else load_square
-        known[id(value)] = load(ctx, value)
+        known[id(value)] = load_vector(ctx, value)
     elif value.op == "index":
         known[id(value)] = vector_sum(ctx, groups(ctx, value.attr), rank)
     else:
@@ -428,10 +310,9 @@ class Body:
         ctx = self.ctx
         for store in pending:
             varies = ctx.size_fact(store.index)[1] or ctx.facts[id(store.value)][1]
-            if ctx.copy_axis is not None:
-                store_square(ctx, store, rank)
-            else:
-                (store_vector if varies else store_scalar)(ctx, store, rank)
+            (store_vector if varies or ctx.copy_axis is not None else store_scalar)(
+                ctx, store, rank
+            )
 
     def _accumulate(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int

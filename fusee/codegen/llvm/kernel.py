@@ -35,9 +35,8 @@ from fusee.codegen.llvm.reduce import (
     settle,
     two_sum,
 )
-from fusee.codegen.llvm.types import BITS, HELD, Machine, Target
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store
-from fusee.runtime.llvm_text import vector
+from fusee.runtime.llvm_text import BITS, HELD, Machine, Target, vector
 from fusee.sym.expr import Size, Symbol, hint, minimum, product
 
 # ---------------------------------------------------------------------------- loops

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusee.codegen.llvm.types import HELD, Target, literal
 from fusee.runtime.jit import libtorch
-from fusee.runtime.llvm_text import Writer, mangled, vector
+from fusee.runtime.llvm_text import HELD, Target, Writer, literal, mangled, vector
+from fusee.source import Rules
 
 # ---------------------------------------------------------------------------- polynomials
 # Elementary functions of float32 as straight-line LLVM IR, free of calls.
@@ -214,11 +214,16 @@ def _exp_core(c: Code, r: str, coefficients: Sequence[float]) -> str:
     return c.fma(c.mul(r, r), c.polynomial(r, coefficients), r)
 
 
+FORMULAS: Rules[str, Callable[[Code, str], str]] = Rules()
+
+
+@FORMULAS.rule("exp")
 def _exp(c: Code, x: str) -> str:
     n, r = _exp_reduced(c, c.at_least(c.at_most(x, 89.0), -104.0))
     return c.times_power(c.add(_exp_core(c, r, _EXP), c.real(1.0)), n)
 
 
+@FORMULAS.rule("exp2")
 def _exp2(c: Code, x: str) -> str:
     clamped = c.at_least(c.at_most(x, 129.0), -151.0)
     n, real = c.rounded(clamped, c.real(1.0))
@@ -229,6 +234,7 @@ def _exp2_core(c: Code, r: str) -> str:
     return c.fma(r, c.polynomial(r, _EXP2), c.real(1.0))
 
 
+@FORMULAS.rule("expm1")
 def _expm1(c: Code, x: str) -> str:
     x_ = c.at_least(c.at_most(x, 89.0), -20.0)
     n, real = c.rounded(x_, c.real(_LOG2_E))
@@ -271,6 +277,7 @@ def _log_ends(c: Code, y: str, x: str) -> str:
     return c.select(usual, y, ends)
 
 
+@FORMULAS.rule("log")
 def _log(c: Code, x: str) -> str:
     tiny = c.compare("olt", x, c.real(2.0**-126))
     normal = c.select(tiny, c.mul(x, c.real(2.0**23)), x)
@@ -281,6 +288,7 @@ def _log(c: Code, x: str) -> str:
     return _log_ends(c, _log_core(c, c.sub(mantissa, c.real(1.0)), exponent), x)
 
 
+@FORMULAS.rule("log1p")
 def _log1p(c: Code, x: str) -> str:
     sum_ = c.add(x, c.real(1.0))
     bits = _split(c, sum_)
@@ -317,15 +325,18 @@ def _sine(c: Code, x: str, turns: int) -> str:
     return c.cooked(c.int("xor", c.raw(c.select(odd, cosine, sine)), flip))
 
 
+@FORMULAS.rule("sin")
 def _sin(c: Code, x: str) -> str:
     y = _sine(c, c.magnitude(x), 0)
     return c.cooked(c.int("xor", c.raw(y), c.sign(x)))
 
 
+@FORMULAS.rule("cos")
 def _cos(c: Code, x: str) -> str:
     return _sine(c, c.magnitude(x), 1)
 
 
+@FORMULAS.rule("tanh")
 def _tanh(c: Code, x: str) -> str:
     size = c.magnitude(x)
     double = c.at_most(c.add(size, size), 20.0)
@@ -339,6 +350,7 @@ def _tanh(c: Code, x: str) -> str:
     return c.signed(y, c.sign(x))
 
 
+@FORMULAS.rule("erf")
 def _erf(c: Code, x: str) -> str:
     size = c.magnitude(x)
     square = c.mul(x, x)
@@ -350,19 +362,6 @@ def _erf(c: Code, x: str) -> str:
     far = c.fma(c.neg(power), c.power(n), c.real(1.0))
     y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
     return c.signed(y, c.sign(x))
-
-
-FORMULAS: dict[str, Callable[[Code, str], str]] = {
-    "exp": _exp,
-    "exp2": _exp2,
-    "expm1": _expm1,
-    "log": _log,
-    "log1p": _log1p,
-    "sin": _sin,
-    "cos": _cos,
-    "tanh": _tanh,
-    "erf": _erf,
-}
 
 
 # ---------------------------------------------------------------------------- math

@@ -14,10 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fusee.codegen.llvm.ops import Context, Group, emit, from_memory, round_to, to_memory
-from fusee.codegen.llvm.types import BITS, HELD, Target, memory_type
 from fusee.loops.ir import Buffer, Mode, Store, Value
-from fusee.runtime.llvm_text import mangled, numbered, splat, vector
-from fusee.sym.expr import Atom, Call, Expr, Size, Symbol, known_ge
+from fusee.runtime.llvm_text import (
+    BITS,
+    HELD,
+    Target,
+    mangled,
+    memory_type,
+    numbered,
+    splat,
+    vector,
+)
+from fusee.sym.expr import Atom, Call, Expr, Size, Symbol, coefficient, known_ge
 
 # ---------------------------------------------------------------------------- index
 # Index expressions as i64 arithmetic, in parts: each part where it last changes.
@@ -125,17 +133,15 @@ def _by_rank(
 
 
 def _sum(ctx: Context, rank: int, total: str, terms: Sequence[Group]) -> str:
-    return functools.reduce(functools.partial(_add, ctx, rank), terms, total)
-
-
-def _add(ctx: Context, rank: int, total: str, group: Group) -> str:
-    """total + group; "" is no total yet."""
-    mono, coef = group
+    """total + terms; "" is no total yet."""
     level = ctx.ranked[rank]
-    if coef == -1 and mono:
-        return level.op(f"sub i64 {total or '0'}, {_product(ctx, rank, mono, 1)}")
-    term = _product(ctx, rank, mono, coef)
-    return level.op(f"add i64 {total}, {term}") if total else term
+    for mono, coef in terms:
+        if coef == -1 and mono:
+            total = level.op(f"sub i64 {total or '0'}, {_product(ctx, rank, mono, 1)}")
+        else:
+            term = _product(ctx, rank, mono, coef)
+            total = level.op(f"add i64 {total}, {term}") if total else term
+    return total
 
 
 def _product(ctx: Context, rank: int, mono: tuple[Atom, ...], coef: Size) -> str:
@@ -315,6 +321,7 @@ class Place:
         self.step = 0
         self.stride = ""
         self.offsets: list[str] = []
+        self.can_gather = ctx.machine.has_gather and BITS[self.kind] >= 32
         varying, uniform = split_lanes(ctx, index)
         stride = lane_stride(ctx, varying)
         if stride is None:
@@ -384,6 +391,79 @@ class Place:
         return self.t().level.call(full, name, where, *rest, (full, "zeroinitializer"))
 
 
+class Square(Place):
+    """Where the lanes and copies of an access of a tile are: copies run along an axis of their own.
+
+    along, across   the steps from lane to lane, and from copy to copy
+    """
+
+    def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
+        self.ctx, self.rank, self.dtype = ctx, rank, buffer.dtype
+        self.kind = memory_type(buffer.dtype, ctx.machine)
+        self.address = pointer(ctx, buffer, self.kind, groups(ctx, index))
+        self.along, self.across = (_step(index, axis) for axis in (ctx.lane, ctx.copy_axis))
+        self.step, self.can_gather = int(self.along == 1), False
+        self.blocks: dict[int, str] = {}
+
+    @property
+    def is_turned(self) -> bool:
+        return self.across == 1 and self.along not in (0, 1)
+
+    def block(self, copy: int) -> str:
+        if copy not in self.blocks:
+            self.blocks[copy] = self.moved(self.address, self.across, copy)
+        return self.blocks[copy]
+
+    def lane(self, copy: int, lane: int, mask: str | None) -> str:
+        return self.moved(self.block(copy), self.along, lane)
+
+    def moved(self, address: str, step: Size, count: int) -> str:
+        """`count` steps beyond an address."""
+        if not count or step == 0:
+            return address
+        if step in (1, -1):
+            by = str(count * step)
+        else:
+            entry = self.ctx.ranked[0]
+            # of a role of its own: the steps along two axes may be equal by chance
+            name = self.ctx.param("lanes" if step is self.along else "copies", step)
+            by = entry.once(("steps", name, count), lambda: entry.op(f"mul i64 {name}, {count}"))
+        return self.t(1).level.op(f"getelementptr {self.kind}, ptr {address}, i64 {by}")
+
+
+def _step(index: Size, axis: Symbol | None) -> Size:
+    assert axis is not None
+    parts = coefficient(index, axis)
+    assert parts is not None
+    return parts[0]
+
+
+def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> Place:
+    return (Place if ctx.copy_axis is None else Square)(ctx, buffer, index, rank)
+
+
+def turned(t: Target, kind: str, rows: list[str]) -> list[str]:
+    """The square matrix of `rows` with rows and columns exchanged.
+
+    For each power of two, blocks of that size are exchanged across the diagonals of blocks twice
+    the size.
+    """
+    full, lanes = vector(kind, t.lanes), t.lanes
+    rows = list(rows)
+    distance = lanes // 2
+    while distance:
+        low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
+        high = [i + distance if not i & distance else i + lanes for i in range(lanes)]
+        for first in range(lanes):
+            second = first + distance
+            if first & distance:
+                continue
+            pair = rows[first], rows[second]
+            rows[first], rows[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
+        distance //= 2
+    return rows
+
+
 def _constant(stride: Sequence[Group]) -> int:
     """The stride if it is 1 or -1, else 0."""
     if len(stride) == 1 and not stride[0][0] and stride[0][1] in (1, -1):
@@ -424,10 +504,15 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     """One register per copy."""
     buffer, index = value.attr
     rank = ctx.facts[id(value)][0]
-    place = Place(ctx, buffer, index, rank)
+    place = _place(ctx, buffer, index, rank)
     t = place.t()
     if not ctx.size_fact(index)[1]:
         return _load_shared(ctx, place, value)
+    if isinstance(place, Square) and place.is_turned:
+        columns = [
+            load_element(t, place.kind, place.lane(0, lane, None)) for lane in range(ctx.lanes)
+        ]
+        return [from_memory(t, buffer.dtype, x) for x in turned(t, place.kind, columns)]
     found: list[str] = []
     guard = value.args[0] if value.args else None
     shared_guard = guard is not None and not ctx.facts[id(guard)][1]
@@ -484,9 +569,11 @@ def _load_copy(place: Place, copy: int, mask: str | None) -> str:
             mask = place.reverse("i1", mask or "")
         x = place.masked("load", copy, mask)
         return x if place.step == 1 else place.reverse(place.kind, x)
-    if ctx.machine.has_gather and BITS[place.kind] >= 32:
+    if place.can_gather:
         return place.masked("gather", copy, mask)
     one = place.t(1)
+    if isinstance(place, Square) and place.along == 0:
+        return ctx.splat(load_element(one, place.kind, place.block(copy)), place.kind, place.rank)
     x = "poison"
     for lane in range(ctx.lanes):
         element = load_element(one, place.kind, place.lane(copy, lane, mask))
@@ -523,8 +610,13 @@ def store_element(t: Target, kind: str, x: str, address: str) -> None:
 
 def store_vector(ctx: Context, store: Store, rank: int) -> None:
     """Every copy; `rank` is that of the loop whose body the store stands in."""
-    place = Place(ctx, store.buffer, store.index, rank)
+    place = _place(ctx, store.buffer, store.index, rank)
     t, dtype = place.t(), store.buffer.dtype
+    if isinstance(place, Square) and place.is_turned and store.mode == "set":
+        rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
+        for lane, x in enumerate(turned(t, place.kind, rows)):
+            store_element(t, place.kind, x, place.lane(0, lane, None))
+        return
     for copy, new in enumerate(ctx.vectors(store.value)):
         x = new
         if store.mode != "set":
@@ -546,7 +638,7 @@ def _store_copy(place: Place, copy: int, x: str) -> None:
     if place.step and not narrow:
         place.masked("store", copy, mask, x)
         return
-    if ctx.machine.has_gather and BITS[place.kind] >= 32:
+    if place.can_gather:
         place.masked("scatter", copy, mask, x)
         return
     one = place.t(1)

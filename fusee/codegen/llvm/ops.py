@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterable
 import torch
 
 from fusee.codegen.llvm.math import math_function
-from fusee.codegen.llvm.types import (
+from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
+from fusee.runtime.llvm_text import (
     BITS,
     HELD,
     SIGNED,
+    Level,
     Machine,
     Target,
+    Writer,
     is_float,
     literal,
     memory_type,
+    splat,
+    vector,
 )
-from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
-from fusee.runtime.llvm_text import Level, Writer, splat, vector
+from fusee.source import Rules
 from fusee.sym.expr import Atom, Call, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
@@ -77,12 +81,17 @@ def _extreme(which: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     return t.select(_isnan(t, dtype, x), kind, x, winner)
 
 
+_RULES: Rules[str, Callable[..., str]] = Rules()
+
+
+@_RULES.rule("neg")
 def _neg(t: Target, dtype: torch.dtype, x: str) -> str:
     if is_float(dtype):
         return t.level.op(f"fneg {t.kind(dtype)} {x}")
     return t.level.op(f"sub {t.kind(dtype)} {literal(0, dtype, t.lanes)}, {x}")
 
 
+@_RULES.rule("abs")
 def _abs(t: Target, dtype: torch.dtype, x: str) -> str:
     if is_float(dtype):
         return t.intrinsic("fabs", HELD[dtype], x)
@@ -91,6 +100,7 @@ def _abs(t: Target, dtype: torch.dtype, x: str) -> str:
     return t.intrinsic("abs", HELD[dtype], x, flag="false")
 
 
+@_RULES.rule("not")
 def _not(t: Target, dtype: torch.dtype, x: str) -> str:
     ones = "true" if dtype is torch.bool else "-1"
     return t.level.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
@@ -132,6 +142,7 @@ def _crosses(t: Target, dtype: torch.dtype, rest: str, y: str) -> str:
     return t.level.op(f"and {mask} {nonzero}, {compare(t, 'lt', dtype, signs, zero)}")
 
 
+@_RULES.rule("floordiv")
 def _floordiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     quotient, rest, y = _divide(t, dtype, x, y)
     if dtype not in SIGNED:
@@ -141,6 +152,7 @@ def _floordiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     return t.level.op(f"add {kind} {quotient}, {down}")
 
 
+@_RULES.rule("remainder")
 def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     _, rest, y = _divide(t, dtype, x, y)
     if dtype not in SIGNED:
@@ -149,6 +161,7 @@ def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     return t.select(_crosses(t, dtype, rest, y), HELD[dtype], moved, rest)
 
 
+@_RULES.rule("fmod")
 def _fmod(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     if is_float(dtype):
         return math_function(t, "fmod", dtype, [x, y])
@@ -166,37 +179,33 @@ def _shift(op: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     return t.select(inside, HELD[dtype], shifted, literal(0, dtype, t.lanes))
 
 
+@_RULES.rule("isnan")
 def _isnan(t: Target, dtype: torch.dtype, x: str) -> str:
     return t.level.op(f"fcmp uno {t.kind(dtype)} {x}, {x}")
 
 
+@_RULES.rule("isinf")
 def _isinf(t: Target, dtype: torch.dtype, x: str) -> str:
     size = t.intrinsic("fabs", HELD[dtype], x)
     return compare(t, "eq", dtype, size, literal(float("inf"), dtype, t.lanes))
 
 
+@_RULES.rule("signbit")
 def _signbit(t: Target, dtype: torch.dtype, x: str) -> str:
     kind = "i64" if dtype is torch.float64 else "i32"
     bits = t.convert("bitcast", x, HELD[dtype], kind)
     return t.level.op(f"icmp slt {vector(kind, t.lanes)} {bits}, {splat(kind, '0', t.lanes)}")
 
 
-_RULES: dict[str, Callable[..., str]] = {
-    "maximum": functools.partial(_extreme, "max"),
-    "minimum": functools.partial(_extreme, "min"),
-    "neg": _neg,
-    "abs": _abs,
-    "not": _not,
-    "truncdiv": lambda *given: _divide(*given)[0],
-    "floordiv": _floordiv,
-    "remainder": _remainder,
-    "fmod": _fmod,
-    "shl": functools.partial(_shift, "shl"),
-    "shr": functools.partial(_shift, "shr"),
-    "isnan": _isnan,
-    "isinf": _isinf,
-    "signbit": _signbit,
-}
+_RULES.update(
+    {
+        "maximum": functools.partial(_extreme, "max"),
+        "minimum": functools.partial(_extreme, "min"),
+        "truncdiv": lambda *given: _divide(*given)[0],
+        "shl": functools.partial(_shift, "shl"),
+        "shr": functools.partial(_shift, "shr"),
+    }
+)
 
 
 # ------------------------------------------------------------------------------ conversions
@@ -216,7 +225,13 @@ def emit_cast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> st
             if held == "double":
                 x = t.convert("fptrunc", x, "double", "float")
             return round_to(t, result, x)
-        return _float_to_integer(t, source, result, x)
+        # By way of int32 for narrow integers and int64 for the rest, like the compiled C++ of ATen
+        kind = HELD[result]
+        through = "i64" if kind == "i64" or result is torch.uint32 else "i32"
+        x = t.convert("fptosi", x, HELD[source], through)
+        # out of range LLVM promises nothing; frozen, it is what the instruction gives
+        x = t.level.op(f"freeze {vector(through, t.lanes)} {x}")
+        return resize(t, x, through, kind, signed=True)
     if is_float(result):
         signed = source in SIGNED
         x = t.convert("sitofp" if signed else "uitofp", x, held, kind)
@@ -231,16 +246,6 @@ def resize(t: Target, x: str, held: str, kind: str, signed: bool) -> str:
     if BITS[held] > BITS[kind]:
         return t.convert("trunc", x, held, kind)
     return t.convert("sext" if signed else "zext", x, held, kind)
-
-
-def _float_to_integer(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
-    """By way of int32 for narrow integers and int64 for the rest, like the compiled C++ of ATen."""
-    kind = HELD[result]
-    through = "i64" if kind == "i64" or result is torch.uint32 else "i32"
-    x = t.convert("fptosi", x, HELD[source], through)
-    # out of range LLVM promises nothing; frozen, it is what the instruction gives
-    x = t.level.op(f"freeze {vector(through, t.lanes)} {x}")
-    return resize(t, x, through, kind, signed=True)
 
 
 def round_to(t: Target, dtype: torch.dtype, x: str) -> str:

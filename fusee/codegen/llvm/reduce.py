@@ -14,15 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit
-from fusee.codegen.llvm.types import (
-    BITS,
-    HELD,
-    Machine,
-    Target,
-    is_float,
-    literal,
-    memory_type,
-)
 from fusee.loops.ir import (
     REDUCTIONS,
     SCALAR_OPS,
@@ -36,7 +27,16 @@ from fusee.loops.ir import (
     index_of,
     walk,
 )
-from fusee.runtime.llvm_text import vector
+from fusee.runtime.llvm_text import (
+    BITS,
+    HELD,
+    Machine,
+    Target,
+    is_float,
+    literal,
+    memory_type,
+    vector,
+)
 from fusee.sym.expr import Size, Symbol, product, symbols
 
 # ---------------------------------------------------------------------------- reduce

@@ -7,15 +7,15 @@ the tables (tensor.py, and below) before any node is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, Extern, LoopGraph, Profile, Role, Value, View, origin
+from fusee.loops.ir import Buffer, Extern, LoopGraph, Profile, Role, View, origin
 from fusee.loops.lower import index, norm, pointwise, reduce, views, window
 from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
@@ -48,7 +48,9 @@ class ExternSpec:
     call      takes the overload's arguments and returns its results
     out       the same with one more argument `out`, the tensor to fill
     in_place  the same writing over the argument number `operand`, which it takes first
-    exact     the tensors that it takes must have eager's strides
+    exact     the tensors that it takes must have eager's strides: a kernel may rely on the
+              contiguous copy that the program made for it
+    owns      what it returns shares memory with nothing
     """
 
     call: Callable[..., Any]
@@ -56,9 +58,9 @@ class ExternSpec:
     in_place: Callable[..., Any] | None = None
     operand: int = 0
     exact: bool = False
+    owns: bool = False
 
 
-ANY_LAYOUT = frozenset(named("linear scaled_dot_product_attention"))
 CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
@@ -72,7 +74,7 @@ def extern(
     metas: tuple[Meta | None, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    spec: ExternSpec | None,
+    spec: ExternSpec,
     layout: str | None,
     reason: str,
     writes_inputs: bool = False,
@@ -80,24 +82,22 @@ def extern(
     """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
 
     writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
-
-    Arguments come in whatever layout they have to kernels known to take any, else in eager's: a
-    kernel may rely on the contiguous copy that the program made for it.
     """
     images = layout == "channels_last"
-    if spec is not None:
-        exact = spec.exact
-    else:
-        exact = op.namespace not in ("mkl", "mkldnn") and op not in ANY_LAYOUT
-    given = tuple(_argument(lowering, arg, images, exact) for arg in args)
-    named_args = {key: _argument(lowering, arg, images, exact) for key, arg in kwargs.items()}
-    out = spec.out if spec is not None and len(metas) == 1 and metas[0] is not None else None
+    given = tuple(_argument(lowering, arg, images, spec.exact) for arg in args)
+    named_args = {key: _argument(lowering, arg, images, spec.exact) for key, arg in kwargs.items()}
+    out = spec.out if len(metas) == 1 and metas[0] is not None else None
     role: Role = "extern" if out is None else "scratch"
     buffers = [_buffer(lowering, meta, images, role) for meta in metas]
-    call: Callable[..., Any] = out or (op if spec is None else spec.call)
+    call = out or spec.call
     shares = any(r.alias_info is not None for r in op._schema.returns)
-    if shares and writes_inputs and _is_of_input(given):
+    if (
+        shares
+        and writes_inputs
+        and any(isinstance(arg, View) and arg.buffer.role == "input" for arg in given)
+    ):
         call, shares = _copying(call), False
+    returns = op._schema.returns
     step = Extern(
         str(op),
         call,
@@ -105,10 +105,10 @@ def extern(
         named_args,
         tuple(buffers),
         out=out is not None,
-        many=_returns_tuple(op),
-        in_place=None if spec is None else spec.in_place,
-        operand=0 if spec is None else spec.operand,
-        owns=op.namespace == "mkldnn",
+        many=len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns),
+        in_place=spec.in_place,
+        operand=spec.operand,
+        owns=spec.owns,
         shares=shares,
         reason=reason,
         origin=lowering.origin,
@@ -126,17 +126,8 @@ def _buffer(lowering: Lowering, meta: Meta | None, images: bool, role: Role) -> 
     return lowering.buffer(meta.shape, meta.dtype, strides, role)
 
 
-def _is_of_input(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(arg, View) and arg.buffer.role == "input" for arg in args)
-
-
 def _copying(view: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: view(*args, **kwargs).clone()
-
-
-def _returns_tuple(op: OpOverload) -> bool:
-    returns = op._schema.returns
-    return len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns)
 
 
 @dataclass(frozen=True)
@@ -166,10 +157,10 @@ def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
 # ------------------------------------------------------------------------------ reasons
 
 calls(
-    "matrix products are ATen's: oneDNN, MKL",
+    "matrix products are ATen's",
     *named("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear"),
 )
-calls("convolutions are ATen's: oneDNN", *named("convolution convolution_backward"))
+calls("convolutions are ATen's", *named("convolution convolution_backward"))
 calls(
     "attention is ATen's blocked kernel",
     *named("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"),
@@ -185,7 +176,7 @@ calls(
 )
 calls("sorting is ATen's", *named("sort", "default", "stable"), *named("topk kthvalue msort"))
 calls("sorting is ATen's", *named("mode median nanmedian", "default", "dim"))
-calls("Fourier transforms are ATen's: MKL", *named("_fft_c2c _fft_c2r _fft_r2c"))
+calls("Fourier transforms are ATen's", *named("_fft_c2c _fft_c2r _fft_r2c"))
 calls(
     "the size of the result depends on data",
     *named("nonzero masked_select masked_scatter _local_scalar_dense"),
@@ -217,9 +208,6 @@ calls(
     *named("_scaled_dot_product_flash_attention_for_cpu_backward"),
 )
 calls("distances are sums over all pairs: ATen's", *named("_cdist_backward _pdist_backward"))
-
-
-# ---------------------------------------------------------------------------- graph
 
 
 # ---------------------------------------------------------------------------- store
@@ -288,7 +276,9 @@ class Outputs:
                 tensor = self._detached(tensor, written)
             ready.append((tensor, target))
         for tensor, target in ready:
-            self._store(tensor, _storage(target))
+            for part, place in self.lowering.parts(tensor, _storage(target)):
+                if not self._is_there(part, place):
+                    self.lowering.write_into(part, place)
         for tensor, target in self.copies:
             self._copy(tensor, target)
 
@@ -304,21 +294,15 @@ class Outputs:
         own = _storage(target)
         if tensor.reads() & written - {own.buffer}:
             return False
-        for value, place in self._stores(tensor, own):
-            for load in self.lowering.loads(value):
-                if load.attr[0] is own.buffer and load.attr[1] != place:
+        for part, place in self.lowering.parts(tensor, own):
+            if 0 in part.shape:
+                continue
+            index = self.lowering.axes(part.shape)
+            here = self.lowering.offset(place, index)
+            for load in self.lowering.loads(part.at(index)):
+                if load.attr[0] is own.buffer and load.attr[1] != here:
                     return False
         return True
-
-    def _stores(self, tensor: Tensor, target: Strided) -> Iterator[tuple[Value, Size]]:
-        pieces = tensor.pieces
-        if tensor.storage is None and pieces is not None:
-            for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
-                offset = target.offset + start * target.strides[pieces.dim]
-                yield from self._stores(piece, Strided(target.buffer, target.strides, offset))
-        elif all(size != 0 for size in tensor.shape):
-            index = self.lowering.axes(tensor.shape)
-            yield tensor.at(index), self.lowering.offset(target, index)
 
     def _detached(self, tensor: Tensor, written: set[Buffer]) -> Tensor:
         """The same values in memory that no write changes."""
@@ -328,15 +312,6 @@ class Outputs:
         if storage.buffer in written:
             storage = self.lowering.copy(tensor, tensor.eager_strides)
         return self.lowering.stored(storage, tensor.shape)
-
-    def _store(self, tensor: Tensor, target: Strided) -> None:
-        pieces = tensor.pieces
-        if tensor.storage is None and pieces is not None:
-            for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
-                offset = target.offset + start * target.strides[pieces.dim]
-                self._store(piece, Strided(target.buffer, target.strides, offset))
-        elif not self._is_there(tensor, target):
-            self.lowering.write_into(tensor, target)
 
     def _is_there(self, tensor: Tensor, target: Strided) -> bool:
         """True if storing would put each element where it already is."""
@@ -377,51 +352,34 @@ class InputLayout:
     role: Role = "input"
 
 
-def lower(
-    graph: fx.Graph,
-    inputs: Sequence[InputLayout],
-    *,
-    profile: Profile,
-    constants: Mapping[str, torch.Tensor] | None = None,
-    size_of: Callable[[Any], Size],
-    extern_of: Callable[[OpOverload], ExternSpec | None],
-    must_run: Callable[[fx.Node], bool],
-    writes: Mapping[int, int] | None = None,
-) -> LoopGraph:
-    """Lower a functional graph.
+@dataclass
+class GraphLowering:
+    """Lowers a functional graph.
 
     inputs     one per tensor placeholder, in order
     profile    of the machine that the loops are for
-    constants  what get_attr nodes name; those in use follow as inputs of role "constant"
     size_of    an int or SymInt of the graph as a Size
     extern_of  how to call an op that has no lowering; None: the overload itself is called
     must_run   whether a call must be made, its errors included, though nobody uses its results
+    constants  what get_attr nodes name; those in use follow as inputs of role "constant"
     writes     output position -> placeholder position: the value is stored into that input after
                all else, and the output is a View of the input
     """
-    given = constants or {}, size_of, extern_of, must_run, writes or {}
-    return _Lowerer(Lowering(profile), graph, inputs, *given).run()
 
+    graph: fx.Graph
+    inputs: Sequence[InputLayout]
+    profile: Profile
+    size_of: Callable[[Any], Size]
+    extern_of: Callable[[OpOverload], ExternSpec | None]
+    must_run: Callable[[fx.Node], bool]
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    writes: Mapping[int, int] = field(default_factory=dict)
 
-class _Lowerer:
-    def __init__(
-        self,
-        lowering: Lowering,
-        graph: fx.Graph,
-        inputs: Sequence[InputLayout],
-        constants: Mapping[str, torch.Tensor],
-        size_of: Callable[[Any], Size],
-        extern_of: Callable[[OpOverload], ExternSpec | None],
-        must_run: Callable[[fx.Node], bool],
-        writes: Mapping[int, int],
-    ) -> None:
-        self.graph, self.constants = graph, constants
-        self.size_of, self.extern_of, self.must_run = size_of, extern_of, must_run
-        self.writes = writes
-        self.lowering = lowering
+    def __post_init__(self) -> None:
+        self.lowering = Lowering(self.profile)
         self.env: dict[fx.Node, Any] = {}
         self.readers: dict[Buffer, list[fx.Node]] = {}  # of inputs: what was computed from them
-        self.layouts = list(inputs)
+        self.layouts = list(self.inputs)
         self.uses: dict[fx.Node, int] = {}
         self.placeholders: list[Tensor | None] = []
         self.opaque: set[int] = set()  # their positions among the placeholders
@@ -591,7 +549,9 @@ class _Lowerer:
                 return [result] if isinstance(result, Tensor) else list(result)
         elif reason is None:
             reason = unlowered(op)
-        spec = self.extern_of(op) if opaque is None else None
+        spec = self.extern_of(op) or ExternSpec(op, exact=True)
+        if opaque is not None:
+            spec = replace(spec, call=op, out=None, in_place=None)
         self.lowering.graph.notes.append(f"{op!s}: {reason}")
         return extern(
             self.lowering,

@@ -514,12 +514,10 @@ def _stack(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     return beside([unsqueeze(converted(t, call.meta.dtype), dim) for t in tensors], dim)
 
 
-def _rolls_flat(call: Call, x: Tensor, shifts: Any, dims: Any) -> str | None:
-    is_flat = not isinstance(dims, int) and len(dims) == 0
-    return "roll of the flattened tensor" if is_flat else None
-
-
-@lowers(*named("roll"), unless=_rolls_flat)
+@lowers(
+    *named("roll"),
+    unless=lambda call, x, shifts, dims: None if dims or dims == 0 else "roll of a flat tensor",
+)
 def _roll(call: Call, x: Tensor, shifts: Any, dims: Any) -> Tensor:
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims

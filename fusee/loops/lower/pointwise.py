@@ -6,7 +6,6 @@ that return bool, what its operands promote to. Each op rounds to its result's d
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -125,7 +124,7 @@ def reader(
         return lambda ix: cast(cast(x.at(ix), common), compute)
     if not x.shape:
         return lambda ix: cast(x.at(()), compute)
-    if lowering.is_costly(x):
+    if lowering.is_heavy(x, by_loads=False):
         lowering.realise(x)
     lead = len(shape) - len(x.shape)
     keep = [None if size == 1 else lead + k for k, size in enumerate(x.shape)]
@@ -226,14 +225,10 @@ def _register(row: Row, formula: Formula) -> None:
         common = promote(chosen) if row.to_bool else call.meta.dtype
         if row.rounds or row.to_bool:
             chosen = [_round(call.lowering, x, common) for x in chosen]
-        bound = functools.partial(_applied, formula, rest, kwargs) if rest or kwargs else formula
-        return result(call, bound, *chosen, common=common)
+        applied: Formula = lambda *values: formula(*values, *rest, **kwargs)  # noqa: E731
+        return result(call, applied if rest or kwargs else formula, *chosen, common=common)
 
     lowers(*row.overloads, unless=row.unless)(handler)
-
-
-def _applied(formula: Formula, rest: list[Any], kwargs: dict[str, Any], *values: Value) -> Value:
-    return formula(*values, *rest, **kwargs)
 
 
 for _row in ROWS:
@@ -301,14 +296,14 @@ def make_checks(lowering: Lowering) -> None:
     for position, demanded in reversed(lowering.demands):
         for x in _checks(demanded):
             found = {x, _elements(x, demanded)} & covered
-            if not found or any(load.attr[0] in written for load in _written(x)):
+            # what is read may be something else at another place of the program
+            reads_written = any(
+                v.op == "load" and v.attr[0].role == "input" and v.attr[0] in written
+                for v in walk([x])
+            )
+            if not found or reads_written:
                 steps.insert(position, demanded)
                 break
-
-
-def _written(x: Value) -> list[Value]:
-    """Loads from what may hold something else at another place of the program."""
-    return [v for v in walk([x]) if v.op == "load" and v.attr[0].role == "input"]
 
 
 def _made(graph: LoopGraph) -> Iterator[tuple[Value, Loop]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
@@ -429,23 +429,20 @@ class Lowering:
 
     def write_into(self, tensor: Tensor, target: Strided) -> None:
         """Store every element of `tensor` at its place in `target`."""
+        for part, place in self.parts(tensor, target):
+            index = self.axes(part.shape)
+            value, axes = part.at(index), self.axis_symbols(part.shape)
+            self.emit(Loop(place.buffer, axes, self.offset(place, index), value), behind(part))
+
+    def parts(self, tensor: Tensor, target: Strided) -> Iterator[tuple[Tensor, Strided]]:
+        """What is stored by a loop each to put `tensor` into `target`, and where."""
         pieces = tensor.pieces
         if pieces is None or tensor.storage is not None:
-            index = self.axes(tensor.shape)
-            value = tensor.at(index)
-            self.emit(
-                Loop(
-                    target.buffer,
-                    self.axis_symbols(tensor.shape),
-                    self.offset(target, index),
-                    value,
-                ),
-                behind(tensor),
-            )
+            yield tensor, target
             return
         for start, piece in zip(pieces.starts, pieces.tensors, strict=True):
             offset = target.offset + start * target.strides[pieces.dim]
-            self.write_into(piece, Strided(target.buffer, target.strides, offset))
+            yield from self.parts(piece, Strided(target.buffer, target.strides, offset))
 
     # -------------------------------------------------------------------------- layout and cost
 
@@ -494,23 +491,18 @@ class Lowering:
             self._loads[id(value)] = found
         return found
 
-    def is_costly(self, tensor: Tensor) -> bool:
-        """True if an element takes many additions to compute."""
-        if tensor.storage is not None or any(size == 0 for size in tensor.shape):
-            return False
-        if tensor.pieces is not None:
-            return any(self.is_costly(piece) for piece in tensor.pieces.tensors)
-        return tensor.at(self.axes(tensor.shape)).cost > self.values.profile.heavy
+    def is_heavy(self, tensor: Tensor, by_loads: bool = True) -> bool:
+        """True if computing an element twice costs more than storing and loading it.
 
-    def is_heavy(self, tensor: Tensor) -> bool:
-        """True if computing an element twice costs more than storing and loading it."""
+        by_loads   also for what it loads, not only for the additions that it takes
+        """
         if tensor.storage is not None or any(size == 0 for size in tensor.shape):
             return False
         if tensor.pieces is not None:
-            return any(self.is_heavy(piece) for piece in tensor.pieces.tensors)
+            return any(self.is_heavy(piece, by_loads) for piece in tensor.pieces.tensors)
         value = tensor.at(self.axes(tensor.shape))
-        if value.cost > self.values.profile.heavy:
-            return True
+        if value.cost > self.values.profile.heavy or not by_loads:
+            return value.cost > self.values.profile.heavy
         axes = {k: self.axis(f"i{k}", n) for k, n in enumerate(tensor.shape) if n != 1}
         full = [v for v in self.loads(value) if axis_strides(v.attr[1], axes) is not None]
         return len(full) > 1 and bool(axes)

@@ -78,7 +78,7 @@ def expand(x: Tensor, shape: Shape) -> Tensor:
     repeated = [size == 1 and shape[lead + k] != 1 for k, size in enumerate(x.shape)]
     if any(repeated) or any(size != 1 for size in shape[:lead]):
         # its elements are read again and again
-        if x.lowering.is_costly(x):
+        if x.lowering.is_heavy(x, by_loads=False):
             x.lowering.realise(x)
 
     def recipe(s: Strided) -> Strided:

@@ -155,11 +155,10 @@ def _max_pool(
 # ---------------------------------------------------------------------------- average
 
 
-def _by_zero(call: Call, x: Tensor, *given: Any) -> str | None:
-    return "ATen refuses a divisor of zero" if given[5:] == (0,) else None
-
-
-@lowers(*named("avg_pool1d avg_pool2d avg_pool3d"), unless=_by_zero)
+@lowers(
+    *named("avg_pool1d avg_pool2d avg_pool3d"),
+    unless=lambda call, x, *given: "ATen refuses a divisor of zero" if given[5:] == (0,) else None,
+)
 def _avg_pool(
     call: Call,
     x: Tensor,
@@ -302,13 +301,9 @@ def _avg_pool_backward(
     return _spread(call, grad, steps, divisor_override or math.prod(steps))
 
 
-def _adaptive_overlap(call: Call, grad: Tensor, x: Tensor) -> str | None:
-    return OVERLAP if _blocks(call, grad, x) is None else None
-
-
 @lowers(
     *named("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
-    unless=_adaptive_overlap,
+    unless=lambda call, grad, x: OVERLAP if _blocks(call, grad, x) is None else None,
 )
 def _adaptive_avg_pool_backward(call: Call, grad: Tensor, x: Tensor) -> Tensor:
     steps = _blocks(call, grad, x)

@@ -26,7 +26,6 @@ from fusee.autodiff.joint import REDRAWN
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import Arguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
-from fusee.codegen.llvm.types import Machine
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile
@@ -37,6 +36,7 @@ from fusee.runtime import jit, random
 from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function, prepare
 from fusee.runtime.launch import Frame, Program, runner
+from fusee.runtime.llvm_text import Machine
 from fusee.source import define
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast
@@ -65,10 +65,9 @@ class CPU:
         return [p for p in PASSES if options.derive_weights or p not in _NEEDS_DERIVED]
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
-        found = EXTERNS.get(op)
-        if found is None and op.namespace == "mkldnn":
-            return _packed_rows().get(op)
-        return found
+        if op.namespace == "mkldnn":
+            return _packed_rows().get(op) or ExternSpec(op, owns=True)
+        return ExternSpec(op) if op.namespace == "mkl" else EXTERNS.get(op)
 
     def build(
         self,
@@ -91,12 +90,6 @@ class CPU:
 # ---------------------------------------------------------------------------- externs
 
 
-def _builtin(op: OpOverload) -> Callable[..., Any]:
-    """`torch.lstm` of aten.lstm.input."""
-    found: Callable[..., Any] = getattr(torch, op._schema.name.partition("::")[2])
-    return found
-
-
 # `out` only where the kernel writes into the given memory itself, of any row stride, and where what
 # it writes does not depend on the strides of the result.
 EXTERNS: dict[OpOverload, ExternSpec] = {
@@ -107,8 +100,16 @@ EXTERNS: dict[OpOverload, ExternSpec] = {
     aten.mv.default: ExternSpec(torch.mv, torch.mv),
     aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
     aten.convolution.default: ExternSpec(torch.convolution),
+    aten.linear.default: ExternSpec(aten.linear.default),
+    aten.scaled_dot_product_attention.default: ExternSpec(
+        aten.scaled_dot_product_attention.default
+    ),
     aten.mkldnn_rnn_layer.default: ExternSpec(recurrent_layer, exact=True),
-    **{op: ExternSpec(_builtin(op), exact=True) for op in LAYERS},
+    # `torch.lstm` of aten.lstm.input
+    **{
+        op: ExternSpec(getattr(torch, op._schema.name.partition("::")[2]), exact=True)
+        for op in LAYERS
+    },
     # machine code of ours
     aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli),
     REDRAWN: ExternSpec(random.redrawn),
@@ -120,7 +121,7 @@ def _packed_rows() -> dict[OpOverload, ExternSpec]:
     ops = packed()
     if ops is None:
         return {}
-    sum_over = ExternSpec(ops.conv_binary, in_place=ops.conv_binary_inplace, operand=1)
+    sum_over = ExternSpec(ops.conv_binary, in_place=ops.conv_binary_inplace, operand=1, owns=True)
     return {ops.conv_binary: sum_over}
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fusee.aten.graph import must_run
 from fusee.loops.ir import Extern, LoopGraph
-from fusee.loops.lower.graph import InputLayout, lower
+from fusee.loops.lower.graph import GraphLowering, InputLayout
 from fusee.sym.expr import Symbol
 from fusee.sym.symint import Symbols
 from fusee.targets.cpu import CPU
@@ -45,7 +45,7 @@ def aten_graph(
 def lower_module(
     module: fx.GraphModule, args: Sequence[Tensor], writes: dict[int, int] | None = None
 ) -> LoopGraph:
-    return lower(
+    return GraphLowering(
         module.graph,
         layouts(args),
         profile=CPU.profile,
@@ -53,8 +53,8 @@ def lower_module(
         size_of=int,
         extern_of=lambda op: None,
         must_run=must_run,
-        writes=writes,
-    )
+        writes=writes or {},
+    ).run()
 
 
 def lowered(
@@ -108,7 +108,7 @@ def check(fn: Callable[..., Any], *args: Tensor, allow: Sequence[str] = ()) -> L
     """Assert that the loops compute what eager does, with Externs only from `allow`."""
     module = aten_graph(fn, args)
     constants = constants_of(module)
-    graph = lower(
+    graph = GraphLowering(
         module.graph,
         layouts(args),
         profile=CPU.profile,
@@ -116,7 +116,7 @@ def check(fn: Callable[..., Any], *args: Tensor, allow: Sequence[str] = ()) -> L
         size_of=int,
         extern_of=lambda op: None,
         must_run=must_run,
-    )
+    ).run()
     assert set(externs(graph)) <= set(allow), graph.notes
     got = interpret(graph, [copied(x) for x in args], constants_of(module))
     wanted = tree_leaves(fn(*map(copied, args)))
@@ -182,7 +182,7 @@ def check_symbolic(
         if isinstance(value, Tensor):
             shape, strides = tuple(map(sizes, value.shape)), tuple(map(sizes, value.stride()))
             inputs.append(InputLayout(node.name, value.dtype, shape, strides))
-    graph = lower(
+    graph = GraphLowering(
         module.graph,
         inputs,
         profile=CPU.profile,
@@ -190,7 +190,7 @@ def check_symbolic(
         size_of=sizes,
         extern_of=lambda op: None,
         must_run=must_run,
-    )
+    ).run()
     assert not externs(graph), graph.notes
     for each in (args, *others):
         values: dict[Symbol, int] = {}

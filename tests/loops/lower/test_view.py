@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusee.loops.check import show_step
 from fusee.loops.ir import Loop, Profile
 from fusee.loops.lower.graph import InputLayout
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
-from fusee.loops.show import show_step
 from fusee.sym.expr import Symbol
 from tests.loops.lower.against_eager import check
 
