@@ -150,6 +150,10 @@ class ConstantSizeError(FuseeError, RuntimeError):
     """A size that is marked as dynamic would be a constant of what is compiled."""
 
 
+class SizeError(FuseeError, RuntimeError):
+    """An exported program is called with sizes that it does not hold for."""
+
+
 class TraceError(FuseeError):
     """The captured graph has no form in ATen ops."""
 

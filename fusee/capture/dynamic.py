@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+import torch
 
 from fusee import log
 from fusee.capture.bytecode import first_line
 from fusee.capture.sources import Item, Local, Origin, SizeOf
-from fusee.capture.torch_api import compiler_setting
+from fusee.capture.torch_api import Mark, compiler_setting, marks
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import code_key
 from fusee.runtime.jobs import Job, job_named
@@ -135,6 +137,10 @@ class Varying:
     def begin(self) -> None:
         """A capture begins: what torch.compiler.config says now, holds."""
         self.named = Named(self.options)
+
+    def marks(self, x: torch.Tensor) -> Mapping[int, Mark]:
+        """What is said of a tensor's sizes, by axis."""
+        return marks(x)
 
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether the number or size at an origin is an input; `value` is what it is now."""

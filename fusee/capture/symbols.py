@@ -25,8 +25,8 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.guards import TensorFact
 from fusee.capture.relations import Relation, size_source
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
-from fusee.capture.torch_api import marks
-from fusee.errors import ConstantSizeError, source_line
+from fusee.capture.torch_api import Mark
+from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.sym.expr import Call, Size, Symbol, symbols
 from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
@@ -233,11 +233,13 @@ class Symbols:
 
     env      answers questions about them
     origins  where each comes from
+    dims     the sizes that torch.export's Dims stand for, by name
     """
 
     def __init__(self, where: Callable[[], str], mode: Any) -> None:
         self.env = ShapeEnv(where)
         self.mode = mode
+        self.dims: dict[str, Any] = {}
         self.origins: dict[Symbol, Origin] = {}
         self.ends: dict[Symbol, int | None] = {}  # the greatest value, where there is one
         self.strict: set[Symbol] = set()  # marked: the program may not make constants of them
@@ -281,7 +283,7 @@ class Symbols:
         Strides that are products of inner sizes stay such products; others are facts.
         """
         sizes: list[Any] = [*x.shape]
-        marked = marks(x)
+        marked = varies.marks(x)
         for axis, n in enumerate(x.shape):
             place, mark = SizeOf(origin, axis), marked.get(axis)
             if mark is not None and mark.is_strict and n < 2:
@@ -291,10 +293,13 @@ class Symbols:
                     remedy="mark it when it is larger, or use maybe_mark_dynamic",
                 )
             if n > 1 and (varies(place, n) if mark is None else mark.dynamic):
-                low, high = (None, None) if mark is None else (mark.min, mark.max)
+                is_derived = mark is not None and hasattr(mark.dim, "root")  # whose ends these are
+                low, high = (None, None) if mark is None or is_derived else (mark.min, mark.max)
                 sizes[axis] = self.load(n, place, max(2, low or 0), high)
                 if mark is not None and mark.is_strict:
                     self.strict |= {*symbols(sizes[axis].node.size)}
+                if mark is not None and mark.dim is not None:
+                    self._declare(mark, sizes[axis], place)
         if not any(map(is_open, sizes)):
             return fake_of(self.mode, x), fact, []
         strides = self._strides(x, sizes)
@@ -313,6 +318,23 @@ class Symbols:
         )
         return fake_of(self.mode, x, sizes, strides), known, strided
 
+    def _declare(self, mark: Mark, size: Any, place: Origin) -> None:
+        """Let a size be what its torch.export.Dim says: that of a name, or linear in that."""
+        root = getattr(mark.dim, "root", mark.dim)
+        of_root = getattr(mark.dim, "fn", operator.pos)
+        step, least = of_root(1) - of_root(0), of_root(0)
+        is_so = bool((size - least) % step == 0)
+        value = self.dims.setdefault(root.__name__, (size - least) // step)
+        if root is not mark.dim:
+            is_so = is_so and (mark.min is None or bool(value >= mark.min))
+            is_so = is_so and (mark.max is None or bool(value <= mark.max))
+        if not (is_so and bool(size == of_root(value))):
+            raise OptionError(
+                f"{place} is {size.node.hint}, and not what {mark.dim!r} says: {root.__name__} is"
+                f" {value.node.hint}",
+                did="stopped before running anything",
+            )
+
     def _strides(self, x: torch.Tensor, sizes: list[Any]) -> list[Any]:
         """The strides; one that is as long as what lies inside of it is that product."""
         steps: list[Any] = [*x.stride()]
@@ -330,18 +352,18 @@ class Symbols:
             return x.node.guarded()
         if type(x) is torch.SymFloat:
             return self._float(x.node, graph, symbol_node)
-        return self._size(size_of(x), graph, symbol_node)
+        return self.size_node(size_of(x), graph, symbol_node)
 
     def _float(self, node: Any, graph: fx.Graph, symbol_node: Any) -> Any:
         if not isinstance(node, FloatNode):
-            return self._size(self.env.simplified(node.size), graph, symbol_node)
+            return self.size_node(self.env.simplified(node.size), graph, symbol_node)
         if node.function is float and not isinstance(node.operands[0], Node):
             return node.value
         operands = tuple(self._float(x, graph, symbol_node) for x in node.operands)
         function = _FLOATS.get(node.function, node.function)
         return graph.call_function(function, operands)
 
-    def _size(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
+    def size_node(self, a: Size | None, graph: fx.Graph, symbol_node: Any) -> Any:
         assert a is not None
         if isinstance(a, int):
             return a

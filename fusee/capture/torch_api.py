@@ -162,12 +162,14 @@ class Mark(NamedTuple):
 
     dynamic   False: it is a constant
     is_strict whether it is an error that the program makes it one
+    dim       the torch.export.Dim that it is, or is derived from
     """
 
     dynamic: bool
     is_strict: bool = False
     min: int | None = None
     max: int | None = None
+    dim: Any = None
 
 
 def marks(x: torch.Tensor) -> dict[int, Mark]:

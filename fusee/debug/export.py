@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
@@ -13,9 +15,14 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.aten.subgraph import Copier
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
+from fusee.capture.guards import TensorFact
 from fusee.capture.policy import POLICY, is_suspending, target_of
+from fusee.capture.sources import Local, Origin, SizeOf, looking
 from fusee.capture.trace import capture
-from fusee.errors import GraphBreakError, source_line
+from fusee.debug.dims import declared
+from fusee.errors import GraphBreakError, SizeError, source_line
+from fusee.sym.expr import Symbol
+from fusee.sym.shape_env import COMPARISONS, wrapped
 
 
 class _Output:
@@ -26,7 +33,11 @@ class _Output:
 
 
 def export(
-    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
 ) -> fx.GraphModule:
     """All of `fn(*args, **kwargs)` as one graph of torch calls. Nothing is run.
 
@@ -34,7 +45,10 @@ def export(
     holds all other tensors as parameters and buffers. It returns what `fn` does if that is made of
     tuples, lists and dicts, else the leaves as a tuple.
 
-    raises   GraphBreakError where the graph would end; whatever `fn` raises
+    dynamic_shapes   which sizes vary, with torch.export.Dim, as torch.export.export has it; the
+                     module then checks sizes, and `meta["relations"]` lists what must hold
+    raises   GraphBreakError where the graph would end; ConstantSizeError where the program needs
+             the number of a Dim; whatever `fn` raises
     source   torch.export.export, torch._dynamo.export
     """
     function, before = target_of(fn)
@@ -43,7 +57,10 @@ def export(
     named = dict(kwargs or {})
     bound = inspect.signature(function).bind(*before, *args, **named)
     bound.apply_defaults()
-    captured = capture(Place(function), bound.arguments, POLICY.for_export())
+    varies = None
+    if dynamic_shapes is not None:
+        varies = declared(fn, tuple(args), named, bound.arguments, dynamic_shapes)
+    captured = capture(Place(function), bound.arguments, POLICY.for_export(), varies)
     if captured.raises:
         fn(*args, **named)
     if captured.eager:
@@ -57,7 +74,7 @@ def export(
             first_line(function),
             "return what changes instead",
         )
-    return _module(captured, bound.arguments, [*args, *named.values()])
+    return _Module(captured, bound.arguments, [*args, *named.values()]).made()
 
 
 def _refused(reason: str, where: str, remedy: str = "") -> GraphBreakError:
@@ -69,52 +86,154 @@ def _refused(reason: str, where: str, remedy: str = "") -> GraphBreakError:
     )
 
 
-def _module(captured: Captured, values: Mapping[str, Any], arguments: list[Any]) -> fx.GraphModule:
+class _Module:
     """The captured graph with the caller's tensors as its inputs and all others as attributes."""
-    old = captured.graph.graph if captured.graph is not None else fx.Graph()
-    root, copier = nn.Module(), Copier()
-    graph, copied = copier.graph, copier.made
-    nodes: dict[int, fx.Node] = {}  # by id of the real tensor
-    for k, x in enumerate(pytree.tree_leaves(arguments)):
-        if isinstance(x, Tensor) and id(x) not in nodes:
-            nodes[id(x)] = graph.placeholder(f"input_{k}")
-    outputs: tuple[Any, ...] = ()
-    examples = iter(captured.examples)
-    for node in old.nodes:
-        if node.op == "placeholder":
-            copied[node] = _node_of(next(examples), node.name, nodes, root, graph)
-        elif node.op == "output":
-            outputs = node.args[0]
-        else:
-            copier.copy(node)
-    result = captured.run(lambda *inputs: [_Output(k) for k in range(len(outputs))])(
-        *(values[name] for name in captured.place.parameters)
-    )
-    leaves, spec = pytree.tree_flatten(result)
 
-    def shown(leaf: Any) -> Any:
-        if isinstance(leaf, _Output):
-            return copied[outputs[leaf.number]]
-        return _node_of(leaf, "kept", nodes, root, graph) if isinstance(leaf, Tensor) else leaf
+    def __init__(self, captured: Captured, values: Mapping[str, Any], arguments: list[Any]) -> None:
+        self.captured, self.values, self.look = captured, values, looking(values)
+        self.root, self.copier = nn.Module(), Copier()
+        self.graph = self.copier.graph
+        self.nodes: dict[int, fx.Node] = {}  # by id of the real tensor
+        self.numbers: dict[str, fx.Node] = {}  # by the words of an integer that varies
+        self.sizes: dict[Symbol, fx.Node] = {}
+        self.relations: list[str] = []
+        origins = captured.symbols.origins if captured.symbols is not None else {}
+        open_numbers = {str(x): self.look(x) for x in origins.values() if isinstance(x, Local)}
+        for k, x in enumerate(pytree.tree_leaves(arguments)):
+            if isinstance(x, Tensor) and id(x) not in self.nodes:
+                self.nodes[id(x)] = self.graph.placeholder(f"input_{k}")
+            elif name := next((n for n, value in open_numbers.items() if value is x), None):
+                del open_numbers[name]
+                self.numbers[name] = self.graph.placeholder(f"input_{k}")
 
-    made = [shown(leaf) for leaf in leaves]
-    graph.output(pytree.tree_unflatten(made, spec) if _is_plain(result) else tuple(made))
-    return fx.GraphModule(root, graph, "Exported")
+    def made(self) -> fx.GraphModule:
+        captured, copied = self.captured, self.copier.made
+        old = captured.graph.graph if captured.graph is not None else fx.Graph()
+        if captured.symbols is not None:
+            self._check()
+        outputs: tuple[Any, ...] = ()
+        inputs = iter(zip(captured.examples, captured.inputs))
+        for node in old.nodes:
+            if node.op == "placeholder":
+                x, origin = next(inputs)
+                is_tensor = isinstance(x, Tensor)
+                copied[node] = self._of(x, node.name) if is_tensor else self._number(origin)
+            elif node.op == "output":
+                outputs = node.args[0]
+            else:
+                self.copier.copy(node)
+        run = captured.run(lambda *inputs: [_Output(k) for k in range(len(outputs))])
+        given = [self._given(self.values[name]) for name in captured.place.parameters]
+        try:
+            result = run(*given)
+        except (TypeError, AttributeError) as error:  # of a node, or of what stands for a tensor
+            if captured.symbols is None:
+                raise
+            reason = f"it returns what no graph computes of sizes that vary: {error}"
+            raise _refused(reason, first_line(captured.place.function)) from None
+        leaves, spec = pytree.tree_flatten(result)
+
+        def shown(leaf: Any) -> Any:
+            if isinstance(leaf, _Output):
+                return copied[outputs[leaf.number]]
+            leaf = leaf.tensor if isinstance(leaf, _Sized) else leaf
+            leaf = leaf.node if isinstance(leaf, fx.Proxy) else leaf
+            return self._of(leaf, "kept") if isinstance(leaf, Tensor) else leaf
+
+        made = [shown(leaf) for leaf in leaves]
+        self.graph.output(pytree.tree_unflatten(made, spec) if _is_plain(result) else tuple(made))
+        found = fx.GraphModule(self.root, self.graph, "Exported")
+        found.meta["relations"] = tuple(self.relations)
+        return found
+
+    def _given(self, x: Any) -> Any:
+        """An argument for the source around the graph: its sizes that vary are nodes."""
+        if not self.sizes or isinstance(x, nn.Module):
+            return x
+        opened = {str(self.captured.symbols.origins[s]): n for s, n in self.sizes.items()}
+
+        def sized(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and id(leaf) in self.nodes:
+                return _Sized(leaf, self.nodes[id(leaf)])
+            return leaf
+
+        if type(x) is int:
+            name = next((n for n, value in self.values.items() if value is x), "")
+            return fx.Proxy(opened[name]) if name in opened else x
+        return pytree.tree_map(sized, x)
+
+    def _of(self, x: Tensor, name: str) -> fx.Node:
+        """The node of a real tensor; one that no argument holds becomes an attribute."""
+        if id(x) not in self.nodes:
+            while hasattr(self.root, name):
+                name += "_"
+            if isinstance(x, nn.Parameter):
+                self.root.register_parameter(name, x)
+            else:
+                self.root.register_buffer(name, x)
+            self.nodes[id(x)] = self.graph.get_attr(name)
+        return self.nodes[id(x)]
+
+    def _number(self, origin: Origin) -> fx.Node:
+        """The node of a size, or an integer, that varies."""
+        if not isinstance(origin, SizeOf):
+            return self.numbers[str(origin)]
+        tensor = self._of(self.look(origin.of), "kept")
+        return self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, origin.axis))
+
+    def _check(self) -> None:
+        """Have the program check its sizes first."""
+        symbols, rows = self.captured.symbols, []
+
+        def node(symbol: Symbol, example: Any) -> fx.Node:
+            if symbol not in self.sizes:
+                self.sizes[symbol] = made = self._number(symbols.origins[symbol])
+                made.meta["example_value"] = example
+            return self.sizes[symbol]
+
+        for symbol, origin in symbols.origins.items():
+            size = node(symbol, wrapped(symbols.env, symbol.expr))
+            if symbol.lo >= 2 and isinstance(origin, SizeOf):
+                rows.append((f"{origin} >= {symbol.lo}", operator.ge, size, symbol.lo))
+        for fact in self.captured.facts.rows:
+            known = fact.value
+            if isinstance(known, TensorFact) and id(self.look(fact.origin)) in self.nodes:
+                for axis, n in enumerate(known.size):
+                    if n is not None:
+                        place = SizeOf(fact.origin, axis)
+                        rows.append((f"{place} == {n}", operator.eq, self._number(place), n))
+        for _, relation, _ in symbols.facts():
+            a, b = (symbols.size_node(x, self.graph, node) for x in (relation.a, relation.b))
+            rows.append((str(relation), COMPARISONS[relation.op], a, b))
+        rows = [*{row[0]: row for row in rows}.values()]
+        texts = self.relations = [row[0] for row in rows]
+        held = [self.graph.call_function(row[1], row[2:]) for row in rows]
+        named = {str(symbols.origins[s]): x for s, x in self.sizes.items()}
+        self.graph.call_function(check_sizes, (texts, held, named))
 
 
-def _node_of(
-    x: Tensor, name: str, nodes: dict[int, fx.Node], root: nn.Module, graph: fx.Graph
-) -> fx.Node:
-    """The node of a real tensor; one that no argument holds becomes an attribute."""
-    if id(x) not in nodes:
-        while hasattr(root, name):
-            name += "_"
-        if isinstance(x, nn.Parameter):
-            root.register_parameter(name, x)
-        else:
-            root.register_buffer(name, x)
-        nodes[id(x)] = graph.get_attr(name)
-    return nodes[id(x)]
+class _Sized:
+    """Stands for a tensor whose sizes are nodes."""
+
+    def __init__(self, tensor: Tensor, node: fx.Node) -> None:
+        self.tensor, self.node = tensor, node
+
+    def size(self, axis: int) -> fx.Proxy:
+        graph = self.node.graph
+        return fx.Proxy(graph.call_function(torch.ops.aten.sym_size.int, (self.node, axis)))
+
+
+@fx.has_side_effect
+def check_sizes(relations: Sequence[str], hold: Sequence[bool], sizes: Mapping[str, int]) -> None:
+    """What an exported program calls first. raises SizeError"""
+    if not all(hold):
+        failed = " and ".join(text for text, holds in zip(relations, hold) if not holds)
+        there = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        raise SizeError(
+            f"the exported program needs {failed}; there are {there}",
+            did="stopped before running anything",
+            remedy="export it again with other Dims, or examples",
+        )
 
 
 def _is_plain(x: Any) -> bool:
@@ -123,4 +242,5 @@ def _is_plain(x: Any) -> bool:
         return all(map(_is_plain, x))
     if type(x) is dict:
         return all(map(_is_plain, x.values()))
-    return isinstance(x, (Tensor, _Output, int, float, bool, str, type(None)))
+    kinds = (Tensor, _Output, _Sized, fx.Proxy, int, float, bool, str, type(None))
+    return isinstance(x, kinds)

@@ -1,0 +1,143 @@
+"""fusee.export with dynamic_shapes: the forms of torch.export, run at other sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import fusee
+from fusee.errors import ConstantSizeError, OptionError, SizeError
+
+BATCH = Dim("batch", min=2, max=64)
+
+
+def joined(x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    return torch.cat([x, y]) * x.shape[0], x.shape[0] + y.shape[0]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": {0: BATCH}, "y": {0: Dim("other")}},
+        {"x": {0: Dim.AUTO, 1: Dim.STATIC}, "y": (Dim.DYNAMIC, None)},
+        ({0: BATCH}, [Dim.AUTO, 4]),
+        [{0: Dim.DYNAMIC(min=2, max=64) if callable(Dim.DYNAMIC) else BATCH}, {0: Dim.AUTO}],
+    ],
+)
+def test_the_forms_of_torch_export(shapes: Any) -> None:
+    exported = fusee.export(joined, (torch.randn(6, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
+    for n, m in ((6, 3), (9, 2), (3, 30)):
+        x, y = torch.randn(n, 4), torch.randn(m, 4)
+        want, got = joined(x, y), exported(x, y)
+        torch.testing.assert_close(got[0], want[0])
+        assert got[1] == want[1]
+    with pytest.raises(SizeError, match=r"y.size\(1\) == 4"):
+        exported(torch.randn(6, 4), torch.randn(3, 5))
+
+
+def test_containers_keywords_and_modules() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, pair: list[Tensor], more: dict[str, Tensor], *, scale: Tensor) -> Any:
+            x = torch.cat(pair, 1)
+            return {"y": self.inner(x) + more["bias"], "z": scale * x.shape[0]}
+
+    batch, model = Dim("batch"), Model().eval()
+
+    def given(n: int) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+        pair = [torch.randn(n, 1), torch.randn(n, 3)]
+        return (pair, {"bias": torch.randn(n, 3)}), {"scale": torch.randn(2)}
+
+    args, kwargs = given(5)
+    shapes = {"pair": [{0: batch}, {0: batch}], "more": {"bias": {0: batch}}, "scale": None}
+    exported = fusee.export(model, args, kwargs, dynamic_shapes=shapes)
+    for n in (5, 7, 2):
+        (pair, more), named = given(n)
+        want, got = model(pair, more, **named), exported(*pair, more["bias"], named["scale"])
+        torch.testing.assert_close(got, want)
+    assert "pair[1].size(0) == pair[0].size(0)" in " ".join(exported.meta["relations"])
+    with pytest.raises(SizeError):
+        exported(torch.randn(5, 1), torch.randn(6, 3), torch.randn(5, 3), torch.randn(2))
+
+
+def test_derived_dims() -> None:
+    half = Dim("half", min=2, max=20)
+
+    def folded(x: Tensor, y: Tensor) -> Tensor:
+        return x.view(2, -1, 3).sum(0) + y
+
+    args = torch.randn(8, 3), torch.randn(4, 3)
+    exported = fusee.export(folded, args, dynamic_shapes={"x": {0: 2 * half}, "y": {0: half}})
+    for n in (4, 7):
+        x, y = torch.randn(2 * n, 3), torch.randn(n, 3)
+        torch.testing.assert_close(exported(x, y), folded(x, y))
+    with pytest.raises(SizeError, match="there are"):
+        exported(torch.randn(8, 3), torch.randn(5, 3))
+    with pytest.raises(SizeError):
+        exported(torch.randn(44, 3), torch.randn(22, 3))
+    alone = fusee.export(
+        lambda x: x.view(2, -1), (torch.randn(9 - 1),), dynamic_shapes={"x": {0: 2 * half}}
+    )
+    assert alone(torch.randn(12)).shape == (2, 6)
+    with pytest.raises(SizeError, match="% 2"):
+        alone(torch.randn(13))
+    with pytest.raises(OptionError, match="half"):
+        fusee.export(
+            folded, (args[0], torch.randn(5, 3)), dynamic_shapes=[{0: 2 * half}, {0: half}]
+        )
+
+
+def test_relations_are_listed_and_checked() -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, -x.shape[0] % 8)) if x.shape[0] > 4 else x
+
+    exported = fusee.export(program, (torch.randn(6, 2),), dynamic_shapes={"x": {0: BATCH}})
+    assert "x.size(0) > 4" in exported.meta["relations"]
+    assert "x.size(0) <= 64" in exported.meta["relations"]
+    assert exported(torch.randn(11, 2)).shape == (16, 2)
+    for n, failed in ((3, "x.size(0) > 4"), (65, "x.size(0) <= 64"), (1, "x.size(0) >= 2")):
+        with pytest.raises(SizeError) as error:
+            exported(torch.randn(n, 2))
+        assert failed in str(error.value) and f"x.size(0) = {n}" in str(error.value)
+
+
+def test_a_dim_that_the_program_makes_constant_names_the_line() -> None:
+    def looped(x: Tensor) -> Tensor:
+        for _ in range(x.shape[0]):
+            x = x + 1
+        return x
+
+    with pytest.raises(ConstantSizeError, match=r"in range\(x.shape\[0\]\)"):
+        fusee.export(looped, (torch.randn(3),), dynamic_shapes={"x": {0: BATCH}})
+    exported = fusee.export(looped, (torch.randn(3),), dynamic_shapes={"x": {0: Dim.AUTO}})
+    assert "x.size(0) == 3" in exported.meta["relations"]
+
+
+def test_integers_that_vary() -> None:
+    def scaled(x: Tensor, n: int) -> Tensor:
+        return x[:n] * n
+
+    exported = fusee.export(
+        scaled, (torch.randn(9), 3), dynamic_shapes={"x": None, "n": Dim.DYNAMIC}
+    )
+    for n in (3, 5):
+        x = torch.randn(9)
+        torch.testing.assert_close(exported(x, n), scaled(x, n))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [{"z": None}, {"x": {3: BATCH}}, {"x": (BATCH,)}, ({0: BATCH},), {"x": {0: 5}}, {"x": {0: "b"}},
+     {"x": {0: Dim("large", min=7)}}],
+)  # fmt: skip
+def test_forms_that_do_not_fit(shapes: Any) -> None:
+    with pytest.raises(OptionError, match="dynamic_shapes"):
+        fusee.export(joined, (torch.randn(6, 4), torch.randn(3, 4)), dynamic_shapes=shapes)
