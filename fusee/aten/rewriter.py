@@ -24,6 +24,7 @@ from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
 from fusee.sym.expr import Expr, hint
+from fusee.sym.symint import same_ints
 
 
 class Editor:
@@ -284,7 +285,8 @@ def _through(node: fx.Node, target: Any) -> fx.Node | None:
         if node.target is target:
             return node
         source = node.all_input_nodes[0]
-        if node.target not in _RESHAPES or val(node).numel() != val(source).numel():
+        is_same = same_ints((val(node).numel(),), (val(source).numel(),))
+        if node.target not in _RESHAPES or not is_same:
             return None
         node = source
     return None

@@ -9,7 +9,7 @@ from typing import Any
 from fusee.capture.guards import Fact, Look
 from fusee.capture.sources import Origin, Source
 from fusee.sym.expr import Size, Symbol, coefficient, substitute, symbols
-from fusee.sym.shape_env import COMPARISONS
+from fusee.sym.ranges import COMPARISONS
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Symbol(Atom):
 class Call(Atom):
     """FloorDiv, Mod, Min or Max of two sizes that no rule could resolve."""
 
-    __slots__ = ("op", "a", "b", "_key", "_range")
+    __slots__ = ("op", "a", "b", "_key", "range")
     FORMS: ClassVar[dict[str, str]] = {
         "//": "({a})//({b})",
         "%": "({a})%({b})",
@@ -98,7 +98,7 @@ class Call(Atom):
         self._key = ""
         self._hash = hash((op, a, b))
         # now, so that no question about the size it is part of goes deeper than one division
-        self._range = _call_range(self)
+        self.range = _call_range(self)
 
     @property
     def key(self) -> str:
@@ -143,7 +143,7 @@ class Expr:
         terms = dict(self.terms)
         for mono, coef in _terms(other):
             terms[mono] = terms.get(mono, 0) + coef
-        return _collect(terms)
+        return collect(terms)
 
     __radd__ = __add__
 
@@ -166,7 +166,7 @@ class Expr:
             for right, y in other.terms.items():
                 mono = _product(left, right)
                 terms[mono] = terms.get(mono, 0) + x * y
-        return _collect(terms)
+        return collect(terms)
 
     __rmul__ = __mul__
 
@@ -205,7 +205,7 @@ def _terms(x: Size) -> Iterable[tuple[Monomial, int]]:
     return (((), x),)
 
 
-def _collect(terms: dict[Monomial, int]) -> Size:
+def collect(terms: dict[Monomial, int]) -> Size:
     terms = {mono: coef for mono, coef in terms.items() if coef}
     if not terms:
         return 0
@@ -259,7 +259,7 @@ def _split(a: Size, b: Size) -> tuple[Size, Size]:
     if isinstance(b, int) and () in rest:
         whole, rest[()] = divmod(rest[()], b)
         quotient[()] = quotient.get((), 0) + whole
-    return _collect(quotient), _collect(rest)
+    return collect(quotient), collect(rest)
 
 
 def _split_low(a: Size, b: int) -> tuple[int, Size, Size] | None:
@@ -287,9 +287,10 @@ def floordiv(a: Size, b: Size) -> Size:
         low = _split_low(rest, b)
         if low is not None:
             return quotient + floordiv(low[1], b // low[0])
-        inner = _only_atom(rest)
+        more = 0 if isinstance(rest, int) else rest.terms.get((), 0)
+        inner = only_atom(rest - more)
         if isinstance(inner, Call) and inner.op == "//" and isinstance(inner.b, int):
-            return quotient + floordiv(inner.a, inner.b * b)
+            return quotient + floordiv(inner.a + more * inner.b, inner.b * b)
     return quotient + _atom(Call("//", rest, b))
 
 
@@ -310,7 +311,7 @@ def mod(a: Size, b: Size) -> Size:
     return _atom(Call("%", rest, b))
 
 
-def _only_atom(a: Size) -> Atom | None:
+def only_atom(a: Size) -> Atom | None:
     if isinstance(a, Expr) and len(a.terms) == 1:
         ((mono, coef),) = a.terms.items()
         if coef == 1 and len(mono) == 1:
@@ -391,7 +392,7 @@ def linear_in(a: Expr, symbol: Symbol) -> tuple[Size | None, Size]:
             coef[mono] = c
         else:
             rest[mono] = c
-    return _collect(coef), _collect(rest)
+    return collect(coef), collect(rest)
 
 
 def _interval(a: Expr) -> int | None:
@@ -416,7 +417,7 @@ def _atom_range(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         return atom.lo, (atom.hi - 1 if isinstance(atom.hi, int) else None)
     assert isinstance(atom, Call)
-    return atom._range
+    return atom.range
 
 
 def _call_range(atom: Call) -> tuple[int | None, int | None]:

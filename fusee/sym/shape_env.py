@@ -22,26 +22,16 @@ from fusee.sym.expr import (
     Size,
     Symbol,
     coefficient,
+    collect,
     floordiv,
     hint,
-    lower_bound,
     maximum,
     minimum,
     mod,
     substitute,
     symbols,
-    upper_bound,
 )
-
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+from fusee.sym.ranges import COMPARISONS, OPPOSITE, Ranges
 
 
 class Relation(NamedTuple):
@@ -67,16 +57,19 @@ class ShapeEnv:
     def __init__(self, where: Callable[[], str] = str) -> None:
         self.where = where
         self.is_over = False
-        self.relations: list[Relation] = []
-        self._known: set[tuple[Size, str]] = set()
+        self._relations: dict[tuple[Size, str, int | None], Relation] = {}
         self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
-        self._ranges: dict[Size, tuple[int | None, int | None]] = {}  # of sums without constants
+        self._ranges = Ranges()
+
+    @property
+    def relations(self) -> list[Relation]:
+        return [*self._relations.values()]
 
     def symbol(self, name: str, value: int, lo: int = 2, hi: int | None = None) -> Any:
         """A new size that is `value` in this call, and `lo` to `hi` (inclusive) in all."""
-        made = Symbol(name, lo, hint=value).expr  # one that ends below something is an axis
-        self._ranges[made] = lo, hi
-        return wrapped(self, made)
+        made = Symbol(name, lo, hint=value)  # one that ends below something is an axis
+        self._ranges.symbol(made, hi)
+        return wrapped(self, made.expr)
 
     def simplified(self, a: Size) -> Size:
         """`a` with all that is known about symbols that equal one another."""
@@ -84,15 +77,24 @@ class ShapeEnv:
             return a
         return substitute(a, self._equal) if any(s in self._equal for s in symbols(a)) else a
 
+    def known(self, a: Size, op: str, b: Size) -> bool | None:
+        """Whether `a op b`, if that is so for all values that the symbols may have."""
+        return self._ranges.answer(self._ranges.form(self.simplified(a - b), op))
+
     def holds(self, a: Size, op: str, b: Size) -> bool:
         """Whether `a op b`; from here on it is so in all calls."""
         if (known := self.known(a, op, b)) is not None:
             return known
-        a, b = self.simplified(a), self.simplified(b)
-        found = COMPARISONS[op](hint(a), hint(b))
-        op = op if found else _OPPOSITE[op]
-        self.relations.append(Relation(a, op, b, self.where()))
-        self._note(a, op, b)
+        difference = self.simplified(a - b)
+        found = COMPARISONS[op](hint(difference), 0)
+        form = self._ranges.form(difference, op if found else OPPOSITE[op])
+        assert not isinstance(form, bool)
+        core, op, k = self._ranges.note(form)
+        # of two bounds of the same size the later one is the closer one
+        relation = Relation(*_sides(core, op, k), self.where())
+        self._relations[core, op, k if op == "!=" else None] = relation
+        if op == "==":
+            self._identify(core - k)
         return found
 
     def value(self, a: Size) -> int:
@@ -100,51 +102,6 @@ class ShapeEnv:
         found = hint(a)
         self.holds(a, "==", found)
         return found
-
-    def known(self, a: Size, op: str, b: Size) -> bool | None:
-        """Whether `a op b`, if that is so for all values that the symbols may have."""
-        difference = self.simplified(a - b)
-        if isinstance(difference, int):
-            return COMPARISONS[op](difference, 0)
-        if op in (">", ">="):
-            difference, op = -difference, "<" if op == ">" else "<="
-        low, high = self._range(difference)
-        if op in ("==", "!="):
-            apart = (low is not None and low > 0) or (high is not None and high < 0)
-            if apart or (difference, "!=") in self._known:
-                return op == "!="
-            return (op == "==") if low == high == 0 else None
-        end = 0 if op == "<=" else -1
-        if high is not None and high <= end:
-            return True
-        return False if low is not None and low > end else None
-
-    def _range(self, a: Size) -> tuple[int | None, int | None]:
-        """The least and the greatest value of `a` (inclusive), as far as they are known."""
-        low, high = lower_bound(a), upper_bound(a)
-        core, more = _parted(a)
-        for sign in (1, -1):
-            noted = self._ranges.get(core if sign > 0 else -core)
-            if noted is not None:
-                ends = noted if sign > 0 else (_minus(noted[1]), _minus(noted[0]))
-                low, high = _greater(low, ends[0], more), _less(high, ends[1], more)
-        return low, high
-
-    def _note(self, a: Size, op: str, b: Size) -> None:
-        difference = a - b
-        if op == "!=":
-            self._known |= {(difference, op), (-difference, op)}
-            return
-        if op in (">", ">="):
-            difference, op = -difference, "<" if op == ">" else "<="
-        core, more = _parted(difference)
-        low, high = self._ranges.get(core, (None, None))
-        end = -more if op != "<" else -more - 1
-        high = end if high is None else min(high, end)
-        if op == "==":
-            low = end
-            self._identify(difference)
-        self._ranges[core] = low, high
 
     def _identify(self, difference: Size) -> None:
         """Let a symbol be what an equation says it is, if that is a size."""
@@ -157,26 +114,13 @@ class ShapeEnv:
                 return
 
 
-def _parted(a: Size) -> tuple[Size, int]:
-    """A sum as what depends on symbols, and its constant."""
-    constant = 0 if isinstance(a, int) else a.terms.get((), 0)
-    return a - constant, constant
-
-
-def _minus(x: int | None) -> int | None:
-    return None if x is None else -x
-
-
-def _greater(x: int | None, y: int | None, more: int) -> int | None:
-    if y is None:
-        return x
-    return y + more if x is None else max(x, y + more)
-
-
-def _less(x: int | None, y: int | None, more: int) -> int | None:
-    if y is None:
-        return x
-    return y + more if x is None else min(x, y + more)
+def _sides(core: Expr, op: str, k: int) -> tuple[Size, str, Size]:
+    """`core op k` without minus signs."""
+    less = collect({mono: -count for mono, count in core.terms.items() if count < 0})
+    if less != 0 and (op, k) in (("<=", -1), (">=", 1)):
+        op, k = op[0], 0
+    left, right = core + less, less + k
+    return (left - k, op, less) if k < 0 else (left, op, right)
 
 
 # ---------------------------------------------------------------------------- nodes
@@ -329,7 +273,7 @@ class BoolNode(Node):
     def sym_not(self) -> BoolNode:
         if not self.op:
             return BoolNode(self.env, not self.a, "", 0)
-        return BoolNode(self.env, self.a, _OPPOSITE[self.op], self.b)
+        return BoolNode(self.env, self.a, OPPOSITE[self.op], self.b)
 
     def and_(self, other: BoolNode) -> BoolNode:
         return BoolNode(self.env, self.guarded() and other.guarded(), "", 0)

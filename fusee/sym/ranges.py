@@ -1,0 +1,184 @@
+"""What is known about open sizes: ranges of sums of them, and numbers that they are not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from math import gcd
+from typing import Any
+
+from fusee.sym.expr import (
+    Atom,
+    Call,
+    Expr,
+    Monomial,
+    Size,
+    Symbol,
+    collect,
+    lower_bound,
+    only_atom,
+    product,
+    upper_bound,
+)
+
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_TURNED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+Range = tuple[int | None, int | None]  # least and greatest, as far as they are known
+# A sum without a constant whose terms have no factor in common; "==", "!=", ">=" or "<="; a number
+Form = tuple[Expr, str, int]
+
+
+class Ranges:
+    """Conditions that hold, and what follows from them."""
+
+    def __init__(self) -> None:
+        self._noted: dict[Size, Range] = {}
+        self._unequal: set[tuple[Size, int]] = set()
+        self._found: dict[Size, Range] = {}
+
+    def symbol(self, symbol: Symbol, hi: int | None) -> None:
+        """Note the ends (inclusive) of a new symbol."""
+        self._noted[symbol.expr] = symbol.lo, hi
+
+    def answer(self, form: Form | bool) -> bool | None:
+        """Whether a condition holds; None if that is open."""
+        if isinstance(form, bool):
+            return form
+        core, op, k = form
+        low, high = self.range(core)
+        is_above, is_below = low is not None and low > k, high is not None and high < k
+        if op == ">=":
+            return True if is_above or low == k else (False if is_below else None)
+        if op == "<=":
+            return True if is_below or high == k else (False if is_above else None)
+        if is_above or is_below or (core, k) in self._unequal:
+            return op == "!="
+        return (op == "==") if low == high == k else None
+
+    def note(self, form: Form) -> Form:
+        """From here on a condition holds, of which that was open; in other words if those say more.
+
+        At the end of a range a size that is not that end is past it.
+        """
+        core, op, k = form
+        low, high = self.range(core)
+        if op == "!=" and k in (low, high):
+            stronger = self.form(core - k, ">" if k == low else "<")
+            assert not isinstance(stronger, bool)
+            return self.note(stronger)
+        if op == "!=":
+            self._unequal.add((core, k))
+            return form
+        self._noted[core] = (low if op == "<=" else k), (high if op == ">=" else k)
+        self._found.clear()
+        return form
+
+    # ---------------------------------------------------------------------- forms
+
+    def form(self, difference: Size, op: str) -> Form | bool:
+        """`difference op 0` as what all that say the same have in common, or its truth."""
+        if not isinstance(difference, int):
+            difference = self._without_factors(difference)
+        if isinstance(difference, int):
+            return COMPARISONS[op](difference, 0)
+        terms = {mono: count for mono, count in difference.terms.items() if mono}
+        constant, scale = difference.terms.get((), 0), gcd(*terms.values())
+        if next(iter(terms.values())) < 0:
+            constant, scale, op = -constant, -scale, _TURNED[op]
+        core = Expr({mono: count // scale for mono, count in terms.items()})
+        scale = abs(scale)
+        if op in ("==", "!=") and constant % scale:
+            return op == "!="
+        k = -constant // scale if op in ("==", "!=", "<=", ">") else -(constant // scale)
+        if op in ("<", ">"):
+            k, op = (k + 1, ">=") if op == ">" else (k - 1, "<=")
+        return self._inside(core, op, k)
+
+    def _inside(self, core: Expr, op: str, k: int) -> Form | bool:
+        """The same of what is divided, where a quotient or remainder is all there is."""
+        atom = only_atom(core)
+        if isinstance(atom, Call) and atom.op == "//" and isinstance(atom.b, int):
+            if op == ">=":
+                return self.form(atom.a - k * atom.b, ">=")
+            if op == "<=":
+                return self.form(atom.a - (k + 1) * atom.b, "<")
+        if isinstance(atom, Call) and atom.op == "%":
+            is_less = self.answer(self.form(atom.a - atom.b, "<"))
+            if is_less and self.answer(self.form(atom.a, ">=")):
+                return self.form(atom.a - k, op)
+        return core, op, k
+
+    def _without_factors(self, a: Expr) -> Size:
+        """Without what all terms are multiplied by, where that is above 0."""
+        for atom in next(iter(a.terms)):
+            low, _ = self._atom(atom)
+            if low is not None and low > 0 and all(atom in mono for mono in a.terms):
+                rest = collect({_without(mono, atom): n for mono, n in a.terms.items()})
+                return rest if isinstance(rest, int) else self._without_factors(rest)
+        return a
+
+    # ---------------------------------------------------------------------- ranges
+
+    def range(self, a: Size) -> Range:
+        """The least and the greatest value of `a`."""
+        if isinstance(a, int):
+            return a, a
+        if (found := self._found.get(a)) is None:
+            sides = self._noted.get(a, (None, None)), self._sum(a)
+            low, high = _both(_both(*sides), (lower_bound(a), upper_bound(a)))
+            found = self._found[a] = low, high
+        return found
+
+    def _sum(self, a: Expr) -> Range:
+        low: int | None = 0
+        high: int | None = 0
+        for mono, count in a.terms.items():
+            ends = self._product(mono)
+            least, most = ends if count > 0 else ends[::-1]
+            low = None if low is None or least is None else low + count * least
+            high = None if high is None or most is None else high + count * most
+        return low, high
+
+    def _product(self, mono: Monomial) -> Range:
+        if len(mono) == 1:
+            return self._atom(mono[0])
+        ranges = [self._atom(atom) for atom in mono]
+        lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+        if any(low is None or low < 0 for low in lows):
+            return None, None
+        most = None if None in highs else product(high for high in highs if high is not None)
+        least = product(low for low in lows if low is not None)
+        assert isinstance(least, int) and not isinstance(most, Expr)
+        return least, most
+
+    def _atom(self, atom: Atom) -> Range:
+        noted = self._noted.get(Expr({(atom,): 1}), (None, None))
+        if isinstance(atom, Symbol):
+            return _both(noted, (atom.lo, None))
+        assert isinstance(atom, Call)
+        (low, high), b = self.range(atom.a), atom.b
+        if atom.op == "//" and isinstance(b, int):
+            found = None if low is None else low // b, None if high is None else high // b
+            return _both(noted, found)
+        return _both(noted, atom.range)
+
+
+def _without(mono: Monomial, atom: Atom) -> Monomial:
+    k = mono.index(atom)
+    return mono[:k] + mono[k + 1 :]
+
+
+def _both(x: Range, y: Range) -> Range:
+    """What is known if two ranges are."""
+    lows = [low for low, _ in (x, y) if low is not None]
+    highs = [high for _, high in (x, y) if high is not None]
+    return max(lows, default=None), min(highs, default=None)
