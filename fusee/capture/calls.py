@@ -204,6 +204,8 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
         # by the class in C that has it: a subclass may have another one in Python
         home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
         return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
+    if type(owner) is torch.Size and name == "numel":  # in C it takes known sizes alone
+        return math.prod(owner)
     return _with_iterables(m, function, name, args, kwargs)
 
 

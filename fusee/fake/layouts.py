@@ -112,13 +112,16 @@ def is_contiguous(x: Tensor) -> bool:
 
 def is_dense(x: Tensor) -> bool:
     """Whether the elements of `x` fill its memory without gaps. raises Unsure for open sizes"""
-    if not known((*x.shape, *x.stride())):
-        raise Unsure
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
+    axes = [(n, step) for n, step in zip(x.shape, x.stride()) if not (type(n) is int and n == 1)]
+    expected: Any = 1
+    while axes:
+        at = next((k for k, (_, step) in enumerate(axes) if same_ints((step,), (expected,))), None)
+        if at is None:
+            if known((*x.shape, *x.stride())):
+                return False
+            raise Unsure
+        n, _ = axes.pop(at)
+        expected = expected * n
     return True
 
 

@@ -30,8 +30,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
 
-from fusee.fake.layouts import Spec, broadcast
+from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.rules import RULES, VIEWS, Found, overload, overloads, results
+from fusee.fake.views import OPEN_MAKERS, OPEN_VIEWS
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
@@ -248,7 +249,7 @@ def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
     """The result of an operator in place; None if it may have to fail."""
     for operand in rest:
         if isinstance(operand, torch.Tensor):
-            if tuple(broadcast(x.shape, operand.shape)) != tuple(x.shape):
+            if not equal(broadcast(x.shape, operand.shape), x.shape):
                 return None
             if not torch.can_cast(operand.dtype, x.dtype):
                 return None
@@ -278,6 +279,18 @@ def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
     return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
 
 
+def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which gives None where sizes decide that are not known."""
+
+    def quietly(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Unsure:
+            return None
+
+    return quietly
+
+
 def _drawn(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
     return x if generator is None and 0 <= p <= 1 else None
 
@@ -290,7 +303,7 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
     table[overload("bernoulli_.float")] = _drawn
-    table[overload("result_type.Tensor")] = overload("result_type.Tensor")
+    table.update((op, op) for op in overloads("result_type.Tensor result_type.Scalar"))
     view = overload("view")
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
@@ -303,7 +316,10 @@ def _quick_mode() -> type[FakeTensorMode]:
     by_torch: Any = torch_mode.__torch_dispatch__
     makers = frozenset(overloads(_MAKERS))
     device_of, select = torch.ops.prim.device.default, overload("select.int")
-    runs, rules = _quick(), {op: functools.partial(_by_rule, op) for op in RULES}
+    runs = _quick()
+    own = (RULES, overloads(_IN_PLACE), overloads("result_type.Tensor result_type.Scalar"))
+    with_open = {op: _unless_unsure(runs[op]) for ops in own for op in ops if op in runs}
+    with_open.update((op, _unless_unsure(run)) for op, run in OPEN_VIEWS.items())
 
     def dispatch(
         self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -316,9 +332,14 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
-            if device == _CPU and not is_symbolic:
-                return _wrapped(self, _on_meta(self, func, args, {**kwargs, "device": _META}))
-        elif (run := (rules if is_symbolic else runs).get(func)) and _is_plain(self, args, kwargs):
+            make = OPEN_MAKERS.get(func) if is_symbolic else func
+            if device == _CPU and make is not None:
+                found = _on_meta(self, make, args, {**kwargs, "device": _META})
+                if found is not None:
+                    return _wrapped(self, found)
+        elif (run := (with_open if is_symbolic else runs).get(func)) and _is_plain(
+            self, args, kwargs
+        ):
             there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
             found = _on_meta(self, run, args, there)
             if found is not None:

@@ -283,6 +283,8 @@ def floordiv(a: Size, b: Size) -> Size:
     quotient, rest = _split(a, b)
     if rest == 0 or (known_ge(rest, 0) and known_lt(rest, b)):
         return quotient
+    if isinstance(b, Expr) and (scale := gcd(*b.terms.values(), *(n for _, n in _terms(rest)))) > 1:
+        return quotient + floordiv(_split(rest, scale)[0], _split(b, scale)[0])
     if isinstance(b, int):
         low = _split_low(rest, b)
         if low is not None:

@@ -1,0 +1,279 @@
+"""Views of tensors with open sizes, and new tensors of open sizes.
+
+torch's kernels in C++ take known sizes alone, and those in Python ask about each size. Where a rule
+returns None, or raises Unsure, torch is to say what comes out, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.fake.layouts import Sizes, Unsure, rows
+from fusee.fake.rules import overloads
+from fusee.sym.symint import same_ints
+
+Run = Callable[..., Any]
+
+# By operator, of meta tensors; makers give a meta tensor, too.
+OPEN_VIEWS: dict[Any, Run] = {}
+OPEN_MAKERS: dict[Any, Run] = {}
+
+
+def _view(names: str) -> Callable[[Run], Run]:
+    def register(function: Run) -> Run:
+        OPEN_VIEWS.update(dict.fromkeys(overloads(names), function))
+        return function
+
+    return register
+
+
+def _strided(x: Tensor, size: Sizes, stride: Sizes, more: Any = 0) -> Tensor:
+    return x.as_strided(size, stride, x.storage_offset() + more)
+
+
+def _axis(axis: int, rank: int) -> int:
+    if axis not in range(-rank, rank):
+        raise Unsure  # torch has the error
+    return axis % rank
+
+
+def _is_one(n: Any) -> bool:
+    return bool(n == 1)
+
+
+# ---------------------------------------------------------------------------- axes
+
+
+@_view("permute")
+def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
+    order = [_axis(k, x.dim()) for k in axes]
+    if sorted(order) != [*range(x.dim())]:
+        return None
+    size, stride = x.shape, x.stride()
+    return _strided(x, [size[k] for k in order], [stride[k] for k in order])
+
+
+@_view("transpose.int")
+def _transposed(x: Tensor, a: int, b: int) -> Any:
+    order = [*range(x.dim())]
+    a, b = _axis(a, x.dim()), _axis(b, x.dim())
+    order[a], order[b] = b, a
+    return _permuted(x, order)
+
+
+@_view("t")
+def _turned(x: Tensor) -> Tensor | None:
+    return _permuted(x, [*range(x.dim())][::-1]) if x.dim() <= 2 else None
+
+
+@_view("unsqueeze")
+def _unsqueezed(x: Tensor, axis: int) -> Tensor:
+    axis = _axis(axis, x.dim() + 1)
+    size, stride = [*x.shape], [*x.stride()]
+    step = size[axis] * stride[axis] if axis < x.dim() else 1
+    return _strided(x, [*size[:axis], 1, *size[axis:]], [*stride[:axis], step, *stride[axis:]])
+
+
+@_view("squeeze squeeze.dim squeeze.dims")
+def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
+    rank = x.dim()
+    asked = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
+    gone = {_axis(k, rank) for k in asked} if rank else set()
+    kept = [k for k in range(rank) if k not in gone or not _is_one(x.shape[k])]
+    return _strided(x, [x.shape[k] for k in kept], [x.stride(k) for k in kept])
+
+
+@_view("expand")
+def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
+    lead = len(size) - x.dim()
+    if lead < 0:
+        return None
+    sizes, strides = [*size], [0] * lead
+    for k, (n, step) in enumerate(zip(x.shape, x.stride()), lead):
+        if (type(size[k]) is int and size[k] == -1) or same_ints((n,), (size[k],)):
+            sizes[k] = n
+        elif type(n) is int and n == 1:
+            step = 0
+        else:
+            return None
+        strides.append(step)
+    return _strided(x, sizes, strides)
+
+
+# ---------------------------------------------------------------------------- parts
+
+
+@_view("select.int")
+def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
+    axis = _axis(axis, x.dim())
+    n = x.shape[axis]
+    if not -n <= index < n:
+        return None
+    at = index if index >= 0 else index + n
+    size, stride = [*x.shape], [*x.stride()]
+    del size[axis]
+    return _strided(x, size, stride[:axis] + stride[axis + 1 :], at * stride[axis])
+
+
+@_view("slice.Tensor")
+def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    axis = _axis(axis, x.dim())
+    if type(step) is not int or step < 1:
+        return None
+    n = x.shape[axis]
+    first = _within(0 if start is None else start, n)
+    last = _within(n if end is None or (type(end) is int and end == sys.maxsize) else end, n)
+    count = (last - first + (step - 1)) // step if last >= first else 0
+    size, stride = [*x.shape], [*x.stride()]
+    more = first * stride[axis]
+    size[axis], stride[axis] = count, stride[axis] * step
+    return _strided(x, size, stride, more)
+
+
+def _within(at: Any, n: Any) -> Any:
+    """A place along an axis as slices have it."""
+    if same_ints((at,), (n,)):
+        return n
+    if at < 0:
+        at = at + n
+        return at if at >= 0 else 0
+    return at if at <= n else n
+
+
+@_view("split_with_sizes")
+def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
+    axis = _axis(axis, x.dim())
+    if sum(sizes) != x.shape[axis]:
+        return None
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return [_sliced(x, axis, end - n, end) for n, end in zip(sizes, ends)]
+
+
+@_view("split.Tensor unsafe_split.Tensor")
+def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
+    axis = _axis(axis, x.dim())
+    count = x.shape[axis] // size if size > 0 else size
+    if type(count) is not int or not same_ints((count * size,), (x.shape[axis],)):
+        return None
+    return _split(x, [size] * count, axis)
+
+
+@_view("unbind.int")
+def _unbound(x: Tensor, axis: int = 0) -> Any:
+    count = x.shape[_axis(axis, x.dim())]
+    return [_selected(x, axis, k) for k in range(count)] if type(count) is int else None
+
+
+# ---------------------------------------------------------------------------- shapes
+
+
+@_view("view _unsafe_view")
+def _viewed(x: Tensor, size: Any) -> Tensor | None:
+    if not isinstance(size, (list, tuple)):
+        return None
+    sizes = [*size]
+    rest = [k for k, n in enumerate(sizes) if type(n) is int and n == -1]
+    if len(rest) > 1 or 0 in [n for n in (*sizes, *x.shape) if type(n) is int]:
+        return None
+    if any(isinstance(n, torch.SymInt) and n < 0 for n in sizes):
+        return None
+    whole = math.prod(x.shape)
+    if rest:
+        kept = [n for n in sizes if not (type(n) is int and n == -1)]
+        _ask_pairs(kept, x.shape)
+        sizes[rest[0]] = whole // math.prod(kept)
+    if math.prod(sizes) != whole:
+        return None
+    if (found := _steps(x.shape, x.stride(), sizes)) is not None:
+        return _strided(x, sizes, found)
+    return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
+
+
+def _ask_pairs(new: Sizes, old: Sizes) -> None:
+    """Ask whether sizes are equal of which one is the new one's alone, if they are in this call.
+
+    A quotient of products would say less of them.
+    """
+    for n in new:
+        if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
+            like = (m for m in old if isinstance(m, torch.SymInt) and m.node.hint == n.node.hint)
+            if (found := next(like, None)) is not None:
+                bool(n == found)
+
+
+def _steps(old: Sizes, stride: Sizes, new: Sizes) -> list[Any] | None:
+    """The strides of a view, where sizes say so as they are written.
+
+    source   computeStride_impl, aten/src/ATen/TensorUtils.cpp
+    """
+    found: list[Any] = [0] * len(new)
+    at, base, count, taken = len(new) - 1, stride[-1] if old else 1, 1, 1
+    for k in reversed(range(len(old))):
+        count = count * old[k]
+        if k and (_is_written(old[k - 1], 1) or _is_written(stride[k - 1], count * base)):
+            continue
+        while at >= 0 and (not _is_written(taken, count) or _is_written(new[at], 1)):
+            found[at] = taken * base
+            taken = taken * new[at]
+            at -= 1
+        if not _is_written(taken, count):
+            return None
+        if k:
+            base, count, taken = stride[k - 1], 1, 1
+    return found if at < 0 else None
+
+
+def _is_written(a: Any, b: Any) -> bool:
+    return same_ints((a,), (b,))
+
+
+# Their kernels take open sizes.
+OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided")})
+
+
+# ---------------------------------------------------------------------------- makers
+
+
+def _maker(names: str) -> Callable[[Run], Run]:
+    def register(function: Run) -> Run:
+        OPEN_MAKERS.update(dict.fromkeys(overloads(names), function))
+        return function
+
+    return register
+
+
+def _new(size: Sizes, dtype: torch.dtype) -> Tensor | None:
+    if any(n < 0 for n in size):
+        return None
+    return torch.empty_strided(*rows(size, dtype)[:2], dtype=dtype, device="meta")
+
+
+@_maker("zeros ones")
+def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
+    return _new(size, dtype or torch.get_default_dtype())
+
+
+@_maker("full")
+def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
+    usual = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    dtype = dtype or usual.get(type(value))
+    return None if dtype is None else _new(size, dtype)
+
+
+@_maker("arange arange.start arange.start_step")
+def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
+    start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
+    if any(type(x) not in (int, torch.SymInt) for x in (start, end, step)):
+        return None
+    if type(step) is not int or step < 1 or not end >= start:
+        return None
+    return _new([(end - start + (step - 1)) // step], dtype or torch.int64)
+
+
+OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})
