@@ -29,6 +29,10 @@ hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("fixed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-sizes", action="store_true", help="all models over sizes that vary")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test that needs a package of an extra that is not installed is skipped, and says so."""
