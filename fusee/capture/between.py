@@ -153,20 +153,17 @@ class Between(Semantics):
 
     # ---------------------------------------------------------------------- methods of operators
 
-    def _ask(self, owner: Any, name: str, *args: Any) -> Any:
-        """What a method in Python gives; NotImplemented if there is none."""
-        method = _python_method(owner, name)
-        return NotImplemented if method is None else self.call(method, (owner, *args), {})
-
     def binary(self, kind: int, left: Any, right: Any) -> Any:
         name = BINARY[kind].__name__.strip("_")
-        if not _overrides(right, left):  # its method would be asked first
+        own, other = type(left), type(right)
+        if own is other or not issubclass(other, own):  # else its method would be asked first
             names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
             for each in names:
-                if getattr(type(left), f"__{each}__", None) is not None:
-                    found = self._ask(left, f"__{each}__", right)
-                    if found is not NotImplemented:
-                        return found
+                if getattr(own, f"__{each}__", None) is not None:
+                    if (method := _python_method(left, f"__{each}__")) is not None:
+                        found = self.call(method, (left, right), {})
+                        if found is not NotImplemented:
+                            return found
                     break
         return super().binary(kind, left, right)
 
@@ -204,10 +201,6 @@ def _in_class(cls: type, name: str) -> Any:
 def _python_method(x: Any, name: str) -> types.FunctionType | None:
     found = _in_class(type(x), name)
     return found if type(found) is types.FunctionType else None
-
-
-def _overrides(right: Any, left: Any) -> bool:
-    return type(right) is not type(left) and issubclass(type(right), type(left))
 
 
 def _is_made_in_python(cls: type) -> bool:

@@ -58,7 +58,6 @@ SPECIAL: dict[Any, Stand] = {}
 BY_CODE: dict[int, Callable[..., Any]] = {}
 # By the class of a function in C, likewise.
 BY_TYPE: dict[type, Callable[..., Any]] = {}
-_function: Any
 
 
 def special(function: Any) -> Stand | None:
@@ -83,6 +82,16 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
     return register
 
 
+def stands_for_each(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same, for a stand-in that takes before all else what it stands for."""
+
+    def register(stand: Callable[..., Any]) -> Callable[..., Any]:
+        SPECIAL.update((function, functools.partial(stand, function)) for function in functions)
+        return stand
+
+    return register
+
+
 # ------------------------------------------------------------------------------ about objects
 
 
@@ -97,15 +106,14 @@ def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
-        if isinstance(custom, types.FunctionType) and not _is_abc(custom):
+        if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
             return m.truth(m.call(custom, (kinds, obj), {}))
     if not isinstance(obj, FakeTensor):
         return isinstance(obj, kinds)
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
 
 
-def _is_abc(function: types.FunctionType) -> bool:
-    return function.__module__ in ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
+_OF_ABCS = ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
 
 
 @stands_for(getattr)
@@ -233,39 +241,30 @@ def _locals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return variables(m)
 
 
-def _natively(function: Any) -> Stand:
-    reads = function in (range, itertools.count, itertools.repeat)
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        m.look(args if reads else (), AS_NUMBERS)
-        return function(*args, **kwargs)
-
-    return stand
-
-
-for _function in (
+@stands_for_each(
     itertools.repeat, itertools.count, range, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
     torch.profiler.record_function, *STATE_QUERIES,
-):  # fmt: skip
-    SPECIAL[_function] = _natively(_function)
+)  # fmt: skip
+def _natively(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    reads = function in (range, itertools.count, itertools.repeat)
+    m.look(args if reads else (), AS_NUMBERS)
+    return function(*args, **kwargs)
 
 
-def _is_deterministic(function: Any) -> Stand:
-    place = Call(Held(function, f"{function.__name__}()"), operator.call, "")
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-        found = bool(function())
-        if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
-            return found  # the program itself has set it
-        return bool(m.world.load(found, place))
-
-    return stand
+_ON = {
+    function: Call(Held(function, f"{function.__name__}()"), operator.call, "")
+    for function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled)
+}
 
 
-for _function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
-    SPECIAL[_function] = _is_deterministic(_function)
+@stands_for_each(*_ON)
+def _is_deterministic(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+    found = bool(function())
+    if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
+        return found  # the program itself has set it
+    return bool(m.world.load(found, _ON[function]))
 
 
 @stands_for(torch.cuda.is_available)
@@ -309,21 +308,17 @@ def _is_compiling(m: Capturing) -> bool:
     return m.is_compiling
 
 
-def _with_operands(function: Callable[..., Any]) -> Stand:
-    return lambda m, args, kwargs: function(m, *args, **kwargs)
+@stands_for_each(*_SAME)
+def _same(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return _SAME[function](m, *args, **kwargs)
 
 
-SPECIAL.update((function, _with_operands(stand)) for function, stand in _SAME.items())
-
-
-def _as_text(conversion: str) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) != 1 or kwargs:
-            m.look(args)
-            return str(*args, **kwargs)
-        return m.format(args[0], conversion, None)
-
-    return stand
+@stands_for_each(str, repr)
+def _as_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 1 or kwargs:
+        m.look(args)
+        return function(*args, **kwargs)
+    return m.format(args[0], "s" if function is str else "r", None)
 
 
 @stands_for(os.fspath)
@@ -332,47 +327,37 @@ def _fspath(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return os.fspath(args[0]) if found is ABSENT else found
 
 
-SPECIAL[str], SPECIAL[repr] = _as_text("s"), _as_text("r")
-
-
-def _to_number(kind: Any, method: str) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
-            return symbols.converted(args[0], kind)
-        if args and attributes.python_method(m, args[0], method) is not None:
-            return m.call(m.special(args[0], method), (), {})
-        if args and isinstance(args[0], FakeTensor):
-            return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
-        if args and type(args[0]) is Number:
-            return converted(args[0], kind)
-        m.look(args, AS_NUMBERS)
-        return kind(*args, **kwargs)
-
-    return stand
+@stands_for_each(int, float)
+def _to_number(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
+        return symbols.converted(args[0], kind)
+    method = f"__{kind.__name__}__"
+    if args and attributes.python_method(m, args[0], method) is not None:
+        return m.call(m.special(args[0], method), (), {})
+    if args and isinstance(args[0], FakeTensor):
+        return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
+    if args and type(args[0]) is Number:
+        return converted(args[0], kind)
+    m.look(args, AS_NUMBERS)
+    return kind(*args, **kwargs)
 
 
 # a FakeTensor's own asks for each element
 SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
-SPECIAL[int], SPECIAL[float] = _to_number(int, "__int__"), _to_number(float, "__float__")
 
 
 # ------------------------------------------------------------------------------ torch's state
 
 
-def _switching(function: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        m.world.recorder.graph.call_function(function, args)
-        return function(*args)
-
-    return stand
+@stands_for_each(*STATE_SWITCHES)
+def _switch(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    m.world.recorder.graph.call_function(function, args)
+    return function(*args)
 
 
-def _always(value: Any) -> Stand:
-    return lambda m, args, kwargs: value
-
-
-SPECIAL.update((function, _always(value)) for function, value in FIXED_ANSWERS.items())
-SPECIAL.update((function, _switching(function)) for function in STATE_SWITCHES)
+@stands_for_each(*FIXED_ANSWERS)
+def _answer(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    return FIXED_ANSWERS[function]
 
 
 @stands_for(set_deterministic)
@@ -426,42 +411,32 @@ def left(m: Capturing) -> Iterator[None]:
 # ------------------------------------------------------------------------------ re
 
 
-def _on_text(function: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if len(args) > 1 and isinstance(args[1], types.FunctionType):
-            args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
-        if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
-            raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
-        return function(*args, **kwargs)
-
-    return stand
-
-
-for _function in (
+@stands_for_each(
     re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
     re.compile, re.escape,
-):  # fmt: skip
-    SPECIAL[_function] = _on_text(_function)
+)  # fmt: skip
+def _on_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) > 1 and isinstance(args[1], types.FunctionType):
+        args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
+    if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
+        raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
+    return function(*args, **kwargs)
+
 
 # ------------------------------------------------------------------------------ classes
 
 
-def _of_made_class(function: Any) -> Stand:
+@stands_for_each(
+    vars(dataclasses)["_process_class"], functools.total_ordering, typing.runtime_checkable,
+    enum.unique,
+)  # fmt: skip
+def _of_made_class(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """What only changes a class: one that the program made is real, others are not changed."""
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if not args or args[0] not in m.made_classes:
-            raise GraphBreak(f"{function.__qualname__}() of a class from outside")
-        made = function(*args, **kwargs)
-        m.made_classes.add(made)
-        return made
-
-    return stand
-
-
-_process_class: Any = vars(dataclasses)["_process_class"]
-for _function in (_process_class, functools.total_ordering, typing.runtime_checkable, enum.unique):
-    SPECIAL[_function] = _of_made_class(_function)
+    if not args or args[0] not in m.made_classes:
+        raise GraphBreak(f"{function.__qualname__}() of a class from outside")
+    made = function(*args, **kwargs)
+    m.made_classes.add(made)
+    return made
 
 
 @stands_for(collections.namedtuple)
@@ -566,23 +541,32 @@ def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     say_later(m, warnings.warn, args, kwargs)
 
 
-def _logs(function: Any, level: int | None, is_method: bool) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-        logger, *said = args if is_method else (m.world.hold(logging.root, "root logger"), *args)
-        at = said[0] if level is None else level
-        origin = m.world.origin(logger)
-        if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
-            raise GraphBreak("logging with what is known only as the program runs")
-        if m.world.is_changed_inside(*_asked(logger)):
-            raise GraphBreak("logging, of which the program has changed something before")
-        asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
-        seen_by = m.world.load(_who_sees(at, logger), asked)
-        if seen_by == "the program":
-            raise GraphBreak(_SEEN)
-        if seen_by:
-            say_later(m, function, args, kwargs)
+_LEVELS = {
+    getattr(owner, name): level
+    for owner in (logging, logging.Logger)
+    for name, level in (
+        ("debug", 10), ("info", 20), ("warning", 30), ("warn", 30), ("error", 40),
+        ("critical", 50), ("log", None),
+    )
+}  # fmt: skip
 
-    return stand
+
+@stands_for_each(*_LEVELS)
+def _logs(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    is_method, level = "." in function.__qualname__, _LEVELS[function]
+    logger, *said = args if is_method else (m.world.hold(logging.root, "root logger"), *args)
+    at = said[0] if level is None else level
+    origin = m.world.origin(logger)
+    if origin is None or type(at) is not int or {"exc_info", "stack_info"} & {*kwargs}:
+        raise GraphBreak("logging with what is known only as the program runs")
+    if m.world.is_changed_inside(*_asked(logger)):
+        raise GraphBreak("logging, of which the program has changed something before")
+    asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
+    seen_by = m.world.load(_who_sees(at, logger), asked)
+    if seen_by == "the program":
+        raise GraphBreak(_SEEN)
+    if seen_by:
+        say_later(m, function, args, kwargs)
 
 
 def _asked(logger: logging.Logger) -> list[Any]:
@@ -617,11 +601,3 @@ def _is_stock(handler: Any) -> bool:
     formats = type(handler.formatter) in (type(None), logging.Formatter)
     is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
     return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
-
-
-for _name, _level in (
-    ("debug", 10), ("info", 20), ("warning", 30), ("warn", 30), ("error", 40), ("critical", 50),
-    ("log", None),
-):  # fmt: skip
-    SPECIAL[getattr(logging.Logger, _name)] = _logs(getattr(logging.Logger, _name), _level, True)
-    SPECIAL[getattr(logging, _name)] = _logs(getattr(logging, _name), _level, False)

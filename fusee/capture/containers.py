@@ -15,15 +15,12 @@ from typing import Any
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.builtins import SPECIAL, Args, Kwargs, stands_for, stands_for_each
 from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
 from fusee.capture.torch_api import FakeTensor
 
 # ---------------------------------------------------------------------------- iteration
-
-
-_function: Any
 
 
 @stands_for(len)
@@ -64,28 +61,22 @@ def _iterable(m: Capturing, x: Any) -> Any:
     return Stepping(m, iterator) if is_python else iterator
 
 
-def _collecting(function: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if not args:
-            return function(**kwargs)
-        if function in (any, all):
-            return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
-        first = m.items(args[0])
-        if function is sum:
-            start = kwargs.get("start", args[1] if len(args) > 1 else 0)
-            return functools.reduce(functools.partial(m.binary, 0), first, start)
-        if function not in (list, tuple, collections.deque):
-            first = m.hashed(first)
-        return function(first, *args[1:], **kwargs)
-
-    return stand
-
-
-for _function in (
+@stands_for_each(
     list, tuple, set, frozenset, sum, any, all, collections.deque, dict.fromkeys,
     collections.OrderedDict.fromkeys, collections.defaultdict.fromkeys,
-):  # fmt: skip
-    SPECIAL[_function] = _collecting(_function)
+)  # fmt: skip
+def _collecting(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return function(**kwargs)
+    if function in (any, all):
+        return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
+    first = m.items(args[0])
+    if function is sum:
+        start = kwargs.get("start", args[1] if len(args) > 1 else 0)
+        return functools.reduce(functools.partial(m.binary, 0), first, start)
+    if function not in (list, tuple, collections.deque):
+        first = m.hashed(first)
+    return function(first, *args[1:], **kwargs)
 
 
 @stands_for(tuple.__new__)
@@ -94,31 +85,25 @@ def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return tuple.__new__(cls, *(m.items(x) for x in items), **kwargs)
 
 
-def _lazily(function: Any) -> Stand:
+@stands_for_each(
+    zip, map, filter, itertools.chain, itertools.product, itertools.accumulate, itertools.groupby,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap,
+    itertools.compress, itertools.cycle, itertools.pairwise, itertools.zip_longest,
+    itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
+)  # fmt: skip
+def _lazily(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
-    def given(m: Capturing, x: Any) -> Any:
+    def given(x: Any) -> Any:
         if is_scalar(x) and not isinstance(x, (str, bytes, range)):
             return Called(m, x, is_test) if is_test else x
         is_function = callable(x) and not hasattr(type(x), "__iter__")
         return Called(m, x, is_test) if is_function else _iterable(m, x)
 
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
-            args = (*args, operator.add)
-        kwargs = {k: given(m, x) if k in ("func", "key") else x for k, x in kwargs.items()}
-        return function(*(given(m, x) for x in args), **kwargs)
-
-    return stand
-
-
-for _function in (
-    zip, map, filter, itertools.chain, itertools.product, itertools.accumulate, itertools.groupby,
-    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap,
-    itertools.compress, itertools.cycle, itertools.pairwise, itertools.zip_longest,
-    itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
-):  # fmt: skip
-    SPECIAL[_function] = _lazily(_function)
+    if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
+        args = (*args, operator.add)
+    kwargs = {k: given(x) if k in ("func", "key") else x for k, x in kwargs.items()}
+    return function(*map(given, args), **kwargs)
 
 
 SPECIAL[itertools.chain.from_iterable] = lambda m, args, kwargs: itertools.chain.from_iterable(
@@ -182,33 +167,22 @@ def _sorted(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
     return sorted(m.items(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
 
 
-def _extreme(function: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        items = m.items(args[0]) if len(args) == 1 else list(args)
-        if not items and "default" in kwargs:
-            return kwargs["default"]
-        return function(items, key=sort_key(m, kwargs.get("key")))
-
-    return stand
+@stands_for_each(min, max)
+def _extreme(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    items = m.items(args[0]) if len(args) == 1 else list(args)
+    if not items and "default" in kwargs:
+        return kwargs["default"]
+    return function(items, key=sort_key(m, kwargs.get("key")))
 
 
-SPECIAL[min], SPECIAL[max] = _extreme(min), _extreme(max)
-
-
-def _mapping(kind: Any) -> Stand:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        pairs: Any = {}
-        if args:
-            is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
-            pairs = m.mapping(args[0]) if is_mapping else [*map(m.items, m.items(args[0]))]
-            m.hashed([pair[0] for pair in pairs if pair] if not is_mapping else [*pairs])
-        return kind(pairs, **kwargs)
-
-    return stand
-
-
-SPECIAL[dict] = _mapping(dict)
-SPECIAL[collections.OrderedDict] = _mapping(collections.OrderedDict)
+@stands_for_each(dict, collections.OrderedDict)
+def _mapping(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    pairs: Any = {}
+    if args:
+        is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
+        pairs = m.mapping(args[0]) if is_mapping else [*map(m.items, m.items(args[0]))]
+        m.hashed([pair[0] for pair in pairs if pair] if not is_mapping else [*pairs])
+    return kind(pairs, **kwargs)
 
 
 @stands_for(collections.defaultdict)

@@ -113,13 +113,9 @@ def put_back(iterator: Any, state: Any) -> None:
 def is_finite_iterator(x: Any) -> bool:
     """Whether `x` is an iterator of C that can be copied and that ends."""
     if type(x) in (enumerate, zip):
-        return all(map(is_finite_iterator, _parts_of(x)))
+        _, parts, *_ = reduced(x)
+        return all(map(is_finite_iterator, parts[:1] if type(x) is enumerate else parts))
     return type(x) in _PLAIN
-
-
-def _parts_of(x: Any) -> tuple[Any, ...]:
-    made = reduced(x)
-    return (made[1][0],) if type(x) is enumerate else made[1]
 
 
 def remaining(iterator: Any) -> list[Any]:

@@ -147,7 +147,8 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, 
     function = _PLAIN.get(function, function)
     origins = frozenset().union(*(x.origins for x in numbers))
     is_late = any(x.is_late for x in numbers)
-    if is_late and function in _RAISE and not _is_safe_divisor(function, operands[1]):
+    by = operands[1] if function is operator.truediv else None
+    if is_late and function in _RAISE and not (type(by) in (int, float) and by != 0):
         numbers[0].need()
     kinds = {x.kind if type(x) is Number else type(x) for x in operands}
     is_int = kinds == {int} and function is not operator.truediv
@@ -160,10 +161,6 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, 
 
     kind, made = int if is_int else float, (function, *operands)
     return Number(write if is_held else None, origins, kind, made, is_late=is_late)
-
-
-def _is_safe_divisor(function: Callable[..., Any], x: Any) -> bool:
-    return function is operator.truediv and type(x) in (int, float) and x != 0
 
 
 def converted(x: Number, kind: type) -> Number:

@@ -405,7 +405,7 @@ class Rebuild:
         if isinstance(mirror.obj, dict):
             self._replay_dict(mirror, target)
             return
-        items = _items(self, mirror.tail if mirror.copy is None else mirror.copy)
+        items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.copy))
         if mirror.copy is None:
             self.lines.append(self.call(list.extend, target, f"[{items}]"))
         elif isinstance(mirror.obj, list):
@@ -448,10 +448,6 @@ def _slots(cls: type) -> list[str]:
 
 
 # ------------------------------------------------------------------------------ makers
-
-
-def _items(r: Rebuild, x: Any) -> str:
-    return ", ".join(map(r.value, x))
 
 
 def _listed(*texts: str) -> str:
@@ -519,10 +515,6 @@ def _chain_links(x: itertools.chain[Any]) -> list[Any]:
     return [[*current], rest]
 
 
-def _chain(r: Rebuild, x: Any, current: str, rest: str) -> str:
-    return r.call(itertools.chain.from_iterable, r.call(itertools.chain, current, rest))
-
-
 _EMPTY: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 
 
@@ -567,7 +559,12 @@ MAKERS: dict[type, Maker] = {
     Stepping: Maker(lambda r, x, t: t, lambda x: (x.iterator,)),
     Indexed: Maker(lambda r, x, t: t, lambda x: (x.sequence,)),
     bytearray: Maker(lambda r, x: r.call(bytearray, repr(bytes(x)))),
-    itertools.chain: Maker(_chain, _chain_links),
+    itertools.chain: Maker(
+        lambda r, x, t, rest: r.call(
+            itertools.chain.from_iterable, r.call(itertools.chain, t, rest)
+        ),
+        _chain_links,
+    ),
     weakref.ref: Maker(lambda r, x, t: r.call(weakref.ref, t), _referent),
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,

@@ -10,7 +10,6 @@ source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-tor
 
 from __future__ import annotations
 
-import functools
 import operator
 import types
 from typing import Any
@@ -20,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for
+from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.inputs import Mirror
 from fusee.capture.sources import Call, Held
@@ -228,24 +227,24 @@ def _make_subclass(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ torch's state
 
 
+_OFF: Any = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
+
+
+@stands_for_each(*_OFF)
 def _manager(cls: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return cls()
 
 
+@stands_for(*(cls.__enter__ for cls in _OFF))
 def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     if m.modes:
         raise GraphBreak("torch functions are switched off within a torch function mode")
     m.world.recorder.off += 1
 
 
+@stands_for(*(cls.__exit__ for cls in _OFF))
 def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     m.world.recorder.off -= 1
-
-
-_class: Any
-for _class in (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction):
-    SPECIAL[_class] = functools.partial(_manager, _class)
-    SPECIAL[_class.__enter__], SPECIAL[_class.__exit__] = _enter, _exit
 
 
 @stands_for(

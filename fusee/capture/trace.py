@@ -169,7 +169,9 @@ class _Attempt:
                     self.whole, self.whole_where = self.count, frame.where
             raises = None
             try:
-                self._break_for_opaque()
+                for x in self.opaque:  # only Python moves on what no capture can look at
+                    if any(x is y for y in self.frame.stack):
+                        raise x.met()
                 stopped = frame.step()
                 if stopped:  # and what nobody else has ends
                     self.kept = [*map(id, frame.locals.values())]
@@ -210,12 +212,6 @@ class _Attempt:
             return False
         nodes = list(self.recorder.graph.nodes)
         return not (self.recorder.changes_inputs(nodes) and _keep_apart(self.world))
-
-    def _break_for_opaque(self) -> None:
-        """Only Python moves on what no capture can look at."""
-        for x in self.opaque:
-            if any(x is y for y in self.frame.stack):
-                raise x.met()
 
     def _start(self) -> Frame:
         place, world = self.place, self.world

@@ -179,13 +179,11 @@ class Names(pickle.Pickler):
                 return type(x), (*vars(x).values(),)
             if is_scalar(x) or type(x) in _WRITTEN:
                 return NotImplemented
-        made = self.reduce(x)
-        return (Resolved.found, (self._way(x), known_by(x))) if made is NotImplemented else made
-
-    def _way(self, x: Any) -> tuple[Any, ...]:
-        if isinstance(x, types.ModuleType) and sys.modules.get(x.__name__) is x:
-            return "module", x.__name__
-        return _by_name(x) or self._ways.get(id(x)) or _nowhere(x)
+        if (made := self.reduce(x)) is not NotImplemented:
+            return made
+        is_module = isinstance(x, types.ModuleType) and sys.modules.get(x.__name__) is x
+        by_name = ("module", x.__name__) if is_module else _by_name(x)
+        return Resolved.found, (by_name or self._ways.get(id(x)) or _nowhere(x), known_by(x))
 
     def written(self, x: Any) -> bytes:
         """What `Resolved` reads. raises NotKept"""
@@ -371,7 +369,8 @@ def reached(module: fx.GraphModule) -> list[Row]:
         home = str(function.__globals__.get("__name__"))
         if home.partition(".")[0] not in _LIBRARIES:
             raise NotKept(f"torch's functions call {home}.{function.__qualname__}")
-        waiting += [cell.cell_contents for cell in function.__closure__ or () if _is_bound(cell)]
+        bound = (cell for cell in function.__closure__ or () if cell != types.CellType())
+        waiting += [cell.cell_contents for cell in bound]
         if home not in _CLOSED and home.partition(".")[0] not in sys.stdlib_module_names:
             for place in _called(function, home):
                 waiting += _found(found, *place)
@@ -429,13 +428,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for x in code.co_consts:
         if isinstance(x, types.CodeType):
             yield from _codes(x)
-
-
-def _is_bound(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _mark(x: Any) -> str:

@@ -10,7 +10,6 @@ torch's result is another one, or there is none, or NumPy raises or warns, the c
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 import types
@@ -22,7 +21,7 @@ import torch
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_TYPE, SPECIAL, Args, Kwargs, Stand, stands_for
+from fusee.capture.builtins import BY_TYPE, SPECIAL, Args, Kwargs, stands_for, stands_for_each
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
@@ -200,7 +199,9 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if literal is not None:
             return _array(m, name, [], shadow, literal)
     is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
-    to = _loop_dtype(function, shadow)
+    # in what integers are computed where NumPy makes floats of them
+    is_float = _is_loop(function) and getattr(getattr(shadow, "dtype", None), "kind", "?") in "fc"
+    to = _torch_dtype(shadow.dtype) if is_float else None
     before = _versions(operands)
     try:
         with m.world.mode, by_torch():
@@ -223,12 +224,6 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _versions(operands: list[Array]) -> list[int]:
     with torch._C.DisableTorchFunction():
         return [x.tensor._version for x in operands]
-
-
-def _loop_dtype(function: Any, shadow: Any) -> torch.dtype | None:
-    """In what integers are computed where NumPy makes floats of them; None if it does not."""
-    is_float = _is_loop(function) and getattr(getattr(shadow, "dtype", None), "kind", "?") in "fc"
-    return _torch_dtype(shadow.dtype) if is_float else None
 
 
 def _literal(x: Any) -> torch.Tensor | None:
@@ -492,25 +487,25 @@ def _numpy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return Array(m, shadow, m.call(torch.Tensor.detach, (x,), {}))
 
 
-def _from_data(function: Any, copies: bool) -> Stand:
+_COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
+
+
+def _from_data(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """torch.tensor and the like."""
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if not args or not isinstance(args[0], Array):
-            return calls.on_tensors(m, function, args, kwargs)
-        (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
-        if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
-            raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
-        if m.modes and function is not torch.from_numpy:
-            raise GraphBreak(f"torch.{function.__name__} of an array within a torch function mode")
-        if not copies and torch.is_inference_mode_enabled():
-            raise GraphBreak("a tensor of inference mode that shares an array's memory")
-        with _unheard(m):
-            given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-            plain = m.call(torch.Tensor.detach, (x.tensor,), {})
-            return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
-
-    return stand
+    if not args or not isinstance(args[0], Array):
+        return calls.on_tensors(m, function, args, kwargs)
+    (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
+    if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
+        raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
+    if m.modes and function is not torch.from_numpy:
+        raise GraphBreak(f"torch.{function.__name__} of an array within a torch function mode")
+    copies = _COPIES[function]
+    if not copies and torch.is_inference_mode_enabled():
+        raise GraphBreak("a tensor of inference mode that shares an array's memory")
+    with _unheard(m):
+        given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
+        plain = m.call(torch.Tensor.detach, (x.tensor,), {})
+        return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
 
 
 def _constant(r: Rebuild, x: Any) -> str:
@@ -534,17 +529,14 @@ def _register() -> None:
     ]
     for kind in (np.ndarray, np.generic, *scalars):
         found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
-    for function in (*found, *scalars, np.dtype, np.finfo, np.iinfo):
-        SPECIAL[function] = functools.partial(_stand, function)
-    for kind in (np.ufunc, type(np.sum)):
-        BY_TYPE[kind] = _stand
+    stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_stand)
+    BY_TYPE.update(dict.fromkeys((np.ufunc, type(np.sum)), _stand))
     for kind in scalars:
         LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
         LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
     LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
     SPECIAL[torch.Tensor.numpy] = _numpy
-    ways = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
-    SPECIAL.update((way, _from_data(way, copies)) for way, copies in ways.items())
+    stands_for_each(*_COPIES)(_from_data)
     SPECIAL[np.errstate.__enter__] = _enter_errstate
     SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
 
@@ -561,27 +553,34 @@ if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dty
 # Tensors that a program makes by a class, `torch.LongTensor([1, 2])`, or of sizes.
 
 
-def _by_class(name: str, dtype: torch.dtype | None) -> Stand:
+_CLASSES = {
+    getattr(torch, name): dtype
+    for name, dtype in (
+        ("Tensor", None), ("FloatTensor", torch.float32), ("DoubleTensor", torch.float64),
+        ("HalfTensor", torch.float16), ("BFloat16Tensor", torch.bfloat16),
+        ("ByteTensor", torch.uint8), ("CharTensor", torch.int8), ("ShortTensor", torch.int16),
+        ("IntTensor", torch.int32), ("LongTensor", torch.int64), ("BoolTensor", torch.bool),
+    )
+}  # fmt: skip
+
+
+@stands_for_each(*_CLASSES)
+def _by_class(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """What the class makes: of a sequence, its elements; of sizes, what lies there."""
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        with _unheard(m):
-            return make(m, args, kwargs)
-
-    def make(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        first = type(args[0]) if len(args) == 1 else None
-        given = {"dtype": dtype or torch.get_default_dtype(), "device": "cpu"}
+    first = type(args[0]) if len(args) == 1 else None
+    given = {"dtype": _CLASSES[kind] or torch.get_default_dtype(), "device": "cpu"}
+    with _unheard(m):
         if not kwargs and first in (list, tuple):
             items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
             if any(isinstance(x, Array) for x in items):
-                tensors = [x.tensor if isinstance(x, Array) else _alone(m, x) for x in items]
-                return _stacked(m, tensors, given)
+                alone = (x.tensor if isinstance(x, Array) else _alone(m, x) for x in items)
+                return _stacked(m, [*alone], given)
             return m.call(torch.tensor, (items,), given)
         if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
             return m.call(torch.empty, args or (0,), given)
-        raise GraphBreak(f"torch.{name} makes a tensor of something else than numbers or sizes")
-
-    return stand
+    raise GraphBreak(
+        f"torch.{kind.__name__} makes a tensor of something else than numbers or sizes"
+    )
 
 
 def _alone(m: Capturing, number: Any) -> Any:
@@ -601,14 +600,3 @@ def _shape_as_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     (x,) = args
     given = {"dtype": torch.int64, "device": "cpu"}
     return m.call(torch.tensor, ([*m.attribute(x, "shape")],), given)
-
-
-_CLASSES = {
-    "Tensor": None, "FloatTensor": torch.float32, "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16, "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8,
-    "CharTensor": torch.int8, "ShortTensor": torch.int16, "IntTensor": torch.int32,
-    "LongTensor": torch.int64, "BoolTensor": torch.bool,
-}  # fmt: skip
-
-for _name, _dtype in _CLASSES.items():
-    SPECIAL[getattr(torch, _name)] = _by_class(_name, _dtype)

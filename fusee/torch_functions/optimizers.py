@@ -16,7 +16,6 @@ Tested with torch 2.13.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +25,15 @@ from torch.utils import _foreach_utils
 
 from fusee.capture import attributes
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, SPECIAL, Args, Kwargs, breaking, stands_for
+from fusee.capture.builtins import (
+    BY_CODE,
+    SPECIAL,
+    Args,
+    Kwargs,
+    breaking,
+    stands_for,
+    stands_for_each,
+)
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Keys
 from fusee.capture.inputs import Mirror
@@ -82,27 +89,25 @@ SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULER
 # ------------------------------------------------------------------------------ state
 
 
-def _init_group(function: Any) -> Callable[[Capturing, Args, Kwargs], Any]:
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        optimizer, group, *lists = args
-        state = m.world.mirror(m.attribute(optimizer, "state"))
-        params = m.items(m.subscript(group, "params"))
-        changed = state.is_changed() or m.world.mirror(group).is_changed()
-        if changed or any(name == "grad" for _, name in m.world.slots):
-            raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
-        for key in dict.keys(group):
-            m.subscript(group, key)
-        real: list[list[Any]] = [[] for _ in lists]
-        with torch.no_grad():
-            result = run_for_real(function, (optimizer, group, *real), kwargs)
-        known = _known(m, state, params)
-        for found, given in zip(real, lists, strict=True):
-            if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
-                raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
-            given.extend(known.get(id(x), x) for x in found)
-        return result
-
-    return stand
+@stands_for_each(*(enabled(kind._init_group) for kind in _CLASSES))
+def _init_group(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    optimizer, group, *lists = args
+    state = m.world.mirror(m.attribute(optimizer, "state"))
+    params = m.items(m.subscript(group, "params"))
+    changed = state.is_changed() or m.world.mirror(group).is_changed()
+    if changed or any(name == "grad" for _, name in m.world.slots):
+        raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
+    for key in dict.keys(group):
+        m.subscript(group, key)
+    real: list[list[Any]] = [[] for _ in lists]
+    with torch.no_grad():
+        result = run_for_real(function, (optimizer, group, *real), kwargs)
+    known = _known(m, state, params)
+    for found, given in zip(real, lists, strict=True):
+        if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
+            raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
+        given.extend(known.get(id(x), x) for x in found)
+    return result
 
 
 def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
@@ -125,10 +130,6 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
             if isinstance(value, torch.Tensor):
                 found[id(value)] = loaded
     return found
-
-
-for _class in _CLASSES:
-    SPECIAL[enabled(_class._init_group)] = _init_group(enabled(_class._init_group))
 
 
 # ------------------------------------------------------------------------------ formulas
@@ -169,18 +170,18 @@ def _grouped(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return groups
 
 
-def _in_lists(name: str, module: Any) -> Callable[[Capturing, Args, Kwargs], Any]:
+_FUSED = {
+    enabled(getattr(module, f"_fused_{name}")): (module, name)
+    for name, module in (("adam", adam), ("adagrad", adagrad), ("sgd", sgd))
+}
+
+
+@stands_for_each(*_FUSED)
+def _in_lists(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """The list form, for the arguments of torch's fused one."""
-
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-        if any(kwargs.get(key) is not None for key in ("grad_scale", "found_inf")):
-            raise GraphBreak("an optimizer with a gradient scaler inside of its kernel")
-        form = "single" if kwargs.get("nesterov") else "multi"
-        function = getattr(module, f"_{form}_tensor_{name}")
-        return m.call(m.world.hold(function, function.__name__), args, kwargs)
-
-    return stand
-
-
-for _name, _module in (("adam", adam), ("adagrad", adagrad), ("sgd", sgd)):
-    SPECIAL[enabled(getattr(_module, f"_fused_{_name}"))] = _in_lists(_name, _module)
+    if any(kwargs.get(key) is not None for key in ("grad_scale", "found_inf")):
+        raise GraphBreak("an optimizer with a gradient scaler inside of its kernel")
+    module, name = _FUSED[function]
+    form = "single" if kwargs.get("nesterov") else "multi"
+    made = getattr(module, f"_{form}_tensor_{name}")
+    return m.call(m.world.hold(made, made.__name__), args, kwargs)
