@@ -184,6 +184,11 @@ def val(node: fx.Node) -> Tensor:
     return found
 
 
+def same_shape(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two results have one shape for all values of open sizes."""
+    return same_ints(val(a).shape, val(b).shape)
+
+
 def is_droppable(node: fx.Node) -> bool:
     """Whether a node without users may go."""
     if node.op != "call_function":

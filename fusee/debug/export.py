@@ -22,7 +22,8 @@ from fusee.capture.trace import capture
 from fusee.debug.dims import declared
 from fusee.errors import GraphBreakError, SizeError, source_line
 from fusee.sym.expr import Symbol
-from fusee.sym.shape_env import COMPARISONS, wrapped
+from fusee.sym.ranges import COMPARISONS
+from fusee.sym.shape_env import wrapped
 
 
 class _Output:

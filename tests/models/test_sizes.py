@@ -16,7 +16,8 @@ import torch
 
 import fusee
 from bench.training import gradients, loss_of
-from fusee.capture.entries import Entry, listeners
+from fusee.capture.entries import listeners
+from fusee.capture.versions import Entry
 from tests.compare import assert_same
 from tests.models import zoo
 

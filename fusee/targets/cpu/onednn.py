@@ -22,8 +22,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.graph import is_view
-from fusee.aten.rewriter import Editor, bound, only_user, val
-from fusee.sym.symint import same_ints
+from fusee.aten.rewriter import Editor, bound, only_user, same_shape, val
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -300,7 +299,7 @@ def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | Non
         return None
     if not isinstance(user.meta["val"], Tensor):
         return None
-    if val(user).dtype is not val(node).dtype or not same_ints(val(user).shape, val(node).shape):
+    if val(user).dtype is not val(node).dtype or not same_shape(user, node):
         return None
     unary = _unary(user)
     if unary is not None:
@@ -363,7 +362,7 @@ def _take_sum(
         return None
     if val(node).dtype is not torch.float32 or val(other).dtype is not torch.float32:
         return None
-    if not same_ints(val(other).shape, val(node).shape) or node.args[-3] != "none":
+    if not same_shape(other, node) or node.args[-3] != "none":
         return None
     if not _is_stored(ops, other):
         return None
