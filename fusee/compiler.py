@@ -154,6 +154,7 @@ __all__ = [
     "load_compiled_function",
     "mark_dynamic",
     "mark_static",
+    "mark_static_address",
     "maybe_mark_dynamic",
     "nested_compile_region",
     "nonstrict_trace",
@@ -421,12 +422,17 @@ def mark_dynamic(
     x: Tensor,
     index: int | Sequence[int],
     *,
+    hint_override: int | None = None,
     min: int | None = None,
     max: int | None = None,
+    specialize_on: Sequence[Any] | None = None,
 ) -> None:
     """Say that sizes of a tensor vary, from `min` to `max` (inclusive), from its first call on.
 
-    It is an error, ConstantSizeError, if the program makes a constant of one.
+    It is an error, ConstantSizeError, if the program makes a constant of one. Of several calls all
+    ranges hold.
+
+    hint_override, specialize_on   TorchInductor's; noted for it
 
     raises   OptionError
     source   torch._dynamo.mark_dynamic
@@ -434,8 +440,10 @@ def mark_dynamic(
     for one in _axes("mark_dynamic", x, index):
         x.__dict__.setdefault("_dynamo_dynamic_indices", set()).add(one)
         x.__dict__.setdefault("_dynamo_dynamic_range", set()).add(_DimRange(one, min, max))
-        for name in ("_dynamo_hint_overrides", "_specialize_on"):  # torch expects them then
-            x.__dict__.setdefault(name, {})
+        x.__dict__.setdefault("_specialize_on", {})[one] = [*(specialize_on or ())]
+        hints = x.__dict__.setdefault("_dynamo_hint_overrides", {})
+        if hint_override:
+            hints[one] = hint_override
         _note_mark(x)
 
 
@@ -450,15 +458,31 @@ def maybe_mark_dynamic(x: Tensor, index: int | Sequence[int]) -> None:
         _note_mark(x)
 
 
-def mark_static(x: Tensor, index: int | Sequence[int] | None = None) -> None:
-    """Keep sizes of a tensor constant, all unless `index` says which.
+def mark_static(x: Any, index: int | Sequence[int] | None = None) -> Any:
+    """Keep sizes of a tensor constant, all unless `index` says which; also in what is compiled.
+
+    Of a class of modules: keep integers that are attributes of its modules constant.
 
     raises   OptionError
     source   torch._dynamo.mark_static
     """
+    if isinstance(x, type) and issubclass(x, nn.Module):
+        x._dynamo_marked_static = True  # type: ignore[attr-defined]
+        return x
     for one in _axes("mark_static", x, index):
         x.__dict__.setdefault("_dynamo_static_indices", set()).add(one)
         _note_mark(x)
+    return None
+
+
+def mark_static_address(x: Tensor, guard: bool = False) -> None:
+    """Say that a tensor stays where it is; `guard`: one elsewhere gets a version of its own.
+
+    raises   OptionError
+    source   torch._dynamo.mark_static_address
+    """
+    _axes("mark_static_address", x, ())
+    x.__dict__["_dynamo_static_input_type"] = "guarded" if guard else "unguarded"
 
 
 def _note_mark(x: Tensor) -> None:

@@ -63,6 +63,7 @@ from fusee.capture.torch_api import (
     has_global_hooks,
     is_bookkeeping,
     is_graph_function,
+    marks_static,
 )
 
 # ---------------------------------------------------------------------------- natives
@@ -408,6 +409,11 @@ def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwarg
     if function.__module__ in _NATIVE_MODULES and not _takes_functions(function, args, kwargs):
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
+        return None
+    if marks_static(function) and args and isinstance(args[0], FakeTensor):
+        index = kwargs.get("index", (*args[1:], None)[0])
+        axes = range(args[0].dim()) if index is None else [index] if type(index) is int else index
+        symbols.value(tuple(args[0].shape[k] for k in axes))
         return None
     refused = m.policy.refusal(function)
     if refused is not None:

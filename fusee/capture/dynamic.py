@@ -15,7 +15,7 @@ import torch
 
 from fusee import log
 from fusee.capture.bytecode import first_line
-from fusee.capture.sources import Item, Local, Origin, SizeOf
+from fusee.capture.sources import Dict, Held, Item, Local, Origin, SizeOf
 from fusee.capture.torch_api import Mark, compiler_setting, marks
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import code_key
@@ -148,6 +148,10 @@ class Varying:
             return self.known.get(str(origin), True)
         if not self.with_symbols and isinstance(origin, SizeOf):
             return False
+        if isinstance(origin, Item) and isinstance(origin.of, Dict):
+            owner = origin.of.of
+            if isinstance(owner, Held) and hasattr(type(owner.value), "_dynamo_marked_static"):
+                return False
         if self.known and (known := self.known.get(str(origin))) is not None:
             return known
         if self.dynamic is True and isinstance(origin, (SizeOf, Local)):
@@ -165,10 +169,10 @@ class Varying:
         for words, is_input, was, now in changed:
             if not is_input:
                 self.need(words)
-            elif type(now) is float or self.dynamic is not False:
-                if self.known.setdefault(words, True):
-                    seen[words] = [was, now]
-                    yield words
+            elif words not in self.known and (type(now) is float or self.dynamic is not False):
+                self.known[words] = True
+                seen[words] = [was, now]
+                yield words
         if self.job is not None and seen:
             self.job.learn(self.key, self.at, seen)
 
@@ -176,7 +180,8 @@ class Varying:
         """Take for inputs, once more, what versions differ in. Whether that is anything new."""
         if self.dynamic is False or not self.with_symbols:
             return False
-        new = [words for words, is_input, *_ in changed if is_input and not self.known.get(words)]
+        new = {words for words, is_input, was, now in changed if is_input and was != now}
+        new -= {words for words in new if self.known.get(words)}
         self.known.update(dict.fromkeys(new, True))
         return bool(new)
 

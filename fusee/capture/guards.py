@@ -507,8 +507,8 @@ class TensorMatch(Fact):
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is TensorFact and self.value.is_like(found):
             for axis, (was, now) in enumerate(zip(self.value.size, found.size)):
-                if was is not None and was != now:
-                    yield str(SizeOf(self.origin, axis)), True, was, now
+                if was != now:  # one that was open stays so
+                    yield str(SizeOf(self.origin, axis)), True, now if was is None else was, now
 
     def is_one_more(self, before: Any, now: Any) -> bool:
         if not type(before) is type(now) is TensorFact or len(now.size) != len(before.size):

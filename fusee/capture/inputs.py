@@ -440,8 +440,13 @@ class World:
             known = TensorFact.of(plain)
         except RuntimeError:  # of is_leaf
             raise GraphBreak("a view whose base was written to where autograd lost track") from None
-        if plain is x and not is_state:
-            made, known, strided = self.symbols.fake(x, known, origin, self.varies)
+        if not is_state:
+            marked = self.varies.marks(x)
+            made, known, strided = self.symbols.fake(plain, known, place, self.varies, marked)
+        if torch_api.has_fixed_address(x):
+            self.passing.append("an address")
+            address = Call(origin, torch.Tensor.data_ptr, "the address of ")
+            self.fact(guards.EqualsMatch, address, x.data_ptr())
         self.fact(guards.TensorMatch, place, known)
         for one in strided:
             self.fact(SizeRelation, *one)

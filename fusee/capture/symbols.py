@@ -15,7 +15,7 @@ import copy
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -275,15 +275,15 @@ class Symbols:
         fact: TensorFact,
         origin: Origin,
         varies: Varying,
+        marked: Mapping[int, Mark],
     ) -> tuple[torch.Tensor, TensorFact, list[tuple[Origin, Relation]]]:
         """The stand-in for a tensor some of whose sizes vary, and the facts about it.
 
-        `fact` is what is known if none does.
+        `fact` is what is known if none does; `marked` what is said of its sizes.
 
         Strides that are products of inner sizes stay such products; others are facts.
         """
         sizes: list[Any] = [*x.shape]
-        marked = varies.marks(x)
         for axis, n in enumerate(x.shape):
             place, mark = SizeOf(origin, axis), marked.get(axis)
             if mark is not None and mark.is_strict and n < 2:
@@ -295,6 +295,12 @@ class Symbols:
             if n > 1 and (varies(place, n) if mark is None else mark.dynamic):
                 is_derived = mark is not None and hasattr(mark.dim, "root")  # whose ends these are
                 low, high = (None, None) if mark is None or is_derived else (mark.min, mark.max)
+                if n < (low or 0) or (high is not None and n > high):
+                    raise ConstantSizeError(
+                        f"{place} is {n}, and marked as dynamic with min={low}, max={high}",
+                        did="stopped before running anything",
+                        remedy="mark it with a range that has all of its sizes",
+                    )
                 sizes[axis] = self.load(n, place, max(2, low or 0), high)
                 if mark is not None and mark.is_strict:
                     self.strict |= {*symbols(sizes[axis].node.size)}

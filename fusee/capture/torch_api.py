@@ -146,7 +146,6 @@ _FUNCTIONS = torch._C._VariableFunctions
 # of its is another one for a while (dont_skip_tracing, which torch.export puts around guards).
 _FOR_DYNAMO = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"),
-    ("torch._dynamo.decorators", "mark_static"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__enter__"),
     ("torch._dynamo.decorators", "DynamoConfigPatchProxy.__exit__"),
 }
@@ -155,6 +154,12 @@ _FOR_DYNAMO = {
 def is_bookkeeping(function: Any) -> bool:
     """Whether a function only tells TorchDynamo something."""
     return (function.__module__, function.__qualname__) in _FOR_DYNAMO
+
+
+def marks_static(function: Any) -> bool:
+    """Whether a function is mark_static, of torch or ours."""
+    homes = ("torch._dynamo.decorators", "fusee.compiler")
+    return function.__name__ == "mark_static" and function.__module__ in homes
 
 
 class Mark(NamedTuple):
@@ -180,9 +185,17 @@ def marks(x: torch.Tensor) -> dict[int, Mark]:
     found = dict.fromkeys(noted.get("_dynamo_static_indices", ()), Mark(False))
     found |= dict.fromkeys(noted.get("_dynamo_weak_dynamic_indices", ()), Mark(True))
     found |= dict.fromkeys(noted.get("_dynamo_dynamic_indices", ()), Mark(True, True))
-    for of in noted.get("_dynamo_dynamic_range", ()):
-        found[of.dim] = Mark(True, True, of.min, of.max)
+    for of in noted.get("_dynamo_dynamic_range", ()):  # one for each call: all of them hold
+        before = found[of.dim]
+        low = max((end for end in (before.min, of.min) if end is not None), default=None)
+        high = min((end for end in (before.max, of.max) if end is not None), default=None)
+        found[of.dim] = Mark(True, True, low, high)
     return {axis % x.dim(): mark for axis, mark in found.items()} if x.dim() else {}
+
+
+def has_fixed_address(x: torch.Tensor) -> bool:
+    """Whether mark_static_address says that another address makes another version."""
+    return x.__dict__.get("_dynamo_static_input_type") == "guarded"
 
 
 def is_graph_function(fn: Any) -> bool:

@@ -37,7 +37,7 @@ from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
 from fusee.capture.recorder import BODY, effects
 from fusee.capture.sources import Held, Local, Origin, Source, is_buffer, looking
-from fusee.capture.symbols import is_open
+from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     State,
     is_transforming,
@@ -352,7 +352,8 @@ class _Attempt:
             if id(fake) in self.world.seen:
                 real = plain_tensor(real)
                 with torch._C.DisableTorchFunction():
-                    if (fake.shape, fake.stride()) != (real.shape, real.stride()):
+                    lies = tuple(fake.shape), fake.stride()
+                    if value(lies, is_fixed=False) != (tuple(real.shape), real.stride()):
                         raise Lost("the layout of a subclass' instance changes in place")
             self.captured.examples.append(real)
             node.meta["is_buffer"] = is_buffer(origin)

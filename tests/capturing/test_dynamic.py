@@ -19,8 +19,9 @@ import fusee
 from fusee import log
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
-from fusee.errors import CacheWarning, OptionError
+from fusee.errors import CacheWarning, ConstantSizeError, OptionError
 from fusee.runtime.jobs import Job
+from tests.capturing.same import Traced
 
 
 class Counted:
@@ -266,3 +267,114 @@ def test_a_version_with_symbols_comes_before_eager() -> None:
     for n in (6, 8, 7, 9, 11):
         torch.testing.assert_close(compiled(torch.ones(n), False), torch.full((n,), 2.0))
     assert len(compiled.entries) == 4 and not said
+
+
+# ---------------------------------------------------------------------------- marks
+
+
+class Held:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Sub(Tensor):
+    """A subclass without code of its own."""
+
+
+SIZES = (3, 9, 5, 12)
+
+
+@pytest.mark.parametrize("of", ["fusee", "torch"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda x: x, lambda x: [x], lambda x: {"a": (x,)}, Held, lambda x: x.as_subclass(Sub),
+    ],
+)  # fmt: skip
+def test_marks_wherever_a_tensor_is(place: Callable[[Tensor], Any], of: str) -> None:
+    marks = fusee.compiler if of == "fusee" else torch._dynamo
+
+    def program(given: Any) -> Tensor:
+        while not isinstance(given, Tensor):
+            if isinstance(given, Held):
+                given = given.x
+            else:
+                given = given["a"] if isinstance(given, dict) else given[0]
+        return given * 2
+
+    for mark, count in (("mark_dynamic", 1), ("maybe_mark_dynamic", 1), ("mark_static", 4)):
+        traced = Traced(program)
+        for n in SIZES:
+            given = place(torch.randn(n, 2))
+            x = given
+            while not isinstance(x, Tensor):
+                x = (
+                    x.x
+                    if isinstance(x, Held)
+                    else next(iter(x.values() if isinstance(x, dict) else x))
+                )
+            getattr(marks, mark)(x, [0])
+            torch.testing.assert_close(traced(given), program(given))
+        assert len(traced.graphs) == count, mark
+
+
+def test_other_marks_at_a_later_call_count_for_the_next_version() -> None:
+    traced = Traced(lambda x: x * 2)
+    for shape, axis in (((3, 4), 0), ((5, 4), 1), ((7, 6), 1), ((8, 9), 0)):
+        x = torch.randn(shape)
+        fusee.compiler.mark_dynamic(x, axis)
+        traced(x)
+    assert len(traced.graphs) == 2
+
+
+def test_ranges_of_several_calls_all_hold() -> None:
+    traced = Traced(lambda x: x * 2)
+    for n in (6, 9, 7, 30):
+        x = torch.randn(n, 2)
+        fusee.compiler.mark_dynamic(x, 0, max=20, hint_override=8)
+        fusee.compiler.mark_dynamic(x, 0, min=4)
+        if n == 30:
+            with pytest.raises(ConstantSizeError, match="max"):
+                traced(x)
+        else:
+            traced(x)
+    assert len(traced.graphs) == 1
+
+
+@pytest.mark.parametrize("mark", [fusee.compiler.mark_static, torch._dynamo.mark_static])
+def test_mark_static_in_what_is_compiled(mark: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        mark(x, 0)
+        return x * 2
+
+    traced = Traced(program)
+    for n in (3, 9, 5):
+        traced(torch.randn(n, 2))
+    assert len(traced.graphs) == 3 and not traced.stops
+
+
+def test_a_class_of_modules_is_marked() -> None:
+    class Scaled(nn.Module):
+        scale = 3
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    assert fusee.compiler.mark_static(Scaled) is Scaled
+    graphs, model = [], Scaled()
+    run = fusee.compile(model, backend=lambda gm, _: graphs.append(gm) or gm.forward)  # type: ignore[func-returns-value]
+    for scale in (3, 8, 5):
+        model.scale = scale
+        assert run(torch.ones(1)).item() == scale
+    assert len(graphs) == 3
+
+
+def test_an_address_that_is_marked() -> None:
+    traced, tensors = Traced(lambda x: x * 2), [torch.ones(3), torch.ones(3)]
+    for guard, count in ((False, 1), (True, 3)):
+        for x in tensors:
+            fusee.compiler.mark_static_address(x, guard=guard)
+            traced.compiled.reset()
+        for x in tensors:
+            traced(x)
+        assert len(traced.graphs) == count
