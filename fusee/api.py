@@ -31,12 +31,11 @@ from fusee.capture.policy import (
     whole_call,
 )
 from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
-from fusee.config import CaptureOptions, knobs
+from fusee.config import CaptureOptions, Knob, knobs, taken
 from fusee.errors import (
     FuseeWarning,
     GraphBreakError,
     OptionError,
-    choices,
     nearest,
     source_line,
     warn,
@@ -55,6 +54,25 @@ class _Default(str):
 
 
 _DEFAULT = _Default("fusee")
+
+
+_ROWS = (
+    *(
+        Knob(name, bool, False, help, takes="True or False")
+        for name, help in (
+            ("fullgraph", "one graph, or an error"),
+            ("disable", "give the model back as it is"),
+            ("isolate_recompiles", "versions belong to what compile() gives"),
+        )
+    ),
+    Knob("dynamic", bool, None, "symbols from second values on", takes="None, True or False"),
+    Knob("name", str, None, "what reports call it", takes="a text"),
+    Knob("options", Mapping, None, "the backend's, and ours"),
+    Knob("recompile_limit", int, None, "8 versions of each piece", least=1),
+    Knob("mode", str, None, "a name that torch.compile knows", convert=registry.check_mode),
+    Knob("backend", object, None, "a name, or a function", convert=lambda backend: backend),
+)
+_OPTIONAL = [row.name for row in _ROWS if row.default is None]
 
 
 class Arguments(TypedDict, total=False):
@@ -114,17 +132,20 @@ def compile(
     raises           OptionError, UnknownBackend, MissingPackage, at once
     source           torch.compile
     """
-    for argument in unknown:
-        raise OptionError(
-            f"compile() has no argument named {argument!r}",
-            remedy=choices(argument, Arguments.__annotations__, "arguments"),
-        )
+    given = {
+        "fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode,
+        "options": options, "name": name, "disable": disable, "recompile_limit": recompile_limit,
+        "isolate_recompiles": isolate_recompiles, **unknown,
+    }  # fmt: skip
+    taken(
+        {k: x for k, x in given.items() if x is not None or k not in _OPTIONAL}, _ROWS, "argument"
+    )
     if backend is None or isinstance(backend, _Default):
         backend = registry.default_backend()
-    _check_arguments(fullgraph, dynamic, mode, options, name, disable, recompile_limit)
-    if not isinstance(isolate_recompiles, bool):
+    if mode is not None and options:
         raise OptionError(
-            f"isolate_recompiles={isolate_recompiles!r} is not True or False",
+            "mode and options were both given",
+            remedy="a mode is a set of options: give one of the two",
         )
     limit = POLICY.recompile_limit if recompile_limit is None else recompile_limit
     compiler = Compiler(backend, fullgraph, mode, dict(options or {}), name, limit, dynamic)
@@ -140,28 +161,6 @@ _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 # What compiles graphs where a stance forces a backend.
 POLICY.lookup = lambda backend: GuardedBackend(registry.lookup(backend), registry.name_of(backend))
 machinery.append("fusee.torch_functions")  # its stand-ins
-
-
-def _check_arguments(
-    fullgraph: Any, dynamic: Any, mode: Any, options: Any, name: Any, disable: Any, limit: Any
-) -> None:
-    """Refuse values of the wrong type, before anything runs."""
-    for argument, value, fits, wanted in (
-        ("fullgraph", fullgraph, isinstance(fullgraph, bool), "True or False"),
-        ("disable", disable, isinstance(disable, bool), "True or False"),
-        ("dynamic", dynamic, dynamic is None or isinstance(dynamic, bool), "None, True or False"),
-        ("name", name, name is None or isinstance(name, str), "a text"),
-        ("options", options, options is None or isinstance(options, Mapping), "a dict"),
-        ("recompile_limit", limit, limit is None or (type(limit) is int and limit > 0), "int > 0"),
-    ):
-        if not fits:
-            raise OptionError(f"{argument}={value!r} is not {wanted}")
-    registry.check_mode(mode)
-    if mode is not None and options:
-        raise OptionError(
-            "mode and options were both given",
-            remedy="a mode is a set of options: give one of the two",
-        )
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Knob(NamedTuple):
             return f"{kind} from {self.least} to {self.most}"
         return kind if self.least is None else f"{kind} >= {self.least}"
 
-    def taken(self, value: Any) -> Any:
+    def taken(self, value: Any, what: str = "option") -> Any:
         """The option of a value given in Python. raises OptionError"""
         try:
             value = value if self.convert is None else self.convert(value)
@@ -68,7 +68,7 @@ class Knob(NamedTuple):
         if fits:
             return Path(value) if self.type is Path else value
         raise OptionError(
-            f"option {self.name!r} takes {self.values}, not {value!r} ({type(value).__name__})",
+            f"{what} {self.name!r} takes {self.values}, not {value!r} ({type(value).__name__})",
             remedy=f"{self.name}={self.default!r}, the default: {self.help}",
         )
 
@@ -159,7 +159,7 @@ def taken(
                 f"an {what} named {name!r} does not exist",
                 remedy=choices(name, known, f"known {what}s"),
             )
-    return {name: known[name].taken(value) for name, value in given.items()}
+    return {name: known[name].taken(value, what) for name, value in given.items()}
 
 
 _rows: dict[type, tuple[Knob, ...]] = {}

@@ -330,7 +330,9 @@ def test_install() -> None:
         ({"options": {"guard_filter_fn": 3}}, "a function"),
         ({"options": {"fallback": "yes"}}, "'eager'"),
         ({"options": ["fuse"]}, "a dict"),
-        ({"recompile_limit": 0}, "int > 0"),
+        ({"recompile_limit": 0}, "int >= 1"),
+        ({"isolate_recompiles": 1}, "True or False"),
+        ({"backnd": "eager"}, "'backend'"),
         ({"name": 3}, "a text"),
     ],
 )
