@@ -330,7 +330,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
     """The method of a class if it is written in Python."""
     cls = type(obj)
-    if cls.__flags__ & (1 << 8) or isinstance(obj, (FakeTensor, types.ModuleType)):
+    if cls.__flags__ & (1 << 8) or isinstance(obj, (*_OURS, types.ModuleType)):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine

@@ -175,6 +175,11 @@ def snapshot(x: Any) -> Any:
 DELETED = ABSENT
 
 
+def is_empty(cell: types.CellType) -> bool:
+    """Whether a variable of a function around has no value."""
+    return cell == types.CellType()
+
+
 def _is_exact(x: Any) -> bool:
     """Whether `x` is a tuple of which one comparison says all."""
     return type(x) is tuple and all(type(item) in EXACT for item in x)
@@ -745,6 +750,9 @@ class World:
         if id(cell) in self._origins:
             place = Cell(self._origins[id(cell)], name)
             self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
+            if is_empty(cell) and (id(cell), "cell_contents") not in self.slots:
+                asked = Call(self._origins[id(cell)], is_empty, "whether nothing is in ")
+                self.fact(guards.EqualsMatch, asked, True)
         return self.slot(cell, "cell_contents")
 
     def separate(self, new: Any) -> None:

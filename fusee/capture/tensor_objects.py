@@ -114,6 +114,9 @@ _default: Any = torch.Tensor.__torch_function__
 def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
     """What a call of torch's gives that modes and subclasses may decide about."""
     recorder, kinds = m.world.recorder, []
+    if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
+        with torch._C.DisableTorchFunction():
+            return func(*args, **(kwargs or {}))
     if m.modes:
         return apply_mode(m, func, _named(m, func, args, kwargs or {}), args, kwargs)
     if m.world.seen and not recorder.off:

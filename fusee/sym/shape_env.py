@@ -257,6 +257,11 @@ class BoolNode(Node):
     def hint(self) -> bool:
         return COMPARISONS[self.op](hint(self.a), hint(self.b)) if self.op else bool(self.a)
 
+    @property
+    def size(self) -> int:
+        """The number that it is where Python computes with it: `n + True`."""
+        return int(self.guarded())
+
     def guarded(self) -> bool:
         if self.op:
             self.a, self.op = self.env.holds(self.a, self.op, self.b), ""

@@ -222,8 +222,9 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _versions(operands: list[Array]) -> list[int]:
+    """How often each was written to; in inference mode nobody counts, and nothing has gradients."""
     with torch._C.DisableTorchFunction():
-        return [x.tensor._version for x in operands]
+        return [0 if x.tensor.is_inference() else x.tensor._version for x in operands]
 
 
 def _literal(x: Any) -> torch.Tensor | None:

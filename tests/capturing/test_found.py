@@ -720,3 +720,73 @@ def test_a_break_keeps_nothing_of_what_is_alive_there() -> None:
         alike(fn, torch.ones(2))
     finally:
         gc.enable()
+
+
+def calls_alike(fn: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    """Eager and compiled give the same call after call, with arguments that change."""
+    compiled = Traced(fn)
+    for args in calls:
+        found = []
+        for run in (fn, compiled):
+            try:
+                found.append(shape_of(run(*args)))
+            except Exception as error:  # noqa: BLE001  # the exception is what is compared
+                found.append((type(error), str(error)))
+        assert found[0] == found[1], compiled.stops
+
+
+def test_a_variable_of_an_inner_function_that_has_no_value_in_one_call() -> None:
+    def fn(n: int) -> Any:
+        def inner() -> int:
+            return item
+
+        item = n
+        if n > 2:
+            del item
+        k = opaque(n)
+        return k, inner()
+
+    calls_alike(fn, (1,), (3,), (1,), (5,), (2,))
+
+
+def test_methods_of_numbers_that_vary() -> None:
+    def fn(n: int) -> Any:
+        return (
+            hash(n),
+            n.__hash__(),
+            {n: n},
+            n + True,
+            True * n,
+            n - (n > 4),
+            n % True,
+            max(n, True),
+        )
+
+    calls_alike(fn, (3,), (4,), (7,), (1,), (5,))
+
+
+def test_no_mode_hears_of_arithmetic_with_a_number_that_varies() -> None:
+    class Heard(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            heard.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    heard: list[str] = []
+
+    def fn(x: torch.Tensor, n: int) -> Any:
+        with Heard():
+            return x * (n + 0.5), max(n / 2, n), float(n)
+
+    calls_alike(fn, *((torch.ones(2), n) for n in (3, 4, 7, 5)))
+    assert heard == ["mul"] * 8
+
+
+def test_arrays_of_a_piece_that_begins_in_inference_mode() -> None:
+    def fn(array: Any) -> Any:
+        with torch.inference_mode():
+            k = opaque(2)
+            return array[0], array * k
+
+    calls_alike(fn, (np.arange(3.0),), (np.arange(3.0) + 1,))
