@@ -68,7 +68,7 @@ class TensorFact(NamedTuple):
         sizes, strides = zip(self.size, found.size), zip(self.stride, found.stride)
         return (
             self.is_like(found)
-            and all(bool(now and now > 1) if was is None else now == was for was, now in sizes)
+            and all(bool(now and now > 0) if was is None else now == was for was, now in sizes)
             and all(was is None or was == now for was, now in strides)
         )
 
@@ -536,7 +536,7 @@ def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:
         return [f"{whole} == {known!r}"]
     rest = [f"{one}({k}) == {n}" for k, n in enumerate(known) if n is not None]
     if one.endswith("size"):
-        rest += [f"{one}({k}) > 1" for k, n in enumerate(known) if n is None]
+        rest += [f"{one}({k}) > 0" for k, n in enumerate(known) if n is None]
         rest.insert(0, f"{one[:-4]}dim() == {len(known)}")
     return rest
 

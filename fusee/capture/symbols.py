@@ -3,7 +3,8 @@
 A size of a tensor from outside, or an integer, that has been seen with another value is a symbol of
 the graph. Python computes with it (`fusee/sym/shape_env.py`); a branch on it is a relation that
 later calls must meet; what needs the number itself (a loop over `range`, C code, a key, text)
-makes it that number. 0 and 1 are versions of their own: broadcasting tells them apart.
+makes it that number. A size that is 0 or 1 when it is seen is a constant, since broadcasting tells
+it apart; a symbol may be 1 in later calls if nothing asked.
 
 source   torch.fx.experimental.symbolic_shapes, for what programs expect of it
 """
@@ -288,7 +289,7 @@ class Symbols:
             place, mark = SizeOf(origin, axis), marked.get(axis)
             if mark is not None and mark.is_strict and n < 2:
                 raise ConstantSizeError(
-                    f"{place} is marked as dynamic and is {n}: sizes of 0 and 1 are constants",
+                    f"{place} is marked as dynamic and is first seen as {n}, which is a constant",
                     did="stopped before running anything",
                     remedy="mark it when it is larger, or use maybe_mark_dynamic",
                 )
@@ -301,7 +302,7 @@ class Symbols:
                         did="stopped before running anything",
                         remedy="mark it with a range that has all of its sizes",
                     )
-                sizes[axis] = self.load(n, place, max(2, low or 0), high)
+                sizes[axis] = self.load(n, place, max(1, low or 0), high)
                 if mark is not None and mark.is_strict:
                     self.strict |= {*symbols(sizes[axis].node.size)}
                 if mark is not None and mark.dim is not None:
@@ -427,7 +428,7 @@ class Symbols:
         raises   ConstantSizeError where that makes a constant of a marked size
         """
         for symbol, origin in self.origins.items():
-            if symbol.lo > 2 or not isinstance(origin, SizeOf):  # else the tensor's fact says so
+            if symbol.lo > 1 or not isinstance(origin, SizeOf):  # else the tensor's fact says so
                 yield origin, Relation(symbol.expr, ">=", symbol.lo, self.origins), ""
             if (most := self.ends[symbol]) is not None:
                 yield origin, Relation(symbol.expr, "<=", most, self.origins), ""
