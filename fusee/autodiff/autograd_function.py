@@ -526,7 +526,11 @@ def _tangents(
 
     source   generated once, as sizes and strides may be expressions
     """
-    write = HostSource("tangents", "grads, numbers", zeros=_zeros, laid_out=_laid_out)
+
+    def zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype).zero_()
+
+    write = HostSource("tangents", "grads, numbers", zeros=zeros, laid_out=_laid_out)
     if joint.aten.symbols:
         write.add(f"{', '.join(joint.aten.symbols)}, = numbers")
     for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
@@ -544,10 +548,6 @@ def _tangents(
     kept = [f"grads[{k}]" for k in range(len(joint.tangents)) if k not in absent]
     write.add(f"return [{', '.join(kept)}]")
     return write.function("tangents")
-
-
-def _zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype).zero_()
 
 
 def _laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:

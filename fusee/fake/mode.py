@@ -291,10 +291,6 @@ def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
     return quietly
 
 
-def _drawn(x: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> Any:
-    return x if generator is None and 0 <= p <= 1 else None
-
-
 @functools.cache
 def _quick() -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors."""
@@ -302,7 +298,9 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     table.update((op, functools.partial(_by_rule, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
-    table[overload("bernoulli_.float")] = _drawn
+    table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
+        x if generator is None and 0 <= p <= 1 else None
+    )
     table.update((op, op) for op in overloads("result_type.Tensor result_type.Scalar"))
     view = overload("view")
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)

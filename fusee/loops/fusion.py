@@ -436,7 +436,8 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         return "the reduction would leave the kernel's outer axes"
     if not outer and group.outer:
         return "no common outer axis is left"
-    work = max(_points((*loop.axes, *loop.reduce_axes)), _work(group))
+    own = _points(group.outer) * max(map(_points, group.phases))
+    work = max(_points((*loop.axes, *loop.reduce_axes)), own)
     points = _points(outer)
     few = points < group.profile.parallel and work > group.profile.small
     if outer != group.outer and few:
@@ -471,10 +472,6 @@ def _wastes_lanes(
     many = max((_points(a) * m.loop.value.cost for m, a in placed if a), default=None)
     costly, lanes = group.profile.costly, group.profile.lanes
     return alone > costly and many is not None and lanes * alone > many
-
-
-def _work(group: Group) -> int:
-    return _points(group.outer) * max(map(_points, group.phases))
 
 
 def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -> bool:

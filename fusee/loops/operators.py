@@ -431,14 +431,6 @@ def _other_gelu(call: object, *_: object, approximate: str = "none") -> str | No
     return None if approximate in ("none", "tanh") else "ATen knows no such approximation"
 
 
-def _of_integers(call: Any, x: object) -> str | None:
-    return None if call.meta.dtype.is_floating_point else "ATen refuses integers"
-
-
-def _negative(call: object, x: object, lambd: float = 0.5) -> str | None:
-    return None if lambd >= 0 else "ATen refuses a negative lambda"
-
-
 # ---------------------------------------------------------------------------- table
 
 BOTH = ("Tensor", "Scalar")
@@ -524,7 +516,11 @@ row("ceil", _whole("ceil"), engines="openvino")
 row("trunc fix", _whole("trunc"))
 row("round", round_decimals, engines="openvino")
 row("round", round_decimals, 1, "decimals")
-row("frac", lambda x: x - op("trunc", x), unless=_of_integers)
+row(
+    "frac",
+    lambda x: x - op("trunc", x),
+    unless=lambda call, x: None if call.meta.dtype.is_floating_point else "ATen refuses integers",
+)
 row("deg2rad", lambda x: x * (math.pi / 180))
 row("rad2deg", lambda x: x * (180 / math.pi))
 row("isnan", _of_floats(unary("isnan")), to_bool=True)
@@ -614,7 +610,12 @@ row(
 row("softplus", softplus, gradient=softplus_backward, work=24)
 row("log_sigmoid", log_sigmoid, gradient=log_sigmoid_backward, shape="torch")
 row("logit special_logit", logit, gradient=logit_backward)
-row("softshrink", softshrink, gradient=shrink_backward, unless=_negative)
+row(
+    "softshrink",
+    softshrink,
+    gradient=shrink_backward,
+    unless=lambda call, x, lambd=0.5: None if lambd >= 0 else "ATen refuses a negative lambda",
+)
 row("hardshrink", hardshrink, gradient=shrink_backward)
 row("threshold", threshold, gradient=threshold_backward, laid_as="second")
 row("native_dropout_backward", lambda grad, mask, scale: grad * (mask * scale), 2, shape="first")

@@ -533,7 +533,8 @@ def prepare() -> None:
     target = host_target()
     submit(linker)
     for _ in range(count()):
-        submit(_warm_up, target)
+        # the first module costs a thread several times what later ones do
+        submit(lambda: _emitter(target).emit(_example()))
 
 
 # Functions live as long as some Program uses them, so that nothing outlives its model.
@@ -548,11 +549,6 @@ def _name(key: str) -> str:
 @functools.cache
 def _salt(target: Cpu) -> str:
     return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
-
-
-def _warm_up(target: Cpu) -> None:
-    """The first module costs a thread several times what later ones do."""
-    _emitter(target).emit(_example())
 
 
 def _emitter(target: Cpu) -> Emitter:

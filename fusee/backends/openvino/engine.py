@@ -326,16 +326,12 @@ def _squeeze(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return x.to(dtype if dtype is not None else x.dtype, copy=True)
-
-
 # Of several results only the first is used: the claims see to that.
 _SPELT: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: lambda x, axis, half: torch.softmax(x, axis),
     aten._safe_softmax.default: lambda x, axis, dtype=None: torch.softmax(x, axis, dtype),
     aten._log_softmax.default: lambda x, axis, half: torch.log_softmax(x, axis),
-    aten._to_copy.default: _to_copy,
+    aten._to_copy.default: lambda x, *, dtype=None, **_: x.to(dtype or x.dtype, copy=True),
     aten.squeeze.dims: _squeeze,
     aten.native_layer_norm.default: lambda *args: (torch.layer_norm(*args),),
     aten.native_group_norm.default: lambda x, w, b, n, c, hw, groups, eps: (

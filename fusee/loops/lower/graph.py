@@ -427,8 +427,10 @@ class GraphLowering:
             for user in node.users:
                 if user.op == "output":
                     total += 1
-                elif _passes_on(user):
-                    total += self.uses[user]
+                elif user.op == "call_function" and (
+                    not isinstance(user.target, OpOverload) or _is_view(user.target)
+                ):
+                    total += self.uses[user]  # to use a view is to use what it is a view of
                 elif self.uses[user] or self.must_run(user):
                     total += 1
             self.uses[node] = total
@@ -691,13 +693,6 @@ def _only_symbol(size: Size) -> Symbol | None:
         if coef == 1 and len(mono) == 1 and isinstance(mono[0], Symbol):
             return mono[0]
     return None
-
-
-def _passes_on(node: fx.Node) -> bool:
-    """True for views: using them is using what they are views of."""
-    if node.op != "call_function":
-        return False
-    return not isinstance(node.target, OpOverload) or _is_view(node.target)
 
 
 def _is_view(op: OpOverload) -> bool:

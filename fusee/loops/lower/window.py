@@ -455,10 +455,6 @@ _register_nearest("upsample_nearest", False)
 _register_nearest("_upsample_nearest_exact", True)
 
 
-def _bytes(call: Call, x: Tensor) -> str | None:
-    return None if x.dtype.is_floating_point else "images of bytes are ATen's, in fixed point"
-
-
 def _register_interpolation(names: str, cubic: bool) -> None:
     def handler(call: Call, x: Tensor, output_size: Any, align: bool, *scales: Any) -> Tensor:
         call.lowering.realise(x)
@@ -487,7 +483,11 @@ def _register_interpolation(names: str, cubic: bool) -> None:
 
         return call.lowering.computed(call.meta.shape, call.meta.dtype, at, (x,), call.meta.strides)
 
-    lowers(*named(names, "default", "vec"), unless=_bytes)(handler)
+    fixed_point = "images of bytes are ATen's, in fixed point"
+    lowers(
+        *named(names, "default", "vec"),
+        unless=lambda call, x: None if x.dtype.is_floating_point else fixed_point,
+    )(handler)
 
 
 _register_interpolation("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", False)
