@@ -156,7 +156,10 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
-    own = next((x for x in _flat((*given, *named.values())) if _is_overloaded(x)), None)
+    # torch would ask an object that is no tensor what becomes of a call with it
+    no_others = (FakeTensor, type, TorchFunctionMode)
+    others = (x for x in _flat((*given, *named.values())) if not isinstance(x, no_others))
+    own = next((x for x in others if hasattr(type(x), "__torch_function__")), None)
     if own is not None:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
@@ -172,13 +175,6 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def _flat(args: Args) -> Iterator[Any]:
     for x in args:
         yield from x if type(x) in (list, tuple) else (x,)
-
-
-def _is_overloaded(x: Any) -> bool:
-    """Whether torch would ask an object that is no tensor what becomes of a call with it."""
-    kind = type(x)
-    is_asked = not isinstance(x, (FakeTensor, type, TorchFunctionMode))
-    return is_asked and hasattr(kind, "__torch_function__")
 
 
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -218,14 +218,6 @@ def _raise(f: Frame) -> NoReturn:
     raise f.pop()
 
 
-def _refuse_groups(kind: Any) -> None:
-    for k in kind if isinstance(kind, tuple) else (kind,):
-        if issubclass(k, BaseExceptionGroup):
-            raise TypeError(
-                "catching ExceptionGroup with except* is not allowed. Use except instead."
-            )
-
-
 @op()
 def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
     """What an `except*` takes of an exception, and above it what is left.
@@ -234,7 +226,8 @@ def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
     """
     kind = f.stack[-1]
     CHECK_EXC_MATCH(f, i)
-    _refuse_groups(kind)
+    if any(issubclass(k, BaseExceptionGroup) for k in (kind if type(kind) is tuple else (kind,))):
+        raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
     is_match, error = f.pop(), f.pop()
     is_group = isinstance(error, BaseExceptionGroup)
     match, rest = (error, None) if is_match else (None, error)

@@ -146,7 +146,11 @@ class Watched:
         if isinstance(origin, Held):
             return origin.value
         if isinstance(origin, Dict):
-            return self._dict_of(self._object(origin.of))
+            owner = self._object(origin.of)
+            if owner is ABSENT or pointer(owner) is None:
+                return ABSENT  # another `__dict__` could not be noticed
+            found = owner, object.__getattribute__(owner, "__dict__")
+            return self._owners.setdefault(id(owner), found)[1]
         of = self._container(origin.of) if isinstance(origin, Item) else None
         if of is None or not isinstance(origin, Item):
             return ABSENT
@@ -154,11 +158,3 @@ class Watched:
             found = self._through[id(of)][origin.key] = dict.get(of, origin.key, ABSENT)
             return found
         return of[origin.key] if origin.key in range(len(of)) else ABSENT
-
-    def _dict_of(self, owner: Any) -> Any:
-        """The `__dict__` that an object has now; ABSENT if another could not be noticed."""
-        if id(owner) not in self._owners:
-            if owner is ABSENT or pointer(owner) is None:
-                return ABSENT
-            self._owners[id(owner)] = owner, object.__getattribute__(owner, "__dict__")
-        return self._owners[id(owner)][1]
