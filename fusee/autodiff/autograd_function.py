@@ -398,21 +398,7 @@ def differentiable(
             ctx.held = again.hold(inputs)
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(inputs)
-            # Note in a forward's context what its backward needs
-            ctx.save_for_backward(
-                *(
-                    inputs[s.position] if s.kind == "input" else results[s.position]
-                    for s in split.saved
-                )
-            )
-            ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
-            ctx.numbers = [
-                inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
-                for at in split.joint.aten.symbols.values()
-            ]
-            ctx.done, ctx.later = frozenset(), ()
-            ctx.has_hooks = has_saved_tensor_hooks()
-            ctx.set_materialize_grads(False)
+            _keep(ctx, split, inputs, results)
             ctx.mark_non_differentiable(*(results[k] for k in constant))
             return tuple(results[:count])
 
@@ -439,6 +425,21 @@ def differentiable(
             return tuple(again.differentiable(held, *operands, gradients))
 
     return _applied(CompiledGraph.apply, joint)
+
+
+def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Note in a forward's context what its backward needs."""
+    ctx.save_for_backward(
+        *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
+    )
+    ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
+    ctx.numbers = [
+        inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
+        for at in split.joint.aten.symbols.values()
+    ]
+    ctx.done, ctx.later = frozenset(), ()
+    ctx.has_hooks = has_saved_tensor_hooks()
+    ctx.set_materialize_grads(False)
 
 
 def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[..., Sequence[Any]]:
