@@ -110,6 +110,7 @@ class Varying:
     dynamic       as compile() has it: None, from their second value on; True, at once; False, never
     with_symbols  whether the backend takes graphs with open sizes; else sizes are constants
     known         by the words of an origin: False for one whose value the program needs
+    fixed         words of those that a relation made a constant of in one version
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Varying:
         self.dynamic, self.with_symbols = dynamic, with_symbols
         self.options = options or CaptureOptions.parse()
         self.known: dict[str, bool] = {}
+        self.fixed: set[str] = set()
         self.job: Job | None = None
         self.begin()
         if function is not None and (job := job_named(compiler_setting("job_id"))) is not None:
@@ -167,7 +169,9 @@ class Varying:
         """Note what has other values in a call, as Fact.varying says; those that are inputs now."""
         seen: dict[str, list[Any]] = {}
         for words, is_input, was, now in changed:
-            if not is_input:
+            if not is_input and words not in self.fixed:
+                self.fixed.add(words)  # once it may have been by chance
+            elif not is_input:
                 self.need(words)
             elif words not in self.known and (type(now) is float or self.dynamic is not False):
                 self.known[words] = True

@@ -577,8 +577,10 @@ def _flash_attention(q: Tensor, *rest: Any, **kwargs: Any) -> Found:
 
 @RULES.rule(aten.gather.default)
 def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
-    plain = x.dim() == index.dim() and index.dtype == torch.int64
-    return rows(index.shape, x.dtype) if plain else None
+    others = (k for k in range(x.dim()) if k != axis % x.dim())
+    plain = x.dim() == index.dim() > 0 and index.dtype == torch.int64
+    fits = plain and all(index.shape[k] <= x.shape[k] for k in others)
+    return rows(index.shape, x.dtype) if fits else None
 
 
 @RULES.rule(aten.index.Tensor)

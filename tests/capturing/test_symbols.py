@@ -404,6 +404,79 @@ def test_a_size_of_one_has_a_version_where_it_is_told_apart(
     assert len(traced.graphs) == count
 
 
+def test_a_size_that_met_a_number_by_chance_stays_open() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 16 else x - 1
+
+    traced = Traced(program)
+    for n in (6, 16, 20, 24, 16, 9, 31):
+        x = torch.randn(n, 2)
+        same(program(x), traced(x))
+    assert len(traced.graphs) == 3
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, y: x + y, lambda x, y: x @ y.T, lambda x, y: x.T @ y, lambda x, y: x.mul_(y),
+        lambda x, y: torch.cat([x, y], 1), lambda x, y: torch.stack([x, y]),
+        lambda x, y: torch.where(x > 0, x, y), lambda x, y: torch.bmm(x[None], y.T[None]),
+        lambda x, y: F.linear(x, y), lambda x, y: x.view(y.shape[0], 4),
+        lambda x, y: x.expand_as(y), lambda x, y: x.addcmul(y, y),
+        lambda x, y: x.reshape(y.shape[0], -1, 2), lambda x, y: F.layer_norm(x, y.shape[1:]),
+        lambda x, y: torch.einsum("ij,ij->i", x, y), lambda x, y: x.copy_(y), lambda x, y: x[y > 0],
+        lambda x, y: F.cross_entropy(x, y.argmax(1)), lambda x, y: x.masked_fill(y > 0, 1),
+        lambda x, y: F.conv1d(x.T[None], y.T[:, :, None]), lambda x, y: x[: y.shape[0]] - y,
+        lambda x, y: x.gather(0, y.argmax(0, keepdim=True)), lambda x, y: x.lerp(y, 0.5),
+        lambda x, y: torch.dot(x[:, 0], y[:, 0]), lambda x, y: torch.mv(x.T, y[:, 0]),
+        lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
+    ],
+)  # fmt: skip
+def test_wrong_sizes_raise_eagers_errors(use: Callable[[Tensor, Tensor], Any]) -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        return use(x + 1, y + 1)
+
+    compiled = fusee.compile(program)
+    sizes = [(6, 4, 6, 4), (9, 4, 9, 4), (8, 4, 8, 4), (8, 4, 5, 4), (5, 4, 7, 4), (4, 4, 4, 3)]
+    for n, k, m, j in (*sizes, (7, 3, 6, 5), (2, 4, 3, 4), (10, 4, 10, 4)):
+        x, y = torch.randn(n, k), torch.randn(m, j)
+        found = []
+        for run in (program, compiled):
+            try:
+                found.append(run(x.clone(), y.clone()))
+            except (RuntimeError, IndexError, ValueError) as error:
+                found.append(f"{type(error)}: {error}".splitlines()[0])
+        same(*found)
+
+
+OPEN_VIEWS: list[Callable[[Tensor], Any]] = [
+    lambda x: x.view(-1, 2, 6), lambda x: x.view(x.shape[0], 3, 4).transpose(0, 2)[None],
+    lambda x: x.permute(1, 0).reshape(-1), lambda x: x.t().contiguous().view(12, -1),
+    lambda x: x.view(x.shape[0] // 2, 2, 12).permute(0, 2, 1).reshape(-1, 24),
+    lambda x: x[:, None].expand(-1, 5, -1), lambda x: x.view(1, *x.shape).squeeze(),
+    lambda x: x[1:-1:2], lambda x: x[-3:], lambda x: x[: x.shape[0] - 1, ::3], lambda x: x[100:],
+    lambda x: x[-100:2], lambda x: x[-1], lambda x: x.select(0, x.shape[0] - 2),
+    lambda x: x.split([2, x.shape[0] - 2]), lambda x: x.split(4, 1), lambda x: x.unbind(1)[3],
+    lambda x: x.chunk(3, 1), lambda x: x.split(x.shape[0] // 2), lambda x: x.unflatten(1, (2, -1)),
+    lambda x: torch.arange(1, x.shape[0], 2), lambda x: torch.full((x.shape[0],), 2),
+    lambda x: torch.ones(x.shape[0], dtype=torch.int8), lambda x: x.T.relu_().add_(x.T),
+    lambda x: x + x.shape.numel(), lambda x: torch.empty_like(x.T).fill_(1), lambda x: x.T.clone(),
+    lambda x: x.view(x.shape[0], 1, 12)[:, 0], lambda x: x.T.unsqueeze(-1) + x.T.unsqueeze(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OPEN_VIEWS)
+def test_views_and_new_tensors_of_open_sizes_lie_as_eagers(
+    program: Callable[[Tensor], Any],
+) -> None:
+    traced = Traced(program)
+    for n in (6, 8, 10, 4, 14):
+        x = torch.randn(n, 12)
+        with torch.no_grad():
+            same(program(x.clone()), traced(x.clone()))
+    assert len(traced.graphs) == 2
+
+
 def test_sizes_that_were_equal_and_are_not() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         return x.sum() + y.sum()
