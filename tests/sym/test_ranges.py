@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum, mod, substitute
+from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum, mod, substitute, symbols
 from fusee.sym.ranges import COMPARISONS, OPPOSITE
 from fusee.sym.shape_env import ShapeEnv
 
@@ -79,9 +79,9 @@ def test_answers_hold_wherever_the_relations_do(questions: Any, a: int, b: int) 
             plain(left, {"a": a, "b": b}), plain(right, {"a": a, "b": b})
         )
         answers.append(found)
-    symbols = [x for size in sizes.values() for mono in size.terms for x in mono]  # type: ignore[union-attr]
+    variables = [*symbols(sizes["a"]), *symbols(sizes["b"])]
     for x, y in itertools.product(VALUES, VALUES):
-        now = dict(zip(symbols, (x, y)))
+        now: dict[Symbol, Size] = dict(zip(variables, (x, y)))
         if not all(COMPARISONS[r.op](value(r.a, now), value(r.b, now)) for r in made.relations):
             continue
         for (left, op, right), answer in zip(questions, answers):
