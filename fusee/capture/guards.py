@@ -347,6 +347,10 @@ class EqualsMatch(Fact):
                     yield str(self.origin.of), True, 0.0, 0.0
             elif type(found) in (float, int):
                 yield str(self.origin), True, self.value, found
+            elif type(found) is tuple and len(found) == len(self.value):
+                for k, (was, now) in enumerate(zip(self.value, found)):
+                    if type(was) is type(now) and type(now) in (float, int) and was != now:
+                        yield str(Item(self.origin, k)), True, was, now
 
     def is_one_more(self, before: Any, now: Any) -> bool:
         return type(before) is type(now) is int and now == before + 1

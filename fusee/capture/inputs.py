@@ -480,7 +480,11 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
-        if _is_exact(obj):
+        varies = self.varies.is_any() and any(
+            type(item) in (int, float) and self.varies(self.item(origin, k), item)
+            for k, item in enumerate(obj)
+        )
+        if _is_exact(obj) and not varies:
             self.fact(guards.EqualsMatch, origin, obj)
             return obj
         # tuples may be nested deeper than Python's calls

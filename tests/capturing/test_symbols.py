@@ -536,6 +536,19 @@ def test_integers_of_either_sign_divide() -> None:
         compiled(torch.randn(2, 12), 0)
 
 
+def test_numbers_in_tuples_vary() -> None:
+    def program(x: Tensor, size: tuple[int, int], *more: Any) -> Any:
+        resized = F.interpolate(x, size=size)
+        return resized * more[0], size, more[1]["at"][0] + 1
+
+    traced = Traced(program)
+    for n, m, scale in ((4, 6, 2), (5, 9, 3), (8, 7, 5), (3, 12, 4)):
+        x = torch.randn(1, 2, 4, 4)
+        given = (n, m), scale, {"at": (m, "a")}
+        same(program(x, *given), traced(x, *given))
+    assert len(traced.graphs) == 2
+
+
 def test_a_relation_decides_which_version() -> None:
     def program(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] % 8 == 0 else x - 1
