@@ -446,12 +446,11 @@ class World:
         except RuntimeError:  # of is_leaf
             raise GraphBreak("a view whose base was written to where autograd lost track") from None
         if not is_state:
-            marked = self.varies.marks(x)
-            made, known, strided = self.symbols.fake(plain, known, place, self.varies, marked)
+            made, known, strided = self.symbols.fake(plain, known, place, self.varies, x)
         if torch_api.has_fixed_address(x):
             self.passing.append("an address")
-            address = Call(origin, torch.Tensor.data_ptr, "the address of ")
-            self.fact(guards.EqualsMatch, address, x.data_ptr())
+            place_in_memory = Call(origin, torch.Tensor.data_ptr, "the address of ")
+            self.fact(guards.EqualsMatch, place_in_memory, x.data_ptr())
         self.fact(guards.TensorMatch, place, known)
         for one in strided:
             self.fact(SizeRelation, *one)
@@ -480,11 +479,8 @@ class World:
         return fake
 
     def _load_tuple(self, obj: tuple[Any, ...], origin: Origin) -> Any:
-        varies = self.varies.is_any() and any(
-            type(item) in (int, float) and self.varies(self.item(origin, k), item)
-            for k, item in enumerate(obj)
-        )
-        if _is_exact(obj) and not varies:
+        places = [self.item(origin, k) for k in range(len(obj))] if self.varies.is_any() else []
+        if _is_exact(obj) and not any(map(self.varies, places, obj)):
             self.fact(guards.EqualsMatch, origin, obj)
             return obj
         # tuples may be nested deeper than Python's calls

@@ -16,7 +16,7 @@ import copy
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -276,15 +276,17 @@ class Symbols:
         fact: TensorFact,
         origin: Origin,
         varies: Varying,
-        marked: Mapping[int, Mark],
+        whole: torch.Tensor,
     ) -> tuple[torch.Tensor, TensorFact, list[tuple[Origin, Relation]]]:
         """The stand-in for a tensor some of whose sizes vary, and the facts about it.
 
-        `fact` is what is known if none does; `marked` what is said of its sizes.
+        `fact` is what is known if none does; `whole` the tensor that is marked: of a subclass `x`
+        is the plain one.
 
         Strides that are products of inner sizes stay such products; others are facts.
         """
         sizes: list[Any] = [*x.shape]
+        marked = varies.marks(whole)
         for axis, n in enumerate(x.shape):
             place, mark = SizeOf(origin, axis), marked.get(axis)
             if mark is not None and mark.is_strict and n < 2:
