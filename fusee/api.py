@@ -260,7 +260,11 @@ class Compiler:
             self.recompile_limit,
             fullgraph=self.fullgraph,
             varying=functools.partial(
-                Varying, dynamic=self.dynamic, with_symbols=with_symbols, options=self.chosen
+                Varying,
+                dynamic=self.dynamic,
+                with_symbols=with_symbols,
+                with_unbacked=registry.takes_unbacked(self.backend),
+                options=self.chosen,
             ),
             guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,

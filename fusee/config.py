@@ -257,6 +257,16 @@ class CaptureOptions(Table):
         env="FUSEE_DYNAMIC_SOURCES",
         convert=_names,
     )
+    capture_dynamic_output_shape_ops: bool = knob(
+        True,
+        "graphs go on behind `nonzero`, `x[mask]`, `unique` and others whose results have a size"
+        " that only the data knows; False: as `torch._dynamo.config` says",
+    )
+    capture_scalar_outputs: bool = knob(
+        True,
+        "graphs go on behind `x.item()`, `int(x)`, `float(x)`; False: as `torch._dynamo.config`"
+        " says",
+    )
     unbacked_sources: tuple[str, ...] = knob(
         (),
         "the same, of sizes that the program may not ask for",

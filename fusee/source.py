@@ -13,6 +13,8 @@ class SymbolPlace(Protocol):
     def index(self) -> int: ...
     @property
     def axis(self) -> int | None: ...
+    @property
+    def unbacked(self) -> Any: ...
 
 
 def define(source: str, function: str, title: str, names: Mapping[str, Any]) -> Callable[..., Any]:
@@ -51,11 +53,20 @@ class HostSource:
         """Lines of the body; one level of indentation is added."""
         self.lines += [f"    {line}" for line in lines]
 
-    def read_symbols(self, symbols: Mapping[str, SymbolPlace]) -> None:
-        """The value of each symbol in this call, by its name."""
+    def read_symbols(
+        self, symbols: Mapping[str, SymbolPlace], result: Callable[[int], str] | None = None
+    ) -> None:
+        """The value of each symbol in this call, by its name.
+
+        result   what a result is called, by its number; None: results are not there yet
+        """
         for name, place in symbols.items():
-            axis = "" if place.axis is None else f".size({place.axis})"
-            self.add(f"{name} = {self.input(place.index)}{axis}")
+            if place.unbacked is None:
+                axis = "" if place.axis is None else f".size({place.axis})"
+                self.add(f"{name} = {self.input(place.index)}{axis}")
+            elif result is not None:
+                axis = ".item()" if place.axis is None else f".size({place.axis})"
+                self.add(f"{name} = {result(place.index)}{axis}")
 
     def hold(self, name: str, value: Any) -> str:
         """The name that an object gets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from fusee.aten.tracer import Builder, Store, Value
 from fusee.errors import TraceError
 from fusee.fake.mode import with_bits
 from fusee.sym.expr import Size, hint, known_ge, product
+from fusee.sym.shape_env import wrapped
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- sources
@@ -218,9 +219,9 @@ class Inputs:
     def specs(self) -> tuple[InputSpec, ...]:
         return tuple(self._specs)
 
-    def symbols(self) -> dict[str, SymbolSource]:
-        """Where a call reads each symbol. raises TraceError if no input shows one of them."""
-        found = shown_symbols(self._specs)
+    def symbols(self, unbacked: Mapping[str, SymbolSource]) -> dict[str, SymbolSource]:
+        """Where a call reads each symbol, inputs or results. raises TraceError if none shows it."""
+        found = {**shown_symbols(self._specs), **unbacked}
         for name in self.to_size.by_name:
             if name not in found:
                 raise TraceError(f"no input has the size {name}, which the graph computes with")
@@ -263,6 +264,7 @@ class Results:
         )
         self._choose_carriers([self.b.values[id(x)] for x in self.leaves if id(x) in self.b.values])
         self.outputs = tuple(self._output(i, x) for i, x in enumerate(self.leaves))
+        self.unbacked = self._unbacked()
 
     def graph(self, mutations: tuple[Mutation, ...], no_autocast: bool) -> AtenGraph:
         """What was traced, without dead and equal calls. Call it last, once.
@@ -280,10 +282,11 @@ class Results:
             outputs=self.outputs,
             mutations=mutations,
             structure=self.structure,
-            symbols=self.given.symbols(),
+            symbols=self.given.symbols(self.unbacked),
             to_size=self.to_size,
             no_autocast=no_autocast,
             from_start=frozenset(b.from_start),
+            required=b.required(),
         )
 
     def _output(self, i: int, x: Any) -> OutputSpec:
@@ -355,6 +358,18 @@ class Results:
         x, y = value.tensor, base.tensor
         counts = [product(map(self.to_size, t.shape)) for t in (x, y)]
         return x.dtype == y.dtype and counts[0] == counts[1] and self._is_dense(value)
+
+    def _unbacked(self) -> dict[str, SymbolSource]:
+        """Where a call reads the symbols that only data knows: what shows one becomes a result."""
+        found, env = {}, self.b.twins.env
+        assert env is not None or not self.b.shown
+        for symbol, (node, axis) in self.b.shown.items():
+            if node not in self.nodes:
+                self.nodes.append(node)
+                self.tensors.append(node.meta["val"])
+            number = wrapped(env, symbol.expr)  # type: ignore[arg-type]
+            found[symbol.name] = SymbolSource(self.nodes.index(node), axis, number)
+        return found
 
     def position(self, value: Value) -> int:
         """Append a result: what `value` holds, in memory that no other storage has."""

@@ -25,6 +25,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
 from fusee.fake.rules import LAYERS, overloads
+from fusee.fake.unbacked import narrowed, selected
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
@@ -207,6 +208,9 @@ def _slice(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     _, axis, start, end, step = bound(op, args, kwargs)
     axis %= x.dim()
     n = x.shape[axis]
+    ends = narrowed(x, axis, start, end, step)
+    if ends is not None:
+        return t.view(op, x, axis, *ends, 1)
     start, end = _bound(start, n, 0), _bound(end, n, n)
     if step == 1 and same_ints((start, end), (0, n)):
         return t.same(x)
@@ -229,6 +233,9 @@ def _bound(at: Any, n: Any, default: Any) -> Any:
 def _select(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
     axis, index = args[1] % x.dim(), args[2]
+    place = selected(x, axis, index)
+    if place is not None:
+        return t.view(op, x, axis, place)
     if index < 0:
         index = index + x.shape[axis]
     return t.view(op, x, axis, index)
@@ -413,12 +420,43 @@ def _one_hot(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 @ALWAYS.rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    if any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
+    if _has_mask(args[1]) and t.b.twins.env is not None:
+        return t.record(aten.index.Tensor, (args[0], _without_masks(t, args[1])), kwargs)
+    if _has_mask(args[1]):
         raise t.b.unsupported(
             "indexing with a mask gives as many elements as the mask has ones",
             remedy="torch.where, or masked_fill, keeps the shape",
         )
     return t.record(aten.index.Tensor, args, kwargs)
+
+
+@ALWAYS.rule(aten.index_put.default, aten._unsafe_index_put.default)
+def _index_put(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, indices, values, accumulate = bound(op, args, kwargs)[:4]
+    env, to_size = t.b.twins.env, t.b.to_size
+    is_fill = len(indices) == 1 and not accumulate and all(n == 1 for n in values.shape)
+    if env is None or to_size is None or is_fill or not _has_mask(indices):
+        return t.record(op, args, kwargs)
+    found = _without_masks(t, indices)
+    twins = [None if index is None else t.value(index).tensor for index in found]
+    made = t.run_meta(aten.index.Tensor, (t.value(x).tensor, twins), {})
+    for n, m in zip(reversed(values.shape), reversed(made.shape)):
+        if type(n) is not int or n != 1:
+            env.data.require(to_size(n), "==", to_size(m))
+    return t.record(op, (x, found, values, accumulate), {})
+
+
+def _has_mask(indices: Sequence[Any]) -> bool:
+    return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
+
+
+def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
+    """Indices with those where a mask is true in place of the mask."""
+    return [
+        index
+        for x in indices
+        for index in (t.places(x) if x is not None and _has_mask((x,)) else (x,))
+    ]
 
 
 def _is_there(asked: torch.device, present: torch.device) -> bool:

@@ -10,6 +10,7 @@ order. node.meta of each holds
     val          the result without data: shape, strides and dtype are eager's; several: a tuple
     device       where eager has the result
     stack_trace  the user's lines, as fx writes them
+    alone        True: it shows a size that only data knows, and so runs by itself
 Sizes in arguments are `sym` sizes: ints, or Expr in a graph with `symbols`. Those of `val` are ints
 or torch's SymInts, which `to_size` turns into sizes. A number may stand in any tensor's place among
 the arguments, as eager's "wrapped numbers" do.
@@ -36,6 +37,7 @@ from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
 from fusee.source import HostSource, define, listed
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
+from fusee.sym.shape_env import Relation
 
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.
@@ -67,6 +69,7 @@ def function_source(graph: Source, for_people: bool = False) -> str:
     names = [node.name for node in nodes if node.op == "placeholder"]
     write = HostSource("graph", ", ".join(names), names.__getitem__)
     write.read_symbols(graph.symbols)
+    readings = Readings(graph) if isinstance(graph, AtenGraph) else None
     last = {} if for_people else _last_uses(nodes)
     line = None
     for node in nodes:
@@ -79,6 +82,8 @@ def function_source(graph: Source, for_people: bool = False) -> str:
         if text is not None:
             note = f"  # {_note(node.meta.get('val'))}" if for_people else ""
             write.add(f"{text}{note if node.op == 'call_function' else ''}")
+        if readings is not None:
+            write.add(*readings.lines(node, node.name))
         if node in last:
             write.add(f"del {', '.join(last[node])}")
     return str(write)
@@ -273,10 +278,47 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class SymbolSource:
-    """Where a call reads a symbol: the input itself (axis None), or its size along `axis`."""
+    """Where a call reads a symbol: the input itself (axis None), or its size along `axis`.
+
+    unbacked  the SymInt of a symbol that only data knows: it is read from the result `index`, its
+              size along `axis` or the integer that it holds
+    """
 
     index: int
     axis: int | None
+    unbacked: Any = None
+
+
+class OtherSizes(Exception):
+    """Sizes that only the data knows are not as the graph takes them to be: eager runs."""
+
+
+class Readings:
+    """How a call reads unbacked symbols, in lines of Python."""
+
+    def __init__(self, graph: AtenGraph) -> None:
+        self.places: dict[fx.Node, list[tuple[str, str]]] = {}
+        found = {name: at for name, at in graph.symbols.items() if at.unbacked is not None}
+        results = graph.results if found else []
+        for name, at in found.items():
+            text = ".item()" if at.axis is None else f".size({at.axis})"
+            self.places.setdefault(results[at.index], []).append((name, text))
+        self.unread, self.required = set(found), graph.required
+
+    def lines(self, node: fx.Node, value: str) -> list[str]:
+        """What comes once a node is there, as `value`: the readings, and what must hold of them."""
+        places = self.places.get(node, ())
+        lines = [f"{name} = {value}{text}" for name, text in places]
+        self.unread.difference_update(name for name, _ in places)
+        left = []
+        for one in self.required if lines else ():
+            names = (s.name for s in (*symbols(one.a), *symbols(one.b)))
+            if self.unread.isdisjoint(names):
+                lines.append(f"if not {one}: raise OtherSizes")
+            else:
+                left.append(one)
+        self.required = tuple(left) if lines else self.required
+        return lines
 
 
 def shown_symbols(inputs: Iterable[InputSpec]) -> dict[str, SymbolSource]:
@@ -318,6 +360,7 @@ class AtenGraph:
     to_size       an int or SymInt of this graph's arguments and metas as a Size
     no_autocast   the caller has autocast on: casts are in the graph, operators must not cast again
     from_start    inputs that must begin their memory, since offsets in the graph count from there
+    required      what must hold of unbacked symbols; where it does not, OtherSizes is raised
     """
 
     graph: fx.Graph
@@ -330,6 +373,7 @@ class AtenGraph:
     to_size: Callable[[Any], Size] = int
     no_autocast: bool = False
     from_start: frozenset[int] = frozenset()
+    required: tuple[Relation, ...] = ()
     _module: fx.GraphModule | None = None
 
     @property
@@ -427,6 +471,7 @@ class PartSource:
 def function(source: str, constants: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
     """What `fusee.aten.graph.function_source` wrote, to be called."""
     names: dict[str, Any] = {"torch": torch, "recurrent_layer": recurrent_layer, **constants}
+    names["OtherSizes"] = OtherSizes
     return define(source, "graph", "aten graph", names)
 
 
@@ -558,7 +603,7 @@ def returning(
         return write.function("results")
     write.names.update(increment_version=increment_version, retyped=retyped)
     write.add(f"results = run({taken})")
-    write.read_symbols(graph.symbols)
+    write.read_symbols(graph.symbols, "results[{}]".format)
     write.add(*(f"increment_version({write.input(m.index)})" for m in graph.mutations))
     write.add(*(f"{write.input(index)}.copy_(results[{k}])" for index, k in rebinds))
     for k, spec in enumerate(outputs):

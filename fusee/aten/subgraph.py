@@ -105,6 +105,10 @@ class Copier:
         """An input for a size of the other graph that no tensor among the inputs shows."""
         made = self.graph.placeholder(f"size_{name}")
         source = whole.symbols[name]
+        if source.unbacked is not None:
+            made.meta = {"val": source.unbacked}
+            known = whole.to_size(source.unbacked)
+            return InputSpec(0, made.name, None, (), (), 0, None, symbol=known)
         given, spec = whole.placeholders[source.index].meta["val"], whole.inputs[source.index]
         made.meta = {"val": given if source.axis is None else given.shape[source.axis]}
         size = spec.symbol if source.axis is None else spec.size[source.axis]

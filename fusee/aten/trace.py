@@ -49,6 +49,7 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError, user_line
 from fusee.fake.mode import Twins, fake_mode, may_raise
+from fusee.fake.unbacked import UNBACKED, unbacked_env
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- scalars
@@ -324,6 +325,13 @@ def _run(
         args, call = (t, *args), _new_tensor
     if is_read(call, args):
         call = read
+    elif call is torch.Tensor.item and t.b.twins.env is not None and _is_integer(args[0]):
+        call = t.number
+    elif call is torch.ops.aten._assert_scalar.default and isinstance(args[0], torch.SymBool):
+        holds = args[0].node
+        if holds.is_pending():
+            return holds.env.data.require(holds.a, holds.op, holds.b)
+        args = (holds.guarded(), *args[1:])
     elif any(isinstance(x, torch.SymInt) for x in args) and not holds_scalar(args):
         if not any(isinstance(x, torch.Tensor) for x in args):
             call = of_sizes(call) or call
@@ -344,6 +352,11 @@ def _run(
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         name = target if isinstance(target, str) else target.__name__
         raise failed(t, name, error) from error
+
+
+def _is_integer(x: Any) -> bool:
+    dtype = x.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _module(
@@ -580,8 +593,12 @@ def start(
         [*example_inputs, *(node.meta.get("example_value") for node in placeholders)]
     )
     to_size = Symbols()
+    env = unbacked_env(gm.graph)
+    if env is not None:
+        mode = mode or fake_mode()
+        mode.cache_enabled = False  # whose keys know torch's own symbols alone
     if mode is not None:
-        b = Builder(Twins(mode), to_size)
+        b = Builder(Twins(mode, env), to_size)
     else:
         b = Builder(Twins(fake_mode() if with_devices else None), None)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
@@ -596,7 +613,7 @@ def _whatever_it_holds(op: OpOverload) -> Rule | None:
     writes = write_rule(op)
     if writes is not None:
         return writes
-    return None if _NEEDS_VALUES.isdisjoint(op.tags) else _refuse_values
+    return None if _NEEDS_VALUES.isdisjoint(op.tags) else _read_sizes
 
 
 def _policy(
@@ -639,7 +656,9 @@ def opaque_rule(op: OpOverload) -> Rule:
     return Tracer.record
 
 
-def _refuse_values(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if t.b.twins.env is not None and (op in UNBACKED or is_composite(op)):
+        return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
     raise t.b.unsupported(f"what {op} returns depends on the values of tensors")
 
 

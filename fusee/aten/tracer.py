@@ -26,8 +26,10 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
+from fusee.fake.unbacked import UNBACKED
 from fusee.source import Rules
-from fusee.sym.expr import Size
+from fusee.sym.expr import Size, Symbol, only_symbol, symbols
+from fusee.sym.shape_env import Relation, size_of, wrapped
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- autocast
@@ -159,6 +161,10 @@ class Builder:
         self.constants: dict[str, torch.Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
         self.has_opaque = False  # whether any tensor is one
+        self.known = 0 if twins.env is None else len(twins.env.data.required)  # by capture
+        # of unbacked symbols, where they show: a result, and its axis
+        self.shown: dict[Symbol, tuple[fx.Node, int | None]] = {}
+        self.places_in: dict[fx.Node, torch.Tensor] = {}  # by mask, what nonzero() gives for it
         self.from_start: set[int] = set()  # as AtenGraph's
 
     # -------------------------------------------------------------------------- nodes
@@ -295,6 +301,11 @@ class Builder:
         self.values[id(old)] = value
         del self.values[id(tensor)]
         return value
+
+    def required(self) -> tuple[Relation, ...]:
+        """What must hold of the unbacked symbols of this graph."""
+        env = self.twins.env
+        return () if env is None else tuple(env.data.required[self.known :])
 
     def unsupported(self, reason: str, remedy: str | None = None) -> TraceError:
         """The error for a program that has no functional ATen graph."""
@@ -538,7 +549,31 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor):
                     self.adopt(item, node, i, device)
+        if op in UNBACKED:
+            node.meta.update(alone=True, recompute="save")  # its size belongs to its one run
+            for x in out if isinstance(out, tuple) else (out,):
+                for axis, n in enumerate(x.shape):
+                    if type(n) is torch.SymInt and (symbol := only_symbol(size_of(n))) is not None:
+                        self.b.shown.setdefault(symbol, (self.node(x), axis))
         return out
+
+    def places(self, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Where a mask is true, once for all that use it: an index for each of its axes."""
+        node = self.node(mask)
+        if node not in self.b.places_in:
+            self.b.places_in[node] = self.call(aten.nonzero.default, mask)
+        found = self.b.places_in[node]
+        return tuple(self.call(aten.select.int, found, 1, k) for k in range(mask.dim()))
+
+    def number(self, x: torch.Tensor) -> Any:
+        """The integer that a tensor holds, an unbacked symbol."""
+        env = self.b.twins.env
+        assert env is not None
+        info = torch.iinfo(x.dtype)
+        size = env.data.new(info.min, info.max)
+        (symbol,) = symbols(size)
+        self.b.shown[symbol] = self.node(x.clone()), None
+        return wrapped(env, size)
 
     def adopt(
         self, out: torch.Tensor, node: fx.Node, pick: int | None, device: torch.device

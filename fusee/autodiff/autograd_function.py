@@ -433,10 +433,7 @@ def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any])
         *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
     )
     ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
-    ctx.numbers = [
-        inputs[at.index] if at.axis is None else inputs[at.index].size(at.axis)
-        for at in split.joint.aten.symbols.values()
-    ]
+    ctx.numbers = _numbers(split.joint, inputs, results)
     ctx.done, ctx.later = frozenset(), ()
     ctx.has_hooks = has_saved_tensor_hooks()
     ctx.set_materialize_grads(False)
@@ -457,6 +454,18 @@ def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[...,
             return apply(*given)
 
     return run
+
+
+def _numbers(joint: Joint, inputs: Sequence[Any], results: Sequence[Any]) -> list[int]:
+    """The value of each symbol, for the forward's inputs and what it gave."""
+    found = []
+    for at in joint.aten.symbols.values():
+        x = (inputs if at.unbacked is None else results)[at.index]
+        if at.axis is not None:
+            found.append(x.size(at.axis))
+        else:
+            found.append(x if at.unbacked is None else x.item())
+    return found
 
 
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:

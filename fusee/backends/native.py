@@ -45,6 +45,7 @@ from fusee.backends.report import (
     remember,
 )
 from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
+from fusee.backends.stages import is_staged, staged
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
@@ -217,6 +218,15 @@ def _run(
         return form
 
     target.prepare()
+    if is_staged(aten):
+        if aten.required:  # which checks by example know nothing of
+            options = dataclasses.replace(options, check=False)
+        given: Any = {"target": target, "options": options, "report": report}
+        compile_part: Any = partial(_run, **given, large_bytes=large_bytes)
+        body = staged(
+            aten, compile_part, example_inputs, partial(_refuse, report.name) if plain else None
+        )
+        return body if plain else lambda inputs: body(*inputs)
     with process.paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, derived, target, report)

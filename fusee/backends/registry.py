@@ -482,6 +482,17 @@ for _name, _run, _help in (
 _WITH_SYMBOLS = frozenset({"fusee", "eager", "aot_eager", "openvino"})
 
 
+# Those that read sizes off results. Engines have no part for that: a graph ends there as before.
+_WITH_UNBACKED = frozenset({"fusee", "eager", "aot_eager"})
+
+
+def takes_unbacked(backend: Any) -> bool:
+    """Whether a backend takes graphs with sizes that only the data knows."""
+    if isinstance(backend, str):
+        return backend.lower() in _WITH_UNBACKED
+    return takes_symbols(backend)
+
+
 def takes_symbols(backend: Any) -> bool:
     """Whether a backend takes graphs with open sizes; functions say so by `takes_symbols`."""
     if isinstance(backend, str):

@@ -116,13 +116,13 @@ def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Ten
     names: dict[str, Any] = {f"part{k}": call for k, call in enumerate(calls)}
     names.update(
         row_major=lambda x: x if x.is_contiguous() else x.contiguous(),
-        laid_out=_laid_out,
+        laid_out=laid_out,
         no_grad=torch.no_grad,
     )
     return define(source, "body", "body", names)
 
 
-def _laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
+def laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
     """A result with the strides that it has as a view of what is no result."""
     if x.stride() == steps:
         return x

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.graph import AtenGraph, InputSpec, returning
+from fusee.aten.graph import AtenGraph, InputSpec, OtherSizes, is_pure, returning
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.joint import Split
 from fusee.backends.report import Report
@@ -45,7 +45,7 @@ def bind(
     """
     call = returning(aten, run, spread=spread, module=gm)
     written = {mutation.index for mutation in aten.mutations}
-    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+    return _guarded(gm, call, aten, written, report)
 
 
 def bind_split(
@@ -86,7 +86,40 @@ def bind_split(
         rebinds=joint.rebinds,
         detached=joint.detached,
     )
-    return _from_start(gm, _apart(gm, call, aten.inputs, joint.written, report), aten, report)
+    return _guarded(gm, call, aten, joint.written, report)
+
+
+def _guarded(
+    gm: fx.GraphModule, call: Call, aten: AtenGraph, written: Collection[int], report: Report
+) -> Call:
+    call = _of_these_sizes(gm, call, aten, report)
+    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+
+
+# ---------------------------------------------------------------------------- sizes
+
+
+def _of_these_sizes(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+    """`call` where sizes that only data knows are as its graph takes them to be, `gm` elsewhere.
+
+    They are not where eager raises, or for sizes of 0 that nobody thinks of.
+    """
+    if not aten.required:
+        return call
+    draws = any(n.op == "call_function" and not is_pure(n) for n in aten.graph.nodes)
+    generator = torch.default_generator
+
+    def checked(*given: Any) -> Any:
+        before = generator.get_state() if draws else None
+        try:
+            return call(*given)
+        except OtherSizes:
+            if before is not None:
+                generator.set_state(before)
+            return gm.forward(*given)
+
+    report.notes.append(f"calls run eagerly unless {', '.join(map(str, aten.required))}")
+    return checked
 
 
 # ---------------------------------------------------------------------------- apart

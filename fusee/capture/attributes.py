@@ -72,6 +72,10 @@ class Capturing(Semantics):
         self.policy = policy
         self.world = World(self.where, varies or Varying())
         self.world.machine = self
+        if not policy.is_exporting:
+            if self.world.varies.reads_sizes:
+                self.world.mode.env = self.world.symbols.env
+            self.world.recorder.reads_numbers = self.world.varies.reads_numbers
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]
@@ -93,6 +97,10 @@ class Capturing(Semantics):
             text = next(users, top).where
             self._said = weakref.ref(top), top.at, text
         return text
+
+    def expects(self, x: Any) -> bool:
+        """Let the graph check what only data knows; False: no graph may."""
+        raise NotImplementedError
 
     def left_by(self, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames

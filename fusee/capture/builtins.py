@@ -346,6 +346,29 @@ def _to_number(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
 
 
+# ------------------------------------------------------------------------------ checks of sizes
+
+
+@stands_for(torch._check_with)
+def _check_with(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    """A check of torch's, whose own code imports sympy. Where it fails, eager says what it says."""
+    _, holds, *_ = args
+    if type(holds) is torch.SymBool and holds.node.is_pending() and m.expects(holds):
+        return
+    if not (type(holds) is bool or symbols.is_open(holds)) or not m.truth(holds):
+        raise GraphBreak("a check of torch's fails")
+
+
+@stands_for(getattr(torch._check_is_size, "__wrapped__", torch._check_is_size))
+def _check_is_size(
+    m: Capturing, args: Args, kwargs: Kwargs, of: Callable[..., Any] = symbols.operated
+) -> None:
+    size, most = args[0], kwargs.get("max")
+    _check_with(m, (RuntimeError, of(operator.ge, size, 0)), {})
+    if most is not None:
+        _check_with(m, (RuntimeError, of(operator.le, size, most)), {})
+
+
 # ------------------------------------------------------------------------------ torch's state
 
 

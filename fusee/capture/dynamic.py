@@ -16,7 +16,7 @@ import torch
 from fusee import log
 from fusee.capture.bytecode import first_line
 from fusee.capture.sources import Dict, Held, Item, Local, Origin, SizeOf
-from fusee.capture.torch_api import Mark, compiler_setting, marks
+from fusee.capture.torch_api import Mark, compiler_setting, dynamo_switch, marks
 from fusee.config import CaptureOptions
 from fusee.runtime.cache import code_key
 from fusee.runtime.jobs import Job, job_named
@@ -109,6 +109,7 @@ class Varying:
 
     dynamic       as compile() has it: None, from their second value on; True, at once; False, never
     with_symbols  whether the backend takes graphs with open sizes; else sizes are constants
+    with_unbacked the same of sizes that only the data knows; else graphs end at them
     known         by the words of an origin: False for one whose value the program needs
     fixed         words of those that a relation made a constant of in one version
     """
@@ -119,9 +120,11 @@ class Varying:
         dynamic: bool | None = None,
         *,
         with_symbols: bool = True,
+        with_unbacked: bool = True,
         options: CaptureOptions | None = None,
     ) -> None:
         self.dynamic, self.with_symbols = dynamic, with_symbols
+        self.with_unbacked = with_unbacked
         self.options = options or CaptureOptions.parse()
         self.known: dict[str, bool] = {}
         self.fixed: set[str] = set()
@@ -159,6 +162,19 @@ class Varying:
         if self.dynamic is True and isinstance(origin, (SizeOf, Local)):
             return True
         return self.named(origin, value)
+
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether graphs go on behind sizes that only data knows."""
+        name, given = "capture_dynamic_output_shape_ops", self.options
+        is_on = given.capture_dynamic_output_shape_ops or dynamo_switch(name)
+        return self.with_unbacked and is_on
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether graphs go on behind numbers that tensors hold."""
+        is_on = self.options.capture_scalar_outputs or dynamo_switch("capture_scalar_outputs")
+        return self.with_unbacked and is_on
 
     def is_any(self) -> bool:
         """Whether anything but a learning rate may be an input."""

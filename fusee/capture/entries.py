@@ -506,7 +506,7 @@ class CompiledFunction:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
         times["guards"] = _milliseconds(begin)
-        if keeper is not None and known is None:
+        if keeper is not None and known is None and captured.symbols is None:
             keeper.keep(captured, compiled, values, self.policy)
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.function.__qualname__, lambda: "\n".join(found.told()))

@@ -256,6 +256,12 @@ class Machine(Capturing):
         return bool(x)
 
     def decides(self, f: Frame, at: int, x: Any) -> bool:
+        if type(x) is torch.SymBool and x.node.is_pending():
+            raising = opcodes.raising_truth(f.program, at)
+            if raising is not None and self.expects(
+                symbols.operated(operator.not_, x) if raising else x
+            ):
+                return not raising
         if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
             raising = opcodes.raising_truth(f.program, at)
             if raising is not None and not opcodes.is_caught(self.frames):
@@ -265,6 +271,16 @@ class Machine(Capturing):
                     torch._assert_async(holds)
                     return not raising
         return self.truth(x)
+
+    def expects(self, x: Any) -> bool:
+        """Let the graph check what only data knows; False: it may not, or nobody needs it."""
+        if self.checks is None or self.policy.is_exporting or opcodes.is_caught(self.frames):
+            return False
+        node = x.node
+        self.checks.append(x)
+        self.world.recorder.check(x)
+        node.env.note(node.a, node.op, node.b)
+        return True
 
     def subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, FakeTensor):

@@ -24,7 +24,7 @@ from torch import fx
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import Call, Origin
-from fusee.capture.torch_api import OpOverload, dynamo_switch
+from fusee.capture.torch_api import OpOverload
 
 # ---------------------------------------------------------------------------- numbers
 
@@ -298,16 +298,16 @@ def _has_text(x: complex) -> bool:
 
 
 # ---------------------------------------------------------------------------- readings
-# Numbers that a program takes out of tensors: `x.tolist()`, and `x.item()` if torch's
-# `capture_scalar_outputs` says so.
+# Numbers that a program takes out of tensors: `x.tolist()`, `x.item()`.
 #
 # They are read after the graph, from what it gives: the program can move them, return them and do
-# arithmetic with them. Where it needs the value of one, the graph ends.
+# arithmetic with them. Integers are unbacked symbols: a graph that needs one reads it as well.
+# Where the program needs the value of one, the graph ends.
 
 # Each is a line of what runs after the graph.
 _MOST = 256
 
-_SCALARS = {"item": None, "__float__": float, "__int__": int}
+_SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 
 
 def read(recorder: Any, name: str, args: tuple[Any, ...]) -> Any:
@@ -316,21 +316,23 @@ def read(recorder: Any, name: str, args: tuple[Any, ...]) -> Any:
     kind = float if x.is_floating_point() else int
     is_number = kind is float or x.dtype in _INTEGERS
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
-    if len(args) > 1 or not is_number or not is_main:
+    if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
         return None
     if name == "tolist" and x.numel() <= _MOST:
         values = _values(recorder, x)
         listed = Number(None, frozenset(), list, (torch.Tensor.tolist, values))
-        taken = [
-            _number(recorder, values, k, kind, (operator.getitem, listed, k))
-            for k in range(x.numel())
-        ]
-        return _nested(iter(taken), tuple(x.shape))
-    if name not in _SCALARS or x.numel() != 1 or not dynamo_switch("capture_scalar_outputs"):
+        taken = (
+            _number(recorder, values, k, (operator.getitem, listed, k)) for k in range(x.numel())
+        )
+        return _nested(taken, tuple(x.shape))
+    if name not in _SCALARS or x.numel() != 1 or not recorder.reads_numbers:
         return None
     values = _values(recorder, x)
-    found = _number(recorder, values, 0, kind, (torch.Tensor.item, values))
-    return converted(found, _SCALARS[name] or kind)
+    found = _number(recorder, values, 0, (torch.Tensor.item, values))
+    wanted = _SCALARS[name] or kind
+    if kind is float:
+        return converted(found, wanted)
+    return found if wanted is int else torch.sym_float(found)  # type: ignore[no-untyped-call]
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -342,15 +344,17 @@ def _values(recorder: Any, x: torch.Tensor) -> Any:
     return recorder.call(torch.clone, (flat,), {})
 
 
-def _number(recorder: Any, values: Any, k: int, kind: type, made: tuple[Any, ...]) -> Number:
-    """One of `values`. An integer may be more than the double that a graph has for it."""
+def _number(recorder: Any, values: Any, k: int, made: tuple[Any, ...]) -> Any:
+    """One of `values`."""
+    if not values.is_floating_point():
+        return recorder.symbols.element(values, k)
     recorder.has_numbers = True
 
     def write() -> Any:
         one = recorder.call(operator.getitem, (values, k), {})
         return recorder.item(one).node
 
-    return Number(write if kind is float else None, frozenset(), kind, made, is_late=True)
+    return Number(write, frozenset(), float, made, is_late=True)
 
 
 def _nested(items: Any, shape: tuple[int, ...]) -> Any:

@@ -120,6 +120,7 @@ class Rebuild:
         self.values: set[str] = set()
         self.outputs: list[torch.Tensor] = []
         self._memo: dict[int, str] = {}
+        self._lists: dict[int, str] = {}  # of tensors, whose elements the program has
         mirrors = world.mirrors.values()
         self._copies = {id(m.copy): m.origin for m in mirrors if m.copy is not None}
         self._places: list[str] = []
@@ -236,7 +237,17 @@ class Rebuild:
                     texts.append(repr(part))
             return self._named(f"''.join([{', '.join(texts)}])")
         if is_open(x):
-            return self._named(self.world.symbols.source(x, self.source))
+            symbols, read = self.world.symbols, {}
+            for symbol in symbols.unbacked(x):
+                shown, axis = symbols.shown[symbol]
+                text = yield shown
+                if axis is not None:
+                    read[symbol] = f"{text}.size({axis})"
+                    continue
+                listed = self._lists.get(id(shown)) or self._named(f"{text}.tolist()")
+                self._lists[id(shown)] = listed
+                read[symbol] = f"{listed}[{symbols.places[symbol]}]"
+            return self._named(symbols.source(x, self.source, read))
         maker = MAKERS.get(kind)
         if maker is not None:
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))

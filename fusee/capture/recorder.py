@@ -12,19 +12,17 @@ import functools
 import operator
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusee.capture.graph_break import GraphBreak
@@ -49,8 +47,8 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
+from fusee.capture.writes import is_in_place, refuse_new_geometry, refuse_overlaps
 from fusee.errors import source_line
-from fusee.fake.layouts import is_dense
 from fusee.fake.mode import name_may_raise, python_dispatcher, raises
 
 # ---------------------------------------------------------------------------- effects
@@ -88,7 +86,8 @@ def effects(node: fx.Node) -> set[str]:
     is_operator = isinstance(target, (OpOverload, OpOverloadPacket))
     is_unknown = is_mutable(target) if is_operator else "generator" in node.kwargs or not is_torchs
     # without a result it was called for something else
-    if node.meta.get("example_value", node) is None and not name.startswith("_assert"):
+    is_silent = name.startswith("_assert") or target is operator.setitem
+    if node.meta.get("example_value", node) is None and not is_silent:
         is_unknown = True
     if is_unknown:
         found |= {"writes", "anywhere"}
@@ -103,15 +102,6 @@ def effects(node: fx.Node) -> set[str]:
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
-
-
-def is_in_place(name: str) -> bool:
-    """Whether an operator with this name writes to its first operand."""
-    return name.endswith("_") and not name.endswith("__") and name not in _KEYWORDS
-
-
-# Functions of the module `operator` that would otherwise be words of Python.
-_KEYWORDS = ("and_", "or_", "not_")
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -151,75 +141,6 @@ def storages(nodes: Iterable[fx.Node]) -> set[int]:
     return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
 
 
-# ---------------------------------------------------------------------------- geometry
-# Calls that give a tensor another shape, other strides or more memory: the graph ends before them.
-#
-# Compiled code writes to a tensor of the caller's as that was when the graph began. What eager
-# resizes (`out=` of another size, `resize_`, `set_`) or turns (`t_`, `unsqueeze_`) runs in Python,
-# with eager's warnings, unless the tensor is the graph's own and nothing can share its memory.
-
-# These change the shape or the strides of a tensor, and not its memory.
-_TURN = {
-    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
-}  # fmt: skip
-# These change its memory, too.
-_RESIZE = {"resize_", "resize_as_", "set_"}
-
-
-def refuse_new_geometry(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_input: Callable[[Tensor], bool],
-    run: Callable[..., Any],
-) -> None:
-    """End the graph before a call on FakeTensors that changes more than the values of one.
-
-    is_input  whether a tensor is there before the graph
-    run       calls `func` on fakes, and writes nothing down
-    raises    GraphBreak; what eager raises for these arguments
-    """
-    name = getattr(func, "__name__", "").partition(".")[0]
-    is_operator = isinstance(func, (OpOverload, OpOverloadPacket))
-    if is_operator and name in _RESIZE:
-        raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
-    if name in _TURN and args and isinstance(args[0], Tensor) and is_input(args[0]):
-        raise GraphBreak(
-            f"{name}() changes the shape or strides of a tensor from outside the graph"
-        )
-    names = set(_results(func)) if is_operator else {"out"}
-    given = {key: x for key, x in kwargs.items() if key in names and x is not None}
-    outs = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor)]
-    with torch._C.DisableTorchFunction():
-        kept = [x for x in outs if is_input(x) or x.untyped_storage().nbytes()]
-        if not kept:
-            return
-        # meta kernels resize: so they get others to try
-        likes = pytree.tree_map_only(Tensor, _like, given)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run(func, args, {**kwargs, **likes})
-        for x, like in zip(outs, pytree.tree_leaves(likes), strict=True):
-            if like.shape != x.shape and any(x is one for one in kept):
-                raise GraphBreak(
-                    f"out= is resized from {list(x.shape)} to {list(like.shape)}",
-                    "give it a tensor of the result's shape",
-                )
-
-
-def _like(x: Tensor) -> Tensor:
-    return x.new_empty_strided(x.shape, x.stride())
-
-
-def _results(op: Any) -> Iterator[str]:
-    """The arguments by name that an operator writes to."""
-    overloads = [op] if isinstance(op, OpOverload) else [getattr(op, o) for o in op.overloads()]
-    for overload in overloads:
-        for given in overload._schema.arguments:
-            if given.kwarg_only and given.alias_info is not None:
-                yield given.name
-
-
 # ---------------------------------------------------------------------------- unknown
 # Torch calls whose results nobody knows before they have run: they end the graph.
 #
@@ -245,27 +166,6 @@ def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     return GraphBreak(f"{operator} has no fake kernel that says what its results look like", remedy)
 
 
-def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
-    """End the graph at a write that ATen may refuse, since elements share memory.
-
-    FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
-    """
-    written = kwargs.get("out")
-    may_be_operand = written is None or _is_pointwise(name)
-    if written is None and is_in_place(name) and args:
-        written = args[0]
-    for x in written if isinstance(written, (tuple, list)) else (written,):
-        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
-            continue
-        steps = [(n, step) for n, step in zip(x.shape, x.stride()) if n > 1]
-        reach = 1 + sum((n - 1) * step for n, step in steps)
-        shares = x.numel() > reach or any(step == 0 for _, step in steps)
-        if shares or any(_overlap(x, y, may_be_operand) for y in args):
-            raise GraphBreak(
-                f"{name} writes to memory that several elements or operands share", "clone() first"
-            )
-
-
 def refuse_masked_gradients(name: str, *operands: Any) -> None:
     """End the graph at `x[mask] = y` if y gets a gradient: of as many rows as mask has ones."""
     if name.strip("_") not in ("setitem", "index_put") or len(operands) < 3:
@@ -276,28 +176,6 @@ def refuse_masked_gradients(name: str, *operands: Any) -> None:
     if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
         if isinstance(value, torch.Tensor) and value.requires_grad:
             raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
-
-
-def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
-    """Whether two dense tensors have a part of their memory in common, or all of it."""
-    if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
-        return y is x and not may_be_same
-    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
-        return False
-    if not (is_dense(x) and is_dense(y)):
-        return False
-    first, second = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (x, y))
-    if first == second and x.stride() == y.stride():
-        return not may_be_same
-    return first[0] < second[1] and second[0] < first[1]
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_pointwise(name: str) -> bool:
-    """Whether each element depends on those at its place alone: `out` may be an operand."""
-    packet: Any = getattr(torch.ops.aten, name, None)
-    overloads = () if packet is None else packet.overloads()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
 
 
 def _needs_values(error: Exception) -> bool:
@@ -399,6 +277,7 @@ class Recorder(TorchFunctionMode):
         self.inference: bool | None = None  # whether its calls are in inference mode
         self.has_numbers = False
         self.symbols: Any = None  # of the capture
+        self.reads_numbers = False  # whether integers that tensors hold may be in the graph
         self.sizes: dict[Any, Any] = {}  # by symbol, what stands for it
         self.begins: Callable[[torch.Tensor], int] | None = None  # an input, in its memory
         self.answers: list[tuple[Any, ...]] = []  # of functions that got no tensor and gave none
@@ -418,6 +297,8 @@ class Recorder(TorchFunctionMode):
         """A placeholder for a tensor from outside, named after where it came from."""
         stem = name = re.sub(r"\W+", "_", words).strip("_") or "x"
         count = self._input_names.get(stem, 0)
+        if isinstance(fake, torch.Tensor) and re.fullmatch(r"[su]\d+", stem):
+            stem = name = f"x_{stem}"  # sizes have such names
         while name in self._input_names or name[0].isdigit():
             count += 1
             name = f"{'x' if stem[0].isdigit() else ''}{stem}_{count}"
@@ -488,7 +369,8 @@ class Recorder(TorchFunctionMode):
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
-        refuse_masked_gradients(name, *args)
+        if self.mode.env is None:
+            refuse_masked_gradients(name, *args)
         if func is operator.getitem and type(args[1]) is torch.SymInt:
             func, args = torch.select, (args[0], 0, args[1])  # C++ asks for its number
         if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
@@ -510,11 +392,17 @@ class Recorder(TorchFunctionMode):
         if name.startswith("_foreach_") and name.endswith("_"):
             return args[0]  # values change, and nothing else of hundreds of tensors
         try:
-            is_symbolic = self.symbols is not None and bool(self.symbols.origins)
+            first = len(self.symbols.env.data.made)
+            is_symbolic = bool(self.symbols.origins or first)
             kernels = python_dispatcher() if is_symbolic else contextlib.nullcontext()
-            with torch._C.DisableTorchFunction(), kernels, self.mode:
+            with (
+                torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
+            ):  # fmt: skip
                 refuse_overlaps(name, args, kwargs)
                 out = func(*shown(args), **shown(kwargs))
+                self.symbols.look(out, first)
+        except GraphBreak:
+            raise
         except Exception as error:
             unknown = ended_by(error, func, name)
             if unknown is not None:
@@ -682,12 +570,35 @@ class Recorder(TorchFunctionMode):
             return self.symbols.node(x, self.graph, self._symbol)
         return argument(printable(x), name, self.graph)
 
+    def check(self, holds: Any) -> None:
+        """Let the graph raise where a relation of sizes that only data knows does not hold."""
+        node = self.symbols.node(holds, self.graph, self._symbol)
+        op = torch.ops.aten._assert_scalar.default
+        made = self.graph.call_function(op, (node, f"not {holds.node}"))
+        self._finish(made, None)
+
     def _symbol(self, symbol: Any, x: Any) -> fx.Node:
-        """The placeholder of a size that varies."""
-        if symbol not in self.sizes:
+        """What gives a size that varies: a placeholder, or a call that reads it."""
+        if symbol in self.symbols.env.data.made:
+            x = self.sizes.setdefault(symbol, x)
+            if id(x) not in self.nodes:
+                self.adopt(x, self._reading(symbol))
+                self.nodes[id(x)].meta["example_value"] = x
+        elif symbol not in self.sizes:
             self.sizes[symbol] = x
             self.add_input(x, str(symbol))
         return self.node(self.sizes[symbol])
+
+    def _reading(self, symbol: Any) -> fx.Node:
+        if symbol not in self.symbols.shown:
+            raise GraphBreak(f"no tensor has the size {symbol}, which only the data knows")
+        shown, axis = self.symbols.shown[symbol]
+        if axis is not None:
+            return self.graph.call_method("size", (self.node(shown), axis))
+        if not self.reads_numbers:
+            raise GraphBreak("a torch call takes a number that a tensor holds")
+        one = self.call(operator.getitem, (shown, self.symbols.places[symbol]), {})
+        return self.graph.call_method("item", (self.node(one),))
 
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,9 +102,14 @@ def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
     return f"({text})" if within and len(a.terms) > 1 else text
 
 
-def size_source(a: Size, origins: Mapping[Symbol, Origin], source: Source) -> str:
-    """Python for a size, given where its symbols come from."""
-    named = {s: Symbol(source.variable(origins[s])).expr for s in symbols(a)}
+def size_source(
+    a: Size,
+    origins: Mapping[Symbol, Origin],
+    source: Source,
+    read: Mapping[Symbol, str] = types.MappingProxyType({}),
+) -> str:
+    """Python for a size, given where its symbols come from; `read`: those that are expressions."""
+    named = {s: Symbol(read.get(s) or source.variable(origins[s])).expr for s in symbols(a)}
     text = str(substitute(a, named))
     for name in ("min", "max"):
         if f"{name}(" in text:

@@ -6,6 +6,9 @@ later calls must meet; what needs the number itself (a loop over `range`, C code
 makes it that number. A size that is 0 or 1 when it is seen is a constant, since broadcasting tells
 it apart; a symbol may be 1 in later calls if nothing asked.
 
+A size that only the data knows, or an integer that a tensor holds, is an unbacked symbol: the
+graph reads it where it is needed, and so does what follows it. What needs its value ends the graph.
+
 source   torch.fx.experimental.symbolic_shapes, for what programs expect of it
 """
 
@@ -13,24 +16,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
 from fusee.capture.dynamic import Varying
+from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TensorFact
 from fusee.capture.relations import Relation, size_source
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
-from fusee.sym.expr import Call, Size, Symbol, symbols
+from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
+from fusee.sym.ranges import COMPARISONS
 from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
+from fusee.sym.unbacked import refuse
 
 
 class Text:
@@ -223,10 +230,26 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
         return Text.of(operator.mod, *operands)
     if function in (operator.invert, operator.inv) and kinds == {torch.SymInt}:
         return -operands[0] - 1
+    if function is operator.not_ and kinds == {torch.SymBool}:
+        return torch.sym_not(operands[0])  # type: ignore[no-untyped-call]
+    if function in _EXTREMES and _are_unbacked(operands) and not named:
+        return functools.reduce(_EXTREMES[function], operands)
     with contextlib.suppress(TypeError):  # what a SymInt does not know, such as ~: an int may
         found = function(*operands, **named)
-        return found.node.guarded() if type(found) is torch.SymBool else found
+        if type(found) is torch.SymBool and not found.node.is_pending():
+            return found.node.guarded()
+        return found
     return function(*map(value, operands), **value(named))
+
+
+_EXTREMES: dict[Any, Any] = {max: torch.sym_max, min: torch.sym_min}
+
+
+def _are_unbacked(numbers: Iterable[Any]) -> bool:
+    """Whether these are integers, of which only data knows one."""
+    open_ones = [x for x in numbers if type(x) is not int]
+    is_int = all(type(x) is torch.SymInt for x in open_ones)
+    return is_int and any(x.node.env.data.of(x.node.size) for x in open_ones)
 
 
 class Symbols:
@@ -235,20 +258,77 @@ class Symbols:
     env      answers questions about them
     origins  where each comes from
     dims     the sizes that torch.export's Dims stand for, by name
+    shown    where each unbacked one is read: a tensor, and its axis; None: in a list of integers
+             that is the tensor, at the place `places` says
     """
 
     def __init__(self, where: Callable[[], str], mode: Any) -> None:
         self.env = ShapeEnv(where)
+        self.env.data.is_asked, self.env.data.refuse = True, self._refuse
         self.mode = mode
         self.dims: dict[str, Any] = {}
         self.origins: dict[Symbol, Origin] = {}
+        self.shown: dict[Symbol, tuple[torch.Tensor, int | None]] = {}
+        self.places: dict[Symbol, int] = {}
         self.ends: dict[Symbol, int | None] = {}  # the greatest value, where there is one
         self.strict: set[Symbol] = set()  # marked: the program may not make constants of them
 
     def closed(self) -> Symbols | None:
         """These, once the capture is over; None if there are none."""
         self.env.where, self.env.is_over = str, True  # a backend's questions have no line
-        return self if self.origins else None
+        self.env.data.is_asked, self.env.data.refuse = False, refuse
+        return self if self.origins or self.env.data.made else None
+
+    def _refuse(self, asked: Any) -> NoReturn:
+        made = self.env.data.made
+        lines = {s: source_line(made[s]) for s in self.env.data.of(asked.a, asked.b) if made[s]}
+        raise GraphBreak(
+            f"the program needs to know {asked.asked}, which only the data tells"
+            + "".join(f"; {s} is a size, or a number, of {line}" for s, line in lines.items()),
+            "compute on tensors (torch.where)"
+            + f", or torch._check({asked}) before, if that always holds" * bool(asked.op),
+        )
+
+    @contextlib.contextmanager
+    def within_torch(self) -> Iterator[None]:
+        """Inside, torch asks about sizes, not the program."""
+        self.env.data.is_asked, before = False, self.env.data.is_asked
+        try:
+            yield
+        finally:
+            self.env.data.is_asked = before
+
+    def look(self, out: Any, first: int) -> None:
+        """Note where the unbacked symbols from number `first` on show in the result of a call."""
+        new = {s for k, s in enumerate(self.env.data.made) if k >= first}
+        for x in out if isinstance(out, (tuple, list)) else (out,):
+            sizes: Iterable[Any] = x.shape if new and isinstance(x, torch.Tensor) else ()
+            for axis, n in enumerate(sizes):
+                symbol = only_symbol(size_of(n)) if type(n) is torch.SymInt else None
+                if symbol is not None and symbol in new:
+                    self.shown.setdefault(symbol, (x, axis))
+
+    def element(self, values: torch.Tensor, place: int) -> Any:
+        """The integer at a place of a list, which the graph gives."""
+        info = torch.iinfo(values.dtype)
+        self.mode.cache_enabled = False
+        size = self.env.data.new(info.min, info.max)
+        (symbol,) = symbols(size)
+        self.shown[symbol], self.places[symbol] = (values, None), place
+        return wrapped(self.env, size)
+
+    def unbacked(self, x: Any) -> list[Symbol]:
+        """The symbols that are to be read for an open number after the graph."""
+        left, sizes = [x.node], []
+        while left:
+            node = left.pop()
+            if isinstance(node, FloatNode):
+                left += [y for y in node.operands if isinstance(y, Node)]
+            elif hasattr(node, "size"):
+                sizes.append(self.env.simplified(node.size))
+            else:
+                sizes += [node.a, node.b] if node.op else []
+        return list(dict.fromkeys(self.env.data.of(*sizes)))
 
     def moved(self, at: Callable[[Origin], Origin]) -> Symbols:
         """The same, from other origins."""
@@ -358,7 +438,10 @@ class Symbols:
     def node(self, x: Any, graph: fx.Graph, symbol_node: Callable[[Symbol, Any], fx.Node]) -> Any:
         """What a graph has for an open number: nodes that compute it from the symbols'."""
         if type(x) is torch.SymBool:
-            return x.node.guarded()
+            if not x.node.is_pending():
+                return x.node.guarded()
+            a, b = (self.size_node(n, graph, symbol_node) for n in (x.node.a, x.node.b))
+            return graph.call_function(COMPARISONS[x.node.op], (a, b))
         if type(x) is torch.SymFloat:
             return self._float(x.node, graph, symbol_node)
         return self.size_node(size_of(x), graph, symbol_node)
@@ -410,18 +493,24 @@ class Symbols:
 
     # ---------------------------------------------------------------------- after the graph
 
-    def source(self, x: Any, source: Source) -> str:
-        """Python that gives an open number after the graph."""
-        if type(x) is torch.SymBool:
-            return repr(x.node.guarded())
-        return self._node_source(x.node, source)
+    def source(self, x: Any, source: Source, read: Mapping[Symbol, str]) -> str:
+        """Python that gives an open number after the graph; `read`: of its unbacked symbols."""
+        return self._node_source(x.node, source, read)
 
-    def _node_source(self, node: Any, source: Source) -> str:
+    def _node_source(self, node: Any, source: Source, read: Mapping[Symbol, str]) -> str:
+        def text(a: Size) -> str:
+            return size_source(self.env.simplified(a), self.origins, source, read)
+
+        if node.kind is bool:
+            is_pending = node.is_pending()
+            return (
+                f"{text(node.a)} {node.op} {text(node.b)}" if is_pending else repr(node.guarded())
+            )
         if not isinstance(node, FloatNode):
-            return size_source(self.env.simplified(node.size), self.origins, source)
+            return text(node.size)
         if not isinstance(node.operands[0], Node):
             return source.constant(node.value)
-        operands = ", ".join(self._node_source(x, source) for x in node.operands)
+        operands = ", ".join(self._node_source(x, source, read) for x in node.operands)
         return f"{source.constant(node.function)}({operands})"
 
     def facts(self) -> Iterable[tuple[Origin, Relation, str]]:

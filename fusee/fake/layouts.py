@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fusee.sym.shape_env import SizeNode
 from fusee.sym.symint import same_ints
 
 Sizes = Sequence[Any]
@@ -81,6 +82,8 @@ def strides(size: Sizes, order: Sequence[int]) -> list[Any]:
     for axis in reversed(order):
         found[axis] = step
         n = size[axis]
+        if type(n) is not int and isinstance(n.node, SizeNode):
+            n.node.env.data.filled(n.node.size)
         step = step * (max(n, 1) if type(n) is int else n)
     return found
 

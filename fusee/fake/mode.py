@@ -32,7 +32,9 @@ from torch._subclasses import FakeTensorMode
 
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.rules import RULES, VIEWS, Found, overload, overloads, results
+from fusee.fake.unbacked import GEOMETRIES, UNBACKED
 from fusee.fake.views import OPEN_MAKERS, OPEN_VIEWS
+from fusee.sym.shape_env import ShapeEnv, size_of
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
@@ -326,6 +328,16 @@ def _quick_mode() -> type[FakeTensorMode]:
         if func is device_of:
             return _META if self.in_kernel_invocation else args[0].fake_device
         is_symbolic = _is_symbolic((args, kwargs))
+        if self.env is not None and func._schema.is_mutable:
+            if torch.is_inference_mode_enabled():  # where tensors do not count writes
+                self.env.data.forget_counts()
+        if self.env is not None and func in UNBACKED and _is_plain(self, args, kwargs):
+            return _wrapped(self, _on_device(UNBACKED[func](self.env, *args, **kwargs), _new))
+        if is_symbolic and func in _SQUEEZES:
+            _refuse_squeeze(*args)
+        elif is_symbolic and (place := GEOMETRIES.get(func)) is not None:
+            if (geometry := place(*args, **kwargs)) is not None:
+                func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
         if _takes_any_size(func) and _is_plain(self, args, kwargs):
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
@@ -349,7 +361,8 @@ def _quick_mode() -> type[FakeTensorMode]:
                 return by_torch(self, func, kinds, args, kwargs)
         return by_torch(self, func, kinds, args, kwargs)
 
-    return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch})
+    # env   the ShapeEnv for sizes that only data knows; None: such operators raise
+    return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch, "env": None})
 
 
 # Besides operators that go element by element: sizes of one and places of zero suit them.
@@ -503,6 +516,18 @@ def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeT
     return fake
 
 
+def _refuse_squeeze(x: Any, axes: Any = None) -> None:
+    """Refuse to drop an axis of which only data knows whether it has one element."""
+    axes = range(x.dim()) if axes is None else [axes] if isinstance(axes, int) else axes
+    for n in (x.shape[axis] for axis in axes):
+        pending = n == 1
+        if type(pending) is torch.SymBool and pending.node.is_pending():
+            pending.node.env.data.refuse(pending.node.relation())
+
+
+_SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
+_AS_STRIDED = overload("as_strided")
+
 # ------------------------------------------------------------------------------ tracing
 
 
@@ -530,10 +555,11 @@ class Twins:
     are FakeTensors.
 
     mode   of FakeTensors; None: plain meta tensors do
+    env    for sizes that only data knows; None: there are none
     """
 
-    def __init__(self, mode: FakeTensorMode | None = None) -> None:
-        self.mode = mode
+    def __init__(self, mode: FakeTensorMode | None = None, env: ShapeEnv | None = None) -> None:
+        self.mode, self.env = mode, env
 
     def empty(
         self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
@@ -547,7 +573,11 @@ class Twins:
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.mode is None and "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
-        found = results(op, args, kwargs)
+        is_unbacked = self.env is not None and op in UNBACKED
+        if self.env is not None and _name(op) in _EXTREMES:
+            _fill(self.env, args[0])
+        found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
+        found = results(op, args, kwargs) if found is None else found
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
         if self.mode is None:
@@ -568,6 +598,9 @@ class Twins:
             found = rule(x, *args, **kwargs)
             if found is not None:
                 return self.empty(found.size, found.stride, found.dtype, x.device)
+        place = GEOMETRIES.get(op)
+        if place is not None and (geometry := place(x, *args, **kwargs)) is not None:
+            return x.as_strided(*geometry)
         out: torch.Tensor = op(x, *args, **kwargs)
         return out
 
@@ -609,6 +642,14 @@ _DIVIDE = frozenset(
 _EXTREMES = frozenset(
     "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()
 )
+
+
+def _fill(env: ShapeEnv, x: torch.Tensor) -> None:
+    """Let a tensor with sizes that only data knows have elements, since eager raises otherwise."""
+    sizes: tuple[Any, ...] = x.shape
+    for n in sizes:
+        if type(n) is torch.SymInt and (size := size_of(n)) is not None:
+            env.data.filled(size)
 
 
 @functools.cache

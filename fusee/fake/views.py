@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fusee.fake.layouts import Sizes, Unsure, rows
 from fusee.fake.rules import overloads
+from fusee.sym.shape_env import SizeNode
 from fusee.sym.symint import same_ints
 
 Run = Callable[..., Any]
@@ -149,10 +150,14 @@ def _within(at: Any, n: Any) -> Any:
 @_view("split_with_sizes")
 def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
-    if sum(sizes) != x.shape[axis]:
+    if any(type(n) is int and n < 0 for n in sizes) or sum(sizes) != x.shape[axis]:
         return None
-    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    return [_sliced(x, axis, end - n, end) for n, end in zip(sizes, ends)]
+    parts = []
+    for k, n in enumerate(sizes):
+        size = [*x.shape]
+        size[axis] = n
+        parts.append(_strided(x, size, x.stride(), sum(sizes[:k]) * x.stride(axis)))
+    return parts
 
 
 @_view("split.Tensor unsafe_split.Tensor")
@@ -202,9 +207,18 @@ def _ask_pairs(new: Sizes, old: Sizes) -> None:
     """
     for n in new:
         if isinstance(n, torch.SymInt) and not any(same_ints((n,), (m,)) for m in old):
-            like = (m for m in old if isinstance(m, torch.SymInt) and m.node.hint == n.node.hint)
+            like = (
+                m for m in old if isinstance(m, torch.SymInt) and _now(m) == _now(n) is not None
+            )
             if (found := next(like, None)) is not None:
                 bool(n == found)
+
+
+def _now(n: Any) -> int | None:
+    """The value of a size in this call; None if only data knows it."""
+    is_ours = isinstance(n.node, SizeNode)
+    found: int | None = None if is_ours and n.node.env.data.of(n.node.size) else n.node.hint
+    return found
 
 
 def _steps(old: Sizes, stride: Sizes, new: Sizes) -> list[Any] | None:

@@ -31,7 +31,8 @@ from fusee.sym.expr import (
     substitute,
     symbols,
 )
-from fusee.sym.ranges import COMPARISONS, OPPOSITE, Ranges
+from fusee.sym.ranges import COMPARISONS, OPPOSITE, Form, Ranges
+from fusee.sym.unbacked import Unbacked
 
 
 class Relation(NamedTuple):
@@ -45,6 +46,11 @@ class Relation(NamedTuple):
     def __str__(self) -> str:
         return f"{self.a} {self.op} {self.b}"
 
+    @property
+    def asked(self) -> str:
+        """What a question is about that has no answer; without `op`, a number."""
+        return f"whether {self}" if self.op else f"the value of {self.a}"
+
 
 class ShapeEnv:
     """The open sizes of one capture, and what it relied on about them.
@@ -52,12 +58,14 @@ class ShapeEnv:
     where      gives the user's present line
     is_over    whether the program has ended: text of a size may say how it is computed
     relations  what must hold in later calls beside the symbols' own ranges
+    data       those that only data knows
     """
 
     def __init__(self, where: Callable[[], str] = str) -> None:
         self.where = where
         self.is_over = False
         self._relations: dict[tuple[Size, str, int | None], Relation] = {}
+        self.data = Unbacked(self)
         self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
         self._ranges = Ranges()
 
@@ -85,23 +93,43 @@ class ShapeEnv:
         """Whether `a op b`; from here on it is so in all calls."""
         if (known := self.known(a, op, b)) is not None:
             return known
-        difference = self.simplified(a - b)
-        found = COMPARISONS[op](hint(difference), 0)
-        form = self._ranges.form(difference, op if found else OPPOSITE[op])
-        assert not isinstance(form, bool)
-        core, op, k = self._ranges.note(form)
+        if self.data.of(self.simplified(a - b)):
+            return self.data.answer(self.simplified(a), op, self.simplified(b), OPPOSITE[op])
+        found = COMPARISONS[op](hint(self.simplified(a - b)), 0)
+        core, op, k = self.note(a, op if found else OPPOSITE[op], b)
         # of two bounds of the same size the later one is the closer one
         relation = Relation(*_sides(core, op, k), self.where())
         self._relations[core, op, k if op == "!=" else None] = relation
-        if op == "==":
-            self._identify(core - k)
         return found
+
+    def relation(self, a: Size, op: str, b: Size) -> Relation:
+        """What the user's present line asks."""
+        return Relation(self.simplified(a), op, self.simplified(b), self.where())
 
     def value(self, a: Size) -> int:
         """The number that `a` is; from here on it is this one in all calls."""
         found = hint(a)
+        if self.data.of(self.simplified(a)):
+            self.data.refuse(self.relation(a, "", found))
         self.holds(a, "==", found)
         return found
+
+    def note(self, a: Size, op: str, b: Size) -> Form:
+        """From here on `a op b`, which was open; in other words if those say more."""
+        form = self._ranges.form(self.simplified(a - b), op)
+        assert not isinstance(form, bool)
+        core, op, k = self._ranges.note(form)
+        if op == "==":
+            self._identify(core - k)
+        return core, op, k
+
+    def bound(self, symbol: Symbol, hi: int | None) -> None:
+        """Note the greatest value of a new symbol."""
+        self._ranges.symbol(symbol, hi)
+
+    def limits(self, a: Size) -> tuple[int | None, int | None]:
+        """The least and the greatest value of `a` (inclusive), as far as they are known."""
+        return self._ranges.range(self.simplified(a))
 
     def _identify(self, difference: Size) -> None:
         """Let a symbol be what an equation says it is, if that is a size."""
@@ -251,7 +279,16 @@ class BoolNode(Node):
     def __init__(self, env: ShapeEnv, a: Any, op: str, b: Size) -> None:
         super().__init__(env)
         self.a, self.op, self.b = a, op, b
-        self.expr = self  # torch 2.11's statically_known_true reads it before it asks for an env
+        self.expr = self  # torch's statically_known_true reads it before it asks for an env
+
+    # torch asks a ShapeEnv where it has an answer of its own if there is none
+    @property
+    def shape_env(self) -> Unbacked | None:  # type: ignore[override]
+        return self.env.data if self.is_pending() else None
+
+    @property
+    def _hint(self) -> bool | None:
+        return None if self.is_pending() else self.hint
 
     @property
     def hint(self) -> bool:
@@ -271,6 +308,20 @@ class BoolNode(Node):
         if not self.op:
             return bool(self.a)
         return self.env.known(self.a, self.op, self.b)
+
+    def relation(self) -> Relation:
+        return self.env.relation(self.a, self.op, self.b)
+
+    def is_pending(self) -> bool:
+        """Whether only data knows the answer."""
+        return bool(self.op and self.env.data.of(self.a, self.b)) and self.maybe_as_bool() is None
+
+    def expect_true(self, file: str, line: int) -> bool:
+        """What torch checks. Sizes that broadcast need not be equal, so that is no check."""
+        if self.op == "==" or not self.is_pending():
+            return self.guarded()
+        self.env.data.require(self.a, self.op, self.b)
+        return True
 
     def statically_known_true(self, file: str, line: int) -> bool:
         return bool(self.maybe_as_bool())
@@ -546,7 +597,10 @@ class SizeNode(Node):
         """1 or -1, from here on in all calls; 0 for no divisor."""
         if not divisor.hint:
             return 0
-        return 1 if self.env.holds(divisor.size, ">", 0) else -1
+        env, size = self.env, divisor.size
+        if env.data.of(size) and env.data.is_asked and env.known(size, ">=", 0):
+            env.data.require(size, ">", 0)
+        return 1 if env.holds(size, ">", 0) else -1
 
     def pow_by_natural(self, other: SizeNode) -> SizeNode:
         total: Size = 1
@@ -556,6 +610,9 @@ class SizeNode(Node):
 
     def sym_max(self, other: SizeNode) -> SizeNode:
         known = self.env.known(self.size, ">=", other.size)
+        if known is None and other.size == 1 and not self.env.data.is_asked:  # of strides
+            self.env.data.filled(self.size)
+            known = True if self.env.data.of(self.size) else None
         return (
             self._made(maximum(self.size, other.size))
             if known is None
@@ -618,7 +675,9 @@ class SizeNode(Node):
         return FloatNode(self.env, float, (self,), float(self.hint), (self.size, 1))
 
     def int_truediv(self, other: SizeNode) -> FloatNode:
-        if self.env.holds(other.size, "==", 0):
+        if self.env.data.of(other.size):
+            self.env.data.require(other.size, "!=", 0)
+        elif self.env.holds(other.size, "==", 0):
             raise ZeroDivisionError("division by zero")
         value, quotient = self.hint / other.hint, (self.size, other.size)
         return FloatNode(self.env, operator.truediv, (self, other), value, quotient)

@@ -1,0 +1,178 @@
+"""Runs a graph in which sizes show that only the data knows, stage by stage.
+
+An operator that gives such a size runs by itself, on eager's kernel, and the size is read off its
+result; so is an integer off the tensor that holds it. What needs a size comes in a later stage than
+what shows it. A stage is one part, compiled as any graph with open sizes: it has a memory plan of
+its own, and frames for the sizes seen last. What depends on no such size is in the first stage, and
+sizes that depend on none of each other are all read before the second.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fusee.aten.graph import AtenGraph, OtherSizes, Readings, must_run, used_symbols
+from fusee.aten.subgraph import Part, cut
+from fusee.backends.resume import laid_out
+from fusee.source import HostSource, listed
+
+# Compiles a part, given the whole graph's inputs among its own: what takes a list of inputs.
+CompilePart = Callable[[AtenGraph, list[Any]], Callable[[tuple[Any, ...]], Sequence[Any]]]
+Refuse = Callable[[Sequence[Any]], None]
+
+
+def is_staged(aten: AtenGraph) -> bool:
+    """Whether sizes show in the course of a call."""
+    return any(at.unbacked is not None for at in aten.symbols.values())
+
+
+def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """Per stage: the calls of its part, and the calls that run by themselves after it."""
+    shown: dict[fx.Node, list[str]] = {}
+    for name, at in aten.symbols.items():
+        if at.unbacked is not None:
+            shown.setdefault(aten.results[at.index], []).append(name)
+    level: dict[fx.Node, int] = {}
+    alone: set[fx.Node] = set()
+    of_symbol: dict[str, int] = {}
+    latest = 0  # of what must run in the program's order
+    for node in aten.graph.nodes:
+        if node.op != "call_function":
+            continue
+        given = node.all_input_nodes
+        picks = node.target is operator.getitem and given[0] in alone
+        after = [level.get(x, 0) + (x in alone and not picks) for x in given]
+        if picks or node.meta.get("alone"):
+            alone.add(node)
+        else:
+            used = used_symbols([node], aten.to_size)
+            after += [of_symbol.get(name, 0) for name in used]
+        level[node] = max([*after, latest if must_run(node) else 0])
+        if must_run(node):
+            latest = level[node]
+        of_symbol.update((name, level[node] + 1) for name in shown.get(node, ()))
+    count = max(level.values(), default=-1) + 1
+    found: list[tuple[list[fx.Node], list[fx.Node]]] = [([], []) for _ in range(count)]
+    for node, number in level.items():
+        found[number][node in alone].append(node)
+    return found
+
+
+class _Body:
+    """The function that calls the parts."""
+
+    def __init__(self, aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any]) -> None:
+        self.aten, self.compile_part, self.examples = aten, compile_part, examples
+        self.name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
+        self.place = {node: k for k, node in enumerate(aten.placeholders)}
+        self.write = HostSource(
+            "body",
+            listed(self.name.values())[1:-1],
+            "x{}".format,
+            laid_out=laid_out,
+            no_grad=torch.no_grad,
+            OtherSizes=OtherSizes,
+        )
+        self.readings = Readings(aten)
+        self.count = 0
+
+    def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
+        aten, write = self.aten, self.write
+        if refuse is not None:
+            write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
+            write.add(f"if is_grad_enabled(): refuse({listed(self.name.values())})")
+        write.read_symbols(aten.symbols)
+        for node in aten.graph.find_nodes(op="get_attr"):
+            self.name[node] = write.hold(f"c{len(self.name)}", aten.constants[str(node.target)])
+        steps: list[Part | fx.Node] = []
+        for together, alone in levels(aten):
+            steps += [*cut(aten, [(False, tuple(together))]), *alone]
+        gone = self._last_readers(steps)
+        for k, step in enumerate(steps):
+            made = self._call(step) if isinstance(step, fx.Node) else self._part(step)
+            for node in made:
+                write.add(*self.readings.lines(node, self.name[node]))
+            if names := [self.name[node] for node in gone.get(k, ())]:
+                write.add(f"del {', '.join(names)}")
+        self._finish()
+        return write.function("body")
+
+    def _named(self, node: fx.Node) -> str:
+        self.name[node] = f"v{len(self.name)}"
+        return self.name[node]
+
+    def _part(self, part: Part) -> Sequence[fx.Node]:
+        examples = [
+            self.examples[self.place[x]] if isinstance(x, fx.Node) and x in self.place else None
+            for x in part.inputs
+        ]
+        call = self.write.hold(f"part{self.count}", self.compile_part(part.graph, examples))
+        self.count += 1
+        given = listed(self.name[x] if isinstance(x, fx.Node) else x for x in part.inputs)
+        names = "".join(f"{self._named(node)}, " for node in part.outputs)
+        self.write.add(f"{names}{'= ' * bool(names)}{call}({given})")
+        return part.outputs
+
+    def _call(self, node: fx.Node) -> Sequence[fx.Node]:
+        """A call that runs by itself. Its result lies as the graph takes it to."""
+        if node.target is operator.getitem:
+            of, place = node.args
+            text = f"{self.name[of]}[{place}]"  # type: ignore[index]  # a node
+        else:
+            target: Any = node.target
+            call = self.write.hold(str(target).replace(".", "_"), target)
+            args = [self._argument(x) for x in node.args]
+            args += [f"{key}={self._argument(x)}" for key, x in node.kwargs.items()]
+            text = f"{call}({', '.join(args)})"
+        self.write.add(f"{self._named(node)} = {text}")
+        return (node,)
+
+    def _argument(self, x: Any) -> str:
+        if isinstance(x, fx.Node):
+            return self.name[x]
+        if isinstance(x, (list, tuple)):
+            return listed(map(self._argument, x))
+        return str(x) if not isinstance(x, str) else repr(x)
+
+    def _last_readers(self, steps: Sequence[Part | fx.Node]) -> dict[int, list[fx.Node]]:
+        """After which step nobody reads a computed value again."""
+        kept, last = set(self.aten.results), dict[fx.Node, int]()
+        for k, step in enumerate(steps):
+            made = [step] if isinstance(step, fx.Node) else step.outputs
+            given = step.all_input_nodes if isinstance(step, fx.Node) else step.inputs
+            last.update((node, k) for node in made)
+            last.update((x, k) for x in given if isinstance(x, fx.Node) and x in last)
+        found: dict[int, list[fx.Node]] = {}
+        for node, k in last.items():
+            if node not in kept:
+                found.setdefault(k, []).append(node)
+        return found
+
+    def _finish(self) -> None:
+        aten, write, results = self.aten, self.write, self.aten.results
+        for node in dict.fromkeys(results):
+            if node.op == "call_function":
+                steps = listed(map(aten.to_size, node.meta["val"].stride()))
+                name = self.name[node]
+                write.add(f"if {name}.stride() != {steps}: {name} = laid_out({name}, {steps})")
+        if aten.mutations:
+            write.add("with no_grad():")
+        for m in aten.mutations:
+            write.add(f"    {write.input(m.index)}.copy_({self.name[results[m.position]]})")
+        write.add(f"return {listed(self.name[node] for node in results)}")
+
+
+def staged(
+    aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any], refuse: Refuse | None
+) -> Callable[..., Sequence[Any]]:
+    """What runs a graph, writes included: from its inputs to its results.
+
+    examples   one per InputSpec
+    refuse     looks at the inputs where grad mode is on, and may raise
+    """
+    return _Body(aten, compile_part, examples).function(refuse)

@@ -1,0 +1,132 @@
+"""Sizes, and integers, that only data knows: what they are shows when the graph has run so far.
+
+Of such a symbol nothing is answered but what holds for all its values. torch's own code asks for
+each size whether it is 0 or 1, and hears that it is neither, as it says of unbacked symbols itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from fusee.errors import TraceError
+from fusee.sym.expr import Expr, Size, Symbol, maximum, minimum, substitute, symbols
+
+_GUESS = 4099  # what such a size may be, for decisions of speed
+
+
+class Unbacked:
+    """The unbacked symbols of a ShapeEnv.
+
+    made      the symbols in order, and the lines that made them
+    required  what must hold of them in each call: else eager raises, or lays a result out otherwise
+    is_asked  whether the program asks now; False: torch does
+    refuse    raises for a question that has no answer
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.made: dict[Symbol, str] = {}
+        self.required: list[Any] = []
+        self.is_asked = False
+        self.refuse: Callable[[Any], NoReturn] = refuse
+        self._counts: dict[int, tuple[torch.Tensor, int, Expr]] = {}  # of masks, by id
+
+    def new(self, lo: int = 0, hi: int | None = None) -> Expr:
+        """A new symbol that is `lo` to `hi` (inclusive)."""
+        symbol = Symbol(f"u{len(self.made)}", lo, hint=_GUESS)
+        self.made[symbol] = self.env.where()
+        self.env.bound(symbol, hi)
+        return symbol.expr
+
+    def count(self, mask: torch.Tensor) -> Expr:
+        """How many elements of a mask are true: the same for all who ask before it changes."""
+        version = 0 if mask.is_inference() else mask._version
+        known = None if self.env.is_over else self._counts.get(id(mask))
+        if known is None or known[1] != version:
+            known = self._counts[id(mask)] = mask, version, self.new()
+        return known[2]
+
+    def forget_counts(self) -> None:
+        """Tensors are written to that do not tell."""
+        self._counts.clear()
+
+    def of(self, *sizes: Size) -> list[Symbol]:
+        """The unbacked symbols in these sizes."""
+        return [s for a in sizes for s in symbols(a) if s in self.made] if self.made else []
+
+    def answer(self, a: Size, op: str, b: Size, opposite: str) -> bool:
+        """Whether `a op b`, which is not known. raises what `refuse` does"""
+        guessed = None if self.is_asked else self.guessed(a, op, b)
+        if guessed is None:
+            self.refuse(self.env.relation(a, op, b))
+        if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
+            self.required.append(self.env.relation(a, op if guessed else opposite, b))
+        return guessed
+
+    def guessed(self, a: Size, op: str, b: Size) -> bool | None:
+        """Whether `a op b` of sizes that are neither 0 nor 1; None if that does not tell."""
+        likely: dict[Symbol, Size] = {}
+        for s in self.of(a, b):
+            low, _ = self.env.limits(s.expr)
+            likely[s] = Symbol(s.name, max(low or 0, 2), hint=s.hint).expr
+        found: bool | None = self.env.known(substitute(a, likely), op, substitute(b, likely))
+        if found is None and isinstance(b, int) and 0 <= b <= 2 and self.env.known(a, ">=", 0):
+            found = self.env.known(Symbol("size", 2).expr, op, b)
+        return found
+
+    def _may_be_negative(self, *sizes: Size) -> bool:
+        """Whether there are numbers in these that are no sizes yet."""
+        return any(not self.env.known(s.expr, ">=", 0) for s in self.of(*sizes))
+
+    def require(self, a: Size, op: str, b: Size) -> None:
+        """Let `a op b` hold: where it does not, eager raises."""
+        if self.env.known(a, op, b) is None:
+            self.required.append(self.env.relation(a, op, b))
+            self.env.note(a, op, b)
+
+    def filled(self, a: Size) -> None:
+        """A stride is a multiple of `a`, which it is not where `a` is 0: eager runs then."""
+        if self.of(a) and self.env.known(a, ">=", 1) is None and not self.is_asked:
+            self.required.append(self.env.relation(a, ">=", 1))
+
+    def place(self, at: Size, n: Size) -> Size:
+        """An index as Python takes it: from the end on. Outside of `n` elements eager raises."""
+        self.require(at, "<", n)
+        self.require(at, ">=", -n)
+        if not self.env.known(at, ">=", 0):
+            at = at + n * maximum(minimum(-at, 1), 0)
+            for op, end in ((">=", 0), ("<", n)):
+                if self.env.known(at, op, end) is None:
+                    self.env.note(at, op, end)
+        return at
+
+    def inside(self, at: Size, n: Size) -> Size:
+        """A bound of a slice of `n` elements as Python takes it: from the end on, cut to them."""
+        if not self.env.known(at, ">=", 0):
+            at = at + n * maximum(minimum(-at, 1), 0)
+        return maximum(minimum(at, n), 0)
+
+    # ------------------------------------------------------------------ as a ShapeEnv of torch's
+
+    def evaluate_sym_node(
+        self, node: Any, size_oblivious: bool = False, fallback_value: bool = False
+    ) -> bool:
+        """The answer to a question that torch can do without."""
+        is_number = self._may_be_negative(node.a, node.b)
+        guessed = None if is_number else self.guessed(node.a, node.op, node.b)
+        return fallback_value if guessed is None else guessed
+
+    def _maybe_evaluate_static(self, node: Any) -> bool | None:
+        found: bool | None = node.maybe_as_bool()
+        return found
+
+
+def refuse(asked: Any) -> NoReturn:
+    """There is no graph that holds for all values of the symbols."""
+    raise TraceError(
+        f"{asked.asked} only the values of tensors tell",
+        did="stopped tracing this graph; the caller may run it eagerly",
+    )

@@ -1,0 +1,390 @@
+"""Sizes and integers that only data knows: one graph, right for all data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fusee
+from fusee.backends import registry
+from fusee.errors import GraphBreakError
+
+Program = Callable[[Tensor], Any]
+
+
+def data() -> list[Tensor]:
+    """Some that are positive, none, one, all."""
+    torch.manual_seed(1)
+    x = torch.randn(6, 4)
+    one = -x.abs()
+    one[2, 0] = 1
+    return [x, torch.randn(6, 4), -x.abs(), one, x.abs()]
+
+
+def same(want: Any, got: Any) -> None:
+    """Values, classes, dtypes and strides."""
+    assert type(want) is type(got), (want, got)
+    if isinstance(want, Tensor):
+        torch.testing.assert_close(got, want, equal_nan=True)
+        assert got.stride() == want.stride()
+    elif isinstance(want, (tuple, list)):
+        assert len(want) == len(got)
+        for one, other in zip(want, got, strict=True):
+            same(one, other)
+    else:
+        assert want == got
+
+
+def outcome(run: Program, x: Tensor) -> Any:
+    try:
+        return run(x.clone())
+    except Exception as error:  # noqa: BLE001  # the exception is what is compared
+        return type(error).__name__, str(error)
+
+
+def graphs_of(program: Program, backend: str = "eager", **options: bool) -> int:
+    """Runs a program over all data beside eager; how many graphs that takes."""
+    graphs = []
+    real = registry.lookup(backend)
+
+    def compile_graph(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        graphs.append(gm)
+        return real(gm, examples)
+
+    compile_graph.__dict__["takes_symbols"] = True
+    compiled = fusee.compile(program, backend=compile_graph, options=options or None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusee.errors.FuseeWarning)
+        for x in data():
+            same(outcome(program, x), outcome(compiled, x))
+    return len(graphs)
+
+
+# ---------------------------------------------------------------------------- one graph
+
+
+def places(x: Tensor) -> Any:
+    i, j = torch.where(x > 0)
+    return torch.nonzero(x > 0) * 2, i + j, torch.argwhere(x > 0).float().mean(0)
+
+
+def sizes(x: Tensor) -> Any:
+    i = torch.nonzero(x > 0)
+    n = i.shape[0]
+    return i.shape, n, i.numel(), len(i), [n * 2, max(n, 3)], f"{n} of {x.shape}", n / 2, n // 4
+
+
+def chosen(x: Tensor) -> Any:
+    rows, mask = x[:, 0] > 0, x > 0
+    return x[rows] + (x * 2)[rows], x[mask].relu(), x[:, x[0] > 0] * 2, x.masked_select(mask)
+
+
+def assigned(x: Tensor) -> Any:
+    y, mask, rows = torch.zeros_like(x), x > 0, x[:, 0] > 0
+    y[mask] = x[mask] * 2
+    y[rows] += x[rows]
+    y[~rows] -= 1
+    return y, y.index_fill(0, torch.nonzero(rows)[:, 0], 2.0)
+
+
+def groups(x: Tensor) -> Any:
+    whole = (x * 2).int()
+    values, counts = torch.unique(whole, return_counts=True)
+    runs = torch.unique_consecutive(whole > 0, return_inverse=True, return_counts=True)
+    return values * counts, runs, torch.unique(whole > 0, dim=0), torch.unique(whole, dim=1)
+
+
+def counted(x: Tensor) -> Any:
+    repeats = (x[:, 0] > 0).long() + 1
+    counts = torch.bincount((x.abs() * 3).long().flatten(), minlength=2)
+    return counts * 2, torch.repeat_interleave(repeats), x.repeat_interleave(repeats, 0) + 1
+
+
+def numbers(x: Tensor) -> Any:
+    n = int((x > 0).sum().item())
+    return torch.arange(n) * 2, torch.zeros(n, 2), x * n, x[0].expand(n, 4) * 2, n * 2, float(n)
+
+
+def slices(x: Tensor) -> Any:
+    a, b = (x[:, 0] > 0).long()[:2].tolist()
+    n = int((x[:, 0] > 0).sum())
+    y = x.clone()
+    y[:n] = 1
+    return x[n:], x[:-n] + 1, x[a : a + b + 2] * 2, x[n - 1], y, x.narrow(0, 0, a)
+
+
+def split(x: Tensor) -> Any:
+    a, b = (x[:, 0] > 0).long()[:2].add(1).tolist()
+    return [part * 2 for part in x.split([a, b, 6 - a - b])]
+
+
+def computed(x: Tensor) -> Any:
+    rows = x[x[:, 0] > 0]
+    flat = x[x > 0]
+    return (
+        rows.softmax(-1), F.layer_norm(rows, (4,)), rows @ rows.T, F.pad(rows, (1, 1)),
+        rows.view(rows.shape[0], 2, 2).transpose(1, 2).reshape(-1), flat[:, None] * flat,
+        flat.sum(), flat.mean(), flat.cumsum(0), flat.sort().values, torch.stack([flat, flat]),
+        torch.cat([rows, x[x[:, 0] <= 0]]), torch.where(flat > 1, flat, -flat),
+    )  # fmt: skip
+
+
+def changed(x: Tensor) -> Any:
+    y = x[x > 0]
+    y.add_(1)
+    x[x > 0] = 0
+    return y, x
+
+
+def checked(x: Tensor) -> Any:
+    n = (x > 0).sum().item()
+    torch._check(n >= 0)
+    if n > 24:  # as pytest leaves it: it rewrites asserts
+        raise AssertionError(f"{n} are too many")
+    return x * n, (5 if n <= 30 else 6)
+
+
+PROGRAMS = [
+    places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed, changed,
+    checked,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_one_graph_serves_all_data(program: Program, backend: str) -> None:
+    assert graphs_of(program, backend) == 1
+
+
+def extreme(x: Tensor) -> Tensor:
+    return x[x > 0].max()
+
+
+def selected(x: Tensor) -> Tensor:
+    return x[x[:, 0] > 0][1]
+
+
+def reshaped(x: Tensor) -> Tensor:
+    rows = x[x[:, 0] > 0]
+    return rows.view(rows.shape[0], -1)
+
+
+def refused(x: Tensor) -> Tensor:
+    n = int((x > 0).sum())
+    torch._check(n > 3, lambda: "too few")
+    return torch.ones(n)
+
+
+def asserted(x: Tensor) -> Tensor:
+    rows = torch.nonzero(x > 0)
+    if rows.shape[0] <= 3:
+        raise AssertionError("too few")
+    return rows * 2
+
+
+def divided(x: Tensor) -> Tensor:
+    return x * (1 / (x > 0).sum().item())
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("program", [extreme, selected, reshaped, refused, asserted, divided])
+def test_where_eager_raises_for_some_data(program: Program, backend: str) -> None:
+    assert any(type(outcome(program, x)) is tuple for x in data())
+    graphs_of(program, backend)
+    whole = fusee.compile(program, backend=backend, fullgraph=True)
+    same(program(data()[-1]), whole(data()[-1]))
+
+
+# ---------------------------------------------------------------------------- more graphs
+
+
+def branch(x: Tensor) -> Tensor:
+    rows = torch.nonzero(x > 0)
+    return x * 2 if rows.shape[0] > 5 else x
+
+
+def loop(x: Tensor) -> Tensor:
+    for _ in range(torch.nonzero(x > 0).shape[0]):
+        x = x + 1
+    return x
+
+
+def two_masks(x: Tensor) -> Tensor:
+    return x[x[:, 0] > 0] + x[x[:, 1] > 0]
+
+
+def squeezed(x: Tensor) -> Tensor:
+    return torch.nonzero(x[:, 0] > 0).squeeze()
+
+
+@pytest.mark.parametrize("program", [branch, loop, two_masks, squeezed])
+def test_what_needs_the_value_ends_the_graph(program: Program) -> None:
+    graphs_of(program)
+    line = program.__code__.co_firstlineno
+    with pytest.raises(GraphBreakError, match=r"the data tells.*test_unbacked.py:\d+") as found:
+        fusee.compile(program, fullgraph=True)(data()[0])
+    assert any(f"test_unbacked.py:{line + k}" in str(found.value) for k in (1, 2, 3))
+
+
+def test_a_check_answers() -> None:
+    def program(x: Tensor) -> Tensor:
+        rows, others = x[x[:, 0] > 9], x[x[:, 1] > 9]
+        torch._check(rows.shape[0] == others.shape[0])
+        return rows + others
+
+    compiled = fusee.compile(program, fullgraph=True)
+    for x in data():
+        same(program(x), compiled(x))
+
+
+def test_options() -> None:
+    for program, option in (
+        (places, "capture_dynamic_output_shape_ops"),
+        (numbers, "capture_scalar_outputs"),
+    ):
+        whole = fusee.compile(program, fullgraph=True, options={option: False})
+        with pytest.raises(GraphBreakError, match="needs the value"):
+            whole(data()[0])
+        assert graphs_of(program, "eager", **{option: False}) > 1
+
+
+def test_writes_between_masks() -> None:
+    def program(x: Tensor) -> Any:
+        mask = x > 0
+        first = x[mask]
+        mask[0] = False
+        return first, x[mask]
+
+    assert graphs_of(program, "fusee") == 1
+    with torch.inference_mode():
+        assert graphs_of(program, "fusee") == 1
+
+
+# ---------------------------------------------------------------------------- training
+
+
+class Experts(nn.Module):
+    """Each row goes to one of three."""
+
+    def __init__(self, assigns: bool) -> None:
+        super().__init__()
+        self.assigns = assigns
+        self.gate = nn.Linear(4, 3)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, index = self.gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            mask = index == k
+            if self.assigns:
+                out[mask] = expert(x[mask]) * best[mask, None]
+            else:
+                rows = torch.where(mask)[0]
+                out = out.index_add(0, rows, expert(x[rows]) * best[rows, None])
+        return out
+
+
+class Selected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, rows, mask = x @ self.weight, x[:, 0] > 0, x > 0
+        n = rows.sum().item()
+        put = y.clone()
+        put[mask] = put[mask] * 3
+        parts = (
+            F.gelu(y[rows]).sum(), y[:n].exp().sum(), y.masked_select(mask).sum(), put.relu().sum(),
+            y.repeat_interleave(rows.long() + 1, 0).sin().sum(), y.sum() * n,
+        )  # fmt: skip
+        return torch.stack(parts)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+@pytest.mark.parametrize("make", [lambda: Experts(False), lambda: Experts(True), Selected])
+def test_gradients(make: Callable[[], nn.Module], backend: str) -> None:
+    torch.manual_seed(0)
+    model = make()
+    compiled = fusee.compile(model, backend=backend, fullgraph=True)
+
+    def step(run: Callable[..., Tensor], x: Tensor) -> list[Tensor | None]:
+        model.zero_grad()
+        x = x.clone().requires_grad_()
+        out = run(x)
+        (out * out).sum().backward()
+        return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+    for x in data():
+        for want, got in zip(step(model, x), step(compiled, x), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_experts_are_two_stages() -> None:
+    """All sizes are read before any expert runs."""
+    from fusee.aten.trace import trace
+    from fusee.backends.stages import levels
+
+    model = Experts(assigns=False)
+    found = []
+
+    def backend(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        found.append(levels(trace(gm, examples)))
+        return gm.forward
+
+    backend.__dict__["takes_symbols"] = True
+    with torch.no_grad():
+        fusee.compile(model, backend=backend, fullgraph=True)(data()[0])
+    (stages,) = found
+    assert [len(alone) for _, alone in stages] == [3, 0]
+
+
+# ---------------------------------------------------------------------------- random programs
+
+# Each takes the tensors so far, of any sizes, and gives one more.
+STEPS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x * 2 - 1,
+    lambda x: x[x > 0],
+    lambda x: x[x[:, 0] > 0] if x.dim() == 2 else x[x < 1],
+    lambda x: x.flatten().sin(),
+    lambda x: torch.nonzero(x > 0).float(),
+    lambda x: x.masked_select(x < 0.5),
+    lambda x: x.cumsum(0),
+    lambda x: x.softmax(-1),
+    lambda x: x.T.contiguous() if x.dim() == 2 else x[:, None],
+    lambda x: x[: (x > 0).sum().item()],
+    lambda x: x[(x > 9).sum().item() :],
+    lambda x: torch.arange(int((x > 0).sum())).float(),
+    lambda x: torch.unique((x * 2).int()).float(),
+    lambda x: x.repeat_interleave(2, 0),
+    lambda x: x.masked_fill(x > 0, 0.5),
+    lambda x: x.sum(0, keepdim=True),
+    lambda x: torch.cat([x, x]),
+    lambda x: x.index_select(0, torch.nonzero(x.reshape(x.shape[0], -1).sum(1) > 0)[:, 0]),
+]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 3)), min_size=1, max_size=6),
+    st.sampled_from(["eager", "aot_eager", "fusee"]),
+)
+def test_random_programs(steps: list[tuple[int, int]], backend: str) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        made = [x]
+        for which, of in steps:
+            made.append(STEPS[which](made[-1 - of % len(made)]))
+        return made[1:]
+
+    graphs_of(program, backend)
