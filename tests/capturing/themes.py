@@ -1,8 +1,8 @@
 """What programs may be about beside plain Python: each program draws a few of these themes.
 
 A theme adds rows to what vocabulary.py has (the same notation), so programs mix its rows with all
-others. Kinds of its own: IX integer tensor, N array, Q deque, GS generator that is sent to, GT
-generator of tensors, RG random generator, NN module, X exception.
+others. Kinds of its own: W tensor of some rows of 3, IX integer tensor, N array, Q deque, GS
+generator that is sent to, GT generator of tensors, RG random generator, NN module, X exception.
 """
 
 from __future__ import annotations
@@ -1550,6 +1550,79 @@ def defaulted(k, into=[]):
     ],
 )
 
+SIZES = Theme(
+    expressions=_rows(
+        W="""
+            wide; longer; <W> * <F>; <W> + <W>; <W>[1:]; <W>[:<I> % 4]; <W>.relu(); <W>.softmax(0);
+            torch.cat([<W>, <W>]); <W>.cumsum(0); <W>.flip(0); <W>.clone(); <W>[::2]; <W>.add_(1);
+            <W> + torch.ones(<W>.shape[0], 1); <W>.t().t(); torch.zeros_like(<W>);
+            <W>.reshape(-1, 3); <W>.view(<W>.shape); torch.zeros(len(<W>), 3); <W>.roll(1, 0);
+            <W> @ torch.eye(3); torch.where(<W> > 0, <W>, 0.0); <W>.new_zeros(<W>.size(0), 3);
+            F.pad(<W>, (0, 0, 1, 0)); torch.stack(list(<W>)); <W>.sort(0).values; <W>.repeat(2, 1);
+            F.layer_norm(<W>, (3,)); torch.arange(<W>.shape[0])[:, None] * <W>; <W>.detach();
+            <W>.narrow(0, 0, <W>.shape[0] // 2); <W>.expand(<W>.shape[0], 3); <W>.tril();
+            <W>.unsqueeze(0).squeeze(0); <W>.split(<I> % 4 + 1)[0]; <W>.unflatten(0, (-1, 2))[:, 0];
+            torch.add(<W>, 1, out=<W>); <W>.t().contiguous().t(); <W>.index_select(0,
+            torch.arange(<W>.shape[0] - 1)); F.conv1d(<W>.t(), torch.ones(3, 3, 2)).t()
+        """,
+        T="""
+            <W>.sum() + <T>; <W>.mean() * <T>; <W>.sum(1)[:1] + <T>; F.pad(<W>.sum(0), (0, 1));
+            <W>.max() - <T>; <W>.reshape(-1)[:4] + 0; <T> * <W>.shape[0]; <T> + len(<W>);
+            <W>.std() + <T>; <W>[<I>].sum() + <T>; <T> / <W>.shape[0]; (<W> @ <W>.t())[0, 0] * <T>
+        """,
+        I="""
+            <W>.shape[0]; len(<W>); <W>.numel(); <W>.size(0) // 2; <W>.shape[0] * 2 - 1;
+            <W>.stride(0); max(<W>.shape); <W>.shape.numel() % 5; [*<W>.shape][-1]; <W>.dim();
+            math.ceil(<W>.shape[0] / 2); hash(<W>.shape[0]); <W>.nbytes; <W>.shape[<I>];
+            int(str(<W>.shape[0])); sum(<W>.shape)
+        """,
+        F="<W>.shape[0] / 2; math.sqrt(<W>.shape[0]); <W>.shape[0] ** 0.5; float(len(<W>))",
+        B="""
+            <W>.shape[0] > 3; <W>.shape == <W>.shape; len(<W>) in <LI>; <W>.shape[0] % 2 == 0;
+            <W>.is_contiguous(); not <W>.shape[0] - 2; <W>.shape[0] is <W>.shape[0] + 0;
+            isinstance(<W>.shape[0], int); <W>.shape[0] in <D>
+        """,
+        S="str(<W>.shape); f'{<I>} of {<LI>}'; str(len(<W>)); repr([<W>.shape[0]])",
+        LI="""
+            list(<W>.shape); [<W>.shape[0], <I>]; list(range(<W>.shape[0])); [len(r) for r in <W>];
+            sorted(<W>.shape)
+        """,
+        D="{'a': <W>.shape[0]}; {<S>: len(<W>)}; dict(zip('ab', <W>.shape))",
+        SE="{<W>.shape[0]}; set(<W>.shape)",
+    ),
+    statements=_words("""
+        log.append(<W>.shape); log.append(<W>); <W>.mul_(2); <W>[0] = 1.0; <W>[1:].zero_();
+        <W>[<W>.shape[0] - 1] += 1; log.append((len(<W>), <W>.shape)); <W>[:, 0] = <W>.shape[0];
+        box.extra = <W>.shape[0]; table['s'] = len(<W>); wide = <W>; log.append({<W>.shape[0]: 1});
+        assert <W>.shape[0] > 1, <S>; kept.append(<W>.shape[0]); raise ValueError(<W>.shape);
+        wide = torch.cat([wide, <W>]); longer = longer[1:]; <W>.t_().t_(); <W>.resize_(<I> % 5, 3)
+    """),
+    blocks=_blocks("""
+        for {0:I} in range(<W>.shape[0]):
+            ...
+
+        for {0} in <W>:
+            log.append({0}.sum())
+            ...
+
+        {0:W!} = <W>
+        while {0}.shape[0] > 2:
+            {0} = {0}[1:]
+            ...
+
+        {0:I!}, {1:I!} = <W>.shape
+    """),
+    parameters=[
+        ("wide", "W", [f"torch.arange({3 * n}.0).reshape({n}, 3) - 4" for n in (2, 4, 5, 7, 1, 0)]),
+        ("longer", "W", ["torch.ones(3, 3)", "torch.ones(6, 3)", "torch.ones(3, 8).t()", "WIDE"]),
+    ],
+    preamble="""
+WIDE = torch.ones(4, 3)
+""",
+    state={"W": ["WIDE"]},
+    changes=["WIDE = torch.ones(6, 3)", "WIDE = torch.zeros(3, 3)", "WIDE.resize_(2, 3)"],
+)
+
 THEMES: dict[str, Theme] = {
     "values": VALUES,
     "modes": MODES,
@@ -1565,4 +1638,5 @@ THEMES: dict[str, Theme] = {
     "randomness": RANDOMNESS,
     "exceptions": EXCEPTIONS,
     "scopes": SCOPES,
+    "sizes": SIZES,
 }
