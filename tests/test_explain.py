@@ -246,7 +246,7 @@ def test_symbols_are_shown_with_ranges_relations_lines_and_calls() -> None:
     first, second = found.pieces
     assert (first.calls, second.calls) == (1, 2) and not first.symbols
     shown = "\n".join(second.symbols)
-    assert "s0 = x.size(0): 7 in this call, 2 <= s0" in shown
+    assert "s0 = x.size(0): 7 in this call, 1 <= s0" in shown
     assert "x.size(0) % 8 != 0   (" in shown and "if x.shape[0] % 8 == 0" in shown
     assert "s1 is made a constant: y.size(0) == 4   (" in shown and "in range(y.shape[0])" in shown
     assert "calls served" in found.html() and "sizes that vary" in found.html()

@@ -25,6 +25,7 @@ from fusee.sym.expr import (
     collect,
     floordiv,
     hint,
+    lower_bound,
     maximum,
     minimum,
     mod,
@@ -147,6 +148,8 @@ def _sides(core: Expr, op: str, k: int) -> tuple[Size, str, Size]:
     less = collect({mono: -count for mono, count in core.terms.items() if count < 0})
     if less != 0 and (op, k) in (("<=", -1), (">=", 1)):
         op, k = op[0], 0
+    if (op, k) == (">=", 1) and less == 0 and lower_bound(core) == 0:
+        op, k = "!=", 0
     left, right = core + less, less + k
     return (left - k, op, less) if k < 0 else (left, op, right)
 

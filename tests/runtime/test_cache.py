@@ -122,7 +122,7 @@ def test_disk_full(disk: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *exc: object) -> None:
             return None
 
-        def write(self, data: bytes) -> int:
+        def writelines(self, data: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fdopen", Full)
