@@ -21,7 +21,7 @@ from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, Mirror, World
 from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
-from fusee.capture.sources import is_trusted
+from fusee.capture.sources import Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
 
 # ---------------------------------------------------------------------------- capturing
@@ -157,7 +157,7 @@ class Capturing(Semantics):
 
     def is_outside(self, x: Any) -> bool:
         """Whether an object came from outside and is not a fixed one."""
-        return self.world.origin(x) is not None and not isinstance(x, _OURS)
+        return self.world.origin(x) is not None and not isinstance(x, (*_OURS, tuple))
 
     def plain(self, x: Any) -> Any:
         """What C code may see of `x`: a container from outside as its copy."""
@@ -262,7 +262,7 @@ def read(m: Capturing, fake: torch.Tensor) -> Any:
             raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
         return None
     with torch._C.DisableTorchFunction():
-        grad = real.grad if real.is_leaf else None
+        grad = real.grad if real.is_leaf or real.retains_grad else None
     return world.load(grad, world.place(fake, "grad"))
 
 
@@ -288,6 +288,18 @@ def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     elif value is not None:
         raise TypeError(f"assigned grad expected to be a Tensor or None but got {type(value)}")
     m.world.set_slot(fake, "grad", value)
+
+
+def put_on(m: Capturing, fake: torch.Tensor) -> Mirror:
+    """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
+    real, origin = m.world.inputs.get(id(fake), (None, None))
+    if origin is not None:
+        known = m.world.mirrors.get(id(real.__dict__))
+        return known or m.world.mirror(real.__dict__, Dict(origin))
+    if id(fake) not in m.world.put_on:
+        m.world.put_on[id(fake)] = made = Mirror({}, Held(fake, "attributes"))
+        made.copy = {}
+    return m.world.put_on[id(fake)]
 
 
 def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
@@ -399,7 +411,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if name == "grad":
         return read(m, obj)
     if name == "__dict__":
-        mirror = m.world.of_tensor(obj)
+        mirror = put_on(m, obj)
         return m.world.know(mirror.obj, mirror.origin)
     text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
     if not name.startswith("_dynamo") and name not in _OF_FAKES:
@@ -407,7 +419,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
             return getattr(obj, name)
         except AttributeError as error:
             text = str(error).replace("FakeTensor", "Tensor")
-    value = m.world.get(m.world.of_tensor(obj), name)  # what somebody has put there
+    value = m.world.get(put_on(m, obj), name)  # what somebody has put there
     if value is not ABSENT:
         return value
     raise AttributeError(text, name=name, obj=obj)  # not above: it would have a context
@@ -609,7 +621,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
-            m.world.set(m.world.of_tensor(obj), name, value)
+            m.world.set(put_on(m, obj), name, value)
         return
     if isinstance(obj, Computed):
         raise GraphBreak(f"setting the attribute {name} of a {obj.kind.__name__}")
@@ -648,6 +660,10 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
                 raise AttributeError(f"property {name!r} of {kind!r} object has no {what}")
             m.world.hold(function, name)
             m.call(function, (obj,) if value is DELETED else (obj, value), {})
+            return
+        given = (obj,) if value is DELETED else (obj, value)
+        which = "__delete__" if value is DELETED else "__set__"
+        if ask(m, found, which, *given) is not ABSENT:
             return
         if m.world.origin(obj) is not None and type(found) is not types.MemberDescriptorType:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")

@@ -35,7 +35,7 @@ from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import Later
 from fusee.capture.iterators import Called
 from fusee.capture.numbers import Computed, Number, converted
-from fusee.capture.sources import Call, Held, is_trusted
+from fusee.capture.sources import Call, Held, Local, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -72,6 +72,18 @@ def special(function: Any) -> Stand | None:
         return SPECIAL.get(function)
     except TypeError:  # not hashable: an instance with its own __eq__
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def takes_no_names(function: Any) -> bool:
+    """Whether a builtin refuses keyword arguments; what stands in for it might not."""
+    if not isinstance(function, types.BuiltinFunctionType) or function.__module__ != "builtins":
+        return False
+    try:
+        found = inspect.signature(function).parameters.values()
+    except ValueError:
+        return function not in (min, max, print)
+    return all(each.kind is each.POSITIONAL_ONLY for each in found)
 
 
 def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
@@ -169,6 +181,12 @@ def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module))
     is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
+    if isinstance(obj, FakeTensor) and not is_memo:
+        real, origin = m.world.inputs.get(id(obj), (None, None))
+        if origin is None or isinstance(origin, Local):
+            raise GraphBreak("id() of a tensor differs from call to call")
+        m.world.fact(IdMatch, origin, real)
+        obj = real
     if m.is_outside(obj) and not is_fixed and not is_memo:
         raise GraphBreak("id() of an object from outside differs from call to call")
     m.world.passing.append("an address")
@@ -239,6 +257,11 @@ def _locals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     if m.frames[-1].code.co_freevars:
         raise GraphBreak("locals() with variables of a function around")
     return variables(m)
+
+
+SPECIAL[sys.getrecursionlimit] = lambda m, args, kwargs: m.world.load(
+    sys.getrecursionlimit(), Call(Held(sys.getrecursionlimit, ""), operator.call, "")
+)
 
 
 @stands_for_each(

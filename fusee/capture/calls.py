@@ -46,13 +46,14 @@ from fusee.capture.builtins import (
     say_later,
     special,
     stands_for,
+    takes_no_names,
 )
 from fusee.capture.containers import sort_key
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.inputs import empty_like
-from fusee.capture.iterators import Stepping
+from fusee.capture.iterators import Stepping, new_tuple
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import Call, Held
@@ -113,7 +114,14 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
     if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
         return _run(m, function, args, kwargs)
+    if getattr(function, "__self__", None) is torch._C and _QUERY.match(function.__name__):
+        if not args and not kwargs and is_scalar(found := function()):
+            return m.world.load(found, Call(Held(function, function.__name__), operator.call, ""))
     raise _unknown(function)
+
+
+# What they give is torch's state: a fact.
+_QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_")
 
 
 def _subclasses(m: Capturing, cls: type) -> list[type]:
@@ -316,6 +324,8 @@ def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """A class in C: its constructor runs natively if it only computes."""
     if issubclass(cls, (BaseException, types.SimpleNamespace)):
         return cls(*args, **kwargs)
+    if cls.__module__ == "torch.return_types" and len(args) == 1 and not kwargs:
+        return new_tuple(cls, m.items(args[0]))
     is_enum = type(cls).__name__ in ("EnumMeta", "EnumType")
     if is_enum or issubclass(cls, _PURE_CLASSES) or cls.__module__ in _PURE_MODULES:
         return _run(m, cls, args, kwargs)
@@ -366,6 +376,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return replaced(m, args, kwargs)
     stand = special(function)
     if stand is not None:
+        if kwargs and takes_no_names(function):
+            return function(*args, **kwargs)  # the TypeError
         return stand(m, args, kwargs)
     if type(function) is types.FunctionType:
         return _call_function(m, function, args, kwargs)
@@ -402,7 +414,8 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    if function.__module__ in _NATIVE_MODULES and not _takes_functions(function, args, kwargs):
+    is_native = function.__module__ in _NATIVE_MODULES and function is not torch._utils.is_compiling
+    if is_native and not _takes_functions(function, args, kwargs):
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):
         return None

@@ -79,6 +79,16 @@ def _collecting(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return function(first, *args[1:], **kwargs)
 
 
+@stands_for(list.__new__, set.__new__, dict.__new__)
+def _new_container(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    cls, *_ = args
+    return (
+        cls.__new__(cls)
+        if cls.__flags__ & 1 << 8
+        else next(base for base in cls.__mro__ if base.__flags__ & 1 << 8).__new__(cls)
+    )
+
+
 @stands_for(tuple.__new__)
 def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     cls, *items = args

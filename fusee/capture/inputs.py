@@ -38,7 +38,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Fact, Facts, TensorFact
-from fusee.capture.iterators import FEW, coming, remaining
+from fusee.capture.iterators import FEW, coming, new_tuple, remaining
 from fusee.capture.recorder import Recorder
 from fusee.capture.relations import Relation, SizeRelation
 from fusee.capture.sources import (
@@ -220,6 +220,7 @@ class World:
         self._passing: dict[int, Origin] = {}  # modules that nothing was asked of yet, likewise
         self._fakes: dict[int, torch.Tensor] = {}  # by id of the real one
         self._dicts: dict[int, Origin] = {}
+        self._twins: dict[int, Any] = {}  # tuples with attributes, by id of what is made of them
         self._parts: dict[Any, Origin] = {}
         self.made_classes: set[type] = set()
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
@@ -343,6 +344,8 @@ class World:
         """Know an object that the capture may rely on without a guard."""
         if self.origin(obj) is None:
             self.know(obj, Held(obj, words))
+            if isinstance(obj, types.MethodType) and not isinstance(obj.__self__, type):
+                self.hold(obj.__self__, f"{words}.__self__")  # random.gauss: its state is none
         return obj
 
     def opened(self, iterator: Any) -> Any:
@@ -489,18 +492,20 @@ class World:
             whole, place, items = half_loaded[-1]
             if not items:
                 self.fact(guards.TypeMatch, place, type(whole))
-                self.fact(guards.Length, place, len(whole))
-            if len(items) == len(whole):
+                self.fact(guards.Length, place, tuple.__len__(whole))
+            if len(items) == tuple.__len__(whole):
                 half_loaded.pop()
                 loaded: Any = whole
-                if not all(a is b for a, b in zip(items, whole)):
-                    is_named = hasattr(whole, "_fields")
-                    loaded = type(whole)(*items) if is_named else type(whole)(items)
+                has_own = hasattr(whole, "__dict__")
+                if has_own or not all(a is b for a, b in zip(items, tuple.__iter__(whole))):
+                    loaded = new_tuple(type(whole), items)
+                if has_own:
+                    self._twins[id(self.know(loaded, place))] = whole
                 if not half_loaded:
                     return loaded
                 half_loaded[-1][2].append(loaded)
                 continue
-            item, part = whole[len(items)], self.item(place, len(items))
+            item, part = tuple.__getitem__(whole, len(items)), self.item(place, len(items))
             if type(item) is tuple and not _is_exact(item):
                 half_loaded.append((item, part, []))
             else:
@@ -547,25 +552,13 @@ class World:
             return None
         try:
             base = threading.local if isinstance(obj, threading.local) else object
-            found = base.__getattribute__(obj, "__dict__")
+            found = base.__getattribute__(self._twins.get(id(obj), obj), "__dict__")
         except AttributeError:
             return None
         if not isinstance(found, dict):
             return None
         place = self._dicts.get(id(obj)) or self._dicts.setdefault(id(obj), Dict(origin))
         return self.mirror(found, place)
-
-    def of_tensor(self, fake: torch.Tensor) -> Mirror:
-        """The Mirror of what programs put on a tensor, from outside or computed by the graph."""
-        real, origin = self.inputs.get(id(fake), (None, None))
-        if origin is not None:
-            return self.mirror(real.__dict__, self._dicts.setdefault(id(real), Dict(origin)))
-        found = self.put_on.get(id(fake))
-        if found is None:
-            found = self.put_on[id(fake)] = Mirror({}, Held(None, "attributes"))
-            found.copy = {}
-            self._keep.append(fake)
-        return found
 
     def mirror(self, obj: Any, origin: Origin | None = None) -> Mirror:
         found = self.mirrors.get(id(obj))

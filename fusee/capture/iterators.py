@@ -10,12 +10,12 @@ import copy
 import gc
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 __all__ = [
     "FEW", "ITERATORS", "LAZY", "Called", "Indexed", "Stepping", "advance", "coming", "consumed",
-    "gone_through", "is_finite_iterator", "links", "reduced", "remaining",
+    "gone_through", "is_finite_iterator", "links", "new_tuple", "reduced", "remaining",
 ]  # fmt: skip
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
@@ -158,3 +158,9 @@ def advance(iterator: Any, count: int) -> None:
     """Ask an iterator `count` times."""
     for _ in range(count):
         next(iterator, None)
+
+
+def new_tuple(kind: Any, items: Iterable[Any]) -> Any:
+    """A tuple of a class, whatever that does when it is called."""
+    is_in_c = getattr(kind.__new__, "__self__", tuple) is not tuple  # one of torch.return_types
+    return kind(items) if is_in_c else tuple.__new__(kind, items)

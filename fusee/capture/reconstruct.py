@@ -33,6 +33,7 @@ from fusee.capture.iterators import (
     consumed,
     gone_through,
     links,
+    new_tuple,
     put_back,
     reduced,
 )
@@ -278,10 +279,7 @@ class Rebuild:
             raise Lost(f"the class {type(x).__qualname__} is made anew at each call")
         if type(x) is tuple:
             return self._named(items)
-        kind = self.source.constant(type(x))
-        in_c = getattr(type(x).__new__, "__self__", tuple) is not tuple  # torch.return_types
-        made = f"{kind}({items})" if in_c else self.call(tuple.__new__, kind, items)
-        name = self._named(made)
+        name = self._named(self.call(new_tuple, self.source.constant(type(x)), items))
         self._memo[id(x)] = name
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")

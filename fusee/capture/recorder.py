@@ -622,22 +622,24 @@ class Recorder(TorchFunctionMode):
             self.graph.call_function(function, args, kwargs)
 
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
-        """With gradients or without, if all calls run so: the graph then switches nothing itself.
-
-        ambient   how it is when the graph begins
-        """
-        mode, modes, switches = ambient, set(), []
-        for node in graph.nodes:
+        """Whether a graph is to begin with gradients, where the program does so or not; it then
+        switches only where it must."""
+        mode, calls = ambient, []
+        for node in list(graph.nodes):
             if node.target is set_grad_enabled:
                 mode = bool(node.args[0])
-                switches.append(node)
+                graph.erase_node(node)
             elif node.op not in ("placeholder", "output"):
-                modes.add(mode)
-        if modes != {not ambient}:
-            return ambient
-        for node in switches:
-            graph.erase_node(node)
-        return not ambient
+                calls.append((node, mode))
+        if calls and all(wanted is not ambient for _, wanted in calls):
+            ambient = mode = not ambient
+        now = ambient
+        for node, wanted in (*calls, (next(iter(reversed(graph.nodes))), mode)):
+            if wanted is not now:
+                with graph.inserting_before(node):
+                    graph.call_function(set_grad_enabled, (wanted,))
+            now = wanted
+        return ambient
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
         """The module, its outputs a tuple in this order; without what nobody needs."""

@@ -454,3 +454,93 @@ def test_what_comes_before_an_exit_is_done() -> None:
         with pytest.raises(SystemExit):
             traced(X, done)
     assert len(done) == 4 and torch.equal(done[0], X + 1)
+
+
+class Odd(tuple):
+    def __getitem__(self, k: int) -> str:
+        return "odd"
+
+    def __iter__(self) -> Any:
+        return iter([7, 8])
+
+    def __len__(self) -> int:
+        return 77
+
+
+def tuples_from_outside(named: T, odd: T) -> T:
+    named.found = named.a + named.b
+    named.turn = getattr(named, "turn", 0) + 1
+    return named, named.found * 2, named.turn, odd[0], len(odd), [*odd], tuple.__getitem__(odd, 0)
+
+
+def test_tuples_from_outside_are_themselves() -> None:
+    traced, named, eagers = Traced(tuples_from_outside), Named(X, 2), Named(X, 2)
+    for _ in range(3):
+        got = traced(named, Odd([X, 3]))
+        want = tuples_from_outside(eagers, Odd([X, 3]))
+        assert str(got) == str(want) and got[0] is named and vars(named).keys() == {"found", "turn"}
+
+
+class Doubling:
+    def __set__(self, obj: Any, value: int) -> None:
+        obj.__dict__["held"] = obj.__dict__.get("held", 0) + value * 2
+
+    def __get__(self, obj: Any, kind: Any = None) -> int:
+        return obj.__dict__["held"]
+
+    def __delete__(self, obj: Any) -> None:
+        obj.__dict__["held"] = -1
+
+
+class Holding:
+    held = Doubling()
+
+
+def written_by_descriptors(x: T, holding: T) -> T:
+    holding.held = 10
+    y = x + holding.held
+    del holding.held
+    own = Holding()
+    own.held = holding.held
+    return y, own.held, torch.return_types.max((x, y)), list.__new__(Couplings)
+
+
+class Couplings(list):
+    pass
+
+
+def test_descriptors_that_write() -> None:
+    same(written_by_descriptors, X, Holding())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: isinstance(1, int, more=True), lambda: getattr(1, "q", default=3),
+        lambda: next(iter([]), default=1), lambda: hash(x=1), lambda: any(iterable=[]),
+        lambda: len(obj=[]),
+    ],
+)  # fmt: skip
+def test_builtins_refuse_names(call: T) -> None:
+    def program(x: T) -> T:
+        return x + 1, call()
+
+    same(program, X)
+
+
+class Identified(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = torch.ones(2, 3)
+
+    def forward(self, x: T, known: int) -> T:
+        return x * 2 if known == id(self.state) else x
+
+
+def test_the_id_of_a_tensor_is_its_own() -> None:
+    module = Identified()
+    traced = Traced(Identified.forward)
+    for _ in range(2):
+        for known in (id(module.state), 5, id(module.state)):
+            assert torch.equal(traced(module, X, known), module(X, known))
+        module.state = torch.ones(2, 3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -350,3 +352,120 @@ def test_what_a_generator_calls_is_compiled() -> None:
     assert torch.equal(next(running), helper(X))
     assert torch.equal(running.send(X + 1), helper(X + 1))
     assert len(backend.graphs) == 2
+
+
+# ------------------------------------------------------------------------------ held against eager
+
+LOCKS = threading.Lock(), threading.RLock(), threading.Condition()
+HELD = {"k": 1}
+
+
+def under_locks(x: Tensor) -> Any:
+    lock, again, condition = LOCKS
+    y = x * 2
+    with lock:
+        y = y + HELD["k"]
+        HELD["k"] += 1
+        is_held = lock.locked()
+    with again, again, condition:
+        y = y * 3
+    lock.acquire()
+    try:
+        y = y.sin()
+    finally:
+        lock.release()
+    return y, is_held, lock.locked()
+
+
+def drawn(x: Tensor) -> Any:
+    numbers = [1, 2, 3]
+    first, second = random.random(), random.gauss(0, 1)
+    random.shuffle(numbers)
+    own = random.Random(4)
+    return x * first + second + own.random(), numbers, random.choice(numbers), random.gauss(1, 2)
+
+
+PARAMETER = nn.Parameter(torch.ones(4))
+GRU = nn.GRU(4, 5, bidirectional=True)
+
+
+def other_data(x: Tensor) -> Any:
+    y = x.sin()
+    PARAMETER.data = x.detach() + 1
+    y.data = x.data * 2
+    return y, PARAMETER * 2
+
+
+def nested(x: Tensor) -> Any:
+    parts = torch.nested.nested_tensor([x.sin(), x[:2].cos()])
+    return parts.to_padded_tensor(0.0) * 2
+
+
+def packed(x: Tensor) -> Any:
+    several = [x.sin().expand(3, 4), x.expand(2, 4) * 2]
+    given = nn.utils.rnn.pack_sequence(several)
+    out, last = GRU(given)
+    padded, sizes = nn.utils.rnn.pad_packed_sequence(out)
+    return padded.tanh(), last * 2, sizes
+
+
+def with_hooks(x: Tensor) -> Any:
+    y, told = x * 2, list[Any]()
+    if x.requires_grad:
+        y.register_hook(lambda grad: grad * 3)
+        x.register_hook(lambda grad: told.append("input"))
+        x.register_post_accumulate_grad_hook(lambda leaf: told.append(leaf.grad.mul_(2)))
+        y.retain_grad()
+        handle = y.register_hook(lambda grad: grad * 5)
+        z = y.cos()
+        handle.remove()
+        z.sum().backward(retain_graph=True)
+        return z, y.grad, told
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("program", [under_locks, drawn, other_data, nested, packed, with_hooks])
+def test_what_breaks_is_eagers(program: Callable[[Tensor], Any], is_training: bool) -> None:
+    outcomes = []
+    traced = Traced(program)
+    for call in (program, traced):
+        random.seed(3)
+        HELD["k"], PARAMETER.data, seen = 1, torch.ones(4), []
+        GRU.zero_grad()
+        for _ in range(4):
+            x = torch.arange(4.0).requires_grad_(is_training)
+            result = call(x)
+            if is_training and result[0].requires_grad:
+                result[0].sum().backward()
+            seen.append(str((result, x.grad, PARAMETER, GRU.weight_hh_l0.grad)))
+        outcomes.append((seen, random.getstate(), HELD["k"]))
+    assert outcomes[0] == outcomes[1], traced.stops
+    assert traced.graphs and not any(stop.startswith("eager") for stop in traced.stops)
+
+
+def test_what_a_lock_guards_is_read_when_it_is_taken() -> None:
+    lock, is_taken, may_end = LOCKS[0], threading.Event(), threading.Event()
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 1
+        may_end.set()
+        with lock:
+            return y + HELD["k"]
+
+    def other() -> None:
+        with lock:
+            is_taken.set()
+            may_end.wait(30)
+            HELD["k"] = 60
+
+    traced, HELD["k"] = Traced(program), 1
+    assert torch.equal(traced(X), X + 1)
+    for event in (is_taken, may_end):
+        event.clear()
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert is_taken.wait(30)
+    assert torch.equal(traced(X), X + 60)
+    thread.join()
