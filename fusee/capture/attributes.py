@@ -610,6 +610,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
 
 def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """`obj.name = value`, or `del obj.name` for DELETED."""
+    obj = symbols.value(obj) if symbols.is_open(obj) else obj  # a SymInt would take any
     if isinstance(obj, FakeTensor):
         if id(obj) in m.world.seen and not hasattr(torch.Tensor, name):
             _store_in_tensor(m, obj, name, value)

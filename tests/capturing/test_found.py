@@ -765,6 +765,14 @@ def test_methods_of_numbers_that_vary() -> None:
     calls_alike(fn, (3,), (4,), (7,), (1,), (5,))
 
 
+def test_attributes_of_numbers_that_vary() -> None:
+    def fn(n: Any) -> Any:
+        n.extra = 1
+        return n
+
+    calls_alike(fn, (3,), (4,), (7,))
+
+
 def test_no_mode_hears_of_arithmetic_with_a_number_that_varies() -> None:
     class Heard(TorchFunctionMode):
         def __torch_function__(
