@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from fusee.capture.frame import BINARY, Frame, Semantics, called_from, suspended
+from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
 
