@@ -235,7 +235,7 @@ class Compiler:
             return self._class(model)
         if not callable(model):
             raise OptionError(
-                f"a {type(model).__name__} cannot be compiled",
+                f"what is no callable cannot be compiled: {type(model).__name__}",
                 remedy="give a function, a method, an nn.Module or another callable",
             )
         function, before = target_of(model)

@@ -237,8 +237,9 @@ def _is_inner(frame: types.FrameType) -> bool:
 
 
 def anchor(kind: type[BaseException]) -> str:
-    """The section of docs/errors.md about `kind`: OptionError -> option-error."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower()
+    """The section of docs/errors.md about `kind`, or its first public base: option-error."""
+    name = next(cls.__name__ for cls in kind.__mro__ if not cls.__name__.startswith("_"))
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -347,6 +347,8 @@ def test_config_sets_the_limit_of_versions(backend: Counting) -> None:
         assert len(backend.graphs) == 2
     finally:
         compiler.config.recompile_limit = 8
+    with pytest.raises(OptionError, match=r"(?s)no setting 'recompile_limits'.*#option-error"):
+        compiler.config.recompile_limits = 4
     assert isinstance(compiler.compile(backend=backend), Compiler)
 
 

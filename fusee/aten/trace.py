@@ -470,7 +470,7 @@ _DATA: dict[Any, Literal] = {
 
 
 class WithData(torch.overrides.TorchFunctionMode):
-    """Does the same for what a Python function calls, and sees it switch autocast."""
+    """Does the same for what Python functions of torch call, and sees them switch autocast."""
 
     def __init__(self, t: Tracer) -> None:
         super().__init__()
@@ -484,7 +484,39 @@ class WithData(torch.overrides.TorchFunctionMode):
         special = _DATA.get(func)
         if special is not None:
             args, kwargs = special(self.t, args, kwargs)
+        opened = _opened(func)
+        if opened is not None:
+            with self:
+                return opened(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@functools.cache
+def _opened(func: Any) -> Callable[..., Any] | None:
+    """A Python function of torch without its first step: to hand itself over whole to a mode."""
+    if not isinstance(func, types.FunctionType) or not func.__module__.startswith("torch."):
+        return None
+    if (
+        hasattr(torch.Tensor.__base__, func.__name__)
+        and getattr(torch.Tensor, func.__name__, None) is func
+    ):
+        return None  # the method in C that it ends with would come here by the same name
+    names = func.__globals__
+    found = {
+        name: lambda *_: False
+        for name in _CHECKS
+        if name in func.__code__.co_names and name in names
+    }
+    if not found:
+        return None
+    copy = types.FunctionType(
+        func.__code__, {**names, **found}, func.__name__, func.__defaults__, func.__closure__
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
 
 
 _NOTHING = contextlib.nullcontext()
@@ -657,6 +689,8 @@ def opaque_rule(op: OpOverload) -> Rule:
 
 
 def _read_sizes(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if kwargs.get("output_size") is not None:  # of repeat_interleave: the program says it
+        return t.record(op, args, kwargs)
     if t.b.twins.env is not None and (op in UNBACKED or is_composite(op)):
         return (t.record if op in UNBACKED else t.composite)(op, args, kwargs)
     raise t.b.unsupported(f"what {op} returns depends on the values of tensors")

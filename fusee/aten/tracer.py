@@ -591,6 +591,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         except (NotImplementedError, RuntimeError) as error:
             if not is_missing_fake(error):
                 raise
+            if op.namespace == "aten" and self.b.twins.mode is None:
+                return self.b.twins.run_on_zeros(op, args, kwargs)
             if op.namespace == "aten":
                 raise self.b.unsupported(f"torch has no meta kernel for {op}") from error
             raise MissingFake(

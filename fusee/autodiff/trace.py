@@ -10,10 +10,8 @@ Operators that torch composes of others are taken apart above the tracer (trace.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-import types
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,43 +56,14 @@ aten = torch.ops.aten
 
 
 class AboveAutograd(WithData):
-    """Sees each function that the program calls, those inside of Python functions of torch too."""
+    """Has other forms for some functions that the program, or a function of torch, calls."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         special = _FUNCTIONS.get(func)
         if special is not None:
             return special(self.t, *args, **kwargs)
-        opened = _opened(func)
-        if opened is not None:
-            with self:
-                return opened(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
-
-
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
-
-@functools.cache
-def _opened(func: Any) -> Callable[..., Any] | None:
-    """A Python function of torch without its first step: to hand itself over whole to a mode."""
-    if not isinstance(func, types.FunctionType) or not func.__module__.startswith("torch."):
-        return None
-    if hasattr(Tensor.__base__, func.__name__) and getattr(Tensor, func.__name__, None) is func:
-        return None  # the method in C that it ends with would come here by the same name
-    names = func.__globals__
-    found = {
-        name: lambda *_: False
-        for name in _CHECKS
-        if name in func.__code__.co_names and name in names
-    }
-    if not found:
-        return None
-    copy = types.FunctionType(
-        func.__code__, {**names, **found}, func.__name__, func.__defaults__, func.__closure__
-    )
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -414,7 +414,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         mirror = put_on(m, obj)
         return m.world.know(mirror.obj, mirror.origin)
     text = f"'{m.kind_of(obj).__name__}' object has no attribute {name!r}"
-    if not name.startswith("_dynamo") and name not in _OF_FAKES:
+    if hasattr(torch.Tensor, name):  # a stand-in has more
         try:
             return getattr(obj, name)
         except AttributeError as error:
@@ -423,9 +423,6 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     if value is not ABSENT:
         return value
     raise AttributeError(text, name=name, obj=obj)  # not above: it would have a context
-
-
-_OF_FAKES = ("fake_mode", "fake_device", "constant")
 
 
 def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:

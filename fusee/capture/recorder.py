@@ -212,7 +212,7 @@ _VALUES = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
     "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
     "const_data_ptr", "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__",
-    "__format__", "__reduce_ex__",
+    "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
 }  # fmt: skip
 
 # Methods that change what a tensor is, or what happens in a backward pass.

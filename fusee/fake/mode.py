@@ -585,6 +585,25 @@ class Twins:
         with python_dispatcher(), self.mode:
             return op(*args, **kwargs)
 
+    def run_on_zeros(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operator without a meta kernel gives: torch's own fakes let it run on zeros.
+
+        raises   RuntimeError where they don't
+        """
+        mode = fake_mode()
+
+        def fake(x: Any) -> Any:
+            return FakeTensor(mode, x, _CPU) if isinstance(x, torch.Tensor) else x
+
+        def meta(x: Any) -> Any:
+            is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+            return _new(x.shape, x.stride(), x.dtype) if is_dense else x
+
+        given, named = fx.node.map_aggregate((args, kwargs), fake)
+        with torch.random.fork_rng(devices=[]), mode:
+            found = op(*given, **named)
+        return fx.node.map_aggregate(found, meta)
+
     def _beside(self, args: tuple[Any, ...], size: Any, stride: Any, dtype: Any) -> torch.Tensor:
         """A result on the device of the operands."""
         flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,))]

@@ -33,9 +33,20 @@ def test_linspace_rounds_as_eager_does(dtype: torch.dtype) -> None:
     check(spaces, torch.ones(1), capture="fx", oracle=False)
 
 
-def test_operators_without_a_meta_kernel_run_eagerly() -> None:
-    with pytest.warns(FuseeWarning, match="no meta kernel"):
-        check(torch.geqrf, torch.randn(3, 3), capture="fx")
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.geqrf(x * 2)[1].sin(),
+        lambda x: torch.histogram(x.sin(), 3).hist + 1,
+        lambda x: torch.histogramdd(x, [2, 3, 2]).hist.cos(),
+        lambda x: torch.binomial((x * 9).round(), x).sqrt(),
+        lambda x: x.sin().repeat_interleave((x[0] > 0).long(), 0, output_size=3) + 1,
+        lambda x: torch.unravel_index((x * 9).long(), (4, 4))[1] + 1,  # makes data, on x's device
+    ],
+)
+def test_an_operator_that_metas_do_not_know_costs_no_graph(call: Callable[..., Any]) -> None:
+    check(call, torch.rand(3, 3), capture="fx")
 
 
 def test_geometry_changed_in_place_after_a_write() -> None:

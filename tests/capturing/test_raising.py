@@ -78,6 +78,8 @@ VALUES: list[tuple[Fn, Tensor]] = [
     (lambda x: torch.div(x, x, rounding_mode="trunc"), ZERO),
     (lambda x: F.binary_cross_entropy(x, x), tensor([1.5])),
     (lambda x: F.binary_cross_entropy(x, x, x, reduction="none"), tensor([float("nan")])),
+    (lambda x: F.binary_cross_entropy(x.sigmoid(), x), tensor([1.5])),
+    (lambda x: F.binary_cross_entropy(x.sigmoid(), x, reduction="sum"), tensor([-0.5])),
     (lambda x: torch.bernoulli(x), tensor([2.0])),
     (lambda x: torch.multinomial(x, 1), tensor([-1.0, 2.0])),
     (lambda x: torch.normal(0.0, x), tensor([-1.0])),
@@ -100,6 +102,7 @@ PARTS: list[tuple[Fn, Tensor]] = [
     (lambda x: (x % ZERO, x + 1)[1], ZERO),
     (lambda x: (torch.linalg.inv(x), x + 1)[1], ZEROS),
     (lambda x: (F.binary_cross_entropy(x, x), x + 1)[1], tensor([1.5])),
+    (lambda x: (F.binary_cross_entropy(x.sigmoid(), x), x + 1)[1], tensor([1.5])),
     (lambda x: (x.max(), x + 1)[1], NONE),
     (lambda x: (x**-1, x + 1)[1], ZERO),
     (lambda x: (torch.matrix_power(x, -1), x + 1)[1], ZEROS),
@@ -183,6 +186,7 @@ TRAINING: list[tuple[Fn, Tensor]] = [
     (lambda w, i: ((w + 1).gather(0, i), w.sum())[1], NINE),
     (lambda w, i: (torch.linalg.inv(w.detach() * ZEROS[0, 0] + ZEROS), w.sum())[1], NINE),
     (lambda w, i: F.binary_cross_entropy(w + i, w).sum(), NINE),
+    (lambda w, i: F.binary_cross_entropy(w.sigmoid(), i.float()).sum(), NINE),
     (lambda w, i: (torch.inverse(w * 0 * ZEROS), w.sum())[1], NINE),
 ]
 

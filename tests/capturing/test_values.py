@@ -267,3 +267,55 @@ class Length(Shown):
 @pytest.mark.parametrize("of", [True, False, 0, 1, -1, 1.5, "", None, 2**70])
 def test_what_python_refuses_as_a_truth(kind: type, of: T) -> None:
     same(lambda x, kind: x + 1 if kind(of) else x - 1, torch.ones(2), kind)
+
+
+# ------------------------------------------------------------------------------ tensors
+
+PARAMETER = torch.nn.Parameter(torch.ones(2))
+
+
+def attempted(x: T) -> T:
+    try:
+        return x * x.mark
+    except AttributeError as error:
+        return x + len(str(error))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * getattr(x, "mark", 1),
+        lambda x: x * 2 if hasattr(x, "mark") else x,
+        attempted,
+        lambda x: x * len(vars(x)),
+        lambda x: (setattr(x, "mark", 5), x * getattr(x, "mark", 1))[1],
+        lambda x: x * getattr(PARAMETER, "mark", 1),
+        lambda x: x * 2 if hasattr(x, "fake_mode") or hasattr(x, "real_tensor") else x,
+    ],
+)
+def test_what_a_program_has_put_on_a_tensor_is_looked_at(fn: Callable[[T], T]) -> None:
+    traced = Traced(fn)
+    for mark in (3, None, 4, None, 3):
+        given = []
+        for _ in range(2):
+            x = torch.ones(2)
+            for marked in (x, PARAMETER):
+                marked.__dict__.pop("mark", None)
+                if mark is not None:
+                    marked.mark = mark
+            given.append(x)
+        torch.testing.assert_close(traced(given[0]), fn(given[1]))
+        assert vars(given[0]) == vars(given[1])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.apply_(lambda v: v + 1) * 2,
+        lambda x: x.map_(x.clone(), lambda a, b: a + b) * 2,
+        lambda x: x.share_memory_().is_shared(),
+        lambda x: x.is_pinned(),
+    ],
+)
+def test_what_reads_memory_runs_in_python(fn: Callable[[T], T]) -> None:
+    same(fn, torch.ones(2), breaks=True)

@@ -476,18 +476,27 @@ def _binary_cross_entropy(
     call: Call, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
     meta = call.meta
-    message = call.lowering.message(RuntimeError, "all elements of input should be between 0 and 1")
 
-    def probability(a: Value) -> Value:
-        return unless(~((a >= 0) & (a <= 1)), message, a)
+    def probability(name: str) -> Callable[[Value], Value]:
+        words = f"all elements of {name} should be between 0 and 1"
+        message = call.lowering.message(RuntimeError, words)
 
-    def fn(a: Value, b: Value, *w: Value) -> Value:
-        a = probability(a)
+        def checked(a: Value) -> Value:
+            a = cast(a, opmath(meta.dtype))
+            return unless(~((a >= 0) & (a <= 1)), message, a)
+
+        return checked
+
+    checks = [probability("input"), probability("target")]
+
+    def fn(*given: Value) -> Value:
+        a, b = [checked(v) for checked, v in zip(checks, given)]
         yes, no = op("maximum", log(a), -100), op("maximum", log1p(-a), -100)
         value = (b - 1) * no - b * yes
-        return value * w[0] if w else value
+        return value * given[2] if given[2:] else value
 
-    demand(x, lambda v: probability(cast(v, opmath(meta.dtype))))
+    for operand, checked in zip((x, target), checks):
+        demand(operand, checked)
     operands = [x, target] if weight is None else [x, target, weight]
     if reduction == NONE:
         return result(call, fn, *operands)
