@@ -308,6 +308,8 @@ class Results:
                 return InputItself(store.origin)
             offset = self._offset(tensor, base.tensor)
             bits = _bits(tensor, base.tensor)
+            if _is_detached(value):
+                bits = (*bits, "detach")
             return ViewOfInput(store.origin, size, stride, offset, tensor.dtype, bits)
         position, carrier = self.carriers[id(store)]
         if carrier is value:
@@ -384,6 +386,13 @@ class Results:
         self.nodes.append(node)
         self.tensors.append(value.tensor)
         return len(self.nodes) - 1
+
+
+def _is_detached(value: Value | None) -> bool:
+    """Whether autograd does not know what a tensor shares memory with."""
+    while value is not None and not value.is_detached:
+        value = value.parent
+    return value is not None
 
 
 def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:

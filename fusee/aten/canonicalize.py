@@ -56,7 +56,9 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 
 @ALWAYS.rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
 def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return t.same(args[0])
+    made = t.same(args[0])
+    t.value(made).is_detached = op is aten.detach.default
+    return made
 
 
 @ALWAYS.rule(aten.lift_fresh.default)

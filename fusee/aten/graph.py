@@ -221,7 +221,7 @@ class InputItself:
 class ViewOfInput:
     """A view of input `index`, `offset` elements after its first one (elements of `dtype`).
 
-    bits   functions of torch to call on it: lazily conjugated or negated tensors
+    bits   functions of torch to call on it: lazily conjugated or negated tensors, and detached ones
     """
 
     index: int

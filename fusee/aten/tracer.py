@@ -124,10 +124,12 @@ class Value:
     """One traced tensor: its meta twin, and the node that computes it while `version` is current.
 
     `view` is None for an alias of the whole parent; `pick` makes the node on first use; `real` is
-    the tensor of the program that it was lifted from.
+    the tensor of the program that it was lifted from; autograd knows no parent of what `is_detached`.
     """
 
-    __slots__ = ("tensor", "store", "version", "parent", "view", "_node", "pick", "real")
+    __slots__ = (
+        "tensor", "store", "version", "parent", "view", "_node", "pick", "real", "is_detached"
+    )  # fmt: skip
 
     def __init__(self, tensor: torch.Tensor, node: fx.Node | None) -> None:
         self.tensor = tensor
@@ -137,6 +139,7 @@ class Value:
         self.view: View | None = None
         self.pick: tuple[fx.Node, int] | None = None
         self.real: torch.Tensor | None = None
+        self.is_detached = False
         self.store: Store
 
 

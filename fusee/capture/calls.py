@@ -455,7 +455,13 @@ def _takes_functions(function: types.FunctionType, args: Args, kwargs: Kwargs) -
 def frame_of(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Frame:
     """A frame of `function`, its parameters bound, its closure known."""
     m.world.know_cells(function)
-    return Frame.of(m, function).bind(*_defaults(m, function), args, kwargs)
+    try:
+        return Frame.of(m, function).bind(*_defaults(m, function), args, kwargs)
+    except TypeError:  # a default that is given later would be taken
+        for name in ("__defaults__", "__kwdefaults__") if m.world.origin(function) else ():
+            given = m.world.load(getattr(function, name), m.world.place(function, name))
+            m.plain(given)
+        raise
 
 
 def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]:

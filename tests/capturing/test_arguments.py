@@ -134,3 +134,42 @@ def test_what_has_no_text_ends_the_graph() -> None:
 
 def SHAPELY(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(-1)
+
+
+def test_a_missing_argument_is_given_a_default_later() -> None:
+    """That a function has no default is what its error relied on."""
+
+    def shifted(x: Tensor, *, twice: bool = True) -> Tensor:
+        return x * 2 if twice else x
+
+    def program(x: Tensor) -> Any:
+        try:
+            return shifted(x)
+        except TypeError as error:
+            return x - 1, str(error)
+
+    compiled = fusee.compile(program)
+    for defaults in (None, {"twice": False}, {}, {"twice": True}, None):
+        shifted.__kwdefaults__ = defaults
+        x = torch.randn(3)
+        assert_same(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.detach(),
+        lambda x: (x.detach().view(1, 3), x.view(3, 1)),
+        lambda x: (x.data[1:], x * 2),
+        lambda x: (x[1:].detach().mT, x.detach() + 1),
+    ],
+)  # fmt: skip
+def test_what_is_detached_needs_no_gradient(program: Callable[[Tensor], Any], mode: Any) -> None:
+    x = torch.ones(3, 1, requires_grad=True)
+    with mode():
+        want, got = (
+            torch.utils._pytree.tree_leaves(f(x)) for f in (program, fusee.compile(program))
+        )
+    told = [[(y.requires_grad, y.is_leaf, y.is_inference()) for y in ys] for ys in (want, got)]
+    assert told[0] == told[1]
