@@ -124,7 +124,8 @@ class Value:
     """One traced tensor: its meta twin, and the node that computes it while `version` is current.
 
     `view` is None for an alias of the whole parent; `pick` makes the node on first use; `real` is
-    the tensor of the program that it was lifted from; autograd knows no parent of what `is_detached`.
+    the tensor of the program that it was lifted from; autograd does not know the parent of a value
+    that `is_detached`.
     """
 
     __slots__ = (
