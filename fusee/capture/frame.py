@@ -50,6 +50,7 @@ ABSENT = Marker("nothing")
 _MATCHING = {
     "BUILD_TUPLE",
     "CALL_INTRINSIC_1",
+    "CLEANUP_THROW",
     "CHECK_EXC_MATCH",
     "COPY",
     "LOAD_GLOBAL",
@@ -157,6 +158,7 @@ class Frame:
             return True
         finally:
             self.machine.handled = handled
+            twin.stack, twin.unwound = [], None
             del error  # which knows this frame
 
     @property
@@ -274,9 +276,12 @@ class Frame:
         return self.machine.is_python or isinstance(error, (Exception, GeneratorExit))
 
     def _unwind_own(self, error: BaseException) -> None:
-        if not self._is_programs(error):
-            raise error
-        self._unwind(error)
+        try:
+            if not self._is_programs(error):
+                raise error
+            self._unwind(error)
+        finally:
+            del error  # which knows this frame
 
     def _unwind(self, error: BaseException) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
@@ -286,7 +291,7 @@ class Frame:
         if instruction.name == "RERAISE" and instruction.arg:
             raised = int(self.stack[-instruction.arg])  # where it was raised first
         if handler is None:
-            self.at = raised
+            self.at, self.unwound = raised, None
             self.machine.left_by(error)
             self.stack.clear()  # a generator that a loop was going through ends here
             try:
