@@ -29,14 +29,14 @@ from fusee.capture.graph_break import (
     Unchecked,
     generator_states,
 )
-from fusee.capture.guards import GONE, Facts, IdMatch, NoOverlap, overlap
+from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
-from fusee.capture.recorder import BODY, effects
-from fusee.capture.sources import Held, Local, Origin, Source, is_buffer, looking
+from fusee.capture.recorder import BODY, effects, storages
+from fusee.capture.sources import Call, Held, Local, Origin, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     State,
@@ -319,6 +319,8 @@ class _Attempt:
         changes = self.recorder.changes_inputs(nodes)
         if changes and (shared := _keep_apart(self.world)):
             raise Lost(f"{shared} share memory, and it is written to")
+        if changes and not self.recorder.inference:
+            _keep_ordinary(self.world, nodes)
         if changes and self.machine.checks:
             raise Unchecked
         if not changes and any("draws" in effects(n) for n in nodes):
@@ -369,6 +371,19 @@ class _Attempt:
         cells = ", ".join(f"{name!r}: {rebuild.value(cell)}" for name, cell in own.items())
         handled = rebuild.value(self.machine.handled)
         return f"{{{variables}}}, [{stack}], {{{cells}}}, {handled}"
+
+
+def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
+    """Guard that what a graph writes to is not of inference mode, outside of which eager raises."""
+    with torch._C.DisableTorchFunction():
+        written = storages(x for n in nodes if "writes" in effects(n) for x in n.all_input_nodes)
+        for node in nodes:
+            if node.op != "placeholder" or not storages([node]) & written:
+                continue
+            x, origin = world.inputs[id(node.meta["example_value"])]
+            if x.is_inference():
+                raise Lost(f"{origin} is of inference mode, and is written to outside of it")
+            world.fact(EqualsMatch, Call(origin, torch.is_inference, "inference mode of "), False)
 
 
 def _keep_apart(world: World) -> str:

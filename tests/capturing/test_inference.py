@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,24 @@ def test_compiled_by_fusee_itself(fn: Callable[..., Any]) -> None:
     fast = api.compile(fn, fullgraph=True)
     torch.testing.assert_close(fast(X), fn(X))
     assert _kinds(fast(X)) == _kinds(fn(X))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x.add_(1),
+        lambda x, y: torch.add(y, 1, out=x),
+        lambda x, y: (y.mul_(2), x[1:].zero_()),
+        lambda x, y: x.view(-1).copy_(y),
+    ],
+)
+def test_writes_to_inference_tensors_are_refused(program: Any) -> None:
+    """Outside of inference mode, by a version that was made for ordinary tensors too."""
+    compiled = api.compile(program)
+    for is_ordinary in (True, False, True):
+        with torch.inference_mode(not is_ordinary):
+            x = torch.ones(3)
+        with contextlib.nullcontext() if is_ordinary else pytest.raises(RuntimeError, match="Inpl"):
+            compiled(x, torch.ones(3))
+        with torch.inference_mode():
+            compiled(x, torch.ones(3))
