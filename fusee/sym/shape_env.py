@@ -384,7 +384,11 @@ class FloatNode(Node):
         return self.value
 
     def guarded(self) -> float:
-        """Fix the sizes that it was computed from."""
+        """Fix the sizes that it was computed from, unless their quotient is always this one."""
+        if self.quotient is not None:
+            a, b = self.quotient
+            if self.env.known(a * hint(b), "==", b * hint(a)):
+                return self.value
         for x in self.operands:
             if isinstance(x, Node):
                 x.guarded()
