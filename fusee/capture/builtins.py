@@ -81,8 +81,8 @@ def takes_no_names(function: Any) -> bool:
         return False
     try:
         found = inspect.signature(function).parameters.values()
-    except ValueError:
-        return function not in (min, max, print)
+    except ValueError:  # any other might take them, as __build_class__ does
+        return function in (dir, getattr, iter, next, vars)
     return all(each.kind is each.POSITIONAL_ONLY for each in found)
 
 

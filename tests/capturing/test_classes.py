@@ -528,6 +528,28 @@ def test_builtins_refuse_names(call: T) -> None:
     same(program, X)
 
 
+made_of: list[T] = []
+
+
+class Registered:
+    def __init_subclass__(cls, tag: str = "none", **kwargs: T) -> None:
+        made_of.append(tag)
+
+
+def test_a_class_that_is_made_with_keywords_tells_its_base_each_time() -> None:
+    def program(x: T) -> T:
+        class Made(Registered, tag="t"):
+            value = x + 1
+
+        made_of.append("used")
+        return Made().value
+
+    traced = Traced(program)
+    for calls in range(1, 4):
+        assert torch.equal(traced(X), X + 1)
+        assert made_of == ["t", "used"] * calls
+
+
 class Identified(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
