@@ -173,16 +173,18 @@ class Capturing(Semantics):
         methods   those that C code calls, of what containers hold too: in Python they would run
                   out of the machine's sight. None: it reads the objects themselves alone
         """
-        todo, seen = list(objects), set()
+        todo, seen, is_held = list(objects), set(), False
         is_hash = "__hash__" in methods
         while todo:
             x = todo.pop()
             cls = type(x)
             if is_hash and issubclass(cls, FakeTensor):
                 self.world.hash((x,))
-            if is_scalar(x) or id(x) in seen or issubclass(cls, _OURS):
+            if is_held and isinstance(x, (Computed, *symbols.OPEN)):
+                raise GraphBreak("C code would look at numbers that an exception holds")
+            if is_scalar(x) or (id(x), is_held) in seen or issubclass(cls, _OURS):
                 continue
-            seen.add(id(x))
+            seen.add((id(x), is_held))
             if "__repr__" in methods and issubclass(cls, (set, frozenset)):
                 self.world.passing.append("the order of a set")
             is_container = issubclass(cls, (*CONTAINERS, tuple))
@@ -191,7 +193,8 @@ class Capturing(Semantics):
                 kind = next(kind for kind in (*CONTAINERS, tuple) if issubclass(cls, kind))
                 if is_outside and kind is not tuple and self.world.differs(x):
                     raise GraphBreak("C code would look at a container before it is changed")
-                todo += dict.values(x) if kind is dict else kind.__iter__(x)
+                shown = self.plain(x) if is_held else x
+                todo += dict.values(shown) if kind is dict else kind.__iter__(shown)
             if not is_outside:
                 self._look_within(cls, methods)
                 continue
@@ -199,7 +202,7 @@ class Capturing(Semantics):
             is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
             if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
                 todo.append(self.world.slot(x, "args"))
-                is_state = False
+                is_state, is_held = False, True
             # what tells its address is another text at the next call
             is_state |= "__repr__" in methods and getattr(cls, "__repr__", 0) is object.__repr__
             if is_state or any(type(getattr(cls, m, None)) is _FUNCTION for m in methods):

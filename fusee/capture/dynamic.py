@@ -201,7 +201,7 @@ class Varying:
         if self.dynamic is False or not self.with_symbols:
             return False
         new = {words for words, is_input, was, now in changed if is_input and was != now}
-        new -= {words for words in new if self.known.get(words)}
+        new -= {words for words in new if self.known.get(words) and words not in self.fixed}
         self.known.update(dict.fromkeys(new, True))
         return bool(new)
 

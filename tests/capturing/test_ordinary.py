@@ -23,7 +23,7 @@ CALLED = {"disp", "fib", "who", "cm", "sit"}
 GRAPHS = {
     **dict.fromkeys(
         """
-        cmp_key exc_tb datetimes insp strings hashes pprint_it async_it
+        cmp_key exc_tb datetimes insp strings hashes pprint_it async_it tensor_set
         """.split(),
         0,
     ),

@@ -95,6 +95,9 @@ KINDS: dict[str, Callable[[int], Any]] = {
     "list": lambda v: [Asked(v), datetime.timedelta(v)],
     "deque": lambda v: collections.deque([Point(v)]),
     "error": lambda v: ValueError(v),
+    "error of a float": lambda v: ValueError("a", float(v)),
+    "error of a list": lambda v: KeyError([v]),
+    "error of an error": lambda v: ValueError(ValueError((v, 1))),
 }
 
 LOOKS = """
