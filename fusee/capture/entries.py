@@ -392,8 +392,11 @@ class CompiledFunction:
         try:
             return self._go_on(f, between, captured, result)
         finally:
-            # an exception knows its frames, and these both: what they hold would live too long
+            # an exception that was caught knows its frames, and these both: what they hold would
+            # live too long; one that leaves keeps the variables, as in Python
+            variables = f.locals, f.cells
             vars(f).clear()
+            f.locals, f.cells = variables
             between.handled = None
 
     def _go_on(self, f: Frame, between: Between, captured: Captured, result: Any) -> Any:

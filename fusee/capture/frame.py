@@ -748,8 +748,9 @@ def raise_at(f: Frame, error: BaseException) -> NoReturn:
     take = ast.Call(ast.Name("_take", ast.Load()), [], [])
     code = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
     code = code.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
-    # the frame must not keep the error, which keeps the frame
-    exec(code, {"_take": [error.with_traceback(_without_ours(error.__traceback__))].pop})
+    held = [error.with_traceback(_without_ours(error.__traceback__))]
+    del error  # no frame here must keep it, since it keeps the frames
+    exec(code, {"_take": held.pop})
     raise AssertionError("unreachable")
 
 

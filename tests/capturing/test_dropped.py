@@ -495,3 +495,29 @@ def test_no_exception_that_is_over_keeps_what_frames_held(fn: Any) -> None:
             assert found[0] == found[1]
     finally:
         gc.enable()
+
+
+def _not_caught(x: Any, log: list[str]) -> Any:
+    kept = g(log)
+    next(kept)
+    x()
+    return kept
+
+
+def test_an_exception_that_leaves_keeps_the_variables_and_no_longer() -> None:
+    compiled = Traced(_not_caught)
+    gc.disable()
+    try:
+        for _ in range(3):
+            found: list[Any] = []
+            for run in (_not_caught, compiled):
+                log: list[str] = []
+                with contextlib.suppress(TypeError):
+                    try:
+                        run(torch.ones(2), log)
+                    finally:
+                        log.append("left")
+                found.append([*log])
+            assert found[0] == found[1]
+    finally:
+        gc.enable()
