@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.report import Number, Row, geomean, ratio
+from bench.report import Number, Row, geomean, ratio, update_page
 
 MARKS = ("<!-- capture:begin -->", "<!-- capture:end -->")
 NAMES = {"dynamo": "TorchDynamo", "compile": "fusee.compile"}
@@ -140,9 +140,7 @@ def main() -> None:
     data = json.loads(given.results.read_text())
     write(data, given.results)
     if given.page:
-        text = given.page.read_text()
-        begin, end = (text.index(mark) for mark in MARKS)
-        given.page.write_text(f"{text[:begin]}{MARKS[0]}\n{as_markdown(data)}{text[end:]}")
+        update_page(as_markdown(data), given.page, MARKS)
 
 
 if __name__ == "__main__":

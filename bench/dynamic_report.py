@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.columns import TITLES
-from bench.report import Number, Row, geomean, ratio
+from bench.report import Number, Row, geomean, ratio, update_page
 from bench.training_report import figure
 
 MARKS = ("<!-- dynamic:begin -->", "<!-- dynamic:end -->")
@@ -131,9 +131,7 @@ def write(data: Row, path: Path, page: Path | None = None) -> None:
     made = as_markdown(data)
     path.with_suffix(".md").write_text(made)
     if page is not None:
-        before, rest = page.read_text().split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        page.write_text(f"{before}{MARKS[0]}\n{made}{MARKS[1]}{after}")
+        update_page(made, page, MARKS)
 
 
 def main() -> None:

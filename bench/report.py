@@ -216,12 +216,11 @@ def write(data: Row, path: Path) -> None:
     plot(data, path.with_suffix(".png"))
 
 
-def update_page(data: Row, page: Path) -> None:
-    """Put the tables between the two marks of a page."""
+def update_page(tables: str, page: Path, marks: tuple[str, str] = MARKS) -> None:
+    """Put the tables between two marks of a page."""
     text = page.read_text()
-    begin, end = (text.index(mark) for mark in MARKS)
-    tables = f"{MARKS[0]}\n{as_markdown(data)}"
-    page.write_text(text[:begin] + tables + text[end:])
+    begin, end = (text.index(mark) for mark in marks)
+    page.write_text(f"{text[:begin]}{marks[0]}\n{tables}{text[end:]}")
 
 
 def main() -> None:
@@ -232,7 +231,7 @@ def main() -> None:
     data = json.loads(given.results.read_text())
     write(data, given.results)
     if given.page:
-        update_page(data, given.page)
+        update_page(as_markdown(data), given.page)
 
 
 if __name__ == "__main__":

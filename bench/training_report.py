@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.columns import TITLES
-from bench.report import Number, Row, geomean, ratio
+from bench.report import Number, Row, geomean, ratio, update_page
 
 MARKS = ("<!-- training:begin -->", "<!-- training:end -->")
 
@@ -135,11 +135,7 @@ def main() -> None:
     data = json.loads(given.results.read_text())
     write(data, given.results)
     if given.page is not None:
-        text = given.page.read_text()
-        before, rest = text.split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        table = as_markdown(data)
-        given.page.write_text(f"{before}{MARKS[0]}\n{table}{MARKS[1]}{after}")
+        update_page(as_markdown(data), given.page, MARKS)
     print(as_markdown(data))
 
 

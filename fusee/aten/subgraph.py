@@ -33,6 +33,7 @@ from fusee.aten.graph import (
     tensor_input,
     used_symbols,
 )
+from fusee.source import HostSource, listed
 from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten
@@ -162,6 +163,37 @@ class Part:
     outputs: tuple[fx.Node, ...]
     input_orders: tuple[Order | None, ...]
     output_orders: tuple[Order | None, ...]
+
+
+def last_readers(
+    kept: Iterable[fx.Node], steps: Sequence[Part | fx.Node]
+) -> Mapping[int, list[fx.Node]]:
+    """After which step nobody reads a computed value again; `kept` are read at the end."""
+    last: dict[fx.Node, int] = {}
+    for k, step in enumerate(steps):
+        made, given = (
+            ((step,), step.all_input_nodes)
+            if isinstance(step, fx.Node)
+            else (step.outputs, step.inputs)
+        )
+        for node in made:
+            last.setdefault(node, k)
+        last.update({x: k for x in given if isinstance(x, fx.Node) and x in last})
+    found: dict[int, list[fx.Node]] = {}
+    ends = {*kept}
+    for node, k in last.items():
+        if node not in ends:
+            found.setdefault(k, []).append(node)
+    return found
+
+
+def write_results(write: HostSource, aten: AtenGraph, name: Mapping[fx.Node, str]) -> None:
+    """What inputs are written with, and what is returned."""
+    if aten.mutations:
+        write.add("with no_grad():")
+    for m in aten.mutations:
+        write.add(f"    {write.input(m.index)}.copy_({name[aten.results[m.position]]})")
+    write.add(f"return {listed(name[node] for node in aten.results)}")
 
 
 def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) -> list[Part]:

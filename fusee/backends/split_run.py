@@ -10,7 +10,7 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from fusee.aten.graph import (
     part_source,
     returning,
 )
-from fusee.aten.subgraph import Part, cut
+from fusee.aten.subgraph import Part, cut, last_readers, write_results
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.regions import (
@@ -274,7 +274,7 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
     name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
     write = HostSource("body", ", ".join(name.values()), "x{}".format)
     write.read_symbols(aten.symbols)
-    last = _last_readers(aten, parts)
+    last = last_readers(aten.results, parts)
     for k, part in enumerate(parts):
         args = [
             _given(name[x], part, n) if isinstance(x, fx.Node) else x
@@ -293,11 +293,7 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
         if node.op == "call_function" and not node.meta["val"].is_contiguous():
             steps = listed(map(aten.to_size, node.meta["val"].stride()))
             write.add(f"{name[node]} = laid_out({name[node]}, {steps})")
-    if aten.mutations:
-        write.add("with no_grad():")
-    for m in aten.mutations:
-        write.add(f"    {write.input(m.index)}.copy_({name[aten.results[m.position]]})")
-    write.add(f"return {listed(name[node] for node in aten.results)}")
+    write_results(write, aten, name)
     return str(write)
 
 
@@ -312,18 +308,3 @@ def _given(value: str, part: Part, number: int) -> str:
 
 def _axes(order: Sequence[int]) -> str:
     return ", ".join(map(str, order))
-
-
-def _last_readers(aten: AtenGraph, parts: Sequence[Part]) -> Mapping[int, list[fx.Node]]:
-    """After which part nobody reads a computed value again."""
-    kept = set(aten.results)
-    last: dict[fx.Node, int] = {}
-    for k, part in enumerate(parts):
-        for node in part.outputs:
-            last.setdefault(node, k)
-        last.update({x: k for x in part.inputs if isinstance(x, fx.Node) and x in last})
-    found: dict[int, list[fx.Node]] = {}
-    for node, k in last.items():
-        if node not in kept:
-            found.setdefault(k, []).append(node)
-    return found

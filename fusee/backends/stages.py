@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusee.aten.graph import AtenGraph, OtherSizes, Readings, must_run, used_symbols
-from fusee.aten.subgraph import Part, cut
+from fusee.aten.subgraph import Part, cut, last_readers, write_results
 from fusee.backends.resume import laid_out
 from fusee.source import HostSource, listed
 
@@ -92,7 +92,7 @@ class _Body:
         steps: list[Part | fx.Node] = []
         for together, alone in levels(aten):
             steps += [*cut(aten, [(False, tuple(together))]), *alone]
-        gone = self._last_readers(steps)
+        gone = last_readers(self.aten.results, steps)
         for k, step in enumerate(steps):
             made = self._call(step) if isinstance(step, fx.Node) else self._part(step)
             for node in made:
@@ -139,32 +139,14 @@ class _Body:
             return listed(map(self._argument, x))
         return str(x) if not isinstance(x, str) else repr(x)
 
-    def _last_readers(self, steps: Sequence[Part | fx.Node]) -> dict[int, list[fx.Node]]:
-        """After which step nobody reads a computed value again."""
-        kept, last = set(self.aten.results), dict[fx.Node, int]()
-        for k, step in enumerate(steps):
-            made = [step] if isinstance(step, fx.Node) else step.outputs
-            given = step.all_input_nodes if isinstance(step, fx.Node) else step.inputs
-            last.update((node, k) for node in made)
-            last.update((x, k) for x in given if isinstance(x, fx.Node) and x in last)
-        found: dict[int, list[fx.Node]] = {}
-        for node, k in last.items():
-            if node not in kept:
-                found.setdefault(k, []).append(node)
-        return found
-
     def _finish(self) -> None:
-        aten, write, results = self.aten, self.write, self.aten.results
-        for node in dict.fromkeys(results):
+        aten, write = self.aten, self.write
+        for node in dict.fromkeys(aten.results):
             if node.op == "call_function":
                 steps = listed(map(aten.to_size, node.meta["val"].stride()))
                 name = self.name[node]
                 write.add(f"if {name}.stride() != {steps}: {name} = laid_out({name}, {steps})")
-        if aten.mutations:
-            write.add("with no_grad():")
-        for m in aten.mutations:
-            write.add(f"    {write.input(m.index)}.copy_({self.name[results[m.position]]})")
-        write.add(f"return {listed(self.name[node] for node in results)}")
+        write_results(write, aten, self.name)
 
 
 def staged(

@@ -291,15 +291,6 @@ def _awaited(x: Any) -> Any:
 
 
 @op()
-def BEFORE_ASYNC_WITH(f: Frame, i: Instruction) -> None:
-    manager = f.pop()
-    leave = f.machine.special(manager, "__aexit__")
-    enter = f.machine.special(manager, "__aenter__")
-    f.push(leave)
-    f.push(f.machine.call(enter, (), {}))
-
-
-@op()
 def GET_ANEXT(f: Frame, i: Instruction) -> None:
     method = f.machine.special(f.stack[-1], "__anext__")
     f.push(_awaited(f.machine.call(method, (), {})))
@@ -312,11 +303,11 @@ def END_ASYNC_FOR(f: Frame, i: Instruction) -> None:
         raise error
 
 
-@op()
+@op("BEFORE_ASYNC_WITH")
 def BEFORE_WITH(f: Frame, i: Instruction) -> None:
-    manager = f.pop()
-    leave = f.machine.special(manager, "__exit__")
-    enter = f.machine.special(manager, "__enter__")
+    manager, kind = f.pop(), "a" if i.name == "BEFORE_ASYNC_WITH" else ""
+    leave = f.machine.special(manager, f"__{kind}exit__")
+    enter = f.machine.special(manager, f"__{kind}enter__")
     f.push(leave)
     f.push(f.machine.call(enter, (), {}))
 

@@ -69,7 +69,7 @@ def test_tables_go_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n" + "\nold\n".join(report.MARKS) + "\nb\n")
     for _ in range(2):
-        report.update_page(made(tmp_path).data, page)
+        report.update_page(report.as_markdown(made(tmp_path).data), page)
     text = page.read_text()
     assert text.startswith("a\n") and text.endswith("\nb\n")
     assert text.count("| bert |") == 3 and "old" not in text
