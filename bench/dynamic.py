@@ -37,6 +37,7 @@ from bench.dynamic_report import write
 from bench.measure import TenKernels, cpu_seconds, take_turns
 from bench.results_file import Results, Row
 from bench.training import loss_of, peak_alive
+from fusee.backends.report import Report
 from tests.models import zoo
 
 HERE = Path(__file__).parent
@@ -168,10 +169,10 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def captures(column: str, before: int) -> int | None:
-    """Graphs that were compiled; None for eager."""
+def captures(column: str, before: list[Report]) -> int | None:
+    """Graphs that were compiled and are not among `before`, whose graphs may be gone by now."""
     if column in ("compile", "static"):
-        return len(fusee.report()) - before
+        return len({id(one) for one in fusee.report()} - {id(one) for one in before})
     if column == "inductor":
         counters = importlib.import_module("torch._dynamo.utils").counters
         return int(counters["stats"]["unique_graphs"])
@@ -181,7 +182,7 @@ def captures(column: str, before: int) -> int | None:
 def all_sizes(program: Program, column: str) -> Row:
     """Seconds of one call at each size, nothing compiled before."""
     call = program.make(program, column)
-    load, before = os.getloadavg()[0], len(fusee.report())
+    load, before = os.getloadavg()[0], fusee.report()
     begin, cpu_s = time.perf_counter(), cpu_seconds()
     each = []
     for size in program.sizes:
