@@ -276,6 +276,8 @@ def _refuse(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @_WRITES.rule(aten.copy_.default)
 def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target, source = args[0], args[1]
+    if not isinstance(source, torch.Tensor):
+        return _fill(t, op, args, kwargs)
     refuse_overlap(t, op, [target], source)
     x = t.value(target)
     if not same_ints(x.tensor.shape, source.shape):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
@@ -59,7 +61,8 @@ class Capturing(Semantics):
     made_classes   classes that the program itself made
     in_classes     what was found in others, by name
     generators     those that it made and that are alive, each with the frame that is its body
-    inference      torch.inference_mode objects that it is within, and what left them in C
+    regions        torch.inference_mode and warnings.catch_warnings objects that it is within, and
+                   what leaves them
     modes          torch function modes that it is within, the innermost last
     checks         what branches that raise rely on; None if they end the graph
     is_compiling   what torch.compiler.is_compiling() says; `asks_compiling`: whether it was asked
@@ -80,7 +83,7 @@ class Capturing(Semantics):
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]
         self.generators = weakref.WeakKeyDictionary()  # dropped, one is closed at once
-        self.inference: list[tuple[Any, Any]] = []
+        self.regions: list[tuple[Any, Any]] = []
         self.modes: list[Any] = []
         self.is_compiling, self.asks_compiling = True, False
         self.checks: list[torch.Tensor] | None = []
@@ -178,7 +181,7 @@ class Capturing(Semantics):
         while todo:
             x = todo.pop()
             cls = type(x)
-            if is_hash and issubclass(cls, FakeTensor):
+            if is_hash:
                 self.world.hash((x,))
             if is_held and isinstance(x, (Computed, *symbols.OPEN)):
                 raise GraphBreak("C code would look at numbers that an exception holds")
@@ -264,8 +267,9 @@ def read(m: Capturing, fake: torch.Tensor) -> Any:
         if fake.requires_grad:
             raise GraphBreak("the grad of a tensor of the graph is the result of a backward pass")
         return None
-    with torch._C.DisableTorchFunction():
-        grad = real.grad if real.is_leaf or real.retains_grad else None
+    with torch._C.DisableTorchFunction(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that most such tensors have none
+        grad = real.grad
     return world.load(grad, world.place(fake, "grad"))
 
 
@@ -282,7 +286,7 @@ def write(m: Capturing, fake: torch.Tensor, value: Any) -> None:
     """`tensor.grad = value`."""
     if m.modes:
         raise GraphBreak("setting the grad of a tensor where a mode is asked about it")
-    if id(fake) not in m.world.inputs or not fake.is_leaf or id(fake) in m.world.seen:
+    if id(fake) not in m.world.inputs or id(fake) in m.world.seen:
         raise GraphBreak("setting the grad of a tensor that the graph computes")
     if isinstance(value, FakeTensor):
         same = [(x.shape, x.dtype, x.device) for x in (fake, value)]
@@ -312,7 +316,28 @@ def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
     if name == "requires_grad" and isinstance(value, bool):
         m.world.recorder.call(torch.Tensor.requires_grad_, (fake, value), {})
         return True
-    return name == "data" and isinstance(value, FakeTensor) and _is_data(fake, value)
+    if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
+        return False
+    if not _is_data(fake, value):
+        _store_data(m, fake, value)
+    return True
+
+
+def _store_data(m: Capturing, fake: torch.Tensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`: to the program it is the same tensor, with the other one's memory."""
+    recorder, is_input = m.world.recorder, id(fake) in m.world.inputs
+    with torch._C.DisableTorchFunction():
+        is_like = (fake.dtype, fake.device) == (value.dtype, value.device)
+        if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
+            raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
+        before = fake.detach().requires_grad_(fake.requires_grad)
+    data = recorder.call(torch.Tensor.detach, (value,), {})
+    recorder.rebind(fake, before, data)
+    if is_input:
+        m.world.inputs[id(before)] = m.world.inputs[id(fake)]
+        m.world.set_slot(fake, "data", data)
+    with torch._C.DisableTorchFunction():
+        fake.data = data
 
 
 def _is_data(fake: torch.Tensor, value: torch.Tensor) -> bool:
@@ -411,7 +436,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
         return torch._C.TensorBase.device.__get__(obj)  # FakeTensor has one that asks nobody
     if name in ("as_subclass", "numpy"):  # which torch does not ask classes about
         return types.MethodType(getattr(torch.Tensor, name), obj)
-    if name == "grad":
+    if name in ("grad", "_grad"):
         return read(m, obj)
     if name == "__dict__":
         mirror = put_on(m, obj)
@@ -465,12 +490,20 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
             return types.MethodType(in_meta, cls)
         return getattr(cls, name)  # enum members, abc's slots, or the AttributeError
     if isinstance(found, classmethod):
-        return types.MethodType(found.__func__, cls)
+        return _of_classmethod(m, found, cls, name)
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, f"{cls.__qualname__}.{name}")
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
         return found
     return getattr(cls, name)
+
+
+def _of_classmethod(m: Capturing, found: Any, cls: type, name: str) -> Any:
+    inner = found.__func__
+    is_function = isinstance(inner, types.FunctionType) or not hasattr(type(inner), "__get__")
+    if is_function or sys.version_info >= (3, 13):
+        return types.MethodType(inner, cls)
+    return _bound(m, inner, cls, type(cls), name)  # a property of the class
 
 
 def _in_own_classes(m: Capturing, kind: type, name: str) -> Any:
@@ -536,7 +569,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
             return obj.__dict__
         return m.world.know(mirror.obj, m.world.origin(mirror.obj) or mirror.origin)
     found = class_lookup(m, cls, name)
-    if found is not ABSENT and _is_data_descriptor(found):
+    if found is not ABSENT and _is_data_descriptor(found) and hasattr(type(found), "__get__"):
         return _bound(m, found, obj, cls, name)
     value = _in_dict(m, obj, name)
     if value is not ABSENT:
@@ -582,7 +615,7 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         return types.MethodType(found, obj)
     words = f"{cls.__qualname__}.{name}"
     if isinstance(found, classmethod):
-        return types.MethodType(found.__func__, cls)
+        return _of_classmethod(m, found, cls, name)
     if isinstance(found, staticmethod):
         return m.world.hold(found.__func__, words)
     if isinstance(found, property):
@@ -617,7 +650,7 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             return
         if store_grad(m, obj, name, value):
             return
-        if name == "grad" and value is not DELETED:
+        if name in ("grad", "_grad") and value is not DELETED:
             write(m, obj, value)
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")

@@ -26,10 +26,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
-from fusee.capture.frame import ABSENT, Line, is_scalar, variables
+from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.inputs import Later
@@ -299,6 +300,11 @@ def _has_gpu(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
 
 # ------------------------------------------------------------------------------ operators
 
+
+def _operator(name: str, kind: Any) -> Callable[..., Any]:
+    return lambda m, *operands: getattr(m, name)(kind, *operands)
+
+
 # What is an operation of the machine's, or of attributes.py's, on the same operands.
 _SAME: dict[Any, Callable[..., Any]] = {
     setattr: lambda m, *args: m.store_attribute(*args),
@@ -311,12 +317,17 @@ _SAME: dict[Any, Callable[..., Any]] = {
     operator.is_not: lambda m, *args: not m.identical(*args),
     bool: lambda m, x=False: m.truth(x),
     operator.truth: lambda m, x: m.truth(x),
+    **{f: _operator("binary", kind) for kind, f in enumerate(BINARY)},
+    **{f: _operator("unary", kind) for kind, f in UNARY.items()},
+    **{f: _operator("compare", symbol) for symbol, f in COMPARE.items()},
     super: attributes.super_of,
     sys.exception: _handled,
     typing.cast: lambda m, kind, x: x,
     vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (
         function if obj is None else types.MethodType(function, obj)
     ),
+    vars(types.GetSetDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
+    vars(types.MemberDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
     torch.compiler.is_compiling: lambda m: _is_compiling(m),
     torch.compiler.is_dynamo_compiling: lambda m: _is_compiling(m),
@@ -324,6 +335,13 @@ _SAME: dict[Any, Callable[..., Any]] = {
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
     torch.profiler.record_function.__exit__: lambda m, *args: None,
 }
+
+
+def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None) -> Any:
+    """What a descriptor in C gives: `type.__dict__["__mro__"].__get__(cls)`, say."""
+    if found.__objclass__ is type and isinstance(obj, type):
+        return found.__get__(obj)  # whatever the class of the class has under this name
+    raise GraphBreak(f"{found.__name__} of a class in C is read through its descriptor")
 
 
 def _is_compiling(m: Capturing) -> bool:
@@ -364,6 +382,10 @@ def _to_number(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     m.look(args, AS_NUMBERS)
     return kind(*args, **kwargs)
 
+
+SPECIAL[map_aggregate] = lambda m, args, kwargs: map_aggregate(
+    m.deep(args[0]), Called(m, *args[1:], **kwargs)
+)
 
 # a FakeTensor's own asks for each element
 SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
@@ -425,15 +447,17 @@ _mode: Any = torch.inference_mode
 @stands_for(_mode.__enter__)
 def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     (manager,) = args
-    m.inference.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
+    m.regions.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
 
 
-@stands_for(_mode.__exit__)
+@stands_for(_mode.__exit__, warnings.catch_warnings.__exit__)
 def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    if not m.inference or m.inference[-1][0] is not args[0]:
-        raise GraphBreak("inference mode, which began before this graph, ends here")
-    _, context = m.inference.pop()
+    if not m.regions or m.regions[-1][0] is not args[0]:
+        raise GraphBreak(f"a {type(args[0]).__name__}, which began before this graph, ends here")
+    _, context = m.regions.pop()
     context.__exit__(None, None, None)
+    if getattr(context, "said", None):
+        raise GraphBreak("a torch call warns where the program records it")
 
 
 @contextlib.contextmanager
@@ -443,8 +467,8 @@ def left(m: Capturing) -> Iterator[None]:
         yield
     finally:
         m.is_over = True
-        while m.inference:
-            m.inference.pop()[1].__exit__(None, None, None)
+        while m.regions:
+            m.regions.pop()[1].__exit__(None, None, None)
 
 
 # ---------------------------------------------------------------------------- library
@@ -503,7 +527,7 @@ def _reference(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     obj, *callback = args
     if any(x is not None for x in callback):
         raise GraphBreak("a weak reference that tells the program when its object is gone")
-    if isinstance(obj, (FakeTensor, Computed)) or type(obj) is types.GeneratorType:
+    if isinstance(obj, Computed) or type(obj) is types.GeneratorType:
         raise GraphBreak(f"a weak reference to a {m.kind_of(obj).__name__} of the graph")
     return weakref.ref(obj, **kwargs)
 
@@ -577,8 +601,52 @@ def _is_in_c(stream: Any) -> bool:
 _SINK = Call(Held(_sink, "what warnings go to"), operator.call, "")
 
 
+class _Caught(warnings.catch_warnings):
+    """What the program entered. It is on while a program is captured, since torch calls warn then.
+
+    said   what it records
+    """
+
+    said: Any = None
+
+    def __enter__(self) -> Any:
+        self.said = super().__enter__()
+        return self.said
+
+
+@stands_for(warnings.catch_warnings.__enter__)
+def _catch_warnings(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    """A graph has it wholly or not at all, and the program's own warnings end the graph."""
+    if m.attribute(args[0], "_module") is not warnings:
+        raise GraphBreak("warnings.catch_warnings() of another module")
+    context = _Caught(record=m.truth(m.attribute(args[0], "_record")))
+    context.__enter__()
+    m.regions.append((args[0], context))
+    if (given := m.attribute(args[0], "_filter")) is not None:
+        warnings.simplefilter(*given)
+    return context.said
+
+
+@stands_for_each(warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
+def _filter(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if not any(type(context) is _Caught for _, context in m.regions):
+        raise GraphBreak(f"warnings.{function.__name__}() acts on all that follows")
+    function(*args, **kwargs)
+
+
+def _category(message: Any, category: Any = None, *_: Any, **__: Any) -> Any:
+    """The class of what warnings.warn() says."""
+    return type(message) if isinstance(message, Warning) else category or UserWarning
+
+
 @stands_for(warnings.warn)
 def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    if any(type(context) is _Caught for _, context in m.regions):
+        kind = _category(*args, **kwargs)
+        action, text, category, module, line = warnings.filters[0]
+        if action == "ignore" and issubclass(kind, category) and not (text or module or line):
+            return
+        raise GraphBreak("a warning within warnings.catch_warnings()")
     level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
     if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
         raise GraphBreak("a warning that names the line of whoever called the compiled function")

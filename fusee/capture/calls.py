@@ -92,8 +92,7 @@ _METHOD_OWNERS = (
 def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A C function without a stand-in."""
     owner = getattr(function, "__self__", None)
-    if isinstance(owner, types.ModuleType):
-        owner = None
+    owner = None if isinstance(owner, types.ModuleType) and owner is not torch._C else owner
     if _is_of_tensors(function, owner, args):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
@@ -114,14 +113,16 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
     if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
         return _run(m, function, args, kwargs)
-    if getattr(function, "__self__", None) is torch._C and _QUERY.match(function.__name__):
-        if not args and not kwargs and is_scalar(found := function()):
-            return m.world.load(found, Call(Held(function, function.__name__), operator.call, ""))
+    is_torchs = owner is torch._C or str(getattr(function, "__module__", "")).startswith("torch._C")
+    if is_torchs and _QUERY.match(function.__name__) and all(map(is_scalar, args)) and not kwargs:
+        if is_scalar(found := function(*args)):
+            asked = functools.partial(function, *args)
+            return m.world.load(found, Call(Held(asked, function.__name__), operator.call, ""))
     raise _unknown(function)
 
 
 # What they give is torch's state: a fact.
-_QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_")
+_QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_|_accelerator_get")
 
 
 def _subclasses(m: Capturing, cls: type) -> list[type]:

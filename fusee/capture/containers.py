@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import itertools
 import operator
 from collections.abc import Callable
@@ -17,7 +18,11 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, Args, Kwargs, stands_for, stands_for_each
 from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
+from fusee.capture.guards import TypeMatch
+from fusee.capture.inputs import dict_class
 from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
+from fusee.capture.numbers import LOADERS
+from fusee.capture.sources import Call, Origin
 from fusee.capture.torch_api import FakeTensor
 
 # ---------------------------------------------------------------------------- iteration
@@ -189,7 +194,7 @@ def _extreme(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 def _mapping(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     pairs: Any = {}
     if args:
-        is_mapping = isinstance(args[0], dict) or attributes.python_method(m, args[0], "keys")
+        is_mapping = hasattr(type(args[0]), "keys")
         pairs = m.mapping(args[0]) if is_mapping else [*map(m.items, m.items(args[0]))]
         m.hashed([pair[0] for pair in pairs if pair] if not is_mapping else [*pairs])
     return kind(pairs, **kwargs)
@@ -250,6 +255,23 @@ def _made(m: Capturing, container: Any, key: Any) -> Any:
     value = m.call(factory, (), {})
     m.store_subscript(container, key, value)
     return value
+
+
+def owner_of(view: Any) -> Any:
+    """The dict that `d.keys()` and the like show."""
+    return gc.get_referents(view)[0]
+
+
+def _load_view(world: Any, view: Any, origin: Origin) -> Any:
+    world.fact(TypeMatch, origin, type(view))
+    owner = world.load(owner_of(view), Call(origin, owner_of, "the dict of "))
+    shown = world.whole(owner)
+    return getattr(dict_class(shown), type(view).__name__.rpartition("_")[2])(shown)
+
+
+_of: Any
+for _of in ({}, collections.OrderedDict()):
+    LOADERS.update((type(view()), _load_view) for view in (_of.keys, _of.values, _of.items))
 
 
 # Methods in C that are these.

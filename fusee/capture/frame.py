@@ -564,6 +564,8 @@ def variables(m: Semantics) -> dict[str, Any]:
 def own_super(m: Semantics) -> Any:
     """super() without arguments, in the innermost frame."""
     f = m.frames[-1]
+    if not f.code.co_argcount:
+        raise RuntimeError("super(): no arguments")
     first = f.code.co_varnames[0]
     owner = m.load_cell(f, first) if first in f.cells else f.locals[first]
     if "__class__" not in f.cells:

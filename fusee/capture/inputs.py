@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import enum
 import operator
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -55,6 +54,7 @@ from fusee.capture.sources import (
     input_name,  # fmt: skip
     is_buffer,
     is_remade,  # fmt: skip
+    own_dict,  # fmt: skip
 )
 from fusee.capture.symbols import Symbols
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
@@ -142,6 +142,12 @@ def dict_class(obj: dict[Any, Any]) -> type[dict[Any, Any]]:
     """The class in C that keeps the items of a dict."""
     ordered = isinstance(obj, collections.OrderedDict)
     return collections.OrderedDict if ordered else dict
+
+
+def is_alone(x: Any) -> bool:
+    """Whether `x` is the same as itself alone, for dicts and sets."""
+    methods: Any = type(x).__eq__, type(x).__hash__
+    return isinstance(x, torch.Tensor) or methods == (object.__eq__, object.__hash__)
 
 
 def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
@@ -393,7 +399,8 @@ class World:
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""
         origin, obj = self._origins.get(id(ref)), ref()
-        if self._is_let_go(self._fakes.get(id(obj), obj)):
+        is_made = isinstance(obj, FakeTensor) and id(obj) not in self.inputs  # and kept alive
+        if is_made or self._is_let_go(self._fakes.get(id(obj), obj)):
             raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
         if origin is None:
             return obj
@@ -551,8 +558,7 @@ class World:
         if origin is None:
             return None
         try:
-            base = threading.local if isinstance(obj, threading.local) else object
-            found = base.__getattribute__(self._twins.get(id(obj), obj), "__dict__")
+            found = own_dict(self._twins.get(id(obj), obj))
         except AttributeError:
             return None
         if not isinstance(found, dict):
@@ -682,17 +688,18 @@ class World:
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
         keys = tuple(dict_class(obj).keys(obj))
-        if not all(is_scalar(key) or isinstance(key, (*FIXED, torch.Tensor)) for key in keys):
+        fixed = [is_scalar(key) or isinstance(key, FIXED) for key in keys]
+        if not all(found or is_alone(key) for found, key in zip(fixed, keys)):
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
         shown = keys
-        if any(isinstance(key, torch.Tensor) for key in keys):
+        if not all(fixed):
             shown = self.load(keys, Call(mirror.origin, keys_of, "the keys of "))
             self.hash(shown)
         else:
             self.fact(guards.Keys, mirror.origin, keys)
         copy, places = empty_like(obj), Call(mirror.origin, items_of, "the items of ")
         for k, (key, name) in enumerate(zip(keys, shown)):
-            place = self.part(mirror, key) if name is key else self.item(places, k)
+            place = self.part(mirror, key) if fixed[k] else self.item(places, k)
             dict_class(obj).__setitem__(copy, name, self.load(dict.__getitem__(obj, key), place))
         return copy
 
@@ -764,9 +771,9 @@ class World:
         self._separate(list(self.sinks.values()), lists)
 
     def hash(self, keys: Iterable[Any]) -> None:
-        """Tensors from outside that are told apart by identity, in sets and as keys of dicts."""
+        """Objects from outside that are told apart by identity, in sets and as keys of dicts."""
         for x in keys:
-            if isinstance(x, FakeTensor) and id(x) in self._origins:
+            if is_alone(x) and not isinstance(x, FIXED) and id(x) in self._origins:
                 self.hashed[id(x)] = self._origins[id(x)]
 
     def _separate(self, written: list[Origin], others: list[Origin]) -> None:

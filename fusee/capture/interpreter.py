@@ -177,7 +177,7 @@ class Machine(Capturing):
         if isinstance(x, FakeTensor):
             return self.tensor_operator(UNARY[kind], x)
         if type(x) is Number:
-            return compute(self.world.recorder.graph, UNARY[kind], (x,))
+            return x if kind == "pos" else compute(self.world.recorder.graph, UNARY[kind], (x,))
         if symbols.is_open(x):
             return symbols.operated(UNARY[kind], x)
         if (found := ask(self, x, f"__{kind}__")) is not ABSENT:
@@ -388,6 +388,8 @@ class Machine(Capturing):
                 return self.iterate(self.world.whole(x))
             if is_finite_iterator(x):
                 return x
+            if isinstance(x, (str, bytes)):  # its value is a fact
+                return iter(x)
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
         if attributes.python_method(self, x, "__getitem__") and not hasattr(x, "__iter__"):
             raise GraphBreak("iterating by __getitem__ alone")

@@ -318,6 +318,17 @@ class Recorder(TorchFunctionMode):
         self.nodes[id(fake)] = node
         self._keep.append(fake)
 
+    def rebind(self, fake: torch.Tensor, before: torch.Tensor, data: torch.Tensor) -> None:
+        """A tensor has the memory of `data` from here on; what it was until now is `before`."""
+        node = self.nodes[id(fake)]
+        node.meta["example_value"] = before
+        self.adopt(before, node)
+        if self._inputs.pop(id(fake), None) is not None:
+            self._inputs[id(before)] = node
+        self.nodes[id(fake)] = self.nodes[id(data)]
+        if fake.requires_grad:  # and the graph would not give it any gradient
+            self.leaves[id(fake)] = self.leaves[id(data)] = True
+
     def item(
         self, fake: torch.Tensor, origins: frozenset[str] = frozenset(), kind: type = float
     ) -> Number:
@@ -351,8 +362,12 @@ class Recorder(TorchFunctionMode):
             if (found := read(self, name, args)) is not None:
                 return found
             raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
+        is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
+        for key in {"value", "alpha"} & {*kwargs} if is_known else ():
+            if isinstance(scale := kwargs[key], FakeTensor):  # torch takes a number out of it
+                kind = float if scale.is_floating_point() else int
+                kwargs = {**kwargs, key: self.item(self._lifted(scale), kind=kind)}
         if self.has_numbers and holds_number((*args, *kwargs.values())):
-            is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
             if not is_known or meets_integers(*args, *kwargs.values()):
                 need_values(*args, *kwargs.values())
         if name == "is_inference":
@@ -390,7 +405,8 @@ class Recorder(TorchFunctionMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
         if name.startswith("_foreach_") and name.endswith("_"):
-            return args[0]  # values change, and nothing else of hundreds of tensors
+            # values change, and nothing else of hundreds of tensors
+            return args[0] if args else kwargs["self"]
         try:
             first = len(self.symbols.env.data.made)
             is_symbolic = bool(self.symbols.origins or first)
@@ -465,6 +481,9 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak("a graph is in inference mode as a whole, or not at all")
         given = functools.partial(self._argument, name)
         nodes, named = fx.node.map_aggregate((args, kwargs), given)
+        if "from" in named:  # a keyword of Python's, and the first argument after the tensor
+            named = {**named}
+            nodes = (*(nodes or (named.pop("self"),)), named.pop("from"))
         if isinstance(func, str) or not _is_method(func):
             node = self.graph.call_function(func, nodes, named)
         elif name in _OPERATORS and not kwargs:

@@ -15,6 +15,7 @@ import collections
 import functools
 import re
 import sys
+import threading
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -173,6 +174,12 @@ class Attr(Part):
         return getattr(of, self.name)
 
 
+def own_dict(obj: Any) -> Any:
+    """`__dict__` of an instance, whatever its class makes of attributes."""
+    base = threading.local if issubclass(type(obj), threading.local) else object
+    return base.__getattribute__(obj, "__dict__")
+
+
 @dataclass(frozen=True, eq=False)
 class Dict(Attr):
     """The dict that holds the attributes of an instance."""
@@ -182,11 +189,11 @@ class Dict(Attr):
     def code(self, parent: str, source: Source) -> str:
         asks = getattr(source.kind(self.of), "__getattribute__", None)
         if isinstance(asks, types.FunctionType):  # the user's
-            return f"{source.python('object')}.__getattribute__({parent}, '__dict__')"
+            return f"{source.constant(own_dict)}({parent})"
         return super().code(parent, source)
 
     def find(self, of: Any) -> Any:
-        return object.__getattribute__(of, self.name)
+        return own_dict(of)
 
 
 @dataclass(frozen=True, eq=False)

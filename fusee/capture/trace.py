@@ -163,7 +163,7 @@ class _Attempt:
         machine.frames.append(frame)
         step = max(1, limit // _PROBES)
         while self.count != limit:
-            if not machine.inference:  # else a break ends the graph before the mode begins
+            if not machine.regions:  # else a break ends the graph before they begin
                 self.entered = self.count
                 if is_probed and self.count % step == 0 and self._can_end():
                     self.whole, self.whole_where = self.count, frame.where

@@ -10,6 +10,7 @@ torch's result is another one, or there is none, or NumPy raises or warns, the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 import types
@@ -493,6 +494,10 @@ _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
 
 def _from_data(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     """torch.tensor and the like."""
+    if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
+        data = m.deep(args[0])
+        if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
+            return _of_tensors(m, data, kwargs.get("dtype"))
     if not args or not isinstance(args[0], Array):
         return calls.on_tensors(m, function, args, kwargs)
     (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
@@ -519,7 +524,7 @@ def _enter_errstate(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     wanted = {getattr(manager, key, None) for key in ("all", "divide", "over", "under", "invalid")}
     if wanted & {"raise", "call", "print", "log"}:
         raise GraphBreak("np.errstate has it that wrong values raise")
-    m.inference.append((manager, contextlib.nullcontext()))
+    m.regions.append((manager, contextlib.nullcontext()))
 
 
 def _register() -> None:
@@ -588,8 +593,34 @@ def _alone(m: Capturing, number: Any) -> Any:
     return m.call(torch.tensor, (number,), {})
 
 
+def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
+    """torch.tensor of a list, in which numbers are tensors."""
+    items = pytree.tree_leaves(data)
+    kinds = {int: torch.int64, float: torch.get_default_dtype(), bool: torch.bool}
+    given: list[Any] = [x.dtype if isinstance(x, FakeTensor) else kinds.get(type(x)) for x in items]
+    shape, part = [], data
+    while isinstance(part, (list, tuple)):
+        shape.append(len(part))
+        part = part[0] if part else None
+    is_even = _is_even(data, shape)
+    if m.modes or m.world.seen or None in given or not is_even:
+        raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
+    dtype = dtype or functools.reduce(torch.promote_types, given)
+    plain = [x.detach() if isinstance(x, FakeTensor) else _alone(m, x) for x in items]
+    stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
+    return stacked if len(shape) == 1 else m.call(torch.Tensor.reshape, (stacked, shape), {})
+
+
+def _is_even(data: Any, shape: list[int]) -> bool:
+    """Whether a nested list has this shape."""
+    if not shape:
+        return not isinstance(data, (list, tuple))
+    is_row = isinstance(data, (list, tuple)) and len(data) == shape[0]
+    return is_row and all(_is_even(x, shape[1:]) for x in data)
+
+
 def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
-    """Of numbers of NumPy's that the graph computes."""
+    """Of numbers that the graph computes."""
     is_whole = not given["dtype"].is_floating_point
     if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
         raise GraphBreak("a tensor is made of arrays, or an integer of a float")

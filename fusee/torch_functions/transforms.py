@@ -162,7 +162,7 @@ def _example(m: Capturing, x: torch.Tensor, axis: int | None) -> torch.Tensor:
 
 
 def _effects(m: Capturing) -> Any:
-    return m.world.changes()[1:], len(m.inference), State.now()
+    return m.world.changes()[1:], len(m.regions), State.now()
 
 
 def _apart(x: Any) -> tuple[list[torch.Tensor], list[Any], Any]:
