@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -171,9 +172,7 @@ class Inputs:
 
     def attribute(self, module: torch.nn.Module, target: str) -> Any:
         """The value of a get_attr node of `module`: tensors become inputs of the graph."""
-        value: Any = module
-        for part in target.split("."):
-            value = getattr(value, part)
+        value: Any = operator.attrgetter(target)(module)
         if not isinstance(value, torch.Tensor):
             return value
         if module is self.gm:

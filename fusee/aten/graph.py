@@ -24,9 +24,10 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 import torch
 from torch import fx
@@ -42,34 +43,25 @@ from fusee.sym.shape_env import Relation
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.
 
+aten = torch.ops.aten
+
 _SHOWN_ELEMENTS = 64  # of a constant; longer ones are left out of the text
 
 
-class Source(Protocol):
-    """What source is written from: the part of AtenGraph that this module knows."""
-
-    graph: fx.Graph
-    constants: dict[str, torch.Tensor]
-
-    @property
-    def symbols(self) -> Mapping[str, Any]: ...
-
-
-def python_source(graph: Source) -> str:
+def python_source(graph: AtenGraph) -> str:
     """The graph as a module that runs with torch alone: `graph(*inputs)` returns the results."""
     rows = ["import torch", ""]
     rows += [f"{name} = {constant_source(x)}" for name, x in graph.constants.items()]
     return "\n".join([*rows, "", function_source(graph, for_people=True)])
 
 
-def function_source(graph: Source, for_people: bool = False) -> str:
+def function_source(graph: AtenGraph, for_people: bool = False) -> str:
     """The function `graph` alone; constants are globals. It drops tensors after their last use."""
-    value = _Writer()
     nodes = list(graph.graph.nodes)
     names = [node.name for node in nodes if node.op == "placeholder"]
     write = HostSource("graph", ", ".join(names), names.__getitem__)
     write.read_symbols(graph.symbols)
-    readings = Readings(graph) if isinstance(graph, AtenGraph) else None
+    readings = Readings(graph)
     last = {} if for_people else _last_uses(nodes)
     line = None
     for node in nodes:
@@ -78,46 +70,45 @@ def function_source(graph: Source, for_people: bool = False) -> str:
             if now is not None and now != line:
                 write.add(f"# {now}")
             line = now
-        text = value.node(node)
-        if text is not None:
+        if node.op == "call_function":
+            layer = not for_people and node.target is aten.mkldnn_rnn_layer.default
+            call = "recurrent_layer" if layer else f"torch.ops.{node.target}"
             note = f"  # {_note(node.meta.get('val'))}" if for_people else ""
-            write.add(f"{text}{note if node.op == 'call_function' else ''}")
-        if readings is not None:
-            write.add(*readings.lines(node, node.name))
+            write.add(f"{node.name} = {call_source(node, call)}{note}")
+        elif node.op == "get_attr" and node.name != node.target:
+            write.add(f"{node.name} = {node.target}")
+        elif node.op == "output":
+            write.add(f"return {value_source(node.args[0])}")
+        write.add(*readings.lines(node, node.name))
         if node in last:
             write.add(f"del {', '.join(last[node])}")
     return str(write)
 
 
-class _Writer:
-    """Nodes and arguments as Python expressions."""
+_name: Callable[[fx.Node], str] = operator.attrgetter("name")
 
-    def node(self, node: fx.Node) -> str | None:
-        if node.op == "call_function":
-            target: Any = node.target
-            args = [self.value(x) for x in node.args]
-            if getattr(target, "__name__", "") == "getitem":
-                return f"{node.name} = {args[0]}[{args[1]}]"
-            args += [f"{name}={self.value(x)}" for name, x in node.kwargs.items()]
-            return f"{node.name} = torch.ops.{target}({', '.join(args)})"
-        if node.op == "get_attr":
-            return f"{node.name} = {node.target}" if node.name != node.target else None
-        if node.op == "output":
-            return f"return {self.value(node.args[0])}"
-        return None
 
-    def value(self, x: Any) -> str:
-        if isinstance(x, fx.Node):
-            return x.name
-        if isinstance(x, tuple):
-            return f"({', '.join(map(self.value, x))}{',' if len(x) == 1 else ''})"
-        if isinstance(x, list):
-            return f"[{', '.join(map(self.value, x))}]"
-        if isinstance(x, torch.device):
-            return f"torch.device({str(x)!r})"
-        if isinstance(x, float) and not math.isfinite(x):
-            return f'float("{x}")'
-        return repr(x)
+def call_source(node: fx.Node, call: str, name: Callable[[fx.Node], str] = _name) -> str:
+    """A call as an expression, `call` being what is called; or the item of a tuple."""
+    args = [value_source(x, name) for x in node.args]
+    if node.target is operator.getitem:
+        return f"{args[0]}[{args[1]}]"
+    args += [f"{key}={value_source(x, name)}" for key, x in node.kwargs.items()]
+    return f"{call}({', '.join(args)})"
+
+
+def value_source(x: Any, name: Callable[[fx.Node], str] = _name) -> str:
+    """An argument as an expression."""
+    if isinstance(x, fx.Node):
+        return name(x)
+    if isinstance(x, (tuple, list)):
+        inner = ", ".join(value_source(item, name) for item in x)
+        return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
+    if isinstance(x, torch.device):
+        return f"torch.device({str(x)!r})"
+    if isinstance(x, float) and not math.isfinite(x):
+        return f'float("{x}")'
+    return repr(x)
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[str]]:
@@ -144,17 +135,11 @@ def _note(val: Any) -> str:
 def constant_source(x: torch.Tensor) -> str:
     """An expression for a small tensor; a large one becomes zeros, with a comment that says so."""
     if x.numel() <= _SHOWN_ELEMENTS:
-        return f"torch.tensor({_numbers(x.tolist())}, dtype={x.dtype}, device={str(x.device)!r})"
+        return (
+            f"torch.tensor({value_source(x.tolist())}, dtype={x.dtype}, device={str(x.device)!r})"
+        )
     shape = list(x.shape)
     return f"torch.zeros({shape}, dtype={x.dtype}, device={str(x.device)!r})  # elements left out"
-
-
-def _numbers(x: Any) -> str:
-    if isinstance(x, list):
-        return f"[{', '.join(map(_numbers, x))}]"
-    if isinstance(x, float) and not math.isfinite(x):
-        return f'float("{x}")'
-    return repr(x)
 
 
 # ---------------------------------------------------------------------------- graph
@@ -396,14 +381,8 @@ class AtenGraph:
 
     def attributes(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """The inputs that are read from the traced module, to append to the caller's arguments."""
-        found = []
-        for spec in self.inputs:
-            if spec.attribute is not None:
-                value: Any = module
-                for part in spec.attribute.split("."):
-                    value = getattr(value, part)
-                found.append(value)
-        return found
+        names = [spec.attribute for spec in self.inputs if spec.attribute is not None]
+        return [operator.attrgetter(name)(module) for name in names]
 
     def flat(self) -> AtenGraph:
         """The same graph as a function that returns all its results, in a tuple."""
@@ -483,8 +462,6 @@ def inverse(order: Order) -> Order:
 # ---------------------------------------------------------------------------- interpret
 # Runs an AtenGraph with eager ATen: what every later form of the graph is compared with.
 
-aten = torch.ops.aten
-
 increment_version = torch.autograd.graph.increment_version
 
 
@@ -498,14 +475,7 @@ def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
 
 def executable(graph: AtenGraph) -> Callable[..., Any]:
     """`run` with the graph compiled to Python once, for many calls."""
-    return around(graph, function(_source(graph), graph.constants))
-
-
-def _source(graph: AtenGraph) -> str:
-    source = function_source(graph)
-    if graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
-        source = source.replace("torch.ops.aten.mkldnn_rnn_layer.default", "recurrent_layer")
-    return source
+    return around(graph, function(function_source(graph), graph.constants))
 
 
 def around(graph: AtenGraph, body: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
@@ -555,7 +525,7 @@ def part_source(graph: AtenGraph) -> PartSource:
         assert isinstance(spec, Fresh) and spec.position == k
         steps = [hint(step) for step in spec.stride]
         orders.append(tuple(sorted(range(len(steps)), key=lambda k: -steps[k])))
-    return PartSource(_source(graph), tuple(orders), graph.no_autocast)
+    return PartSource(function_source(graph), tuple(orders), graph.no_autocast)
 
 
 def returning(
@@ -671,7 +641,7 @@ def is_pure(node: fx.Node) -> bool:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
             at = _DROPOUT.get(target)
-            return at is not None and not _argument(node, *at)
+            return at is not None and not argument(node, *at)
     return True
 
 
@@ -692,7 +662,8 @@ def refuses(node: fx.Node) -> bool:
     return may_raise(target) or raises(node, name, "val")
 
 
-def _argument(node: fx.Node, position: int, name: str) -> Any:
+def argument(node: fx.Node, position: int, name: str) -> Any:
+    """An argument of a call; None if it is not given."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
@@ -789,6 +760,29 @@ def memory_root(node: fx.Node) -> fx.Node:
     while node.op == "call_function" and is_view(node.target):
         node = node.all_input_nodes[0]
     return node
+
+
+def closure(
+    nodes: Iterable[fx.Node],
+    operands: Callable[[fx.Node], list[fx.Node]] = lambda node: node.all_input_nodes,
+) -> set[fx.Node]:
+    """These nodes and all that they depend on."""
+    found = set(nodes)
+    row = list(found)
+    for node in row:
+        new = [x for x in operands(node) if x not in found]
+        found.update(new)
+        row += new
+    return found
+
+
+def dependents(graph: fx.Graph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that depends on them."""
+    found = set(nodes)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 @functools.cache

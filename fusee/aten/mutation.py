@@ -152,22 +152,18 @@ def write_rule(op: OpOverload) -> Rule | None:
     if is_composite(op):
         return Tracer.composite
     if op.namespace not in _TORCHS:
-        return _custom(op, written)
+        twin = functional_twin(op)
+        if twin is None:
+            return _refuse
+        rewritten = _rewrite(op, twin, written)
+
+        def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+            # so that an operator without a fake implementation is refused by its own name
+            t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
+            return rewritten(t, op, args, kwargs)
+
+        return rule
     return Tracer.explicit if is_explicit(op) else _refuse
-
-
-def _custom(op: OpOverload, written: list[str]) -> Rule:
-    twin = functional_twin(op)
-    if twin is None:
-        return _refuse
-    rewritten = _rewrite(op, twin, written)
-
-    def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        # so that an operator without a fake implementation is refused by its own name
-        t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
-        return rewritten(t, op, args, kwargs)
-
-    return rule
 
 
 # ------------------------------------------------------------------------------ counterparts

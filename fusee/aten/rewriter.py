@@ -14,7 +14,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -81,9 +81,11 @@ class Editor:
             return
         if not all(arg in self._static for arg in node.all_input_nodes):
             return
-        if self.aten.symbols and _has_symbol((node.args, node.kwargs)):
-            return
-        self._static.add(node)
+        leaves: list[Any] = []
+        if self.aten.symbols:
+            fx.node.map_aggregate((node.args, node.kwargs), leaves.append)
+        if not any(isinstance(leaf, Expr) for leaf in leaves):
+            self._static.add(node)
 
     # -------------------------------------------------------------------- changes
 
@@ -93,16 +95,11 @@ class Editor:
         """SymInts among arguments as the sizes that nodes hold."""
         if not self.aten.symbols:
             return args, kwargs
-        to_size = self.aten.to_size
-
-        def convert(arg: Any) -> Any:
-            if isinstance(arg, torch.SymInt):
-                return to_size(arg)
-            if isinstance(arg, (list, tuple)):
-                return [convert(item) for item in arg]
-            return arg
-
-        return tuple(map(convert, args)), {key: convert(arg) for key, arg in kwargs.items()}
+        to_size: Any = self.aten.to_size
+        found: Any = fx.node.map_aggregate(
+            (args, kwargs), lambda x: to_size(x) if isinstance(x, torch.SymInt) else x
+        )
+        return tuple(found[0]), dict(found[1])
 
     @contextlib.contextmanager
     def before(self, node: fx.Node) -> Iterator[None]:
@@ -226,18 +223,6 @@ def _meta(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
-def _has_symbol(args: Any) -> bool:
-    found = False
-
-    def look(leaf: Any) -> Any:
-        nonlocal found
-        found = found or isinstance(leaf, Expr)
-        return leaf
-
-    fx.node.map_aggregate(args, look)
-    return found
-
-
 # ---------------------------------------------------------------------------- attention
 # Attention written as matmul, softmax, matmul becomes one operator that needs no score matrix.
 #
@@ -261,13 +246,6 @@ _RESHAPES = (
 )
 
 
-class Scores(NamedTuple):
-    """What softmax is taken of: product * scale, with product = bmm(q, k)."""
-
-    product: fx.Node
-    scale: float
-
-
 def fuse_attention(edit: Editor) -> None:
     """Run the pass."""
     if edit.aten.symbols:
@@ -279,9 +257,13 @@ def fuse_attention(edit: Editor) -> None:
         if softmax is None or val(node).dtype is not torch.float32:
             continue
         scores = _scores(softmax)
-        if scores is not None and _is_long(edit, node, softmax, scores):
+        if scores is None:
+            continue
+        batch, heads, queries, keys = edit.hints(softmax)
+        out, is_long = [batch * heads, queries], queries * keys >= LEAST_SCORES
+        if is_long and edit.hints(scores[0]) == [*out, keys] and edit.hints(node)[:2] == out:
             edit.notes.append(f"{node} became attention")
-            _rewrite(edit, node, softmax, scores, v)
+            _rewrite(edit, node, softmax, *scores, v)
 
 
 def _through(node: fx.Node, target: Any) -> fx.Node | None:
@@ -297,8 +279,8 @@ def _through(node: fx.Node, target: Any) -> fx.Node | None:
     return None
 
 
-def _scores(softmax: fx.Node) -> Scores | None:
-    """Read softmax's input backwards: an optional factor, a product."""
+def _scores(softmax: fx.Node) -> tuple[fx.Node, float] | None:
+    """What softmax is taken of, product * scale with product = bmm(q, k), as these two."""
     node, axis = softmax.args[:2]
     assert isinstance(node, fx.Node)
     if val(softmax).dim() != 4 or axis not in (-1, 3):
@@ -313,21 +295,13 @@ def _scores(softmax: fx.Node) -> Scores | None:
         assert isinstance(node.args[0], fx.Node)
         node = node.args[0]
     product = _through(node, aten.bmm.default)
-    return None if product is None else Scores(product, scale)
+    return None if product is None else (product, scale)
 
 
-def _is_long(edit: Editor, node: fx.Node, softmax: fx.Node, scores: Scores) -> bool:
-    batch, heads, queries, keys = edit.hints(softmax)
-    product, out = edit.hints(scores.product), edit.hints(node)
-    return (
-        queries * keys >= LEAST_SCORES
-        and product == [batch * heads, queries, keys]
-        and out[:2] == [batch * heads, queries]
-    )
-
-
-def _rewrite(edit: Editor, node: fx.Node, softmax: fx.Node, scores: Scores, v: fx.Node) -> None:
-    q, k = scores.product.args
+def _rewrite(
+    edit: Editor, node: fx.Node, softmax: fx.Node, product: fx.Node, scale: float, v: fx.Node
+) -> None:
+    q, k = product.args
     assert isinstance(q, fx.Node) and isinstance(k, fx.Node)
     batch, heads, queries, keys = val(softmax).shape
 
@@ -343,6 +317,6 @@ def _rewrite(edit: Editor, node: fx.Node, softmax: fx.Node, scores: Scores, v: f
         out = val(q).new_empty((batch, heads, queries, val(v).shape[-1]))
         made = edit.call(
             aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
-            like=node, val=out, scale=scores.scale,
+            like=node, val=out, scale=scale,
         )  # fmt: skip
     edit.become(node, aten.view.default, made, list(val(node).shape))

@@ -335,14 +335,16 @@ def uses_flash_attention(
     """Whether eager's attention on the CPU is its flash kernel for tensors of these geometries."""
     with _disable_current_modes():  # else the tracer makes twins of what is to be on the CPU
         with torch.no_grad():
-            given = [None if x is None else _on_cpu(x) for x in (q, k, v, mask)]
+            given = [
+                None
+                if x is None
+                else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).requires_grad_(
+                    x.requires_grad
+                )
+                for x in (q, k, v, mask)
+            ]
         choice = _choose(*given, dropout, is_causal, scale=scale, enable_gqa=enable_gqa)
     return int(choice) == int(_flash)
-
-
-def _on_cpu(x: Tensor) -> Tensor:
-    empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
-    return empty.requires_grad_(x.requires_grad)
 
 
 def clear_saved(ctx: Any) -> None:

@@ -47,7 +47,7 @@ from fusee.aten.torch_api import (
     symbolic_mode,
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
-from fusee.errors import TraceError, user_line
+from fusee.errors import TraceError
 from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.unbacked import UNBACKED, unbacked_env
 from fusee.sym.symint import Symbols
@@ -377,11 +377,7 @@ def _module(
 def failed(t: Tracer, name: str, error: Exception) -> TraceError:
     """The error for something that raised while it was traced."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
-    return TraceError(
-        f"{name} cannot run on meta tensors: {first}",
-        where=user_line(t.b.stack_trace),
-        did="stopped tracing this graph; the caller may run it eagerly",
-    )
+    return t.b.unsupported(f"{name} cannot run on meta tensors: {first}")
 
 
 # ------------------------------------------------------------------------------ literals
@@ -629,10 +625,8 @@ def start(
     if env is not None:
         mode = mode or fake_mode()
         mode.cache_enabled = False  # whose keys know torch's own symbols alone
-    if mode is not None:
-        b = Builder(Twins(mode, env), to_size)
-    else:
-        b = Builder(Twins(fake_mode() if with_devices else None), None)
+    twins = Twins(mode or (fake_mode() if with_devices else None), env)
+    b = Builder(twins, None if mode is None else to_size)
     inputs = Inputs(b, gm, example_inputs, to_size, prepare)
     tracer = kind(b, _policy(keep, decompositions), opaque_rule, inputs.lift, inputs.device)
     return tracer, inputs

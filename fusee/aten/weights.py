@@ -11,8 +11,9 @@ Then its own operands are looked at, so that no more than necessary runs at each
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
-from fusee.aten.graph import AtenGraph, is_creation, is_view, tensor_input
+from fusee.aten.graph import AtenGraph, closure, is_creation, is_view, tensor_input
 from fusee.aten.rewriter import Editor, Pass, bound, only_user, val
 from fusee.config import Options
 
@@ -29,6 +30,9 @@ from fusee.config import Options
 
 class Slot(int):
     """An argument of a step: the value with this number."""
+
+    def __repr__(self) -> str:
+        return f"v{int(self)}"
 
 
 class DeriveStep(NamedTuple):
@@ -47,38 +51,32 @@ class DeriveStep(NamedTuple):
 
 @dataclass(eq=False)
 class Derived:
-    """How to compute the derived inputs of a graph from its static inputs.
+    """How to compute some derived inputs of a graph from its static inputs.
 
     sources    indices of inputs: when one of these tensors changes, compute() must run again
     constants  tensors of the graph
     steps      values are numbered: sources, then constants, then the steps' results
     results    the numbers of the values to keep
     targets    indices of the derived inputs, one per result
-    opaque     the results, by position, that are packed weights: only for the operator they go to
     """
 
-    sources: tuple[int, ...] = ()
-    constants: tuple[Tensor, ...] = ()
-    steps: tuple[DeriveStep, ...] = ()
-    results: tuple[int, ...] = ()
-    targets: tuple[int, ...] = ()
-    opaque: frozenset[int] = frozenset()
+    sources: tuple[int, ...]
+    constants: tuple[Tensor, ...]
+    steps: tuple[DeriveStep, ...]
+    results: tuple[int, ...]
+    targets: tuple[int, ...]
 
     def compute(self, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The derived inputs for these values of `sources`."""
         values: list[Any] = [*sources, *self.constants]
 
         def load(arg: Any) -> Any:
-            if type(arg) is Slot:
-                return values[arg]
-            if isinstance(arg, (list, tuple)):
-                return [load(item) for item in arg]
-            return arg
+            return values[arg] if type(arg) is Slot else arg
 
         with torch.no_grad():
             for step in self.steps:
-                kwargs = {key: load(arg) for key, arg in step.kwargs.items()}
-                made = step.target(*map(load, step.args), **kwargs)
+                args, kwargs = fx.node.map_aggregate((step.args, step.kwargs), load)
+                made = step.target(*args, **kwargs)
                 if step.stride is not None and made.stride() != step.stride:
                     made = made.new_empty_strided(made.shape, step.stride).copy_(made)
                 values.append(made)
@@ -87,27 +85,14 @@ class Derived:
         return tuple(values[number] for number in self.results)
 
     def __str__(self) -> str:
-        first = len(self.sources) + len(self.constants)
         rows = [f"v{k} = input {index}" for k, index in enumerate(self.sources)]
         rows += [f"v{len(rows) + k} = constant {k}" for k in range(len(self.constants))]
-        for k, step in enumerate(self.steps, first):
-            args = [_show(arg) for arg in step.args]
-            args += [f"{key}={_show(arg)}" for key, arg in step.kwargs.items()]
+        for k, step in enumerate(self.steps, len(rows)):
+            args = [*map(repr, step.args), *(f"{key}={arg!r}" for key, arg in step.kwargs.items())]
             name = getattr(step.target, "__name__", str(step.target))
             rows.append(f"v{k} = {name}({', '.join(args)})  # {step.name}")
-        rows += [
-            f"input {target} = v{number}"
-            for target, number in zip(self.targets, self.results, strict=True)
-        ]
+        rows += [f"input {k} = v{number}" for k, number in zip(self.targets, self.results)]
         return "\n".join(rows)
-
-
-def _show(arg: Any) -> str:
-    if type(arg) is Slot:
-        return f"v{int(arg)}"
-    if isinstance(arg, (list, tuple)):
-        return f"[{', '.join(map(_show, arg))}]"
-    return str(arg)
 
 
 # Tables such as attention masks come from no parameter; up to here they are worth keeping.
@@ -131,19 +116,8 @@ class Budget:
         """Whether to keep the result of `node`; if so its bytes are spent."""
         if node.meta.get("packed") or node.meta.get("free"):
             return True
-        size = self.edit.bytes(node)
-        # Bytes of the parameters and constants that `node` is computed from
-        seen = {node}
-        pending = [node]
-        sources = 0
-        while pending:
-            at = pending.pop()
-            if at.op in ("placeholder", "get_attr"):
-                sources += self.edit.bytes(at)
-            for arg in at.all_input_nodes:
-                if arg not in seen:
-                    seen.add(arg)
-                    pending.append(arg)
+        size, given = self.edit.bytes(node), ("placeholder", "get_attr")
+        sources = sum(self.edit.bytes(x) for x in closure([node]) if x.op in given)
         if size > self.left or (size > self.free and size > 2 * sources):
             self.refused.append(f"{node} is computed at each call: it takes {size} bytes to keep")
             return False
@@ -152,8 +126,10 @@ class Budget:
         return True
 
 
-def constants(edit: Editor) -> Derived:
-    """Split the static part off. Derived inputs are appended to the graph's inputs."""
+def constants(edit: Editor) -> tuple[Derived, ...]:
+    """Split the static part off, in parts that share no parameter: one that changes recomputes its
+    part alone. Derived inputs are appended to the graph's inputs.
+    """
     total = sum(
         edit.bytes(node)
         for node in edit.graph.nodes
@@ -165,8 +141,9 @@ def constants(edit: Editor) -> Derived:
     edit.notes += budget.refused
     if kept:
         edit.notes.append(
-            f"{len(kept)} tensors derived from {len(derived.sources)} parameters, "
-            f"{len(derived.opaque)} packed, {budget.spent} bytes beside those"
+            f"{len(kept)} tensors derived from {sum(len(one.sources) for one in derived)}"
+            f" parameters, {sum(node.meta.get('packed', False) for node in kept)} packed,"
+            f" {budget.spent} bytes beside those"
         )
     return derived
 
@@ -186,7 +163,11 @@ def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
             node = pending.pop()
             if not edit.is_static(node) or node.op != "call_function" or node in chosen:
                 continue
-            if _costs_nothing(node) or node in refused or node.meta.get("derive") is False:
+            if (
+                (is_view(node.target) or is_creation(node.target) or not _is_tensor(node))
+                or node in refused
+                or node.meta.get("derive") is False
+            ):
                 pending += node.all_input_nodes
             elif budget.allows(node):
                 chosen.add(node)
@@ -196,11 +177,6 @@ def frontier(edit: Editor, budget: Budget) -> list[fx.Node]:
     return [node for node in edit.graph.nodes if node in chosen]
 
 
-def _costs_nothing(node: fx.Node) -> bool:
-    # items of tuples are kept by themselves, not the tuple
-    return is_view(node.target) or is_creation(node.target) or not _is_tensor(node)
-
-
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
@@ -208,48 +184,51 @@ def _is_tensor(node: fx.Node) -> bool:
 # ------------------------------------------------------------------------------ the split
 
 
-def _split(edit: Editor, kept: list[fx.Node]) -> Derived:
-    if not kept:
-        return Derived()
-    aten = edit.aten
+def _split(edit: Editor, kept: list[fx.Node]) -> tuple[Derived, ...]:
     needed = closure(kept)
-    placeholders = zip(aten.placeholders, aten.inputs, strict=True)
-    given = [(node, spec.index) for node, spec in placeholders if node in needed]
-    ordered = [node for node in edit.graph.nodes if node in needed and node.op != "placeholder"]
-    attributes = [node for node in ordered if node.op == "get_attr"]
-    calls = [node for node in ordered if node.op == "call_function"]
-    slots = {node: Slot(k) for k, (node, _) in enumerate(given)}
-    slots |= {node: Slot(len(slots) + k) for k, node in enumerate(attributes)}
-    slots |= {node: Slot(len(slots) + k) for k, node in enumerate(calls)}
-    done = _last_readers(calls, kept)
-    derived = Derived(
-        sources=tuple(index for _, index in given),
-        constants=tuple(aten.constants[str(node.target)] for node in attributes),
-        steps=tuple(_step(node, slots, done) for node in calls),
-        results=tuple(int(slots[node]) for node in kept),
-        targets=tuple(range(len(aten.inputs), len(aten.inputs) + len(kept))),
-        opaque=frozenset(i for i, node in enumerate(kept) if node.meta.get("packed")),
-    )
+    position = {node: k for k, node in enumerate(edit.graph.nodes)}
+    part: dict[fx.Node, list[fx.Node]] = {}  # of each node; constants are in none
+    for node in filter(needed.__contains__, position):
+        given = {id(part[x]): part[x] for x in node.all_input_nodes if x in part}
+        if given or node.op == "placeholder":
+            whole = [node, *itertools.chain(*given.values())]
+            part.update(dict.fromkeys(whole, whole))
+    members: dict[int, dict[fx.Node, int]] = {}
+    for k, node in enumerate(kept, len(edit.aten.inputs)):
+        members.setdefault(id(part.get(node)), {})[node] = k
+    derived = tuple(_derived(edit.aten, position, targets) for targets in members.values())
     _add_inputs(edit, kept)
     return derived
 
 
-def _step(
-    node: fx.Node, slots: dict[fx.Node, Slot], done: dict[fx.Node, list[fx.Node]]
-) -> DeriveStep:
-    def slot(arg: Any) -> Any:
-        if isinstance(arg, fx.Node):
-            return slots[arg]
-        if isinstance(arg, (list, tuple)):
-            return [slot(item) for item in arg]
-        return arg
+def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Node, int]) -> Derived:
+    """What computes these nodes, each the derived input of an index.
 
-    target = node.target
-    assert callable(target)
-    kwargs = {key: slot(arg) for key, arg in node.kwargs.items()}
-    numbers = tuple(int(slots[arg]) for arg in done.get(node, ()))
-    args = tuple(map(slot, node.args))
-    return DeriveStep(node.name, target, args, kwargs, numbers, _stride(node))
+    position   of the graph's nodes: that of an input is its index
+    """
+    own = sorted(closure(targets), key=position.__getitem__)
+    given, constants, calls = (
+        [n for n in own if n.op == op] for op in ("placeholder", "get_attr", "call_function")
+    )
+    slots = {node: Slot(k) for k, node in enumerate([*given, *constants, *calls])}
+    last = {arg: node for node in calls for arg in node.all_input_nodes}
+    done: dict[fx.Node, list[int]] = {}
+    for arg, reader in last.items():
+        if arg.op == "call_function" and arg not in targets:
+            done.setdefault(reader, []).append(slots[arg])
+    steps = []
+    for node in calls:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), slots.__getitem__)
+        numbers = tuple(map(int, done.get(node, ())))
+        target: Any = node.target
+        steps.append(DeriveStep(node.name, target, args, kwargs, numbers, _stride(node)))
+    return Derived(
+        sources=tuple(position[node] for node in given),
+        constants=tuple(aten.constants[str(node.target)] for node in constants),
+        steps=tuple(steps),
+        results=tuple(int(slots[node]) for node in targets),
+        targets=tuple(targets.values()),
+    )
 
 
 def _stride(node: fx.Node) -> tuple[int, ...] | None:
@@ -260,37 +239,12 @@ def _stride(node: fx.Node) -> tuple[int, ...] | None:
     return stride if all(type(step) is int for step in stride) else None
 
 
-def _last_readers(calls: list[fx.Node], kept: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """For each call the results of calls that it is the last to read."""
-    last: dict[fx.Node, fx.Node] = {}
-    for node in calls:
-        for arg in node.all_input_nodes:
-            last[arg] = node
-    stay = set(kept)
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for arg, reader in last.items():
-        if arg.op == "call_function" and arg not in stay:
-            found.setdefault(reader, []).append(arg)
-    return found
-
-
-def closure(kept: list[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that they are computed from."""
-    needed = set(kept)
-    pending = list(kept)
-    while pending:
-        for arg in pending.pop().all_input_nodes:
-            if arg not in needed:
-                needed.add(arg)
-                pending.append(arg)
-    return needed
-
-
 def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:
     """Make a placeholder of each kept node, after the others."""
     aten = edit.aten
     specs = list(aten.inputs)
-    with aten.graph.inserting_before(_first_call(aten)):
+    first = next(node for node in aten.graph.nodes if node.op != "placeholder")
+    with aten.graph.inserting_before(first):
         inputs = [aten.graph.placeholder(f"derived_{node.name}") for node in kept]
     for node, made in zip(kept, inputs, strict=True):
         meta = val(node)
@@ -305,104 +259,6 @@ def _add_inputs(edit: Editor, kept: list[fx.Node]) -> None:
             specs[-1] = dataclasses.replace(specs[-1], stride=())
         edit.replace(node, made)
     aten.inputs = tuple(specs)
-
-
-def _first_call(aten: AtenGraph) -> fx.Node:
-    """The first node that is no placeholder."""
-    for node in aten.graph.nodes:
-        if node.op != "placeholder":
-            found: fx.Node = node
-            return found
-    raise AssertionError("a graph ends with its output")
-
-
-# ---------------------------------------------------------------------------- parts
-# Derived weights in parts that share no parameter: one that changes recomputes its part alone.
-
-
-def parts(derived: Derived) -> list[tuple[tuple[int, ...], Derived]]:
-    """Per part: positions among `derived.results`, and how to compute these.
-
-    What comes from constants alone is computed in each part that reads it.
-    """
-    first = len(derived.sources) + len(derived.constants)
-    reads = {k: sorted(set(_slots(step))) for k, step in enumerate(derived.steps, first)}
-    group = _groups(len(derived.sources), first, reads)
-    members: dict[int, list[int]] = {}
-    for position, number in enumerate(derived.results):
-        members.setdefault(group[number], []).append(position)
-    return [(tuple(taken), _part(derived, taken, reads)) for taken in members.values()]
-
-
-def _slots(step: DeriveStep) -> Iterator[int]:
-    pending: list[Any] = [step.args, *step.kwargs.values()]
-    while pending:
-        arg = pending.pop()
-        if type(arg) is Slot:
-            yield int(arg)
-        elif isinstance(arg, (list, tuple)):
-            pending += arg
-
-
-def _groups(sources: int, first: int, reads: dict[int, list[int]]) -> list[int]:
-    """Per value, a number that connected values have in common; -1 if no source is behind it."""
-    above = [*range(sources), *[-1] * (first - sources + len(reads))]
-
-    def top(number: int) -> int:
-        while number != -1 and above[number] != number:
-            number = above[number]
-        return number
-
-    for number, read in reads.items():
-        found = {top(k) for k in read} - {-1}
-        lead = min(found, default=-1)
-        above[number] = lead
-        for other in found:
-            above[other] = lead
-    return [top(number) for number in range(len(above))]
-
-
-def _part(derived: Derived, positions: list[int], reads: dict[int, list[int]]) -> Derived:
-    """The steps behind these results, their values numbered anew."""
-    needed = {derived.results[k] for k in positions}
-    for number in reversed(reads):
-        if number in needed:
-            needed.update(reads[number])
-    ordered = sorted(needed)
-    new = {number: Slot(k) for k, number in enumerate(ordered)}
-    inputs = len(derived.sources)
-    first = inputs + len(derived.constants)
-    last = {k: number for number in ordered for k in reads.get(number, ())}
-    results = {derived.results[k] for k in positions}
-
-    def renamed(arg: Any) -> Any:
-        if type(arg) is Slot:
-            return new[int(arg)]
-        if isinstance(arg, (list, tuple)):
-            return [renamed(item) for item in arg]
-        return arg
-
-    def step(number: int) -> DeriveStep:
-        old = derived.steps[number - first]
-        done = [k for k in reads[number] if k >= first and last[k] == number and k not in results]
-        return DeriveStep(
-            old.name,
-            old.target,
-            tuple(map(renamed, old.args)),
-            {key: renamed(arg) for key, arg in old.kwargs.items()},
-            tuple(int(new[k]) for k in done),
-            old.stride,
-        )
-
-    return dataclasses.replace(
-        derived,
-        sources=tuple(derived.sources[k] for k in ordered if k < inputs),
-        constants=tuple(derived.constants[k - inputs] for k in ordered if inputs <= k < first),
-        steps=tuple(step(k) for k in ordered if k >= first),
-        results=tuple(int(new[derived.results[k]]) for k in positions),
-        targets=tuple(derived.targets[k] for k in positions),
-        opaque=frozenset(at for at, k in enumerate(positions) if k in derived.opaque),
-    )
 
 
 # ---------------------------------------------------------------------------- fold
@@ -650,13 +506,13 @@ def restride(graph: AtenGraph) -> None:
 
 def run_passes(
     aten: AtenGraph, options: Options, passes: Sequence[Pass]
-) -> tuple[Derived | None, list[str]]:
+) -> tuple[tuple[Derived, ...], list[str]]:
     """Change `aten` in place: how to compute its derived inputs, and what each pass did.
 
-    Derived inputs are appended to `aten.inputs`. None where options.derive_weights is off.
+    Derived inputs are appended to `aten.inputs`, if options.derive_weights is on.
     """
     edit = Editor(aten, options)
     for step in passes:
         step(edit)
-    derived = constants(edit) if options.derive_weights else None
+    derived = constants(edit) if options.derive_weights else ()
     return derived, edit.notes

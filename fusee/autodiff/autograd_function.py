@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import flatten
-from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput
+from fusee.aten.graph import Fresh, InputSpec, ViewOfOutput, closure, dependents
 from fusee.aten.torch_api import (
     as_if_not_written,
     below_autograd,
@@ -145,20 +145,10 @@ class Again:
     def _behind(self, present: frozenset[int]) -> frozenset[int]:
         """The inputs that the gradients which come from these tangents depend on."""
         graph, given = self.joint.aten, self.joint.aten.placeholders
-        above = {given[self.count + k] for k in present}
-        for node in graph.graph.nodes:
-            if not above.isdisjoint(node.all_input_nodes):
-                above.add(node)
+        above = dependents(graph.graph, (given[self.count + k] for k in present))
         results = graph.results
-        pending = [
-            results[k] for k in self.joint.gradients if k is not None and results[k] in above
-        ]
-        below: set[fx.Node] = set()
-        while pending:
-            node = pending.pop()
-            if node not in below:
-                below.add(node)
-                pending += node.all_input_nodes
+        ends = [results[k] for k in self.joint.gradients if k is not None]
+        below = closure(node for node in ends if node in above)
         return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
 
     def differentiable(
@@ -433,7 +423,12 @@ def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any])
         *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
     )
     ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
-    ctx.numbers = _numbers(split.joint, inputs, results)
+    ctx.numbers = []  # the value of each symbol
+    for at in split.joint.aten.symbols.values():
+        x = (inputs if at.unbacked is None else results)[at.index]
+        if at.axis is not None:
+            x = x.size(at.axis)
+        ctx.numbers.append(x.item() if isinstance(x, Tensor) else x)
     ctx.done, ctx.later = frozenset(), ()
     ctx.has_hooks = has_saved_tensor_hooks()
     ctx.set_materialize_grads(False)
@@ -454,18 +449,6 @@ def _applied(apply: Callable[..., Sequence[Any]], joint: Joint) -> Callable[...,
             return apply(*given)
 
     return run
-
-
-def _numbers(joint: Joint, inputs: Sequence[Any], results: Sequence[Any]) -> list[int]:
-    """The value of each symbol, for the forward's inputs and what it gave."""
-    found = []
-    for at in joint.aten.symbols.values():
-        x = (inputs if at.unbacked is None else results)[at.index]
-        if at.axis is not None:
-            found.append(x.size(at.axis))
-        else:
-            found.append(x if at.unbacked is None else x.item())
-    return found
 
 
 def _gradient(of: Gradient, found: Sequence[Any]) -> Any:

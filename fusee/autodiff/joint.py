@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph
+from fusee.aten.graph import AtenGraph, argument, dependents
 from fusee.aten.tracer import Tracer
 from fusee.fake.layouts import is_row_major, like
 from fusee.sym.symint import same_ints
@@ -73,11 +73,7 @@ class Joint:
 
     def backward_nodes(self) -> set[fx.Node]:
         """The nodes that depend on a tangent: they cannot run in the forward."""
-        found = set(self.aten.placeholders[self.forward_inputs :])
-        for node in self.aten.graph.nodes:
-            if not found.isdisjoint(node.all_input_nodes):
-                found.add(node)
-        return found
+        return dependents(self.aten.graph, self.aten.placeholders[self.forward_inputs :])
 
 
 class Saved(NamedTuple):
@@ -430,8 +426,7 @@ def _fill(joint: Joint, node: fx.Node) -> None:
     val = node.meta["val"]
     value: Any = _FILLS[node.target]
     if isinstance(value, tuple):
-        at, name = value
-        value = node.args[at] if len(node.args) > at else node.kwargs[name]
+        value = argument(node, *value)
     if not is_row_major(val) or isinstance(value, fx.Node):
         return
     sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]

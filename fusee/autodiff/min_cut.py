@@ -17,14 +17,22 @@ import enum
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import AtenGraph, is_creation, is_pure, is_view, memory_root, must_run
+from fusee.aten.graph import (
+    AtenGraph,
+    closure,
+    is_creation,
+    is_pure,
+    is_view,
+    memory_root,
+    must_run,
+)
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
@@ -532,17 +540,3 @@ def is_saved_by_eager(node: fx.Node) -> bool:
 def _may_repeat(node: Any) -> bool:
     """Whether running the node a second time gives the same value and nothing else."""
     return not isinstance(node, fx.Node) or node.op != "call_function" or is_pure(node)
-
-
-def closure(
-    nodes: Iterable[fx.Node],
-    operands: Callable[[fx.Node], list[fx.Node]] = lambda node: node.all_input_nodes,
-) -> set[fx.Node]:
-    """These nodes and all that they depend on."""
-    found = set(nodes)
-    row = list(found)
-    for node in row:
-        new = [x for x in operands(node) if x not in found]
-        found.update(new)
-        row += new
-    return found

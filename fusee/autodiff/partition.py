@@ -26,6 +26,7 @@ from fusee.aten.graph import (
     OutputSpec,
     ViewOfInput,
     ViewOfOutput,
+    closure,
     inverse,
     is_view,
     memory_root,
@@ -46,7 +47,7 @@ from fusee.autodiff.joint import (
     prepare,
     sparse_nodes,
 )
-from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, closure, kind
+from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, kind
 from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Size, hint, product
 from fusee.sym.symint import same_ints
@@ -341,7 +342,7 @@ def differentiate(
     """
     with timed("trace"):
         joint = trace_joint(gm, example_inputs, **tracing)
-    log.publish("aten", "joint", lambda: str(joint.aten))
+    log.publish("aten", "joint", functools.partial(str, joint.aten))
     if not joint.tangents:
         nothing = fx.Graph()
         nothing.output(())

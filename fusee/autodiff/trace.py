@@ -248,7 +248,7 @@ def trace_joint(
     symbolic = python_dispatcher() if tracer.b.to_size is not None else contextlib.nullcontext()
     with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks():
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
-        finish = _Finish(tracer, inputs, leaves, returned)
+        finish = _Finish(tracer, inputs, leaves, Results(inputs, returned))
         with torch.autocast("cpu", enabled=False):
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast
@@ -335,12 +335,11 @@ class _Leaves:
 
 
 class _Finish:
-    """From the program's end on: its results, then the backward and the gradients."""
+    """From the program's results on: the backward and the gradients."""
 
-    def __init__(self, tracer: JointTracer, inputs: Inputs, leaves: _Leaves, returned: Any):
+    def __init__(self, tracer: JointTracer, inputs: Inputs, leaves: _Leaves, results: Results):
         self.tracer, self.b, self.inputs, self.leaves = tracer, tracer.b, inputs, leaves
-        self.results = Results(inputs, returned)
-        mutations = self.results.mutations
+        self.results, mutations = results, results.mutations
         self.rebinds = tuple(m for m in mutations if self._is_differentiable(m))
         self.mutations = tuple(m for m in mutations if m not in self.rebinds)
         self.forward_results = len(self.results.nodes)

@@ -31,7 +31,7 @@ from fusee.aten.canonicalize import Table
 from fusee.aten.graph import WHOLE, AtenGraph, must_run, returning
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
-from fusee.aten.weights import Derived, parts, run_passes
+from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
 from fusee.autodiff.partition import describe, differentiate, partition
@@ -49,10 +49,17 @@ from fusee.backends.stages import is_staged, staged
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
-from fusee.loops.check import check_graph, check_plan, check_schedule, show_kernel, show_step
+from fusee.loops.check import (
+    check_graph,
+    check_plan,
+    check_schedule,
+    show_kernel,
+    show_schedule,
+    show_step,
+)
 from fusee.loops.fusion import Schedule, fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
-from fusee.loops.lower.graph import GraphLowering, InputLayout
+from fusee.loops.lower.graph import GraphLowering
 from fusee.loops.lower.tensor import contiguous, supported
 from fusee.loops.memory import (
     Plan,
@@ -85,7 +92,7 @@ def _weights(
     target: Target,
     options: Options,
     report: Report,
-) -> Derived | None:
+) -> tuple[Derived, ...]:
     specs = []
     for spec in aten.inputs:
         reason = None
@@ -99,14 +106,13 @@ def _weights(
     derived, notes = run_passes(aten, options, target.passes(options))
     report.passes += notes
     log.publish("passes", "", lambda: "\n".join([*notes, "", str(aten)]))
-    log.publish("weights", "", lambda: str(derived))
+    log.publish("weights", "", lambda: "\n".join(map(str, derived)))
     return derived
 
 
-def _lower(aten: AtenGraph, derived: Derived | None, target: Target, report: Report) -> LoopGraph:
-    targets = derived.targets if derived is not None else ()
+def _lower(aten: AtenGraph, targets: set[int], target: Target, report: Report) -> LoopGraph:
     inputs = [
-        InputLayout(
+        Buffer(
             spec.name,
             spec.dtype,
             spec.size,
@@ -128,14 +134,7 @@ def _lower(aten: AtenGraph, derived: Derived | None, target: Target, report: Rep
         writes={mutation.position: mutation.index for mutation in aten.mutations},
     ).run()
     report.notes += loops.notes
-    log.publish("loops", "", lambda: "\n\n".join(map(show_step, loops.steps)))
     return loops
-
-
-def _fuse(loops: LoopGraph, options: Options) -> Schedule:
-    schedule = fuse(loops, merge=options.fuse)
-    log.publish("fusion", "", lambda: _show_schedule(schedule))
-    return schedule
 
 
 def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
@@ -143,9 +142,7 @@ def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
     take_out_shared(schedule)
     if large_bytes is not None:
         take_out_large(schedule, large_bytes)
-    plan = plan_memory(schedule)
-    log.publish("memory", "", lambda: show_plan(plan))
-    return plan
+    return plan_memory(schedule)
 
 
 def _refuse(name: str, inputs: Sequence[Any]) -> None:
@@ -163,18 +160,17 @@ def _refuse(name: str, inputs: Sequence[Any]) -> None:
             )
 
 
-def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
+def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept:
     constants = tuple(
         aten.constants[b.name]
         for b in loops.inputs
         if isinstance(b, Buffer) and b.role == "constant"
     )
-    if derived is None or not derived.sources:
-        return Fixed(constants if derived is None else (*derived.compute(()), *constants))
-    split = parts(derived)
-    places = [place for positions, _ in split for place in positions]
+    if not any(one.sources for one in derived):
+        return Fixed((*(x for one in derived for x in one.compute(())), *constants))
+    places = [place for one in derived for place in one.targets]
     order = sorted(range(len(places)), key=places.__getitem__)
-    computed = [change_detection.Derived(one.sources, one.compute) for _, one in split]
+    computed = [change_detection.Derived(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 
 
@@ -183,11 +179,11 @@ def _kept(aten: AtenGraph, derived: Derived | None, loops: LoopGraph) -> Kept:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# What verifies the form that a step gives.
-_CHECKS: dict[str, Callable[[Any], None]] = {
-    "lower": check_graph,
-    "fuse": check_schedule,
-    "memory": check_plan,
+# What verifies the form that a step gives, and the artefact that shows it.
+_FORMS: dict[str, tuple[Callable[[Any], None], str, Callable[[Any], str]]] = {
+    "lower": (check_graph, "loops", lambda loops: "\n\n".join(map(show_step, loops.steps))),
+    "fuse": (check_schedule, "fusion", show_schedule),
+    "memory": (check_plan, "memory", show_plan),
 }
 
 
@@ -212,9 +208,12 @@ def _run(
     def step(name: str, take: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with report.timed(name):
             form = take(*args, **kwargs)
-        if options.check and name in _CHECKS:
-            with report.timed("check"):
-                _CHECKS[name](form)
+        if name in _FORMS:
+            check, artefact, show = _FORMS[name]
+            log.publish(artefact, "", partial(show, form))
+            if options.check:
+                with report.timed("check"):
+                    check(form)
         return form
 
     target.prepare()
@@ -229,11 +228,11 @@ def _run(
         return body if plain else lambda inputs: body(*inputs)
     with process.paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
-        loops = step("lower", _lower, aten, derived, target, report)
-        schedule = step("fuse", _fuse, loops, options)
+        targets = {k for one in derived for k in one.targets}
+        loops = step("lower", _lower, aten, targets, target, report)
+        schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", _memory, schedule, large_bytes)
         # What is called with what: the caller's inputs, by position
-        targets = derived.targets if derived is not None else ()
         named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
         arguments = Arguments(
             [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
@@ -241,7 +240,7 @@ def _run(
             consumed=consumes,
             spread=plain,
             refuse=partial(_refuse, report.name) if plain else None,
-            followed=derived is not None and bool(derived.sources),
+            followed=any(one.sources for one in derived),
         )
         kept = _kept(aten, derived, loops)
         built = target.build(plan, arguments, kept, options, report.timed)
@@ -287,7 +286,7 @@ def compile_native(
     parsed = Options.parse(options)
     report = Report(parsed.name or f"graph_{next(_numbers)}", first_line(gm))
     with log.graph(report.name):
-        log.publish("graph", "", lambda: captured_source(gm))
+        log.publish("graph", "", partial(captured_source, gm))
         try:
             target = _target_of(gm, example_inputs)
             target.prepare()
@@ -307,7 +306,7 @@ def compile_native(
                 keep = (supported() | WHOLE).__contains__
                 with report.timed("trace"), process.paused():
                     aten = trace(gm, example_inputs, keep=keep)
-                log.publish("aten", "", lambda: str(aten))
+                log.publish("aten", "", partial(str, aten))
                 run = _run(aten, example_inputs, target, parsed, report, plain=True)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
@@ -417,11 +416,3 @@ def _fill_report(report: Report, plan: Plan, functions: Mapping[Kernel, str]) ->
             show = partial(show_kernel, firsts.setdefault(name, item))
             report.kernels.append(KernelRow(name, item.origin, show))
     report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None
-
-
-def _show_schedule(schedule: Schedule) -> str:
-    items = [
-        f"{item.name}(...)" if isinstance(item, Extern) else show_kernel(item)
-        for item in schedule.items
-    ]
-    return "\n\n".join([*items, "# stayed apart", *(f"# {row}" for row in schedule.refusals)])

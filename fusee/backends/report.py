@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import re
 import tempfile
@@ -351,9 +352,7 @@ def _import(name: str, value: Any) -> str:
 
 
 def _attribute(gm: fx.GraphModule, name: str) -> str:
-    value: Any = gm
-    for part in name.split("."):
-        value = getattr(value, part)
+    value: Any = operator.attrgetter(name)(gm)
     if isinstance(value, nn.Parameter):
         return f"nn.Parameter({constant_source(value.detach())}, {value.requires_grad})"
     if isinstance(value, Tensor):

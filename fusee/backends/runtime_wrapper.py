@@ -12,7 +12,6 @@ import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -43,9 +42,8 @@ def bind(
     run      runs `aten`, writes included
     spread   whether it takes the inputs as arguments, not in a list
     """
-    call = returning(aten, run, spread=spread, module=gm)
-    written = {mutation.index for mutation in aten.mutations}
-    return _guarded(gm, call, aten, written, report)
+    guarded = _guard(gm, aten, {mutation.index for mutation in aten.mutations}, report)
+    return guarded(returning(aten, run, spread=spread, module=gm))
 
 
 def bind_split(
@@ -86,14 +84,19 @@ def bind_split(
         rebinds=joint.rebinds,
         detached=joint.detached,
     )
-    return _guarded(gm, call, aten, joint.written, report)
+    return _guard(gm, aten, joint.written, report)(call)
 
 
-def _guarded(
-    gm: fx.GraphModule, call: Call, aten: AtenGraph, written: Collection[int], report: Report
-) -> Call:
-    call = _of_these_sizes(gm, call, aten, report)
-    return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+def _guard(
+    gm: fx.GraphModule, aten: AtenGraph, written: Collection[int], report: Report
+) -> Callable[[Call], Call]:
+    """What puts the checks of this file around a call."""
+
+    def guarded(call: Call) -> Call:
+        call = _of_these_sizes(gm, call, aten, report)
+        return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+
+    return guarded
 
 
 # ---------------------------------------------------------------------------- sizes
@@ -184,8 +187,9 @@ def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report)
         for spec in asked:
             if spec.index >= count and spec.attribute is None:
                 return spec.name  # a tangent: where it lies shows only in the backward
-            own = (spec.attribute or "").split(".")
-            x: Any = given[spec.index] if spec.index < count else reduce(getattr, own, gm)
+            x: Any = given[spec.index] if spec.index < count else None
+            if spec.attribute is not None:
+                x = operator.attrgetter(spec.attribute)(gm)
             if x.storage_offset():
                 return spec.name
         return None

@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.aten.graph import AtenGraph, OtherSizes, Readings, must_run, used_symbols
+from fusee.aten.graph import (
+    AtenGraph,
+    OtherSizes,
+    Readings,
+    call_source,
+    must_run,
+    used_symbols,
+)
 from fusee.aten.subgraph import Part, cut, last_readers, write_results
 from fusee.backends.resume import laid_out
 from fusee.source import HostSource, listed
@@ -68,17 +75,18 @@ class _Body:
 
     def __init__(self, aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any]) -> None:
         self.aten, self.compile_part, self.examples = aten, compile_part, examples
+        self.readings = Readings(aten)
         self.name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
         self.place = {node: k for k, node in enumerate(aten.placeholders)}
         self.write = HostSource(
             "body",
             listed(self.name.values())[1:-1],
             "x{}".format,
+            torch=torch,
             laid_out=laid_out,
             no_grad=torch.no_grad,
             OtherSizes=OtherSizes,
         )
-        self.readings = Readings(aten)
         self.count = 0
 
     def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
@@ -120,24 +128,10 @@ class _Body:
 
     def _call(self, node: fx.Node) -> Sequence[fx.Node]:
         """A call that runs by itself. Its result lies as the graph takes it to."""
-        if node.target is operator.getitem:
-            of, place = node.args
-            text = f"{self.name[of]}[{place}]"  # type: ignore[index]  # a node
-        else:
-            target: Any = node.target
-            call = self.write.hold(str(target).replace(".", "_"), target)
-            args = [self._argument(x) for x in node.args]
-            args += [f"{key}={self._argument(x)}" for key, x in node.kwargs.items()]
-            text = f"{call}({', '.join(args)})"
+        call = self.write.hold(f"call_{node.name}", node.target)
+        text = call_source(node, call, self.name.__getitem__)
         self.write.add(f"{self._named(node)} = {text}")
         return (node,)
-
-    def _argument(self, x: Any) -> str:
-        if isinstance(x, fx.Node):
-            return self.name[x]
-        if isinstance(x, (list, tuple)):
-            return listed(map(self._argument, x))
-        return str(x) if not isinstance(x, str) else repr(x)
 
     def _finish(self) -> None:
         aten, write = self.aten, self.write

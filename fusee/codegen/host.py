@@ -397,10 +397,10 @@ class _Writer:
         )
         parts = (launches, len(self.slots), self.plan.total_bytes, offsets, frame_views)
         symbols = list(self.arguments.sizes)
-        names: dict[str, Any] = {}
         at: Callable[..., Any] = lambda: parts  # noqa: E731
         if symbols:
-            at = eval(f"lambda {', '.join(symbols)}: {_python(parts, names)}", names)
+            text = self._constant(parts)
+            at = eval(f"lambda {', '.join(symbols)}: {text}", dict(self.names))
 
         def layout(sizes: tuple[int, ...]) -> FrameSpec:
             launches, slots, arena_bytes, scratch, found = at(*sizes)
@@ -420,13 +420,3 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     if tensor.numel() == 0 or same_strides(tuple(tensor.shape), tensor.stride(), strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-def _python(value: object, names: dict[str, Any]) -> str:
-    if isinstance(value, tuple):
-        return "(" + "".join(_python(v, names) + "," for v in value) + ")"
-    if isinstance(value, torch.dtype):
-        name = str(value).replace("torch.", "")
-        names[name] = value
-        return name
-    return str(value)

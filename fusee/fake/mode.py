@@ -575,7 +575,12 @@ class Twins:
             kwargs = {**kwargs, "device": _META}
         is_unbacked = self.env is not None and op in UNBACKED
         if self.env is not None and _name(op) in _EXTREMES:
-            _fill(self.env, args[0])
+            # Let a tensor with sizes that only data knows have elements, since eager raises
+            # otherwise.
+            sizes: tuple[Any, ...] = args[0].shape
+            for n in sizes:
+                if type(n) is torch.SymInt and (size := size_of(n)) is not None:
+                    self.env.data.filled(size)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
         found = results(op, args, kwargs) if found is None else found
         if found is not None:
@@ -661,14 +666,6 @@ _DIVIDE = frozenset(
 _EXTREMES = frozenset(
     "max min amax amin aminmax argmax argmin mode kthvalue linalg_vector_norm norm".split()
 )
-
-
-def _fill(env: ShapeEnv, x: torch.Tensor) -> None:
-    """Let a tensor with sizes that only data knows have elements, since eager raises otherwise."""
-    sizes: tuple[Any, ...] = x.shape
-    for n in sizes:
-        if type(n) is torch.SymInt and (size := size_of(n)) is not None:
-            env.data.filled(size)
 
 
 @functools.cache

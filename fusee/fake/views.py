@@ -44,10 +44,6 @@ def _axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _is_one(n: Any) -> bool:
-    return bool(n == 1)
-
-
 # ---------------------------------------------------------------------------- axes
 
 
@@ -86,7 +82,7 @@ def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
     rank = x.dim()
     asked = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
     gone = {_axis(k, rank) for k in asked} if rank else set()
-    kept = [k for k in range(rank) if k not in gone or not _is_one(x.shape[k])]
+    kept = [k for k in range(rank) if k not in gone or not bool(x.shape[k] == 1)]
     return _strided(x, [x.shape[k] for k in kept], [x.stride(k) for k in kept])
 
 

@@ -599,6 +599,12 @@ def show_kernel(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
+def show_schedule(schedule: Schedule) -> str:
+    """The kernels, and why loops stayed apart."""
+    rows = [f"{x.name}(...)" if isinstance(x, Extern) else show_kernel(x) for x in schedule.items]
+    return "\n\n".join([*rows, "# stayed apart", *(f"# {row}" for row in schedule.refusals)])
+
+
 def show_body(body: Sequence[Statement]) -> list[str]:
     """The lines of a phase's statements."""
     return _Body(body).lines
@@ -619,7 +625,7 @@ class _Body:
         self.lines: list[str] = []
         self.texts: dict[int, str] = {}
         self.names = 0
-        wanted = [_needed(statement) for statement in body]
+        wanted = [statement.operands for statement in body]
         order = walk(value for values in wanted for value in values)
         self.uses = Counter(id(operand) for value in order for operand in value.operands)
         self.uses.update(id(value) for values in wanted for value in values)
@@ -675,10 +681,3 @@ class _Body:
             return f"{statement.buffer}[{self._index(statement.index)}] {equals} {text}"
         which = "" if statement.which is None else f" at {self.texts[id(statement.which)]}"
         return f"{statement.acc.name} {statement.acc.op}= {text}{which}"
-
-
-def _needed(statement: Statement) -> list[Value]:
-    """The values that a statement names, those inside its index too."""
-    if isinstance(statement, Store):
-        return [*payloads(statement.index), statement.value]
-    return [value for value in (statement.value, statement.which) if value is not None]

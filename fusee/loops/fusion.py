@@ -97,7 +97,16 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
     needed = live.union(v.attr[0] for v in values if v.op == "load")
     for phase in phases:
         phase.body = [s for s in phase.body if not isinstance(s, Store) or s.buffer in needed]
-    phases = _compact(phases)
+    # Phases without statements go; neighbouring phases without inner axes become one.
+    result: list[Phase] = []
+    for phase in phases:
+        if not phase.body:
+            continue
+        if result and not phase.inner and not result[-1].inner:
+            result[-1].body.extend(phase.body)
+        else:
+            result.append(phase)
+    phases = result
     if not phases:
         return None
     ordered = tuple(axis for m in group.members for axis in m.loop.ordered)
@@ -122,19 +131,6 @@ def _forwarded(
         return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
-
-
-def _compact(phases: list[Phase]) -> list[Phase]:
-    """Phases without statements go; neighbouring phases without inner axes become one."""
-    result: list[Phase] = []
-    for phase in phases:
-        if not phase.body:
-            continue
-        if result and not phase.inner and not result[-1].inner:
-            result[-1].body.extend(phase.body)
-        else:
-            result.append(phase)
-    return result
 
 
 # ---------------------------------------------------------------------------- fuse
@@ -448,8 +444,14 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
+
+    def stride(axis: Symbol) -> int:
+        parts = coefficient(member.loop.index, axis)
+        return 0 if parts is None else abs(hint(parts[0]))
+
+    widest = max(map(stride, inner), default=0)
     if loop.acc is None and not (
-        _inside(member.loop.index, inner, outer)
+        all(stride(axis) >= widest for axis in outer)
         or _follows(group, member.loop.index, inner, points)
     ):
         return "its further axes are not the innermost of what it stores"
@@ -472,17 +474,6 @@ def _wastes_lanes(
     many = max((_points(a) * m.loop.value.cost for m, a in placed if a), default=None)
     costly, lanes = group.profile.costly, group.profile.lanes
     return alone > costly and many is not None and lanes * alone > many
-
-
-def _inside(index: Size, inner: tuple[Symbol, ...], outer: tuple[Symbol, ...]) -> bool:
-    """True if every inner axis moves the index by less than every outer axis."""
-
-    def stride(axis: Symbol) -> int:
-        parts = coefficient(index, axis)
-        return 0 if parts is None else abs(hint(parts[0]))
-
-    widest = max(map(stride, inner), default=0)
-    return all(stride(axis) >= widest for axis in outer)
 
 
 def _follows(group: Group, index: Size, inner: tuple[Symbol, ...], points: int) -> bool:

@@ -25,7 +25,7 @@ from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, Union
+from typing import Any, Literal, Union
 
 import torch
 from torch import fx
@@ -389,17 +389,12 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
         return x
     if x.op == "const":
         return x.table.const(torch.tensor(x.attr, dtype=x.dtype).to(dtype).item(), dtype)
-    exact = x.op == "cast" and _widens(x.args[0].dtype, x.dtype)
-    if exact and x.args[0].dtype is dtype:
-        return x.args[0]
+    # a cast there and back is exact if the dtype between holds every value
+    if x.op == "cast" and x.args[0].dtype is dtype:
+        is_like = dtype.is_floating_point == x.dtype.is_floating_point or dtype is torch.bool
+        if is_like and torch.promote_types(dtype, x.dtype) is x.dtype:
+            return x.args[0]
     return x.table.make("cast", (x,), dtype)
-
-
-def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """True if every value of `narrow` survives in `wide`, so that casting back is exact."""
-    return torch.promote_types(narrow, wide) is wide and (
-        narrow.is_floating_point == wide.is_floating_point or narrow is torch.bool
-    )
 
 
 def check(x: Value, size: Size, message: int, wraps: bool = True) -> Value:
@@ -673,17 +668,6 @@ def kernel_of(loop: Loop) -> Kernel:
 # Where loops come from: ATen ops and the user's lines, for people.
 
 
-class Lazy(Protocol):
-    """A tensor that may not exist in memory: what this module knows of it."""
-
-    origin: str
-    operands: tuple[Any, ...]
-    base: Any
-
-    @property
-    def storage(self) -> object | None: ...
-
-
 def origin(node: fx.Node) -> str:
     """`softmax model.py:12`, or the op alone where the line is not known."""
     name = str(node.target).removeprefix("aten.").removesuffix(".default")
@@ -707,21 +691,3 @@ def joined(origins: Iterable[str]) -> str:
         places.setdefault(place, []).append(names)
     rows = (f"{', '.join(dict.fromkeys(n))} {place}".strip() for place, n in places.items())
     return " + ".join(rows)
-
-
-def behind(tensor: Lazy) -> str:
-    """Where what is computed with `tensor` comes from: it and the lazy tensors that it reads."""
-    found: list[str] = []
-    seen: set[Lazy] = set()
-    pending = [tensor]
-    while pending:
-        part = pending.pop()
-        if part in seen or (part.storage is not None and part is not tensor):
-            continue
-        seen.add(part)
-        if part.origin:
-            found.append(part.origin)
-        pending += part.operands
-        if part.base is not None:
-            pending.append(part.base)
-    return joined(found[::-1])

@@ -162,8 +162,12 @@ def _split(kernel: Kernel, axis: Symbol, chunk: Size) -> Kernel:
 # ------------------------------------------------------------------------------ lanes
 
 
-def _contiguity(body: Sequence[Statement], axis: Symbol) -> float:
-    """How well a body's accesses suit vectors along `axis`: share of contiguous minus strided."""
+def _suits(body: Sequence[Statement], axis: Symbol, wide: int) -> float:
+    """How well a body's accesses suit vectors along `axis`: share of contiguous minus strided.
+
+    Less for short axes, which fill vectors badly.
+    """
+    assert axis.hi is not None
     good = bad = 0.0
     for index, weight, is_memory in accesses(body):
         if not is_memory:
@@ -175,13 +179,7 @@ def _contiguity(body: Sequence[Statement], axis: Symbol) -> float:
             good += weight
         elif parts[0] != 0:
             bad += weight
-    return (good - 2 * bad) / max(good + bad, 1.0)
-
-
-def _suits(body: Sequence[Statement], axis: Symbol, wide: int) -> float:
-    """The same, less for short axes, which fill vectors badly."""
-    assert axis.hi is not None
-    return _contiguity(body, axis) + min(hint(axis.hi) / wide, 1.0)
+    return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.hi) / wide, 1.0)
 
 
 def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:

@@ -295,13 +295,6 @@ class Cpu:
     features: frozenset[str]
     flags: str  # features as a target machine takes them: "+avx2,-avx512f,..."
 
-    @property
-    def vector_bits(self) -> int:
-        """Width of the widest vector registers."""
-        if "avx512f" in self.features:
-            return 512
-        return 256 if "avx2" in self.features else 128
-
 
 # What FUSEE_CPU may ask for; "" is the host.
 _NAMED = {

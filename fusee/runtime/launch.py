@@ -573,7 +573,11 @@ def _find() -> Layout | None:
     if impl is None or place is None or offset is None or counter is None:
         return None
     data = _data_word()
-    version = _version_offset(tensor, words[counter])
+    candidates = [8, 12, 16, 20]
+    for _ in range(3):
+        tensor.zero_()
+        candidates = [k for k in candidates if word(words[counter] + k, 4) == tensor._version]
+    version = candidates[0] if len(candidates) == 1 else None
     if data is None or version is None:
         return None
     return Layout(8 * impl, 8 * place, 8 * offset, 8 * counter, 8 * data, version)
@@ -588,14 +592,6 @@ def _data_word() -> int | None:
         found.append([k for k, word in enumerate(words) if word == storage.data_ptr()])
     common = sorted(set(found[0]) & set(found[1]))
     return common[0] if common else None
-
-
-def _version_offset(tensor: Tensor, counter: int) -> int | None:
-    candidates = [8, 12, 16, 20]
-    for _ in range(3):
-        tensor.zero_()
-        candidates = [k for k in candidates if word(counter + k, 4) == tensor._version]
-    return candidates[0] if len(candidates) == 1 else None
 
 
 def _samples() -> Iterable[Tensor]:

@@ -415,14 +415,15 @@ def _break_after(
 ) -> None:
     """The pipeline with one more thing done in one stage, before its result is verified."""
 
-    take = getattr(native, f"_{stage}")
+    name = stage if stage == "fuse" else f"_{stage}"
+    take = getattr(native, name)
 
-    def changed(*given: Any) -> Any:
-        form = take(*given)
+    def changed(*given: Any, **named: Any) -> Any:
+        form = take(*given, **named)
         broken(form)
         return form
 
-    monkeypatch.setattr(native, f"_{stage}", changed)
+    monkeypatch.setattr(native, name, changed)
 
 
 def _two_sums(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fusee.codegen.llvm.memory import (
     vector_sum,
 )
 from fusee.codegen.llvm.ops import Context, emit, emit_bitcast, emit_cast
-from fusee.codegen.llvm.reduce import Carried, Stage, accumulate, fuses, is_scan, result, roots
+from fusee.codegen.llvm.reduce import Carried, Stage, accumulate, fuses, is_scan, result
 from fusee.loops.ir import Acc, Accumulate, Kernel, Phase, Store, Value, index_of
 from fusee.runtime.llvm_text import (
     HELD,
@@ -78,14 +78,12 @@ def choose_tile(
     if any(s.payload is not None for index in indices for s in symbols(index)):
         return None
     for axis in kernel.outer:
-        if axis != lane and _turns(indices, kernel, axis, lane) and _plain(orders, axis):
+        if axis == lane or not _turns(indices, kernel, axis, lane):
+            continue
+        # nor may a number be made from the axis itself
+        if not any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
             return Tile(axis, min(lanes, 16 if "avx512f" in machine.features else 8))
     return None
-
-
-def _plain(orders: Sequence[list[Value]], axis: Symbol) -> bool:
-    """True if no number is made from the axis itself."""
-    return not any(v.op == "index" and axis in symbols(v.attr) for order in orders for v in order)
 
 
 def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:
@@ -282,7 +280,7 @@ class Body:
         parts = dict(parts)
         pending: list[Store] = []
         waiting = list(reversed(phase.body))
-        needed = {id(s): {id(root) for root in roots(s)} for s in phase.body}
+        needed = {id(s): set(map(id, s.operands)) for s in phase.body}
         done: set[int] = set()
         for value in self.order(phase):
             if value.op == "load" and any(s.buffer is value.attr[0] for s in pending):

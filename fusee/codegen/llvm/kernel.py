@@ -21,7 +21,6 @@ from fusee.codegen.llvm.reduce import (
     Carried,
     Stage,
     across,
-    body_order,
     carried,
     choose_stages,
     into_first_lane,
@@ -35,7 +34,7 @@ from fusee.codegen.llvm.reduce import (
     settle,
     two_sum,
 )
-from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store
+from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
 from fusee.runtime.llvm_text import BITS, HELD, Machine, Target, vector
 from fusee.sym.expr import Size, Symbol, hint, minimum, product
 
@@ -482,7 +481,7 @@ class _Emitter:
         self.ctx = Context(kernel, machine)
         self.writer = self.ctx.writer
         self.lane = self._outer_lane()
-        self.orders = {id(phase): body_order(phase) for phase in kernel.phases}
+        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
         self.writer.outlined = outlined(self.orders.values())
         self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
         self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]

@@ -20,12 +20,10 @@ from fusee.loops.ir import (
     Acc,
     Accumulate,
     Phase,
-    Statement,
     Store,
     Value,
     identity,
     index_of,
-    walk,
 )
 from fusee.runtime.llvm_text import (
     BITS,
@@ -229,21 +227,6 @@ class Stage:
         return self.copies * self.lanes
 
 
-def roots(statement: Statement) -> list[Value]:
-    """The values that a statement needs, those hidden in its index too."""
-    found = [statement.value]
-    if isinstance(statement, Accumulate):
-        if statement.which is not None:
-            found.append(statement.which)
-        return found
-    hidden = [s.payload for s in symbols(statement.index) if isinstance(s.payload, Value)]
-    return hidden + found
-
-
-def body_order(phase: Phase) -> list[Value]:
-    return walk(root for statement in phase.body for root in roots(statement))
-
-
 def is_scan(phase: Phase, order: Sequence[Value]) -> bool:
     own = {s.acc for s in phase.body if isinstance(s, Accumulate)}
     return any(value.op == "acc" and value.attr in own for value in order)
@@ -266,25 +249,16 @@ def choose_stages(
     copies = 1
     if any(isinstance(s, Accumulate) for phase in phases for s in phase.body):
         copies = min(_copies(p, order, lane) for p, order in zip(phases, orders, strict=True))
+    places = [(v.attr[0].dtype, v.attr[1]) for order in orders for v in order if v.op == "load"]
+    places += [(s.buffer.dtype, s.index) for p in phases for s in p.body if isinstance(s, Store)]
     if all(
-        machine.can_mask(bits)
-        for phase, order in zip(phases, orders, strict=True)
-        for bits in _access_bits(phase, order, lane, machine)
+        machine.can_mask(BITS[memory_type(dtype, machine)])
+        for dtype, index in places
+        if lane in symbols(index) or any(s.payload is not None for s in symbols(index))
     ):
         return [Stage(copies, lanes), Stage(1, lanes, masked=True)]
     middle = [Stage(1, lanes)] if copies > 1 else []
     return [Stage(copies, lanes), *middle, Stage(1, 1)]
-
-
-def _access_bits(phase: Phase, order: Sequence[Value], lane: Symbol, machine: Machine) -> set[int]:
-    """Widths of the elements that vectors load and store."""
-    places = [(v.attr[0].dtype, v.attr[1]) for v in order if v.op == "load"]
-    places += [(s.buffer.dtype, s.index) for s in phase.body if isinstance(s, Store)]
-    return {
-        BITS[memory_type(dtype, machine)]
-        for dtype, index in places
-        if lane in symbols(index) or any(s.payload is not None for s in symbols(index))
-    }
 
 
 def _element_bits(phases: Sequence[Phase], orders: Sequence[list[Value]]) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, Extern, LoopGraph, Profile, Role, View, origin
+from fusee.loops.ir import Buffer, LoopGraph, Profile, Role, View, origin
 from fusee.loops.lower import index, norm, pointwise, reduce, views, window
 from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
@@ -35,7 +36,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.loops.operators import named
-from fusee.sym.expr import Expr, Size, Symbol
+from fusee.sym.expr import Size, only_symbol
 
 # ---------------------------------------------------------------------------- extern
 # Calls that stay ATen's, and why.
@@ -98,22 +99,20 @@ def extern(
     ):
         call, shares = _copying(call), False
     returns = op._schema.returns
-    step = Extern(
+    lowering.call(
         str(op),
         call,
         given,
-        named_args,
         tuple(buffers),
+        reason,
+        kwargs=named_args,
         out=out is not None,
         many=len(returns) > 1 or any(isinstance(r.type, torch.ListType) for r in returns),
         in_place=spec.in_place,
         operand=spec.operand,
         owns=spec.owns,
         shares=shares,
-        reason=reason,
-        origin=lowering.origin,
     )
-    lowering.graph.steps.append(step)
     return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
 
 
@@ -214,6 +213,9 @@ calls("distances are sums over all pairs: ATen's", *named("_cdist_backward _pdis
 # What a graph leaves behind: fresh outputs with eager's strides, and inputs written in place.
 
 
+_OPAQUE = "tensors that only ATen reads"
+
+
 class Outputs:
     """Collects outputs in order; `finish` stores into inputs after everything else."""
 
@@ -244,9 +246,7 @@ class Outputs:
         """A new tensor, of ATen's, with the elements of one that only ATen reads."""
         buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
         given = self.lowering.window(tensor), tensor.shape, strides
-        step = Extern("aten.copy_", _laid_out, given, {}, (buffer,))
-        step.reason, step.origin = "tensors that only ATen reads", self.lowering.origin
-        self.lowering.graph.steps.append(step)
+        self.lowering.call("aten.copy_", _laid_out, given, (buffer,), _OPAQUE)
         return Strided(buffer, strides, 0)
 
     def _place(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
@@ -284,10 +284,8 @@ class Outputs:
 
     def _copy(self, tensor: Tensor, target: Tensor) -> None:
         windows = self.lowering.window(target), self.lowering.window(tensor)
-        step = Extern("aten.copy_", torch.Tensor.copy_, windows, {}, ())
-        step.mutates = (windows[0].buffer,)
-        step.reason, step.origin = "it writes tensors that only ATen reads", self.lowering.origin
-        self.lowering.graph.steps.append(step)
+        written = (windows[0].buffer,)
+        self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), _OPAQUE, mutates=written)
 
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
         """True if it reads no input that is written, but for the element that it replaces."""
@@ -341,17 +339,6 @@ def _storage(target: Tensor) -> Strided:
 RULES = (pointwise, reduce, index, norm, window, views)
 
 
-@dataclass(frozen=True)
-class InputLayout:
-    """A tensor that the graph is given: the caller's, derived from parameters, or a constant."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[Size, ...]
-    strides: tuple[Size, ...]
-    role: Role = "input"
-
-
 @dataclass
 class GraphLowering:
     """Lowers a functional graph.
@@ -367,7 +354,7 @@ class GraphLowering:
     """
 
     graph: fx.Graph
-    inputs: Sequence[InputLayout]
+    inputs: Sequence[Buffer]
     profile: Profile
     size_of: Callable[[Any], Size]
     extern_of: Callable[[OpOverload], ExternSpec | None]
@@ -379,7 +366,7 @@ class GraphLowering:
         self.lowering = Lowering(self.profile)
         self.env: dict[fx.Node, Any] = {}
         self.readers: dict[Buffer, list[fx.Node]] = {}  # of inputs: what was computed from them
-        self.layouts = list(self.inputs)
+        self.given = iter(self.inputs)
         self.uses: dict[fx.Node, int] = {}
         self.placeholders: list[Tensor | None] = []
         self.opaque: set[int] = set()  # their positions among the placeholders
@@ -442,7 +429,7 @@ class GraphLowering:
         if isinstance(value, (torch.SymInt, int)):
             size = self.size_of(value)
             self.env[node] = size
-            symbol = _only_symbol(size)
+            symbol = only_symbol(size)
             if symbol is not None:
                 self.lowering.graph.inputs.append(symbol)
             self.placeholders.append(None)
@@ -451,12 +438,10 @@ class GraphLowering:
             self.env[node] = value
             self.placeholders.append(None)
             return
-        layout = self.layouts.pop(0)
-        self.env[node] = self._input(layout)
+        self.env[node] = self._input(next(self.given))
         self.placeholders.append(self.env[node])
 
-    def _input(self, layout: InputLayout) -> Tensor:
-        buffer = Buffer(layout.name, layout.dtype, layout.shape, layout.strides, layout.role)
+    def _input(self, buffer: Buffer) -> Tensor:
         self.lowering.graph.inputs.append(buffer)
         return self.lowering.whole(buffer)
 
@@ -468,7 +453,7 @@ class GraphLowering:
             return
         shape, strides = tuple(value.shape), tuple(value.stride())
         self.env[node] = self._input(
-            InputLayout(str(node.target), value.dtype, shape, strides, "constant")
+            Buffer(str(node.target), value.dtype, shape, strides, "constant")
         )
 
     # -------------------------------------------------------------------------- calls
@@ -531,8 +516,9 @@ class GraphLowering:
         if reason is None and op in HANDLERS:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
-            layouts, overwrites = self._layouts(node), self._overwrites(node)
-            call = Call(self.lowering, op, known, used, layouts, self.extern_of, overwrites)
+            layout_of = partial(self._layout_of, node)
+            overwrites = self._overwrites(node)
+            call = Call(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
             reason = refusal(op, call, args, kwargs)
             if reason is None and not _is_view(op):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)
@@ -594,7 +580,8 @@ class GraphLowering:
         if source is None or not isinstance(node.args[0], fx.Node) or node.args[0] is not source:
             return False
         buffer = self.env[source].storage.buffer
-        operands = _inputs(node.args[1:]) | _inputs(node.kwargs.values())
+        operands: set[fx.Node] = set()
+        fx.map_arg((node.args[1:], node.kwargs), operands.add)
         readers: list[Tensor] = []
         for other in (source, *self.readers.get(buffer, ())):
             for tensor in _tensors(self.env[other]):
@@ -609,27 +596,20 @@ class GraphLowering:
             self.lowering.realise(tensor)
         return True
 
-    def _layouts(self, node: fx.Node) -> Callable[[int], tuple[tuple[Size, ...], Size]]:
-        def layout_of(position: int) -> tuple[tuple[Size, ...], Size]:
-            source = node.args[position]
-            assert isinstance(source, fx.Node)
-            value = source.meta["val"]
-            strides = tuple(self._size(n) for n in value.stride())
-            return strides, self._size(value.storage_offset())
-
-        return layout_of
+    def _layout_of(self, node: fx.Node, position: int) -> tuple[tuple[Size, ...], Size]:
+        source = node.args[position]
+        assert isinstance(source, fx.Node)
+        value = source.meta["val"]
+        return self._sizes(value.stride()), self.size_of(value.storage_offset())
 
     def _meta(self, value: Any) -> Meta | None:
         if not isinstance(value, torch.Tensor):
             return None
-        shape = tuple([n if type(n) is int else self.size_of(n) for n in value.shape])
-        if value.layout is not torch.strided:
-            return Meta(shape, value.dtype, ())
-        strides = tuple([n if type(n) is int else self.size_of(n) for n in value.stride()])
-        return Meta(shape, value.dtype, strides)
+        strides = value.stride() if value.layout is torch.strided else ()
+        return Meta(self._sizes(value.shape), value.dtype, self._sizes(strides))
 
-    def _size(self, value: Any) -> Size:
-        return value if type(value) is int else self.size_of(value)
+    def _sizes(self, values: Iterable[Any]) -> tuple[Size, ...]:
+        return tuple([n if type(n) is int else self.size_of(n) for n in values])
 
     def _argument(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):
@@ -674,25 +654,6 @@ class GraphLowering:
         target = self.placeholders[position]
         assert isinstance(target, Tensor)
         return target
-
-
-def _inputs(args: Iterable[Any]) -> set[fx.Node]:
-    """The nodes among arguments."""
-    found: set[fx.Node] = set()
-    for arg in args:
-        if isinstance(arg, fx.Node):
-            found.add(arg)
-        elif isinstance(arg, (list, tuple)):
-            found |= _inputs(arg)
-    return found
-
-
-def _only_symbol(size: Size) -> Symbol | None:
-    if isinstance(size, Expr) and len(size.terms) == 1:
-        ((mono, coef),) = size.terms.items()
-        if coef == 1 and len(mono) == 1 and isinstance(mono[0], Symbol):
-            return mono[0]
-    return None
 
 
 def _is_view(op: OpOverload) -> bool:

@@ -165,16 +165,14 @@ def _group_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    n: Size,
-    c: Size,
-    pixels: Size,
-    groups: int,
+    *,
+    group: int,
     eps: float,
 ) -> list[Tensor]:
-    grouped = _in_groups(prepared(x), groups)
+    grouped = _in_groups(prepared(x), group)
     mean, rstd = mean_and_squares(grouped, range(2, len(grouped.shape)), 0, _rsqrt_of(eps))
     weight, bias = _beside(x, weight, bias)
-    wide = [_per_channel(t, x, groups) for t in (mean, rstd)]
+    wide = [_per_channel(t, x, group) for t in (mean, rstd)]
     found = _affine(call, _scaled, x, *wide, weight=weight, bias=bias)
     return [found, *_statistics(call, mean, rstd)]
 
@@ -240,48 +238,31 @@ def _training(
     return [found, *_statistics(call, *flat[:2])], [flat[0], flat[2]]
 
 
-@lowers(*named("_native_batch_norm_legit_no_training"))
+@lowers(*named("_native_batch_norm_legit", "no_stats"))
+@lowers(*named("_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"))
 def _batch_norm(
     call: Call,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
     *,
-    eps: float,
-) -> list[Tensor]:
-    return _inference(call, x, weight, bias, mean, var, eps)
-
-
-@lowers(*named("_native_batch_norm_legit", "no_stats"))
-def _batch_norm_no_stats(
-    call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
-) -> list[Tensor]:
-    return _training(call, x, weight, bias, eps)[0]
-
-
-@lowers(*named("_native_batch_norm_legit_functional"))
-def _batch_norm_functional(
-    call: Call,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    training: bool,
+    running_mean: Any = None,
+    running_var: Any = None,
+    training: bool = False,
     momentum: float,
     eps: float,
 ) -> list[Tensor]:
+    olds = [running_mean, running_var]
     if not training:
-        return [*_inference(call, x, weight, bias, mean, var, eps), mean, var]
+        found = _inference(call, x, weight, bias, running_mean, running_var, eps)
+        return [*found, *olds][: len(call.metas)]
     results, batch = _training(call, x, weight, bias, eps)
 
     def running(old: Value, new: Value) -> Value:
         return new * momentum + old * (1 - momentum)
 
-    olds = zip((mean, var), batch, strict=True)
-    return [*results, *(elementwise(running, old, new, dtype=old.dtype) for old, new in olds)]
+    pairs = zip(olds, batch) if running_mean is not None else ()
+    return [*results, *(elementwise(running, old, new, dtype=old.dtype) for old, new in pairs)]
 
 
 # ---------------------------------------------------------------------------- gradients

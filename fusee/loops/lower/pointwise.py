@@ -666,7 +666,5 @@ def _bernoulli(call: Call, x: Tensor, p: float) -> Tensor:
     draw = call.call_of(call.op).out
     buffer = lowering.buffer(meta.shape, torch.bool, meta.strides)
     reason = "random numbers of ATen's generator, in eager's order"
-    step = Extern(str(call.op), draw, (p,), {}, (buffer,), out=True, reason=reason)
-    step.origin = lowering.origin
-    lowering.graph.steps.append(step)
+    lowering.call(str(call.op), draw, (p,), (buffer,), reason, out=True)
     return converted(lowering.whole(buffer), meta.dtype)

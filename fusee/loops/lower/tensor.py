@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from fusee.loops.ir import (
     Acc,
     Buffer,
+    Extern,
     Loop,
     LoopGraph,
     Profile,
@@ -30,8 +31,8 @@ from fusee.loops.ir import (
     Value,
     Values,
     View,
-    behind,
     cast,
+    joined,
     literal,
     walk,
 )
@@ -236,6 +237,20 @@ class Tensor:
             self._reads = frozenset().union(*(tensor.reads() for tensor in self.operands))
         return self._reads
 
+    def origins(self) -> str:
+        """Where what is computed with it comes from: it and the lazy tensors that it reads."""
+        found: list[str] = []
+        seen: set[Tensor] = set()
+        pending = [self]
+        while pending:
+            part = pending.pop()
+            if part in seen or (part.storage is not None and part is not self):
+                continue
+            seen.add(part)
+            found += [part.origin] if part.origin else []
+            pending += (*part.operands, *([] if part.base is None else [part.base]))
+        return joined(found[::-1])
+
     @property
     def eager_strides(self) -> tuple[Size, ...]:
         return contiguous(self.shape) if self.strides is None else self.strides
@@ -390,6 +405,20 @@ class Lowering:
             loop.origin = origin or self.origin
             self.graph.steps.append(loop)
 
+    def call(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        results: tuple[Buffer | None, ...],
+        reason: str,
+        **more: Any,
+    ) -> None:
+        """Append an Extern; `more` of its fields."""
+        kwargs, origin = more.pop("kwargs", {}), self.origin
+        step = Extern(name, call, args, kwargs, results, reason=reason, origin=origin, **more)
+        self.graph.steps.append(step)
+
     def realise(self, tensor: Tensor, want: tuple[Size, ...] | None = None) -> Strided:
         """Make `tensor` exist in memory: with the strides `want`, if given."""
         storage = tensor.storage
@@ -432,7 +461,7 @@ class Lowering:
         for part, place in self.parts(tensor, target):
             index = self.axes(part.shape)
             value, axes = part.at(index), self.axis_symbols(part.shape)
-            self.emit(Loop(place.buffer, axes, self.offset(place, index), value), behind(part))
+            self.emit(Loop(place.buffer, axes, self.offset(place, index), value), part.origins())
 
     def parts(self, tensor: Tensor, target: Strided) -> Iterator[tuple[Tensor, Strided]]:
         """What is stored by a loop each to put `tensor` into `target`, and where."""
@@ -573,17 +602,14 @@ class Call:
     op: OpOverload
     metas: tuple[Meta, ...]  # of its results
     used: tuple[bool, ...]  # which results anyone uses
-    layouts: Callable[[int], tuple[tuple[Size, ...], Size]]
+    # eager's strides and storage offset of the tensor that is the argument of a position
+    layout_of: Callable[[int], tuple[tuple[Size, ...], Size]]
     call_of: Callable[[OpOverload], Any]  # how to call an op on whole tensors: an ExternSpec
     overwrites: bool = False  # argument 0 is an input, which the result replaces: store in place
 
     @property
     def meta(self) -> Meta:
         return self.metas[0]
-
-    def layout_of(self, position: int) -> tuple[tuple[Size, ...], Size]:
-        """Eager's strides and storage offset of the tensor that is argument `position`."""
-        return self.layouts(position)
 
 
 Handler = Callable[..., Any]

@@ -261,7 +261,8 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
     def recipe(s: Strided) -> Strided | None:
         if 0 in shape:
             return Strided(s.buffer, contiguous(shape), s.offset)
-        steps: list[Size | None] = [None] * len(shape)
+        steps: list[Size] = [1] * len(shape)
+        known = {k for _, b in groups for k in b}
         for a, b in groups:
             last = s.strides[a[-1]]
             inner = contiguous([x.shape[k] for k in a])
@@ -269,24 +270,17 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
                 return None
             for k, n in zip(b, contiguous([shape[k] for k in b]), strict=True):
                 steps[k] = n * last
-        return Strided(s.buffer, _fill_ones(steps, shape), s.offset)
+        after: Size = 1
+        for k in reversed(range(len(steps))):  # those of size 1 lie as in a contiguous tensor
+            steps[k] = after if k not in known else steps[k]
+            after = steps[k] * shape[k]
+        return Strided(s.buffer, tuple(steps), s.offset)
 
     if x.pieces is not None and x.storage is None:
         apart = _reshape_pieces(x, x.pieces, shape, groups)
         if apart is not None:
             return apart
     return x.lowering.view(x, shape, index_map, recipe)
-
-
-def _fill_ones(steps: list[Size | None], shape: Shape) -> tuple[Size, ...]:
-    """Strides for dimensions of size 1, as a contiguous tensor would have them."""
-    after: Size = 1
-    for k in reversed(range(len(steps))):
-        known = steps[k]
-        if known is None:
-            known = steps[k] = after
-        after = known * shape[k]
-    return tuple(step for step in steps if step is not None)
 
 
 def _reshape_pieces(
@@ -320,27 +314,18 @@ def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 lowers(*named("permute"))(lambda call, x, dims: permute(x, dims))
-lowers(*named("t numpy_T"))(lambda call, x: permute(x, range(len(x.shape))[::-1]))
-lowers(*named("expand broadcast_to expand_as expand_copy"))(
-    lambda call, x: expand(x, call.meta.shape)
+lowers(*named("t"))(lambda call, x: permute(x, range(len(x.shape))[::-1]))
+lowers(*named("expand expand_copy"))(lambda call, x: expand(x, call.meta.shape))
+lowers(*named("view _unsafe_view reshape _reshape_alias view_copy"))(
+    lambda call, x: reshape(x, call.meta.shape)
 )
-lowers(
-    *named("view _unsafe_view reshape _reshape_alias view_as ravel view_copy"),
-    *named("flatten", "using_ints"),
-    *named("unflatten", "int"),
-)(lambda call, x: reshape(x, call.meta.shape))
 lowers(*named("unsqueeze"))(lambda call, x, dim: unsqueeze(x, dim % (len(x.shape) + 1)))
 lowers(*named("flip"))(lambda call, x, dims: flip(x, dims))
 lowers(*named("diagonal"))(
     lambda call, x, offset, dim1, dim2: diagonal(x, call.meta.shape, offset, dim1, dim2)
 )
-lowers(
-    *named("alias detach clone contiguous lift_fresh lift_fresh_copy lift positive"),
-    *named("resolve_conj resolve_neg _conj conj real"),
-)(lambda call, x: x)
-lowers(*named("_to_copy"), *named("to", "dtype", "dtype_layout", "device", "other"))(
-    lambda call, x: converted(x, call.meta.dtype)
-)
+lowers(*named("alias detach clone lift_fresh lift_fresh_copy lift"))(lambda call, x: x)
+lowers(*named("_to_copy"))(lambda call, x: converted(x, call.meta.dtype))
 lowers(*named("copy"))(lambda call, x, src: expand(converted(src, x.dtype), x.shape))
 
 
@@ -349,13 +334,6 @@ def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
     dims = list(range(len(x.shape)))
     if dims:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return permute(x, dims)
-
-
-@lowers(*named("movedim", "int"))
-def _movedim(call: Call, x: Tensor, source: int, destination: int) -> Tensor:
-    dims = list(range(len(x.shape)))
-    dims.insert(destination % len(dims), dims.pop(source))
     return permute(x, dims)
 
 
@@ -382,12 +360,6 @@ def wrapped(index: Size, size: Size) -> Size:
 def _slice(call: Call, x: Tensor, dim: int, start: Size | None, end: object, step: Size) -> Tensor:
     dim %= len(x.shape)
     return narrow(x, dim, slice_start(start, x.shape[dim]), call.meta.shape[dim], step)
-
-
-@lowers(*named("narrow"))
-def _narrow(call: Call, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
-    dim %= len(x.shape)
-    return narrow(x, dim, slice_start(start, x.shape[dim]), length)
 
 
 @lowers(*named("unfold"))
@@ -420,12 +392,7 @@ def _as_strided(
     return lowering.stored(place, call.meta.shape)
 
 
-@lowers(
-    *named("split", "Tensor", "sizes"),
-    *named("split_with_sizes chunk split_with_sizes_copy"),
-    *named("tensor_split", "sections", "indices"),
-    *named("split_copy", "Tensor"),
-)
+@lowers(*named("split split_copy", "Tensor"), *named("split_with_sizes split_with_sizes_copy"))
 def _split(call: Call, x: Tensor, sections: object, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     parts = []

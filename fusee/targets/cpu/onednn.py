@@ -208,7 +208,12 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     if out.dim() != 4 or transposed or not is_static:
         return ""
     if _is_one_pixel(edit, node):
-        _as_product(edit, node, x, weight, bias)  # type: ignore[arg-type]
+        with edit.before(node):
+            flat = edit.call(aten.squeeze.dims, x, [2, 3], like=node)
+            factor = edit.call(aten.squeeze.dims, weight, [2, 3], like=node)
+            factor = edit.call(aten.t.default, factor, like=node)
+        node.meta.pop("layout", None)
+        _become_product(edit, node, flat, factor, bias)  # type: ignore[arg-type]
         return "matrix product"
     supported = out.dtype is torch.float32 or (
         out.dtype in (torch.bfloat16, torch.float16) and is_native(out.dtype)
@@ -253,17 +258,6 @@ def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:
     return (*pixels, groups, *padding) == (1, 1, 1, 1, 1, 0, 0)
 
 
-def _as_product(
-    edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None
-) -> None:
-    with edit.before(node):
-        flat = edit.call(aten.squeeze.dims, x, [2, 3], like=node)
-        factor = edit.call(aten.squeeze.dims, weight, [2, 3], like=node)
-        factor = edit.call(aten.t.default, factor, like=node)
-    node.meta.pop("layout", None)
-    _become_product(edit, node, flat, factor, bias)
-
-
 # ---------------------------------------------------------------------------- postops
 # What follows a packed operator and costs nothing inside it.
 #
@@ -303,7 +297,12 @@ def _step(edit: Editor, ops: Packed, node: fx.Node) -> tuple[fx.Node, str] | Non
         return None
     unary = _unary(user)
     if unary is not None:
-        return _take_unary(edit, ops, node, user, unary)
+        # after a sum only relu: the operator takes no other there
+        is_sum, present = node.target is ops.conv_binary, node.args[-3]
+        takes = is_sum and present is None and unary[0] == "relu"
+        if not takes and not (node.target in (ops.conv, ops.linear) and present == "none"):
+            return None
+        return _replace(edit, node.target, [*node.args[:-3], *unary], node, user), unary[0]
     if user.target is aten.add.Tensor:
         return _take_sum(edit, ops, node, user)
     return None
@@ -330,18 +329,6 @@ def _unary(user: fx.Node) -> PostOp | None:
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
             return "hardtanh", [low, high], ""
     return None
-
-
-def _take_unary(
-    edit: Editor, ops: Packed, node: fx.Node, user: fx.Node, unary: PostOp
-) -> tuple[fx.Node, str] | None:
-    # after a sum only relu: the operator takes no other there
-    takes = (node.target is ops.conv_binary and node.args[-3] is None and unary[0] == "relu") or (
-        node.target in (ops.conv, ops.linear) and node.args[-3] == "none"
-    )
-    if not takes:
-        return None
-    return _replace(edit, node.target, [*node.args[:-3], *unary], node, user), unary[0]
 
 
 def _replace(edit: Editor, target: Any, args: list[Any], node: fx.Node, user: fx.Node) -> fx.Node:

@@ -106,6 +106,14 @@ def _image(graph: fx.Graph, arg: Any) -> Any:
     return graph.call_function(torch.ops.aten.contiguous.default, (arg,), kwargs)
 
 
+def kept(derived: Sequence[Derived], values: Sequence[Any]) -> list[Tensor]:
+    """The derived inputs of a graph, in their order."""
+    found: dict[int, Tensor] = {}
+    for one in derived:
+        found.update(zip(one.targets, one.compute([values[k] for k in one.sources]), strict=True))
+    return [found[k] for k in sorted(found)]
+
+
 class Passed:
     """A graph after the passes, with its results and those it had before."""
 
@@ -115,13 +123,11 @@ class Passed:
         exact = [v.double() if v.is_floating_point() else v for v in build.values]
         self.exact, self.longest = measured(lambda: run(_as_double(aten), exact))
         chosen = Options(**options)
-        derived, self.notes = run_passes(aten, chosen, cpu.CPU().passes(chosen))
-        self.derived = derived or Derived()
+        self.derived, self.notes = run_passes(aten, chosen, cpu.CPU().passes(chosen))
         self.after = self.run(build.values)
 
     def run(self, values: Sequence[Tensor]) -> list[Tensor]:
-        kept = self.derived.compute([values[i] for i in self.derived.sources])
-        return run(in_layout(self.aten), [*values, *kept])
+        return run(in_layout(self.aten), [*values, *kept(self.derived, values)])
 
     @property
     def targets(self) -> list[str]:

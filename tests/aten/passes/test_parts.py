@@ -9,52 +9,41 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fusee.aten.weights import Derived, DeriveStep, Slot, parts
+from fusee.aten.weights import Derived
 from fusee.backends import lookup
+from tests.aten.passes.graphs import Build, through_passes
+
+aten = torch.ops.aten
 
 
-def call(function: Any, *args: Any, done: tuple[int, ...] = ()) -> DeriveStep:
-    return DeriveStep(function.__name__, function, args, {}, done)
-
-
-def stacked(tensors: list[Tensor], factor: Tensor) -> Tensor:
-    return torch.stack(tensors) * factor
-
-
-def example() -> Derived:
-    """Inputs 3, 5, 8 and 9, one constant: 3 and 8 meet, 5 and 9 stay alone."""
-    return Derived(
-        sources=(3, 5, 8, 9),
-        constants=(torch.tensor(2.0),),
-        steps=(
-            call(torch.neg, Slot(4)),  # 5: from a constant, read by two parts
-            call(torch.exp, Slot(0)),  # 6
-            call(torch.mul, Slot(1), Slot(5)),  # 7
-            call(stacked, [Slot(6), Slot(2)], Slot(5), done=(6, 5)),  # 8
-            call(torch.sqrt, Slot(4)),  # 9: from a constant alone
-            call(torch.abs, Slot(3)),  # 10
-        ),
-        results=(8, 7, 9, 10),
-        targets=(20, 21, 22, 23),
-        opaque=frozenset({1}),
+def test_what_shares_no_parameter_is_apart() -> None:
+    """Of four parameters two meet; what comes from a constant alone is in each part that reads it,
+    and one by itself."""
+    build = Build()
+    x = build.input(torch.randn(2, 2))
+    first, second, third, fourth = (build.weight(2) for _ in range(4))
+    constant = build.constant(torch.tensor([2.0, 4.0]))
+    shared = build.call(aten.neg.default, constant)
+    met = build.call(aten.stack.default, [build.call(aten.exp.default, first), third])
+    rows = (
+        build.call(aten.mul.Tensor, met, shared),
+        build.call(aten.mul.Tensor, second, shared),
+        build.call(aten.sqrt.default, constant),
+        build.call(aten.abs.default, fourth),
     )
-
-
-def test_parts_compute_what_the_whole_does() -> None:
-    whole = example()
-    values = {3: torch.ones(2), 5: torch.full((2,), 3.0), 8: torch.rand(2), 9: -torch.ones(2)}
-    want = whole.compute([values[k] for k in whole.sources])
-    found = parts(whole)
-    assert [(at, one.sources, one.targets, one.opaque) for at, one in found] == [
-        ((0,), (3, 8), (20,), frozenset()),
-        ((1,), (5,), (21,), frozenset({0})),
-        ((2,), (), (22,), frozenset()),
-        ((3,), (9,), (23,), frozenset()),
+    y = x
+    for row in rows:
+        y = build.call(aten.add.Tensor, y, row)
+    passed = through_passes(build, y)
+    passed.check()
+    assert [(one.sources, one.targets) for one in passed.derived] == [
+        ((1, 3), (5,)),
+        ((2,), (6,)),
+        ((), (7,)),
+        ((4,), (8,)),
     ]
-    for positions, one in found:
-        got = one.compute([values[k] for k in one.sources])
-        for position, tensor in zip(positions, got, strict=True):
-            torch.testing.assert_close(tensor, want[position])
+    done = [(step.name, step.done) for one in passed.derived for step in one.steps if step.done]
+    assert [name.partition("_")[0] for name, _ in done] == ["stack", "mul", "mul"]
 
 
 class Net(nn.Module):

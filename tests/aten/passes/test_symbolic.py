@@ -16,6 +16,7 @@ from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU
 from fusee.targets.cpu.onednn import is_native, packed
+from tests.aten.passes.graphs import kept
 from tests.compare import assert_same
 
 
@@ -44,11 +45,9 @@ def test_one_graph_for_many_sizes(dtype: torch.dtype) -> None:
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         aten = trace(gm, inputs, keep=WHOLE.__contains__)
         derived, _ = run_passes(aten, Options(), CPU().passes(Options()))
-        assert derived is not None and aten.symbols
+        assert derived and aten.symbols
         compiled.append(aten)
-        return lambda *given: run(
-            aten, [*given, *derived.compute([given[i] for i in derived.sources])]
-        )
+        return lambda *given: run(aten, [*given, *kept(derived, given)])
 
     step = torch.compile(module, backend=backend, dynamic=True)
     with torch.no_grad():

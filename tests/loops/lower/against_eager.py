@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fusee.aten.graph import must_run
-from fusee.loops.ir import Extern, LoopGraph
-from fusee.loops.lower.graph import GraphLowering, InputLayout
+from fusee.loops.ir import Buffer, Extern, LoopGraph
+from fusee.loops.lower.graph import GraphLowering
 from fusee.sym.expr import Symbol
 from fusee.sym.symint import Symbols
 from fusee.targets.cpu import CPU
@@ -22,9 +22,10 @@ from tests.compare import assert_as_near, measured
 from tests.loops.interpret import interpret
 
 
-def layouts(args: Sequence[Tensor]) -> list[InputLayout]:
+def layouts(args: Sequence[Tensor]) -> list[Buffer]:
     return [
-        InputLayout(f"x{k}", t.dtype, tuple(t.shape), tuple(t.stride())) for k, t in enumerate(args)
+        Buffer(f"x{k}", t.dtype, tuple(t.shape), tuple(t.stride()), "input")
+        for k, t in enumerate(args)
     ]
 
 
@@ -176,12 +177,12 @@ def check_symbolic(
     """Lower once with unknown sizes; compare with eager at the sizes of `args` and `others`."""
     module = aten_graph(fn, args, "symbolic")
     sizes = Symbols()
-    inputs: list[InputLayout] = []
+    inputs: list[Buffer] = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
         if isinstance(value, Tensor):
             shape, strides = tuple(map(sizes, value.shape)), tuple(map(sizes, value.stride()))
-            inputs.append(InputLayout(node.name, value.dtype, shape, strides))
+            inputs.append(Buffer(node.name, value.dtype, shape, strides, "input"))
     graph = GraphLowering(
         module.graph,
         inputs,

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusee.loops.check import show_step
-from fusee.loops.ir import Loop, Profile
-from fusee.loops.lower.graph import InputLayout
+from fusee.loops.ir import Buffer, Loop, Profile
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
 from fusee.sym.expr import Symbol
@@ -86,7 +85,7 @@ def test_surviving_dimensions_are_not_divided() -> None:
 def test_reshape_of_unknown_sizes_keeps_storage() -> None:
     lowering = Lowering(Profile())
     n = Symbol("s0", 2).expr
-    from_layout = InputLayout("x", torch.float32, (n, 6), (6, 1))
+    from_layout = Buffer("x", torch.float32, (n, 6), (6, 1), "input")
     buffer = lowering.buffer(from_layout.shape, from_layout.dtype, from_layout.strides)
     x = lowering.stored(Strided(buffer, buffer.strides, 0), from_layout.shape)
     storage = reshape(x, (n, 2, 3)).storage
