@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from fusee.capture.bytecode import parameters
+from fusee.capture.check import compile_check
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import Facts, compile_check
+from fusee.capture.guards import Facts
 from fusee.capture.policy import Policy
 from fusee.capture.relations import SizeRelation
 from fusee.capture.sources import Origin, variable

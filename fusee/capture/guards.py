@@ -7,10 +7,9 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,8 +29,6 @@ from fusee.capture.sources import (
 )
 from fusee.capture.watched import UNCHANGING, Watched
 from fusee.errors import OptionError
-from fusee.runtime import process
-from fusee.runtime.change_detection import Table, available, can_watch, changed, differs
 from fusee.source import define
 
 # ---------------------------------------------------------------------------- facts
@@ -506,7 +503,8 @@ class TensorMatch(Fact):
         may_be_leaf = self.value.requires_grad and not issubclass(
             self.value.kind, torch.nn.Parameter
         )
-        return None not in self.value.size and not may_be_leaf
+        is_closed = None not in (*self.value.size, *self.value.stride)
+        return (is_closed or 0 not in self.value.size) and not may_be_leaf
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is TensorFact and self.value.is_like(found):
@@ -697,73 +695,3 @@ def _hashable(value: Any) -> Any:
     except TypeError:
         return id(value)
     return (type(value), repr(value) if isinstance(value, float) else value)
-
-
-# ---------------------------------------------------------------------------- check
-# The check of one entry: facts about what dicts hold are watched, the others are looked at. Those
-# about tensors that are new at each call are one call too.
-
-_FEW = 8  # facts that are looked at as quickly as they are watched
-
-
-@process.paused()
-def compile_check(
-    facts: Facts,
-    parameters: list[str],
-    names: dict[str, Any],
-    conditions: list[str],
-    values: Mapping[str, Any],
-) -> tuple[Callable[..., bool], Callable[[], str]]:
-    """The check as a function of the locals, and what gives its source.
-
-    conditions   about global state, with `names` for what they use
-    values       the locals, for which all facts hold now
-    """
-    if not available():
-        check, text = facts.compile(parameters, names, conditions)
-        return check, lambda: text
-    seen, watched, others = Watched(), Facts(kinds=facts.kinds), Facts(kinds=facts.kinds)
-    for fact in facts.rows:
-        (watched if fact.watched(seen) else others).rows.append(fact)
-    if len(watched.rows) < _FEW:
-        watched.rows, others.rows = [], facts.rows
-    fresh = _fresh(others, values)
-    whole = functools.cache(functools.partial(watched.compile, [], {}, []))
-    if watched.rows:
-        seen.start(watched.rows, lambda: whole()[0]())
-        names = {**names, "_changed": changed(), "_watched": seen}
-        conditions = [*conditions, "_changed(_watched.address) < 0 or _watched.look()"]
-    if fresh is not None:
-        others.listed = [fact.origin for fact in fresh[0]]
-        names = {**names, "_differs": differs(), "_table": fresh[1]}
-    check, text = others.compile(parameters, names, conditions)
-
-    def source() -> str:
-        if fresh is None and not watched.rows:
-            return text
-        listed = [] if fresh is None else [f"# _table: {fact}" for fact in fresh[0]]
-        looked = whole()[1] if watched.rows else ""
-        return "\n".join([text, *listed, "# _watched.look():", looked])
-
-    return check, source
-
-
-def _fresh(others: Facts, values: Mapping[str, Any]) -> tuple[list[Fact], Table] | None:
-    """Takes facts about tensors out of `others` that one call of machine code looks at.
-
-    None if they are few.
-    """
-    look = looking(values)
-    taken: list[Fact] = []
-    found: list[torch.Tensor | None] = []
-    for fact in others.rows:
-        if fact.is_listed():
-            tensor = look(fact.origin)
-            if tensor is None or can_watch(tensor):
-                taken.append(fact)
-                found.append(tensor)
-    if len(taken) < _FEW:
-        return None
-    gone = set(map(id, taken))
-    others.rows = [fact for fact in others.rows if id(fact) not in gone]
-    return taken, Table(found)

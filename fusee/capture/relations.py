@@ -9,7 +9,7 @@ from typing import Any
 
 from fusee.capture.guards import Fact, Look
 from fusee.capture.sources import Origin, Source
-from fusee.sym.expr import Size, Symbol, coefficient, substitute, symbols
+from fusee.sym.expr import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
 
 
@@ -46,6 +46,14 @@ class SizeRelation(Fact):
         known: Relation = self.value
         left, right = (size_source(x, known.origins, source) for x in (known.a, known.b))
         return [f"{left} {known.op} {right}"]
+
+    def reads(self) -> Iterable[Origin]:
+        return [self.value.origins[symbol] for symbol in self.value.symbols]
+
+    def compared(self, steps: Steps, names: Mapping[Origin, str]) -> int:
+        known: Relation = self.value
+        named = {s: Symbol(names[known.origins[s]], s.lo).expr for s in known.symbols}
+        return steps.compared(substitute(known.a, named), known.op, substitute(known.b, named))
 
     def holds(self, look: Look) -> bool:
         given = {symbol: look(self.value.origins[symbol]) for symbol in self.value.symbols}

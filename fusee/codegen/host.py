@@ -24,7 +24,8 @@ A later call enters no Python function of ours from here: what may be hot is C.
 
 Names: a input, d derived from parameters, c constant, r result, e returned by an Extern, s a size.
 All that depends on sizes only (kernel parameters, arena offsets, strided views for Externs) is in
-the frame, built once per sizes; every buffer has one slot in the frame's table of pointers.
+the frame, built once per sizes; every buffer has one slot in the frame's table of pointers. Where
+sizes are open the line is `frame = frames[s0, s1,]`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,15 @@ from fusee.loops.ir import Buffer, Extern, Kernel, View
 from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import reads, views, writes
-from fusee.runtime.launch import FrameSpec, LaunchSpec, ViewSpec, empty_strided
-from fusee.sym.expr import Expr, maximum
+from fusee.runtime.launch import (
+    Computed,
+    FrameSpec,
+    LaunchSpec,
+    Number,
+    ViewSpec,
+    empty_strided,
+)
+from fusee.sym.expr import Expr, Size, Steps, maximum
 
 # A thread gets at least this much work, in elements times the cost of one; less is not worth
 # waking it.
@@ -56,7 +64,7 @@ class HostCode:
 
     codes    the kernels of its launches, in order; LaunchSpec.function indexes `functions`
     pinned   (slot, buffer) of derived tensors and constants: pointers that stay for many calls
-    layout   from sizes to the frame's spec
+    layout   what a frame is made of
     """
 
     source: str
@@ -64,7 +72,7 @@ class HostCode:
     codes: list[KernelCode]
     functions: list[KernelCode]
     pinned: list[tuple[int, Buffer]]
-    layout: Callable[[tuple[int, ...]], FrameSpec]
+    layout: FrameSpec
 
 
 @dataclass(frozen=True)
@@ -107,8 +115,9 @@ class _Writer:
         self.slots: dict[Buffer, int] = {}
         self.bound: set[Buffer] = set()  # slots filled in this call
         self.launches: list[KernelCode] = []
-        self.views: list[View] = []
-        self.view_keys: dict[tuple[object, ...], int] = {}
+        self.views: list[View] = []  # in the arena, made once
+        self.sized: list[View] = []  # those that differ with the sizes
+        self.view_keys: dict[tuple[object, ...], str] = {}
         uses: dict[Buffer, int] = {}
         for position, item in enumerate(self.schedule.items):
             for buffer in (*reads(item), *writes(item)):
@@ -143,10 +152,11 @@ class _Writer:
         pinned = [(slot, b) for b, slot in self.slots.items() if b.role in ("derived", "constant")]
         body = ["n = threads()"] if self.launches else []
         body += ["views = frame.views"] if self.views else []
+        body += ["sized = frame.sized"] if self.sized else []
         body += [*self._pinned_lines(pinned), *self.lines]
         body.append(f"return {results}")
-        back = "checkin" if self.arguments.sizes else "give"
-        tail = ["    finally:", f"        {back}(frame)", ""]
+        back = "frames" if self.arguments.sizes else "frame"
+        tail = ["    finally:", f"        give({back})", ""]
         source = "\n".join([*head, *("        " + line for line in body), *tail])
         functions = list({code.name: code for code in self.launches}.values())
         layout = self._layout([code.name for code in functions])
@@ -173,12 +183,13 @@ class _Writer:
             lines.append(f"{name} = a{k}" + ("" if axis is None else f".size({axis})"))
         if given.consumed:
             lines.append("inputs.clear()")
+        # another thread may be first
+        taken = "frames" if given.sizes else "frame"
+        lines += [f"try: {taken} = take()", f"except IndexError: {taken} = checkout(())", "try:"]
         if given.sizes:
-            lines.append(f"frame = checkout(({', '.join(given.sizes)},))")
-        else:  # the list of those that wait is always the same; another thread may be first
-            lines += ["try: frame = take()", "except IndexError: frame = checkout(())"]
+            lines.append(f"    frame = frames[{', '.join(given.sizes)},]")
         start = f"def call({'*' * given.spread}inputs):"
-        return [start, *(f"    {line}" for line in [*lines, "try:"])]
+        return [start, *(f"    {line}" for line in lines)]
 
     def _name(self, buffer: Buffer, name: str) -> None:
         """From here on the buffer is a tensor of that name, until its last use."""
@@ -236,11 +247,14 @@ class _Writer:
             and same_strides(view.shape, view.strides, buffer.strides)
         )
         if buffer.role == "scratch":
-            key = (buffer, view.shape, view.strides, view.offset)
-            if key not in self.view_keys:
-                self.view_keys[key] = len(self.views)
-                self.views.append(view)
-            return f"views[{self.view_keys[key]}]"
+            place = self._place(view)
+            if place not in self.view_keys:
+                sizes = (place[0], *view.shape, *view.strides)
+                is_sized = any(isinstance(n, Expr) for n in sizes)
+                listed = self.sized if is_sized else self.views
+                self.view_keys[place] = f"{'sized' if is_sized else 'views'}[{len(listed)}]"
+                listed.append(view)
+            return self.view_keys[place]
         self._allocate(buffer)
         name = self.variables[buffer]
         if whole:
@@ -370,49 +384,48 @@ class _Writer:
 
     # -------------------------------------------------------------------- sizes
 
-    def _layout(self, functions: list[str]) -> Callable[[tuple[int, ...]], FrameSpec]:
-        """A function of the sizes that returns all that a frame is made of."""
+    def _layout(self, functions: list[str]) -> FrameSpec:
+        """All that a frame is made of."""
         position = {name: k for k, name in enumerate(functions)}
-        launches = tuple(
-            (
+        names = [*self.arguments.sizes]
+        steps = Steps(names)
+
+        def number(size: Size) -> Number:
+            return size if isinstance(size, int) else Computed(steps.number(size))
+
+        def launch(code: KernelCode) -> LaunchSpec:
+            grain = (GRAIN_WORK - 1) // maximum(code.work, 1) + 1
+            return LaunchSpec(
                 position[code.name],
                 tuple(self.slots[b] for b in code.buffers),
-                code.params,
-                code.total,
-                (GRAIN_WORK - 1) // maximum(code.work, 1) + 1,
-            )
-            for code in self.launches
-        )
-        offsets = tuple(
-            (self.slots[b], offset) for b, offset in self.plan.offsets.items() if b in self.slots
-        )
-        frame_views = tuple(
-            (
-                self.plan.offsets[v.buffer] + v.offset * v.buffer.dtype.itemsize,
-                v.buffer.dtype,
-                v.shape,
-                v.strides,
-            )
-            for v in self.views
-        )
-        parts = (launches, len(self.slots), self.plan.total_bytes, offsets, frame_views)
-        symbols = list(self.arguments.sizes)
-        at: Callable[..., Any] = lambda: parts  # noqa: E731
-        if symbols:
-            text = self._constant(parts)
-            at = eval(f"lambda {', '.join(symbols)}: {text}", dict(self.names))
-
-        def layout(sizes: tuple[int, ...]) -> FrameSpec:
-            launches, slots, arena_bytes, scratch, found = at(*sizes)
-            return FrameSpec(
-                tuple(LaunchSpec(*launch) for launch in launches),
-                slots,
-                arena_bytes,
-                scratch,
-                tuple(ViewSpec(*view) for view in found),
+                tuple(map(number, code.params)),
+                number(code.total),
+                number((code.total + grain - 1) // grain),
             )
 
-        return layout
+        offsets = self.plan.offsets
+        return FrameSpec(
+            tuple(map(launch, self.launches)),
+            len(self.slots),
+            number(self.plan.total_bytes),
+            tuple((self.slots[b], number(at)) for b, at in offsets.items() if b in self.slots),
+            tuple(ViewSpec(*self._place(view)) for view in self.views),
+            len(names),
+            tuple(steps.rows),
+            self._sized(names),
+        )
+
+    def _place(self, view: View) -> tuple[Any, torch.dtype, Any, Any]:
+        """Of a view of the arena, what a ViewSpec says."""
+        buffer = view.buffer
+        offset = self.plan.offsets[buffer] + view.offset * buffer.dtype.itemsize
+        return offset, buffer.dtype, view.shape, view.strides
+
+    def _sized(self, names: Sequence[str]) -> Callable[..., Any]:
+        """A function of the sizes that gives the views which differ with them."""
+        places = self._constant(tuple(map(self._place, self.sized)))
+        found: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {places}", dict(self.names))
+        return found
 
 
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -9,7 +9,7 @@ device and dispatch keys, and whether it requires a gradient. Values are not loo
 it compares the elements by identity.
 
 Tensors that are other objects at each call, such as gradients, are held against a table of the same
-words: `differs`.
+words: `differs`. Of sizes that are open it computes what must hold between them.
 
 source   PEP 509; CPython's Include/cpython/dictobject.h (ma_version_tag); c10/core/TensorImpl.h
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import sys
 import threading
 from array import array
@@ -29,18 +30,20 @@ from torch import Tensor
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
-from fusee.runtime.launch import (
-    Layout,
+from fusee.runtime.builtin import (
+    STEP_WORDS,
+    Step,
     answer,
     answered,
     argument,
     builtin,
     differing,
-    layout,
+    evaluation,
     number,
     raised,
-    word,
+    step_words,
 )
+from fusee.runtime.launch import Layout, layout, word
 from fusee.runtime.llvm_text import Level, Writer
 
 _VERSION_OFFSET = 24  # bytes, after the reference count, the type and the number of items
@@ -56,8 +59,11 @@ _ROW = 4 + _BEFORE + _AFTER
 
 # The word with dtype and device also has flags that follow from the others, and bits never written.
 _FLAGS, _DTYPE_AND_DEVICE = _BEFORE + 1, (1 << 40) - 1
-# A row of a Table: class, whether there is more to compare, requires_grad, then the words.
+# A row of a Table: class, whether there is more to compare, requires_grad, then the words. One of a
+# tensor with open sizes: class, requires_grad, the words, and which of their bits are compared.
 _FRESH_ROW = 3 + _BEFORE + _AFTER
+_OPEN_ROW = 2 + 2 * (_BEFORE + _AFTER)
+_MOST = (1 << 64) - 1
 
 # Where most instances point to their `__dict__` (Include/internal/pycore_object.h); others have an
 # offset of their class's own.
@@ -112,10 +118,44 @@ class Watch:
         self._words[2 + 2 * k] = _version(self.dicts[k])
 
 
-class Table:
-    """What the elements of a list should be: None, or tensors with these facts and this class."""
+class Open(NamedTuple):
+    """A tensor of which some sizes and strides may be others: None. No size is 0."""
 
-    def __init__(self, examples: Sequence[torch.Tensor | None]) -> None:
+    example: torch.Tensor
+    size: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
+
+
+class Read(NamedTuple):
+    """A number that a condition is about.
+
+    element  of the list: a tensor, or an int
+    kind     "size" or "stride", at `axis`; "int"
+    """
+
+    element: int
+    kind: str
+    axis: int = 0
+
+
+class Table:
+    """What the elements of a list should be, and what should hold of numbers that they tell.
+
+    examples  the first elements: None, or a tensor with all of these facts and this class
+    opened    those after them; further ones are looked at for numbers alone
+    read      the numbers, in the order in which `steps` count them
+    steps     as fusee/runtime/builtin.py has them
+    required  the steps, and numbers, that must be 1
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[torch.Tensor | None],
+        opened: Sequence[Open] = (),
+        read: Sequence[Read] = (),
+        steps: Sequence[Step] = (),
+        required: Sequence[int] = (),
+    ) -> None:
         words = [len(examples)]
         for x in examples:
             row = [id(type(x)), 0, 0, *[0] * (_BEFORE + _AFTER)]
@@ -124,6 +164,22 @@ class Table:
                 facts[_FLAGS] &= _DTYPE_AND_DEVICE
                 row = [id(type(x)), 1, requires, *facts]
             words += row
+        words.append(len(opened))
+        for one in opened:
+            _, _, _, requires, *facts = _row(one.example)
+            ends = ([0] * (_MOST_DIMENSIONS - len(one.size)) for _ in range(2))
+            known = ([0 if n is None else _MOST for n in row] for row in (one.size, one.stride))
+            rows = itertools.chain(*(row + end for row, end in zip(known, ends)))
+            count = 0 if None in one.size else _MOST
+            masks = [_MOST, *rows, count, _DTYPE_AND_DEVICE, _MOST]
+            facts = [fact & mask for fact, mask in zip(facts, masks, strict=True)]
+            words += [id(type(one.example)), requires, *facts, *masks]
+        words += [len(read), len(steps), len(required)]
+        for element, kind, axis in read:
+            first = {"int": 0, "size": 1, "stride": 1 + _MOST_DIMENSIONS}[kind]
+            places = _places()
+            words += [element, places.words[first + axis] if places and kind != "int" else 0]
+        words += [word & _MOST for word in (*step_words(steps), *required)]
         self._words = (ctypes.c_uint64 * len(words))(*words)
         self.address = ctypes.addressof(self._words)
 
@@ -215,15 +271,17 @@ def _compare_lists(writer: Writer, lists: str, before: str) -> None:
 def differs() -> Callable[[int, list[Any]], int]:
     """The builtin `differs(table.address, objects)`: the first element unlike its row, or -1.
 
-    A Table holds the number of its rows, and those; the list has as many elements. Only where
-    can_watch() says so.
+    A Table holds the number of its rows, and those; the same of open ones; how many numbers are
+    read, steps taken and required, and each of these. The list has as many elements as there are
+    rows, and more if numbers are read of others. Where only these are not as they should be the
+    answer is the number of rows. Only where can_watch() says so.
     """
     writer, places = Writer(), _places()
     assert places is not None, "can_watch() says so before"
     top = writer.top
     table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
     items = top.load("ptr", argument(top, 1), _LIST_ITEMS, "i8")
-    first = top.at(table, 8)
+    first, count = top.at(table, 8), top.load("i64", table)
 
     def row(k: str, _: list[str]) -> list[str]:
         level = writer.top
@@ -241,9 +299,84 @@ def differs() -> Callable[[int, list[Any]], int]:
         level.unless(level.op(f"icmp eq i64 {level.load('i64', at, 1)}, 0"), compare)
         return []
 
-    writer.loop("0", top.load("i64", table), 1, [], row)
-    made: Callable[[int, list[Any]], int] = builtin("differs", answer(top, "-1"))
+    writer.loop("0", count, 1, [], row)
+    after = top.at(first, count, f"[{_FRESH_ROW} x i64]")
+    rows, second = top.load("i64", after), top.at(after, 8)
+
+    def open_row(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        at = level.at(second, k, f"[{_OPEN_ROW} x i64]")
+        place = level.op(f"add i64 {count}, {k}")
+        tensor = level.load("ptr", items, place)
+        kind = level.load("i64", tensor, _OBJECT_CLASS, "i8")
+        level.leave(differing(level, at, 0, [kind]), lambda: answered(level, place))
+        *_, (requires, *words) = _facts(level, places, tensor)
+        masks = [level.load("i64", at, 2 + len(words) + n) for n in range(len(words))]
+        known = [level.op(f"and i64 {word}, {mask}") for word, mask in zip(words, masks)]
+        elements = words[_BEFORE]
+        wrong = differing(level, at, 1, [requires, *known])
+        empty = level.op(f"icmp slt i64 {elements}, 1")
+        level.leave(level.op(f"or i1 {wrong}, {empty}"), lambda: answered(level, place))
+        return []
+
+    writer.loop("0", rows, 1, [], open_row)
+    total = top.op(f"add i64 {count}, {rows}")
+    _hold(writer, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
+    made: Callable[[int, list[Any]], int] = builtin("differs", evaluation() + answer(top, "-1"))
     return made
+
+
+def _hold(writer: Writer, items: str, at: str, total: str) -> None:
+    """The last part of `differs`: what numbers are read, and what must hold of them."""
+    top = writer.top
+    reads, steps, asked = (top.load("i64", at, k) for k in range(3))
+    given = top.at(at, 24)
+    program = top.at(given, reads, "[2 x i64]")
+    required = top.at(program, steps, f"[{STEP_WORDS} x i64]")
+    count = top.op(f"add i64 {reads}, {steps}")
+    numbers = top.op(f"alloca i64, i64 {count}")
+    places = _places()
+    assert places is not None
+
+    writer.declares["PyLong_Type"] = "@PyLong_Type = external global ptr"
+
+    def read(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        pair = level.at(given, k, "[2 x i64]")
+        x, place = level.load("ptr", items, level.load("i64", pair)), level.load("i64", pair, 1)
+        is_int = level.op(f"icmp eq i64 {place}, 0")
+
+        def leave_if(wrong: str) -> None:
+            level.leave(wrong, lambda: answered(level, total))
+
+        def integer() -> str:
+            kind = level.load("ptr", x, _OBJECT_CLASS, "i8")
+            leave_if(level.op(f"icmp ne ptr {kind}, @PyLong_Type"))
+            value = level.call("i64", "PyLong_AsSsize_t", ("ptr", x))
+            error = level.call("ptr", "PyErr_Occurred")
+            level.call("void", "PyErr_Clear")
+            leave_if(level.op(f"icmp ne ptr {error}, null"))  # it has no 64 bits
+            return value
+
+        def of_tensor() -> str:
+            return level.load("i64", level.load("ptr", x, places.impl, "i8"), place, "i8")
+
+        value = level.unless(level.op(f"xor i1 {is_int}, true"), integer, "i64", "0")
+        value = level.unless(is_int, of_tensor, "i64", value)
+        level.store("i64", value, numbers, k)
+        return []
+
+    writer.loop("0", reads, 1, [], read)
+    results = top.at(numbers, reads, "i64")
+    top.do(f"call void @evaluate(ptr {program}, i64 {steps}, ptr {numbers}, ptr {results})")
+
+    def holds(k: str, carried: list[str]) -> list[str]:
+        level = writer.top
+        bit = level.load("i64", numbers, level.load("i64", required, k))
+        return [level.op(f"and i64 {carried[0]}, {bit}")]
+
+    (all_hold,) = writer.loop("0", asked, 1, [("i64", "1")], holds)
+    top.leave(top.op(f"icmp eq i64 {all_hold}, 0"), lambda: answered(top, total))
 
 
 def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:

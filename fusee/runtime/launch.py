@@ -13,37 +13,43 @@ THE KERNEL ABI
                than 0 to status[0], and goes on without touching memory out of bounds. Launches
                after it are not run; `run` returns the code, Frame.value the other word
 
-total, grain and align are numbers that the frame's builder computes from the sizes. A thread gets
-about `grain` iterations or more, and a multiple of `align` unless it has the last part; with total
-<= grain the launch runs on the calling thread. A kernel copes with begin = end = 0 if its launch
-may have total 0.
+total and units are numbers that are computed from the sizes. Up to `units` threads share the
+iterations, each of them a multiple of `align` unless it has the last part; with one unit the launch
+runs on the calling thread. A kernel copes with begin = end = 0 if its launch may have total 0.
 
 Everything that depends on sizes alone is in a Frame. A frame belongs to one call at a time:
 
-    frame = program.checkout(sizes)
-    try:
-        if run(frame.state, 0, 3, threads, 0, x.data_ptr(), 1, out.data_ptr()):
-            raise ...
-    finally:
-        program.checkin(frame)
+    frame = frames[sizes]
+    if run(frame.state, 0, 3, threads, 0, x.data_ptr(), 1, out.data_ptr()):
+        raise ...
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import threading
+import itertools
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusee.runtime import jit
+from fusee.runtime.builtin import (
+    STEP_WORDS,
+    Step,
+    answer,
+    builtin,
+    evaluation,
+    number,
+    raised,
+    step_words,
+)
 from fusee.runtime.jit import Function
-from fusee.runtime.llvm_text import Level, Writer
+from fusee.runtime.llvm_text import Writer
 
 # ---------------------------------------------------------------------------- runner
 # The builtin that runs launches: machine code that Python calls like any C function.
@@ -67,18 +73,6 @@ LAUNCH_WORDS = 8
 # Units of work above which other Python threads may run: giving up the lock costs less than 0.1 us,
 # but having it back may take another thread's switch interval.
 _UNITS_TO_RELEASE = 4
-
-_METH_FASTCALL = 0x80
-
-_C_API = (
-    "PyLong_AsSsize_t",
-    "PyLong_FromSsize_t",
-    "PyErr_Occurred",
-    "PyTuple_GetItem",
-    "PyErr_SetString",
-    "PyEval_SaveThread",
-    "PyEval_RestoreThread",
-)
 
 
 def _team() -> str:
@@ -209,15 +203,6 @@ def _run(has_team: bool) -> str:
     return (_team() if has_team else "") + answer(top, load("i64", state))
 
 
-class _MethodDef(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
 @functools.cache
 def runner() -> Callable[..., int]:
     """The process's `run`, as described above."""
@@ -231,88 +216,20 @@ def runner() -> Callable[..., int]:
     return found
 
 
-# The parts of a builtin's text, in functions @kernel(ptr %self, ptr %args, i64 %count).
-
-
-def argument(level: Level, k: object) -> str:
-    """The argument number `k`, an object."""
-    return level.load("ptr", "%args", k)
-
-
-def number(level: Level, k: object) -> str:
-    """The argument number `k`, an integer; the builtin raises what reading it raises."""
-    value = level.call("i64", "PyLong_AsSsize_t", ("ptr", argument(level, k)))
-    fine = level.op(f"icmp ne i64 {value}, -1")
-
-    def has_failed() -> str:
-        return level.op(f"icmp ne ptr {level.call('ptr', 'PyErr_Occurred')}, null")
-
-    level.leave(level.unless(fine, has_failed, "i1", "false"), lambda: "ptr null")
-    return value
-
-
-def raised(level: Level, error: str, message: str) -> str:
-    """What a builtin returns that raises one of Python's errors; `message` is a constant's name."""
-    symbol = f"PyExc_{error}"
-    level.writer.declares[symbol] = f"@{symbol} = external global ptr"
-    kind = level.load("ptr", f"@{symbol}")
-    level.call("void", "PyErr_SetString", ("ptr", kind), ("ptr", f"@{message}"))
-    return "ptr null"
-
-
-def differing(level: Level, row: str, first: int, values: Sequence[str]) -> str:
-    """Whether the words of a row, from number `first` on, differ from values: one test for all."""
-    pairs = [(value, level.load("i64", row, k)) for k, value in enumerate(values, first)]
-    bits = level.either("i64", "or", *(level.op(f"xor i64 {x}, {y}") for x, y in pairs))
-    return level.op(f"icmp ne i64 {bits}, 0")
-
-
-def answered(level: Level, value: str) -> str:
-    """What a builtin returns that gives an i64."""
-    return f"ptr {level.call('ptr', 'PyLong_FromSsize_t', ('i64', value))}"
-
-
-def answer(level: Level, value: str) -> str:
-    """The unit of a builtin that is written, and gives an i64."""
-    result = answered(level, value)
-    return level.writer.module("define ptr @kernel(ptr %self, ptr %args, i64 %count)", result)
-
-
-# What Python's C API needs to stay where it is: method definitions, and the code they point to.
-_kept: list[tuple[_MethodDef, jit.Function]] = []
-
-
-def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
-    """A Python builtin from IR text. It stays for the life of the process.
-
-    text     a unit (see jit) whose @kernel(ptr self, ptr args, i64 n) is a METH_FASTCALL function
-    imports  addresses of what it calls, besides the process's and Python's C API
-    """
-    known = {**_c_api(), **(imports or {})}
-    function = jit.compile_one(text, known)
-    definition = _MethodDef(name.encode(), function.address, _METH_FASTCALL, None)
-    _kept.append((definition, function))
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    return make(ctypes.addressof(definition), None, None)
-
-
-@functools.cache
-def _c_api() -> dict[str, int]:
-    """Addresses in this interpreter; the process may hold another one that is found by name."""
-    found = {}
-    for name in _C_API:
-        found[name] = ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value or 0
-    for name in ("PyExc_TypeError", "PyExc_IndexError"):
-        found[name] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, name))
-    return found
-
-
 # ---------------------------------------------------------------------------- program
 
 
 _ALIGN_BYTES = 64
+_MORE_BYTES = 1 << 20  # an arena that grows has as much to spare
+
+
+class Computed(NamedTuple):
+    """A number of a frame that differs with the sizes: which of its steps gives it."""
+
+    number: int
+
+
+Number = int | Computed
 
 
 class LaunchSpec(NamedTuple):
@@ -320,14 +237,15 @@ class LaunchSpec(NamedTuple):
 
     function  index into the program's functions
     slots     indices in the frame's pointer table, in the order of the kernel's pointers
-    total     parallel iterations; grain: how many are worth a thread; align: a part's multiple
+    total     parallel iterations; units: how many threads that is work for; align: a part's
+              multiple
     """
 
     function: int
     slots: tuple[int, ...]
-    params: tuple[int, ...]
-    total: int
-    grain: int
+    params: tuple[Number, ...]
+    total: Number
+    units: Number
     align: int = 1
 
 
@@ -345,49 +263,39 @@ class FrameSpec(NamedTuple):
 
     slots    length of the pointer table
     scratch  (slot, offset in the arena) of the slots that never change
+    views    those that are the same for all sizes
+    inputs   how many sizes there are; steps: what is computed of them
+    sized    from the sizes to the views that differ with them
     """
 
     launches: tuple[LaunchSpec, ...]
     slots: int
-    arena_bytes: int = 0
-    scratch: tuple[tuple[int, int], ...] = ()
+    arena_bytes: Number = 0
+    scratch: tuple[tuple[int, Number], ...] = ()
     views: tuple[ViewSpec, ...] = ()
+    inputs: int = 0
+    steps: tuple[Step, ...] = ()
+    sized: Callable[..., tuple[ViewSpec, ...]] = lambda *sizes: ()
 
 
 class Frame:
     """The memory of one call in progress.
 
     state    the address that `run` takes first
-    views    tensors in the arena, in the order of the spec's views
+    views    tensors in the arena, in the order of the spec's views; sized: those that are made anew
     version  free for the caller: of what `bind` was called with last; 0 at first
     """
 
-    __slots__ = (
-        "_functions",
-        "_words",
-        "arena",
-        "size_bytes",
-        "sizes",
-        "state",
-        "version",
-        "views",
-    )
+    __slots__ = ("_functions", "_words", "arena", "sized", "state", "version", "views")
 
-    def __init__(
-        self, spec: FrameSpec, functions: Sequence[Function], sizes: tuple[int, ...] = ()
-    ) -> None:
-        self._functions = functions  # whose code the launches point to
-        self.sizes = sizes
+    arena: Tensor
+    views: tuple[Tensor, ...]
+    sized: tuple[Tensor, ...]
+
+    def __init__(self, functions: Sequence[Function], words: array[int]) -> None:
+        self._functions, self._words = functions, words  # whose code the launches point to
+        self.state: int = words.buffer_info()[0]
         self.version = 0
-        self.size_bytes = spec.arena_bytes
-        # the caller may be in inference mode, where tensors are made that others may not write to
-        with torch.inference_mode(False), torch.no_grad():
-            whole = torch.empty(spec.arena_bytes + _ALIGN_BYTES, dtype=torch.uint8)
-            self.arena = whole[-whole.data_ptr() % _ALIGN_BYTES :]
-            self.views = tuple(_view(self.arena, view) for view in spec.views)
-        addresses = [function.address for function in functions]
-        self._words = _lay_out(spec, addresses, self.arena.data_ptr())
-        self.state: int = self._words.buffer_info()[0]
 
     @property
     def value(self) -> int:
@@ -401,127 +309,192 @@ class Frame:
         self.version = version
 
 
+class Frames(dict[tuple[int, ...], Frame]):
+    """Frames by sizes, for one call at a time: they share an arena.
+
+    One for sizes that are new is made where it is asked for; if there are many it takes the place
+    of the oldest, in whose words only what differs with the sizes is written.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.arena: Tensor | None = None
+        self.views: tuple[Tensor, ...] = ()
+
+    def __missing__(self, sizes: tuple[int, ...]) -> Frame:
+        program = self.program
+        if len(self) < program.most_sizes:
+            frame = Frame(program.functions, program.words[:])
+        else:
+            frame = self.pop(next(iter(self)))
+        arena = self.arena
+        address, held = (0, 0) if arena is None else (arena.data_ptr(), arena.numel())
+        needed = program.fit(frame.state, address, *sizes)
+        if arena is None or needed > held or held > max(program.most_bytes, 2 * needed):
+            self.clear()  # what they point to goes
+            # the next one may be larger
+            more = 0 if arena is None else max(needed // 16, min(needed, _MORE_BYTES))
+            self.arena = arena = _arena(needed + more)
+            program.fit(frame.state, arena.data_ptr(), *sizes)
+            self.views = _views(arena, program.spec.views)
+        frame.arena, frame.views = arena, self.views
+        frame.sized = _views(arena, program.spec.sized(*sizes)) if sizes else ()
+        self[sizes] = frame
+        return frame
+
+
 class Program:
-    """Builds and keeps frames. `checkout` and `checkin` may be called from any thread.
+    """What frames are built from.
 
     functions   what LaunchSpec.function indexes
-    build       from sizes to the frame for them
-    most_sizes  how many different sizes to keep frames for; those used longest ago go first
-    most_bytes  how many bytes of arenas to keep; the sizes used last are always kept
+    most_sizes  how many different sizes to keep frames for
+    most_bytes  an arena above this is given back when a call needs less than half of it
     """
 
     def __init__(
         self,
         functions: Sequence[Function],
-        build: Callable[[tuple[int, ...]], FrameSpec],
+        spec: FrameSpec,
         *,
-        most_sizes: int = 8,
+        most_sizes: int = 32,
         most_bytes: int = 2**31,
     ) -> None:
         self.functions = tuple(functions)
-        self.build = build
-        self.most_sizes = most_sizes
-        self.most_bytes = most_bytes
-        self._frames: dict[tuple[int, ...], list[Frame]] = {}  # least recently used first
-        self._bytes: dict[tuple[int, ...], int] = {}  # of all frames made for these sizes
-        self._lock = threading.Lock()
-        # One attribute, so that a thread never pairs sizes with another's frames. list.pop and
-        # list.append are atomic with or without Python's lock.
-        self._recent: tuple[tuple[int, ...] | None, list[Frame]] = (None, [])
-
-    def waiting(self, sizes: tuple[int, ...] = ()) -> list[Frame]:
-        """The frames for `sizes` that no call uses. It stays the list as long as no others come."""
-        return self._frames.setdefault(sizes, [])
-
-    def checkout(self, sizes: tuple[int, ...] = ()) -> Frame:
-        """A frame for `sizes` that no other call uses until it is checked in."""
-        recent, frames = self._recent
-        if frames and recent == sizes:
-            try:
-                return frames.pop()
-            except IndexError:  # another thread took the last one
-                pass
-        return self._find(sizes)
-
-    def checkin(self, frame: Frame) -> None:
-        """Give a frame back."""
-        frames = self._frames.get(frame.sizes)
-        if frames is not None:  # else these sizes were evicted meanwhile
-            frames.append(frame)
-
-    def _find(self, sizes: tuple[int, ...]) -> Frame:
-        with self._lock:
-            frames = self._frames.pop(sizes, [])
-            self._frames[sizes] = frames
-            self._recent = (sizes, frames)
-            if frames:
-                return frames.pop()
-        frame = Frame(self.build(sizes), self.functions, sizes)
-        with self._lock:
-            self._bytes[sizes] = self._bytes.get(sizes, 0) + frame.size_bytes
-            self._evict(sizes)
-        return frame
-
-    def _evict(self, latest: tuple[int, ...]) -> None:
-        for sizes in list(self._frames):
-            if len(self._frames) <= self.most_sizes and self.held_bytes <= self.most_bytes:
-                break
-            if sizes != latest:
-                del self._frames[sizes]
-                self._bytes.pop(sizes, None)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the arenas of all frames, in use or not."""
-        return sum(self._bytes.values())
+        self.spec = spec
+        self.most_sizes, self.most_bytes = most_sizes, most_bytes
+        self.words, self._layout = _lay_out(spec, [one.address for one in functions])
+        self.fit = functools.partial(fitter(), self._layout.buffer_info()[0])
 
 
-def _view(arena: Tensor, spec: ViewSpec) -> Tensor:
-    count = 1 + sum((n - 1) * step for n, step in zip(spec.size, spec.stride, strict=True))
-    if 0 in spec.size:
-        count = 0
-    stop = spec.offset_bytes + count * spec.dtype.itemsize
-    flat = arena[spec.offset_bytes : stop].view(spec.dtype)
-    return flat.as_strided(spec.size, spec.stride)
+def _arena(size: int) -> Tensor:
+    size = -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+    # the caller may be in inference mode, where tensors are made that others may not write to
+    with torch.inference_mode(False), torch.no_grad():
+        whole = torch.empty(size + _ALIGN_BYTES, dtype=torch.uint8)
+        start = -whole.data_ptr() % _ALIGN_BYTES
+        return whole[start : start + size]
 
 
-def _lay_out(spec: FrameSpec, addresses: Sequence[int], arena: int) -> array[int]:
-    """One block of words: state, pointer table, launches, then what launches point to."""
+def _views(arena: Tensor, specs: Sequence[ViewSpec]) -> tuple[Tensor, ...]:
+    found: list[Tensor] = []
+    flat: dict[torch.dtype, tuple[Tensor, int]] = {}
+    if not specs:
+        return ()
+    with torch.inference_mode(False), torch.no_grad():
+        for offset_bytes, dtype, size, stride in specs:
+            if dtype not in flat:
+                whole = arena.view(dtype)
+                flat[dtype] = whole, int(whole.storage_offset())
+            whole, start = flat[dtype]
+            place = start + offset_bytes // dtype.itemsize
+            found.append(torch.as_strided(whole, size, stride, place))
+    return tuple(found)
+
+
+def _lay_out(spec: FrameSpec, addresses: Sequence[int]) -> tuple[array[int], array[int]]:
+    """A frame's words, as far as they are the same for all; and for `fit` what the others are.
+
+    Of a frame: state, pointer table, launches, then what launches point to.
+    """
     table = STATE_WORDS
     launches = table + spec.slots
     parts = launches + LAUNCH_WORDS * len(spec.launches)
     count = parts + sum(2 * len(one.slots) + 1 + len(one.params) for one in spec.launches)
     words = array("q", bytes(8 * count))
-    base = words.buffer_info()[0]
-    words[2] = base + 8 * table
-    words[3] = base + 8 * launches
-    words[4] = len(spec.launches)
-    words[5] = spec.slots
+    steps = [*spec.steps]
+    inside: list[int] = []  # pairs (word, words from the beginning)
+    of_steps: list[int] = []  # pairs (word, number)
+    of_arena: list[int] = []  # the same, from where the arena begins
+
+    def number(value: Number) -> int:
+        if isinstance(value, Computed):
+            return value.number
+        steps.append(("number", 0, 0, value))
+        return spec.inputs + len(steps) - 1
+
+    def put(at: int, values: Sequence[Number]) -> None:
+        for word, value in enumerate(values, at):
+            if isinstance(value, Computed):
+                of_steps.extend((word, value.number))
+            else:
+                words[word] = value
+
+    inside += (2, table, 3, launches)
+    put(4, (len(spec.launches), spec.slots))
     for slot, offset in spec.scratch:
-        words[table + slot] = arena + offset
-    for number, one in enumerate(spec.launches):
-        slots = parts
+        of_arena += (table + slot, number(offset))
+    for k, one in enumerate(spec.launches):
+        slots, at = parts, launches + LAUNCH_WORDS * k
         pointers = slots + len(one.slots)
         params = pointers + len(one.slots) + 1
         parts = params + len(one.params)
-        words[slots:pointers] = array("q", one.slots)
-        words[params:parts] = array("q", one.params)
-        at = launches + LAUNCH_WORDS * number
-        units = -(-one.total // max(one.grain, 1))
-        words[at : at + LAUNCH_WORDS] = array(
-            "q",
-            (
-                addresses[one.function],
-                base + 8 * slots,
-                len(one.slots),
-                base + 8 * pointers,
-                base + 8 * params,
-                one.total,
-                units,
-                max(one.align, 1),
-            ),
-        )
-    return words
+        put(slots, one.slots)
+        put(params, one.params)
+        put(at, (addresses[one.function], 0, len(one.slots), 0, 0, one.total, one.units))
+        put(at + 7, (max(one.align, 1),))
+        inside += (at + 1, slots, at + 3, pointers, at + 4, params)
+    needed = number(spec.arena_bytes)
+    pairs = [inside, of_steps, of_arena]
+    head = (spec.inputs, len(steps), needed, *(len(some) // 2 for some in pairs))
+    return words, array("q", [*head, *step_words(steps), *itertools.chain(*pairs)])
+
+
+_LAYOUT_WORDS = 6
+
+
+@functools.cache
+def fitter() -> Callable[..., int]:
+    """The builtin `fit(layout, state, arena, size, ...)`: writes a frame's words for sizes.
+
+    layout   the address of the second that `_lay_out` gives
+    arena    the address of the memory that the frame's offsets count from
+    returns  the bytes that they take of it
+    """
+    writer = Writer()
+    top = writer.top
+    op, load = top.op, top.load
+    text = 'internal constant [23 x i8] c"fit: other sizes asked\\00"'
+    writer.declares["SizesError"] = f"@SizesError = {text}"
+    top.leave(op("icmp slt i64 %count, 3"), lambda: raised(top, "TypeError", "SizesError"))
+    layout, state = (op(f"inttoptr i64 {number(top, k)} to ptr") for k in (0, 1))
+    base, arena = number(top, 1), number(top, 2)
+    inputs, steps, needed, *counts = (load("i64", layout, k) for k in range(_LAYOUT_WORDS))
+    other = op(f"icmp ne i64 {inputs}, {op('sub i64 %count, 3')}")
+    top.leave(other, lambda: raised(top, "TypeError", "SizesError"))
+    total = op(f"add i64 {inputs}, {steps}")
+    numbers = op(f"alloca i64, i64 {total}")
+
+    def take(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        level.store("i64", number(level, level.op(f"add i64 {k}, 3")), numbers, k)
+        return []
+
+    writer.loop("0", inputs, 1, [], take)
+    at = top.at(layout, 8 * _LAYOUT_WORDS)
+    given = f"ptr {at}, i64 {steps}, ptr {numbers}, ptr {top.at(numbers, inputs, 'i64')}"
+    top.do(f"call void @evaluate({given})")
+    at = top.at(at, steps, f"[{STEP_WORDS} x i64]")
+    for kind, count in enumerate(counts):
+
+        def fill(k: str, _: list[str], kind: int = kind, at: str = at) -> list[str]:
+            level = writer.top
+            pair = level.at(at, k, "[2 x i64]")
+            word, value = level.load("i64", pair), level.load("i64", pair, 1)
+            if kind:
+                value = level.load("i64", numbers, value)
+            else:
+                value = level.op(f"add i64 {base}, {level.op(f'mul i64 {value}, 8')}")
+            if kind == 2:
+                value = level.op(f"add i64 {arena}, {value}")
+            level.store("i64", value, state, word)
+            return []
+
+        writer.loop("0", count, 1, [], fill)
+        at = top.at(at, count, "[2 x i64]")
+    found: Callable[..., int] = builtin(
+        "fit", evaluation() + answer(top, load("i64", numbers, needed))
+    )
+    return found
 
 
 # ---------------------------------------------------------------------------- layout

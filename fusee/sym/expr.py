@@ -286,6 +286,8 @@ def floordiv(a: Size, b: Size) -> Size:
     if isinstance(b, Expr) and (scale := gcd(*b.terms.values(), *(n for _, n in _terms(rest)))) > 1:
         return quotient + floordiv(_split(rest, scale)[0], _split(b, scale)[0])
     if isinstance(b, int):
+        if _is_falling(rest):
+            return quotient - floordiv(b - 1 - rest, b)
         low = _split_low(rest, b)
         if low is not None:
             return quotient + floordiv(low[1], b // low[0])
@@ -306,11 +308,23 @@ def mod(a: Size, b: Size) -> Size:
     if rest == 0 or (known_ge(rest, 0) and known_lt(rest, b)):
         return rest
     if isinstance(b, int):
+        for mono, coef in _terms(rest):
+            atom = mono[0] if len(mono) == 1 else None
+            if coef < 0 and isinstance(atom, Call) and atom.op == "%" and divides(b, atom.b):
+                return mod(rest + coef * (atom.a - _atom(atom)), b)
+        if _is_falling(rest):  # what a size lacks of a multiple: with the size it is one
+            return rest - b * floordiv(rest, b)
         low = _split_low(rest, b)
         if low is not None:
             g, high, tail = low
             return g * mod(high, b // g) + tail
     return _atom(Call("%", rest, b))
+
+
+def _is_falling(a: Size) -> bool:
+    """Whether sizes are only taken away in it."""
+    terms = [(mono, coef) for mono, coef in _terms(a) if mono]
+    return all(coef < 0 for _, coef in terms) and all(s.hi is None for s in symbols(a))
 
 
 def only_atom(a: Size) -> Atom | None:
@@ -344,7 +358,8 @@ def lower_bound(a: Size) -> int | None:
     """An integer that `a` is never below, or None if this can't tell."""
     if isinstance(a, int):
         return a
-    return _lower(a, 0)
+    found = _lower(a, 0)
+    return _without_divisions(a) if found is None else found
 
 
 def _lower(a: Size, depth: int) -> int | None:
@@ -368,6 +383,23 @@ def _lower(a: Size, depth: int) -> int | None:
         if falling:
             return None
     return _interval(a)
+
+
+def _without_divisions(a: Expr) -> int | None:
+    """The same by what quotients are at least: n // 7 >= (n - 6) / 7."""
+    total: Size = a
+    scale = 1
+    for mono, coef in a.terms.items():
+        atom = mono[0] if len(mono) == 1 else None
+        if isinstance(atom, Call) and atom.op == "//" and isinstance(b := atom.b, int):
+            least = atom.a - (b - 1) if coef > 0 else atom.a
+            total = b * (total - scale * coef * _atom(atom)) + scale * coef * least
+            scale *= b
+    low = _lower(total, 0) if 1 < scale < _MOST_SCALE else None
+    return None if low is None else -(-low // scale)
+
+
+_MOST_SCALE = 1 << 20
 
 
 def _eliminable(a: Expr) -> list[Symbol]:
@@ -486,6 +518,22 @@ def atoms(a: Size) -> Iterator[Atom]:
                 left += _own_atoms(atom.b) + _own_atoms(atom.a)
 
 
+def _inner_first(a: Size) -> Iterator[Atom]:
+    """Every atom of `a` once, what a division is made of before it."""
+    left, seen = _own_atoms(a), set[Atom]()
+    while left:
+        atom = left[-1]
+        inner = _own_atoms(atom.a) + _own_atoms(atom.b) if isinstance(atom, Call) else []
+        missing = [x for x in inner if x not in seen]
+        if missing and atom not in seen:
+            left += missing
+            continue
+        left.pop()
+        if atom not in seen:
+            seen.add(atom)
+            yield atom
+
+
 def _own_atoms(a: Size) -> list[Atom]:
     """The last one first."""
     return [] if isinstance(a, int) else [atom for mono in a.terms for atom in mono][::-1]
@@ -524,18 +572,10 @@ def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:
 def substitute(a: Size, values: Mapping[Symbol, Size]) -> Size:
     """`a` with symbols replaced, simplified anew."""
     known: dict[Atom, Size] = {}
-    left = _own_atoms(a)
-    while left:  # what a call is made of comes before it
-        atom = left[-1]
-        inner = _own_atoms(atom.a) + _own_atoms(atom.b) if isinstance(atom, Call) else []
-        missing = [x for x in inner if x not in known]
-        if missing and atom not in known:
-            left += missing
-            continue
-        left.pop()
+    for atom in _inner_first(a):
         if isinstance(atom, Symbol):
             known[atom] = values.get(atom, atom.expr)
-        elif isinstance(atom, Call) and atom not in known:
+        elif isinstance(atom, Call):
             known[atom] = CALLS[atom.op](_with_atoms(atom.a, known), _with_atoms(atom.b, known))
     return _with_atoms(a, known)
 
@@ -550,6 +590,54 @@ def _with_atoms(a: Size, known: Mapping[Atom, Size]) -> Size:
             term = term * known[atom]
         total = total + term
     return total
+
+
+class Steps:
+    """How machine code computes sizes: `rows` as fusee/runtime/builtin.py has them, each once."""
+
+    def __init__(self, inputs: Iterable[str]) -> None:
+        self._inputs = {name: k for k, name in enumerate(inputs)}
+        self._known: dict[Atom, int] = {}
+        self.rows: dict[tuple[str, int, int, int], int] = {}
+
+    def _step(self, op: str, a: int = 0, b: int = 0, c: int = 0) -> int:
+        return self.rows.setdefault((op, a, b, c), len(self._inputs) + len(self.rows))
+
+    def number(self, a: Size) -> int:
+        """Which number a size is, among the inputs and what the rows give."""
+        for atom in _inner_first(a):
+            if isinstance(atom, Symbol):
+                self._known[atom] = self._inputs[atom.name]
+            elif isinstance(atom, Call) and atom not in self._known:
+                self._known[atom] = self._step(atom.op, self._sum(atom.a), self._sum(atom.b))
+        return self._sum(a)
+
+    def compared(self, a: Size, op: str, b: Size) -> int:
+        """Which number is 1 where `a op b` holds, and else 0."""
+        if op in (">", ">="):
+            a, op, b = b, "<" + op[1:], a
+        if op == "<":
+            a, op = a + 1, "<="
+        return self._step(op, self.number(a), self.number(b))
+
+    def _sum(self, a: Size) -> int:
+        if isinstance(a, int):
+            return self._step("number", c=a)
+        total = None
+        for mono, scale in sorted(a.terms.items(), key=lambda term: term[1] != 1 and term[0] != ()):
+            if not mono:
+                part, scale = self._step("number", c=scale), 1
+            else:
+                part = self._known[mono[0]]
+            for atom in mono[1:]:
+                part = self._step("*", part, self._known[atom])
+            if total is None and scale == 1:
+                total = part
+            else:
+                before = self._step("number") if total is None else total
+                total = self._step("+", before, part, scale)
+        assert total is not None
+        return total
 
 
 CALLS: dict[str, Callable[[Size, Size], Size]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import threading
@@ -13,7 +14,18 @@ import pytest
 import torch
 
 from fusee.runtime import jit
-from fusee.runtime.launch import Frame, FrameSpec, LaunchSpec, Program, ViewSpec, runner
+from fusee.runtime import launch as launch_module
+from fusee.runtime.builtin import Step
+from fusee.runtime.launch import (
+    Computed,
+    Frame,
+    Frames,
+    FrameSpec,
+    LaunchSpec,
+    Program,
+    ViewSpec,
+    runner,
+)
 from tests.runtime.kernels import DO_NOTHING, REPORT, SCALED_ADD, WHO
 
 run = runner()
@@ -26,16 +38,16 @@ def functions(*texts: str) -> list[jit.Function]:
     return build.finish()
 
 
-def program(text: str, spec: FrameSpec) -> Program:
-    return Program(functions(text), lambda sizes: spec)
+def frame_of(spec: FrameSpec, *texts: str) -> Frame:
+    return Frames(Program(functions(*texts), spec))[()]
 
 
 def test_launches_run_in_order_on_given_and_scratch_memory() -> None:
     n = 1000
     spec = FrameSpec(
         launches=(
-            LaunchSpec(0, (0, 1, 2), (3,), n, 64),
-            LaunchSpec(0, (2, 2, 3), (10,), n, 64),
+            LaunchSpec(0, (0, 1, 2), (3,), n, 16),
+            LaunchSpec(0, (2, 2, 3), (10,), n, 16),
         ),
         slots=4,
         arena_bytes=8 * n,
@@ -43,7 +55,7 @@ def test_launches_run_in_order_on_given_and_scratch_memory() -> None:
     )
     x, y = torch.arange(n), torch.arange(n) * 7
     out = torch.empty(n, dtype=torch.int64)
-    frame = program(SCALED_ADD, spec).checkout()
+    frame = frame_of(spec, SCALED_ADD)
     for count in (1, 2, 3, 1):
         out.zero_()
         pairs = (0, x.data_ptr(), 1, y.data_ptr(), 3, out.data_ptr())
@@ -52,8 +64,8 @@ def test_launches_run_in_order_on_given_and_scratch_memory() -> None:
 
 
 def test_pointers_stay_until_replaced() -> None:
-    spec = FrameSpec((LaunchSpec(0, (0, 1, 2), (1,), 4, 4),), slots=3)
-    frame = program(SCALED_ADD, spec).checkout()
+    spec = FrameSpec((LaunchSpec(0, (0, 1, 2), (1,), 4, 1),), slots=3)
+    frame = frame_of(spec, SCALED_ADD)
     x, y, out = torch.arange(4), torch.ones(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     frame.bind(5, ((0, x.data_ptr()), (1, y.data_ptr())))
     assert frame.version == 5
@@ -67,8 +79,8 @@ def test_pointers_stay_until_replaced() -> None:
 @pytest.mark.parametrize("grain", [1, 16, 500, 10_000])
 @pytest.mark.parametrize("align", [1, 16])
 def test_each_iteration_runs_once(total: int, grain: int, align: int) -> None:
-    spec = FrameSpec((LaunchSpec(0, (0,), (), total, grain, align),), slots=1)
-    frame = program(WHO, spec).checkout()
+    spec = FrameSpec((LaunchSpec(0, (0,), (), total, -(-total // grain), align),), slots=1)
+    frame = frame_of(spec, WHO)
     for count in (1, 2, 5):
         out = torch.zeros(total + 8, dtype=torch.int64)
         assert run(frame.state, 0, 1, count, 0, out.data_ptr()) == 0
@@ -84,9 +96,9 @@ def test_each_iteration_runs_once(total: int, grain: int, align: int) -> None:
 
 @pytest.mark.skipif(jit.pool() is None, reason="torch without OpenMP")
 def test_large_work_is_shared() -> None:
-    spec = FrameSpec((LaunchSpec(0, (0,), (), 10_000, 10),), slots=1)
+    spec = FrameSpec((LaunchSpec(0, (0,), (), 10_000, 1000),), slots=1)
     out = torch.zeros(10_000, dtype=torch.int64)
-    frame = program(WHO, spec).checkout()
+    frame = frame_of(spec, WHO)
     assert run(frame.state, 0, 1, 2, 0, out.data_ptr()) == 0
     assert out.eq(1).sum() == out.eq(2).sum() == 5000
 
@@ -94,13 +106,13 @@ def test_large_work_is_shared() -> None:
 def test_a_reported_code_stops_the_run_and_is_forgotten_by_the_next() -> None:
     spec = FrameSpec(
         (
-            LaunchSpec(1, (0,), (), 3, 1),
+            LaunchSpec(1, (0,), (), 3, 3),
             LaunchSpec(0, (0,), (7, -12), 1, 1),
-            LaunchSpec(1, (0,), (), 3, 1),
+            LaunchSpec(1, (0,), (), 3, 3),
         ),
         slots=1,
     )
-    frame = Program(functions(REPORT, WHO), lambda sizes: spec).checkout()
+    frame = frame_of(spec, REPORT, WHO)
     out = torch.zeros(3, dtype=torch.int64)
     assert run(frame.state, 0, 3, 1, 0, out.data_ptr()) == 7
     assert frame.value == -12
@@ -111,7 +123,7 @@ def test_a_reported_code_stops_the_run_and_is_forgotten_by_the_next() -> None:
 
 def test_wrong_arguments_run_nothing() -> None:
     spec = FrameSpec((LaunchSpec(0, (0,), (), 1, 1),), slots=1)
-    frame = program(WHO, spec).checkout()
+    frame = frame_of(spec, WHO)
     out = torch.zeros(1, dtype=torch.int64)
     good = (frame.state, 0, 1, 1, 0, out.data_ptr())
     wrong: list[tuple[tuple[Any, ...], type[Exception]]] = [
@@ -140,7 +152,7 @@ def test_wrong_arguments_run_nothing() -> None:
 
 def test_objects_are_not_leaked() -> None:
     spec = FrameSpec((LaunchSpec(0, (0,), (), 1, 1),), slots=1)
-    frame = program(WHO, spec).checkout()
+    frame = frame_of(spec, WHO)
     pointer = torch.zeros(1, dtype=torch.int64)
     address = pointer.data_ptr()
     before = sys.getrefcount(address), sys.getrefcount(frame.state)
@@ -169,8 +181,8 @@ done:
 
 
 def test_python_threads_run_beside_large_work() -> None:
-    spec = FrameSpec((LaunchSpec(0, (0,), (), 100, 1),), slots=1)
-    frame = program(SLOW, spec).checkout()
+    spec = FrameSpec((LaunchSpec(0, (0,), (), 100, 100),), slots=1)
+    frame = frame_of(spec, SLOW)
     out = torch.zeros(1, dtype=torch.int64)
     worker = threading.Thread(target=run, args=(frame.state, 0, 1, 1, 0, out.data_ptr()))
     start = time.monotonic()
@@ -184,41 +196,67 @@ def test_python_threads_run_beside_large_work() -> None:
     assert max(b - a for a, b in itertools.pairwise(gaps)) < took / 2
 
 
+def sized(text: str, steps: list[Step], spec: FrameSpec, **limits: int) -> Program:
+    """With one size, the number 0; what the steps give are the numbers after it."""
+    return Program(functions(text), spec._replace(inputs=1, steps=tuple(steps)), **limits)
+
+
 def test_frames_by_sizes() -> None:
-    built: list[tuple[int, ...]] = []
-
-    def build(sizes: tuple[int, ...]) -> FrameSpec:
-        built.append(sizes)
-        return FrameSpec((LaunchSpec(0, (0,), sizes, sizes[0], 1),), 1, arena_bytes=100)
-
-    frames = Program(functions(DO_NOTHING), build, most_sizes=2)
-    first = frames.checkout((1,))
-    second = frames.checkout((1,))
-    assert first is not second
-    frames.checkin(first)
-    frames.checkin(second)
-    assert frames.checkout((1,)) is second
-    assert frames.checkout((1,)) is first
-    assert built == [(1,), (1,)]
-    frames.checkin(first)
-    for n in (2, 1, 3, 1):
-        frames.checkin(frames.checkout((n,)))
-    assert built == [(1,), (1,), (2,), (3,)]
-    frames.checkin(frames.checkout((2,)))
-    assert built[-1] == (2,)
-    frames.checkin(second)  # lent all the time
-    assert frames.held_bytes <= 400
+    spec = FrameSpec((LaunchSpec(0, (0,), (), Computed(0), Computed(0)),), 1, 100)
+    frames = Frames(sized(DO_NOTHING, [], spec, most_sizes=2))
+    first, second = frames[1,], frames[2,]
+    assert first is not second and first is frames[1,] and second is frames[2,]
+    assert first.arena is second.arena
+    third = frames[3,]
+    assert third is first and [*frames] == [(2,), (3,)]  # whose place it took
+    assert frames[2,] is second
 
 
-def test_frames_by_bytes() -> None:
-    def build(sizes: tuple[int, ...]) -> FrameSpec:
-        return FrameSpec((), 0, arena_bytes=sizes[0])
+def test_an_arena_grows_with_the_sizes_and_is_given_back() -> None:
+    frames = Frames(sized(DO_NOTHING, [], FrameSpec((), 0, Computed(0)), most_bytes=1000))
+    held = [len(frames[n,].arena) for n in (400, 300, 500, 5000, 2000)]
+    assert held == [448, 448, 1024, 10048, 4032]
+    assert [*frames] == [(2000,)]  # the others were in another arena
+    assert len(frames[3000,].arena) == 4032
 
-    frames = Program([], build, most_bytes=1000)
-    for n in (400, 500, 5000, 300, 600):
-        frames.checkin(frames.checkout((n,)))
-        assert frames.held_bytes <= max(1000, n)
-    assert frames.held_bytes == 900
+
+STEPS: list[tuple[Step, Callable[[int, int], int]]] = [
+    (("number", 0, 0, -7), lambda a, b: -7),
+    (("+", 0, 1, 3), lambda a, b: a + 3 * b),
+    (("*", 0, 1, 0), lambda a, b: a * b),
+    (("min", 0, 1, 0), min),
+    (("max", 0, 1, 0), max),
+    (("==", 0, 1, 0), lambda a, b: a == b),
+    (("!=", 0, 1, 0), lambda a, b: a != b),
+    (("<=", 0, 1, 0), lambda a, b: a <= b),
+    (("//", 0, 1, 0), lambda a, b: a // b if b > 0 else 0),
+    (("%", 0, 1, 0), lambda a, b: a % b if b > 0 else 0),
+]
+
+
+def test_steps_compute_what_python_does() -> None:
+    numbers = tuple(Computed(k) for k in range(2, 2 + len(STEPS)))
+    spec = FrameSpec(
+        (LaunchSpec(0, (0,), numbers, 1, 1),), 1, inputs=2, steps=tuple(step for step, _ in STEPS)
+    )
+    frames = Frames(Program(functions(DO_NOTHING), spec))
+    for a, b in itertools.product((-9, -8, -1, 0, 1, 7, 8, 9, 2**40), (-3, 0, 1, 2, 4, 7, 2**20)):
+        found = params(frames[a, b], len(STEPS))
+        assert found == [int(expected(a, b)) for _, expected in STEPS]
+
+
+def params(frame: Frame, count: int) -> list[int]:
+    """The numbers that the first launch is given."""
+    launch = launch_module.word(frame.state + 24)
+    at = launch_module.word(launch + 32)
+    return [*(ctypes.c_int64 * count).from_address(at)]
+
+
+def test_wrong_sizes_raise() -> None:
+    program = sized(DO_NOTHING, [], FrameSpec((), 0))
+    for given in ((), (0,), (0, 0), (0, 0, 1, 2), (0, 0, "x")):
+        with pytest.raises(TypeError):
+            program.fit(*given)
 
 
 def test_arena_views() -> None:
@@ -228,7 +266,7 @@ def test_arena_views() -> None:
         ViewSpec(192, torch.int64, (0, 7), (7, 1)),
     )
     with torch.inference_mode():
-        frame = Frame(FrameSpec((), 2, 192, ((0, 0), (1, 128)), views), [])
+        frame = frame_of(FrameSpec((), 2, 192, ((0, 0), (1, 128)), views))
     assert frame.arena.data_ptr() % 64 == 0
     for view, spec in zip(frame.views, views, strict=True):
         assert view.data_ptr() == frame.arena.data_ptr() + spec.offset_bytes or not view.numel()
@@ -257,20 +295,27 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_concurrent_calls_have_frames_of_their_own() -> None:
-    def build(sizes: tuple[int, ...]) -> FrameSpec:
-        (n,) = sizes
-        first = LaunchSpec(0, (0, 0, 1), (n,), n, 8)
-        return FrameSpec((first, LaunchSpec(0, (1, 1, 2), (1,), n, 8)), 3, 8 * n, ((1, 0),))
-
-    frames = Program(functions(SCALED_ADD), build, most_sizes=2)
+    launches = (
+        LaunchSpec(0, (0, 0, 1), (Computed(0),), Computed(0), Computed(3)),
+        LaunchSpec(0, (1, 1, 2), (1,), Computed(0), Computed(3)),
+    )
+    steps: list[Step] = [("number", 0, 0, 8), ("*", 0, 1, 0), ("//", 0, 1, 0)]
+    spec = FrameSpec(launches, 3, Computed(2), ((1, 0),))
+    program = sized(SCALED_ADD, steps, spec, most_sizes=2)
+    waiting: list[Frames] = []
 
     def work(number: int) -> None:
         for k in range(200):
             n = 40 + 10 * ((k + number) % 4)
             x, out = torch.full((n,), number + k), torch.zeros(n, dtype=torch.int64)
-            frame = frames.checkout((n,))
+            try:
+                frames = waiting.pop()
+            except IndexError:
+                frames = Frames(program)
+            frame = frames[n,]
             assert run(frame.state, 0, 2, 1 + k % 2, 0, x.data_ptr(), 2, out.data_ptr()) == 0
-            frames.checkin(frame)
+            waiting.append(frames)
             assert torch.equal(out, x * (1 + n) * 2)
 
     in_threads(4, work)
+    assert len(waiting) <= 4

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fusee.runtime.builtin import Step
 from fusee.runtime.change_detection import (
+    Open,
+    Read,
     Table,
     Watch,
     available,
@@ -136,6 +139,45 @@ def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
     others = [None, 1, torch.nn.Parameter(x), x.t(), x.double(), x.clone().requires_grad_()]
     assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
     assert differs()(Table([None]).address, [x]) == 0
+
+
+def test_tables_of_open_sizes() -> None:
+    x = torch.randn(4, 6)
+    table = Table([], [Open(x, (None, 6), (6, 1))])
+    same = [x, torch.ones(1, 6), torch.ones(9, 6)[2:5], torch.ones(1000, 6)]
+    assert [differs()(table.address, [y]) for y in same] == [-1] * len(same)
+    others = [
+        None, 1, torch.ones(0, 6), torch.ones(4, 5), torch.ones(4), torch.ones(4, 6, 1),
+        torch.ones(6, 4).t(), x.double(), x.clone().requires_grad_(), torch.nn.Parameter(x),
+        torch.ones(4, 12)[:, ::2], torch.ones(4, 6, device="meta"),
+    ]  # fmt: skip
+    assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
+    strided = Table([None], [Open(x, (None, 6), (None, 1))])
+    assert differs()(strided.address, [None, torch.ones(4, 12)[:, :6]]) == -1
+    assert differs()(strided.address, [x, x]) == 0
+    assert differs()(strided.address, [None, x.t()]) == 1
+
+
+def test_what_holds_between_sizes() -> None:
+    x, y = torch.randn(4, 6), torch.randn(8, 6)
+    # x.size(0) * 2 == y.size(0), a number that is read of a third; and x.stride(0) == 6
+    read = [Read(0, "size"), Read(1, "size"), Read(0, "stride"), Read(2, "int")]
+    steps: list[Step] = [
+        ("number", 0, 0, 0), ("+", 4, 0, 2), ("==", 5, 1, 0), ("number", 0, 0, 6), ("==", 2, 7, 0),
+        ("%", 3, 7, 0), ("==", 9, 4, 0),
+    ]  # fmt: skip
+    opened = [Open(one, (None, 6), (None, 1)) for one in (x, y)]
+    table = Table([], opened, read, steps, [6, 8, 10])
+
+    def found(a: int, b: int, *rest: Any, wide: int = 6) -> int:
+        given = torch.ones(a, wide)[:, :6], torch.ones(b, 6)
+        return differs()(table.address, [*given, *rest])
+
+    assert found(4, 8, 12) == found(1, 2, -6) == found(500, 1000, 0) == -1
+    assert found(4, 9, 12) == found(4, 8, 13) == found(4, 8, 12, wide=7) == 2
+    for other in (True, 12.0, "12", None, 6 * 2**70, -6 * 2**70):
+        assert found(4, 8, other) == 2
+    assert found(4, 8, 6 * 2**59) == -1
 
 
 LIST_CHANGES: dict[str, Callable[[list[Any]], object]] = {

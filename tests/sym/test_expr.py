@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from fusee.sym.expr import (
     Size,
+    Steps,
     Symbol,
     coefficient,
     divides,
@@ -26,6 +28,7 @@ from fusee.sym.expr import (
     symbols,
     upper_bound,
 )
+from fusee.sym.ranges import COMPARISONS
 
 ROW = Symbol("i", 0, 12)
 J = Symbol("j", 0, 8)
@@ -73,6 +76,36 @@ def test_operators_and_printing_agree_with_python(
     expected = eval(text, {}, names)
     assert substitute(expression, at) == expected
     assert eval(str(expression), {}, names) == expected
+
+
+@given(expressions(), expressions(), points())
+def test_steps_compute_it(
+    made: tuple[Size, str], other: tuple[Size, str], at: dict[Symbol, Size]
+) -> None:
+    steps = Steps([symbol.name for symbol in at])
+    a, b = made[0], other[0]
+    wanted = [steps.number(a), steps.number(b), *(steps.compared(a, op, b) for op in COMPARISONS)]
+    assert steps.number(a) == wanted[0]
+    found = [value for value in at.values() if isinstance(value, int)]
+    for op, *operands, c in steps.rows:
+        x, y = (found[k] for k in operands)
+        found.append(c if op == "number" else x + c * y if op == "+" else int(PYTHON[op](x, y)))
+    p, q = (substitute(size, at) for size in (a, b))
+    assert [found[k] for k in wanted] == [p, q, *(op(p, q) for op in COMPARISONS.values())]
+
+
+PYTHON = {**COMPARISONS, "*": operator.mul, "//": operator.floordiv, "%": operator.mod}
+PYTHON |= {"min": min, "max": max}
+
+
+def test_what_a_size_lacks_of_a_multiple() -> None:
+    n = Symbol("n", 1).expr
+    padded = n + mod(-n, 7)
+    assert padded == n + mod(7 - mod(n, 7), 7) == 7 * floordiv(n + 6, 7)
+    assert mod(padded, 7) == 0 and floordiv(padded, 7) == floordiv(n + 6, 7)
+    assert lower_bound(mod(-n, 7)) == 0 and upper_bound(mod(-n, 7)) == 6
+    assert known_ge(padded, n) and known_ge(n + 6, padded)
+    assert floordiv(-n, 7) == -floordiv(n + 6, 7)
 
 
 @given(expressions(), points())

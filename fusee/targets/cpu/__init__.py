@@ -35,7 +35,7 @@ from fusee.loops.schedule import form
 from fusee.runtime import jit, random
 from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function, prepare
-from fusee.runtime.launch import Frame, Program, runner
+from fusee.runtime.launch import Frame, Frames, Program, runner
 from fusee.runtime.llvm_text import Machine
 from fusee.source import define
 from fusee.targets import Built, Kept
@@ -154,6 +154,11 @@ def bind_host(
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
     program = Program(functions, host.layout)
+    waiting: list[Any] = []  # what no call uses; its pop and append are atomic
+
+    def checkout(sizes: tuple[int, ...]) -> Any:
+        frames = Frames(program)
+        return frames if host.layout.inputs else frames[sizes]
 
     def fail(status: int, frame: Frame) -> None:
         kind, text = graph.messages[status - 1]
@@ -161,10 +166,9 @@ def bind_host(
 
     names: dict[str, Any] = {
         **host.names,
-        "take": program.waiting().pop,
-        "give": program.waiting().append,
-        "checkout": program.checkout,
-        "checkin": program.checkin,
+        "take": waiting.pop,
+        "give": waiting.append,
+        "checkout": checkout,
         "run": runner(),
         "threads": itertools.repeat(threads).__next__ if threads else torch.get_num_threads,
         "weights": kept,

@@ -1,6 +1,7 @@
 """Linear layers and convolutions become the fastest call this processor has for them.
 
     linear(x, w, b)   =>  view(addmm(b, view(x), t(w)))                 float32, float64
+                      =>  view(sum(w * view(x), 1) + b)                 of one row
                       =>  mkldnn._linear_pointwise(x, packed(w), b)     bfloat16, float16 if native
     convolution(...)  =>  mkldnn._convolution_pointwise(..., packed(w)) images
                       =>  view(addmm(b, view(x), t(squeeze(w))))        images of one pixel
@@ -93,7 +94,9 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def prepack(edit: Editor) -> None:
     """Run the pass."""
     ops = packed()
-    done = {"packed linear": 0, "matrix product": 0, "packed convolution": 0}
+    done = dict.fromkeys(
+        ("packed linear", "matrix product", "dot products", "packed convolution"), 0
+    )
     for node in edit.calls(aten.linear.default):
         kind = _linear(edit, ops, node)
         if kind:
@@ -137,11 +140,34 @@ def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
     if ops is not None and is_static and packs_linear(val(node).dtype):
         _packed_linear(edit, ops, node, x, weight, bias)
         return "packed linear"
+    if all(n == 1 for n in val(x).shape[:-1]) and _is_dense(val(weight), val(node).dtype):
+        _become_dots(edit, node, x, weight, bias)
+        return "dot products"
     with edit.before(node):
         factor = edit.call(aten.t.default, weight, like=node)
         rows = _rows(edit, x, node)
     _become_product(edit, node, rows, factor, bias)
     return "matrix product"
+
+
+def _is_dense(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether dot products along its rows are faster than ATen, which has one call for each."""
+    return weight.is_contiguous() and dtype in (torch.float32, torch.float64)
+
+
+def _become_dots(
+    edit: Editor, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None
+) -> None:
+    """Make `node` the dot products of one row with the rows of a weight."""
+    out, (count, length) = val(node), val(weight).shape
+    with edit.before(node):
+        row = edit.call(aten.view.default, x, [1, length], like=node)
+        terms = out.new_empty((count, length))
+        made = edit.call(aten.mul.Tensor, weight, row, like=node, val=terms)
+        made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=out.new_empty((count,)))
+        if bias is not None:
+            made = edit.call(aten.add.Tensor, made, bias, like=node)
+    edit.become(node, aten.view.default, made, list(out.shape))
 
 
 def _rows(edit: Editor, x: fx.Node, node: fx.Node) -> fx.Node:

@@ -95,6 +95,23 @@ def test_norm_folds_into_linear() -> None:
     assert passed.targets == ["aten.t.default", "aten.addmm.default"]
 
 
+@pytest.mark.parametrize("shape", [(1, 33), (1, 1, 33), (2, 33)])
+@pytest.mark.parametrize("is_dense", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_of_one_row_is_dot_products(
+    shape: tuple[int, ...], is_dense: bool, bias: bool
+) -> None:
+    build = Build()
+    weight = torch.randn(24, 33) if is_dense else torch.randn(33, 24).t()
+    given = build.input(torch.randn(shape)), build.input(weight, is_static=True)
+    passed = through_passes(
+        build, build.call(aten.linear.default, *given, build.weight(24) if bias else None)
+    )
+    passed.check()
+    is_product = {"aten.mm.default", "aten.addmm.default"}.intersection(passed.targets)
+    assert bool(is_product) == (shape[0] == 2 or not is_dense)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALF])
 @pytest.mark.parametrize("shape", [(16, 32), (2, 9, 32), (1, 32), (32,), (0, 32), (2, 3, 5, 32)])
 @pytest.mark.parametrize("bias", [True, False])
