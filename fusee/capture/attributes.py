@@ -33,13 +33,16 @@ from fusee.capture.torch_api import FakeTensor, asks, own_classes
 COMPARED = tuple(f"__{name}__" for name in "eq ne hash lt le gt ge".split())
 SHOWN = ("__repr__", "__str__", "__format__")
 AS_NUMBERS = tuple(f"__{name}__" for name in "index int float complex bool".split())
+_COMPUTED = tuple(
+    f"__{name}__" for name in "bytes abs round floor ceil trunc divmod rdivmod pow rpow".split()
+)
 AS_VALUES = (
-    *(f"__{name}__" for name in "bytes iter next len getitem add radd mul rmul abs round".split()),
-    *(f"__{name}__" for name in "floor ceil trunc divmod pow".split()),
-    *COMPARED, *SHOWN, *AS_NUMBERS,
+    *(f"__{name}__" for name in "iter next len getitem add radd mul rmul".split()),
+    *_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS,
 )  # fmt: skip
 
-_CALLED_BY_C = frozenset((*COMPARED, *SHOWN, *AS_NUMBERS))  # what an object is asked for itself
+# What an object is asked for itself.
+_CALLED_BY_C = frozenset((*_COMPUTED, *COMPARED, *SHOWN, *AS_NUMBERS))
 
 _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
@@ -108,6 +111,10 @@ class Capturing(Semantics):
     def left_by(self, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames
             self.failed = id(error), self.where()
+
+    def ask_length(self, x: Any) -> None:
+        """Ask how many elements there will be, as C code does that makes room for them."""
+        raise NotImplementedError
 
     def is_generator(self, x: Any) -> bool:
         """Whether `x` is a generator whose body runs on the machine."""
@@ -630,7 +637,8 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         return value
     if not hasattr(type(found), "__get__"):
         return found
-    if inspect.ismethoddescriptor(found) or type(found) is _FIELD:
+    is_ours = type(found).__module__.startswith("fusee.")
+    if inspect.ismethoddescriptor(found) or type(found) is _FIELD or is_ours:
         return found.__get__(obj, cls)
     value = ask(m, found, "__get__", obj, cls)
     if value is ABSENT:

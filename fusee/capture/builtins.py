@@ -313,6 +313,8 @@ _SAME: dict[Any, Callable[..., Any]] = {
     object.__getattribute__: attributes.of_instance,
     operator.getitem: lambda m, *args: m.subscript(*args),
     operator.setitem: lambda m, *args: m.store_subscript(*args),
+    operator.delitem: lambda m, *args: m.delete_subscript(*args),
+    operator.contains: lambda m, *args: m.contains(*args),
     operator.is_: lambda m, *args: m.identical(*args),
     operator.is_not: lambda m, *args: not m.identical(*args),
     bool: lambda m, x=False: m.truth(x),
@@ -546,6 +548,7 @@ class _Standing(types.SimpleNamespace):
     """What sys._getframe gives: of a frame on the machine what a program asks it for."""
 
     f_back = f_locals = f_lasti = f_trace = f_builtins = _Unknown()
+    __qualname__ = "frame"
 
 
 @stands_for(sys._getframe)

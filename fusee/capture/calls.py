@@ -78,6 +78,10 @@ _PURE: set[Any] = {
     abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
     sys.intern,
 }  # fmt: skip
+_BY_METHOD = {
+    abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",
+    math.ceil: "__ceil__", math.trunc: "__trunc__", operator.index: "__index__",
+}  # fmt: skip
 _PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "_struct", "unicodedata"}
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
@@ -92,7 +96,11 @@ _METHOD_OWNERS = (
 def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A C function without a stand-in."""
     owner = getattr(function, "__self__", None)
-    owner = None if isinstance(owner, types.ModuleType) and owner is not torch._C else owner
+    if isinstance(owner, types.ModuleType) and owner is not torch._C:
+        owner = None
+        name = _BY_METHOD.get(function)
+        if name and args and (found := attributes.ask(m, args[0], name, *args[1:])) is not ABSENT:
+            return found
     if _is_of_tensors(function, owner, args):
         return on_tensors(m, function, args, kwargs)
     is_unbound = isinstance(function, (types.MethodDescriptorType, types.WrapperDescriptorType))
@@ -239,8 +247,11 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
         key, reverse = kwargs.get("key"), m.truth(kwargs.get("reverse", False))
         return function(key=sort_key(m, key), reverse=reverse)
     if name in _TAKE_ITERABLES:
+        if isinstance(function.__self__, dict) and name != "fromkeys":
+            args = tuple(containers.pairs(m, x) for x in args)
+        asks = isinstance(function.__self__, list)
         args = tuple(
-            x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x) for x in args
+            x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x, asks) for x in args
         )
         args = ([*args[0]],) if name == "join" and len(args) == 1 else args
     if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
@@ -264,12 +275,17 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     return function(*args, **kwargs)
 
 
-def _shown(m: Capturing, x: Any) -> Any:
+def _shown(m: Capturing, x: Any, asks: bool) -> Any:
     if isinstance(x, dict) or is_scalar(x):
         return m.plain(x)
     # what runs as an iterator is asked may look at what has come so far
     is_lazy = hasattr(type(x), "__next__") and not m.is_outside(x)
-    return _coming(m, m.iterate(x)) if is_lazy else m.items(x)
+    if is_lazy:
+        iterator = m.iterate(x)
+        if asks:
+            m.ask_length(x)
+        return _coming(m, iterator)
+    return m.listed(x) if asks else m.items(x)
 
 
 def _coming(m: Capturing, iterator: Any) -> Iterator[Any]:

@@ -6,6 +6,7 @@ Python code of the program out of the machine's sight.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import gc
@@ -39,6 +40,15 @@ def _len(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         return x.shape[0]
     m.look(args)
     return len(symbols.whole_text(x))
+
+
+@stands_for(operator.length_hint)
+def _length_hint(m: Capturing, args: Args, kwargs: Kwargs) -> int:
+    x, *default = args
+    names = ("__len__", "__length_hint__")
+    there = [n for n in names if attributes.python_method(m, x, n) is not None]
+    asking = {n: lambda _, n=n: ask(m, x, n) for n in there}
+    return operator.length_hint(type("", (), asking)() if there else m.plain(x), *default)
 
 
 SPECIAL[iter] = lambda m, args, kwargs: m.iterate(*args) if len(args) == 1 else iter(*args)
@@ -75,7 +85,7 @@ def _collecting(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         return function(**kwargs)
     if function in (any, all):
         return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
-    first = m.items(args[0])
+    first = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
     if function is sum:
         start = kwargs.get("start", args[1] if len(args) > 1 else 0)
         return functools.reduce(functools.partial(m.binary, 0), first, start)
@@ -179,7 +189,17 @@ def sort_key(m: Capturing, key: Any) -> Callable[[Any], Any]:
 @stands_for(sorted)
 def _sorted(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
     reverse = m.truth(kwargs.get("reverse", False))
-    return sorted(m.items(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
+    return sorted(m.listed(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
+
+
+@stands_for_each(bisect.insort_left, bisect.insort_right)
+def _insort(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
+    items, x, *between = args
+    find = getattr(bisect, function.__name__.replace("insort", "bisect"))
+    key = kwargs.get("key")
+    wanted = x if key is None else m.call(key, (x,), {})
+    place = m.call(find, (items, wanted, *between), kwargs)
+    m.call(m.attribute(items, "insert"), (place, x), {})
 
 
 @stands_for_each(min, max)
@@ -190,14 +210,20 @@ def _extreme(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return function(items, key=sort_key(m, kwargs.get("key")))
 
 
+def pairs(m: Capturing, x: Any) -> Any:
+    """What a dict is made of, or grows by: a mapping, or an iterable of pairs."""
+    if hasattr(type(x), "keys"):
+        found = m.mapping(x)
+        m.hashed([*found])
+        return found
+    rows = [*map(m.items, m.items(x))]
+    m.hashed([row[0] for row in rows if row])
+    return rows
+
+
 @stands_for_each(dict, collections.OrderedDict)
 def _mapping(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    pairs: Any = {}
-    if args:
-        is_mapping = hasattr(type(args[0]), "keys")
-        pairs = m.mapping(args[0]) if is_mapping else [*map(m.items, m.items(args[0]))]
-        m.hashed([pair[0] for pair in pairs if pair] if not is_mapping else [*pairs])
-    return kind(pairs, **kwargs)
+    return kind(*(pairs(m, x) for x in args), **kwargs)
 
 
 @stands_for(collections.defaultdict)

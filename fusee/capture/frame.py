@@ -13,6 +13,7 @@ import contextlib
 import copy
 import enum
 import functools
+import itertools
 import operator
 import os
 import re
@@ -512,6 +513,14 @@ class Semantics:
 
     def items(self, x: Any) -> list[Any]:
         """All elements of an iterable."""
+        return self.coming(self.iterate(x))
+
+    def coming(self, iterator: Any, *most: int) -> list[Any]:
+        """What an iterator still gives, or the first of it."""
+        return list(itertools.islice(iterator, *(most or (None,))))
+
+    def listed(self, x: Any) -> list[Any]:
+        """All elements, as list() collects them: it asks how many there will be."""
         return list(x)
 
     def hashed(self, keys: Sequence[Any]) -> list[Any]:

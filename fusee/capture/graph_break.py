@@ -47,6 +47,10 @@ class Unchecked(BaseException):
     """A graph that checks what branches rely on changes its inputs, so it can't run again."""
 
 
+class Handled(BaseException):
+    """A graph that changes its inputs may raise where the program handles it: it must part."""
+
+
 class Opaque:
     """Stands for a value from outside of a kind that no graph takes, until something needs it."""
 

@@ -93,9 +93,10 @@ class Mirror:
     moved    those of them that were deleted before, so that they come last
     tail     what was appended to a list before anybody looked at the whole
     copy     the whole, once somebody did; `before` is what it was then
+    reader   of a deque's copy: an iterator, which knows whether that has moved elements
     """
 
-    __slots__ = ("before", "copy", "moved", "obj", "origin", "tail", "writes")
+    __slots__ = ("before", "copy", "moved", "obj", "origin", "reader", "tail", "writes")
 
     def __init__(self, obj: Any, origin: Origin) -> None:
         self.obj = obj
@@ -105,11 +106,20 @@ class Mirror:
         self.tail: list[Any] = []
         self.copy: Any = None
         self.before: Any = None
+        self.reader: Any = iter(())
 
     def is_changed(self) -> bool:
         if self.copy is None:
             return bool(self.writes or self.tail)
-        return not _same_items(self.copy, self.before)
+        return self.has_moved() or not _same_items(self.copy, self.before)
+
+    def has_moved(self) -> bool:
+        """Of a deque: whether who goes through it is to hear that it has changed."""
+        try:
+            next(self.reader, None)
+        except RuntimeError:
+            return True
+        return False
 
     def gave_up(self, x: Any) -> bool:
         """Whether `x` was here, and it or something else was changed."""
@@ -166,6 +176,11 @@ def empty_like(obj: Any) -> Any:
     if kind is collections.deque:
         return collections.deque(maxlen=obj.maxlen)
     return kind.__new__(kind)
+
+
+def members(x: set[Any]) -> frozenset[Any]:
+    """The elements of a set with their classes: 1 is not True."""
+    return frozenset((type(item), item) for item in x)
 
 
 def snapshot(x: Any) -> Any:
@@ -664,10 +679,13 @@ class World:
             items = [self.load(item, self.part(mirror, k)) for k, item in enumerate(obj)]
             mirror.copy = empty_like(obj)
             mirror.copy.extend(items)
+            if isinstance(obj, collections.deque):
+                mirror.reader = collections.deque.__iter__(mirror.copy)
         else:
             if not all(is_scalar(item) or is_named(item) for item in obj):
                 raise GraphBreak("a set from outside holds more than numbers, texts and functions")
-            self.fact(guards.EqualsMatch, mirror.origin, set(obj))
+            elements = Call(mirror.origin, members, "the elements of ")
+            self.fact(guards.EqualsMatch, elements, members(obj))
             self._hold_items(obj, mirror.origin)
             mirror.copy = empty_like(obj)
             mirror.copy.update(obj)
@@ -679,6 +697,15 @@ class World:
         if mirror.tail:
             mirror.copy.extend(mirror.tail)
         return mirror.copy
+
+    def in_order(self, obj: Any) -> Any:
+        """The copy of a set from outside that somebody goes through: its order is a fact, too."""
+        copy, mirror = self.whole(obj), self.mirror(obj)
+        if [*(mirror.before if mirror.is_changed() else copy)] != [*obj]:
+            raise GraphBreak("the order of a set from outside, which a copy has not")
+        order = Call(mirror.origin, tuple, "the order of ")
+        self.fact(guards.EqualsMatch, order, tuple(obj))
+        return copy
 
     def append(self, obj: list[Any], value: Any) -> None:
         """`obj.append(value)` of a list from outside: what it has already is no fact."""

@@ -8,6 +8,7 @@ anything that the graph does not know raises GraphBreak.
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import importlib.util
 import itertools
@@ -58,6 +59,7 @@ class Machine(Capturing):
         super().__init__(*settings)
         self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
+        self.world.recorder.is_heard = functools.partial(opcodes.is_heard, self.frames)
 
     # ---------------------------------------------------------------------- names
 
@@ -140,7 +142,8 @@ class Machine(Capturing):
         if type(left) is str and symbols.holds_open(right):
             return symbols.operated(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
-            return function(left, right)
+            if type(right) is not tuple or type(left) is tuple:  # else `%` shows what it holds
+                return function(left, right)
         if type(left) is Number or type(right) is Number:
             left, right = symbols.value(left), symbols.value(right)
             return compute(self.world.recorder.graph, function, (left, right))
@@ -154,6 +157,10 @@ class Machine(Capturing):
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
             return self.tensor_operator(function, left, right)
+        if name == "iadd" and isinstance(left, (list, collections.deque)):
+            right = self.listed(right) if isinstance(left, list) else self.items(right)
+        if name == "ior" and isinstance(left, dict):
+            right = containers.pairs(self, right)
         self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
         if isinstance(left, (str, bytes, set, frozenset)):
             self.look((right,), SHOWN + COMPARED)
@@ -295,12 +302,20 @@ class Machine(Capturing):
             return generic[key]  # list[int]
         if isinstance(container, dict):
             return containers.item(self, container, key)
+        key = self._place(key)
         if self.is_outside(container):
             return self.outside_item(container, key)
         self.look((container,))
         ends = (key.start, key.stop, key.step) if type(key) is slice else (key,)
         self.look(ends, COMPARED + AS_NUMBERS)
         return container[self.plain(key)]
+
+    def _place(self, key: Any) -> Any:
+        """A place in a sequence: objects are asked for their `__index__`."""
+        if type(key) is slice:
+            return slice(*map(self._place, (key.start, key.stop, key.step)))
+        found = ABSENT if is_scalar(key) else ask(self, key, "__index__")
+        return key if found is ABSENT else found
 
     def outside_item(self, container: Any, key: Any) -> Any:
         """An element of a container from outside, guarded alone if possible."""
@@ -323,20 +338,20 @@ class Machine(Capturing):
             self.world.set(self.world.mirror(container), key, value)
         else:
             if isinstance(key, slice) and not isinstance(container, Computed):
-                value = self.items(value)
+                value = self.listed(self.iterate(value))
+            key = key if isinstance(container, dict) else self._place(key)
             self._own(container, key)[key] = value
 
     def delete_subscript(self, container: Any, key: Any) -> None:
         key = symbols.value(key)
         if ask(self, container, "__delitem__", key) is ABSENT:
-            del self._own(container)[key]
+            key = key if isinstance(container, dict) else self._place(key)
+            del self._own(container, key)[key]
 
     def _own(self, container: Any, *keys: Any) -> Any:
         """What C code may write to, at these keys."""
-        if self.is_outside(container):
-            return self.world.whole(container)
         self.look(keys, COMPARED + AS_NUMBERS)
-        return container
+        return self.world.whole(container) if self.is_outside(container) else container
 
     def format(self, x: Any, conversion: str, spec: str | None) -> Any:
         if type(x) is symbols.Text and conversion in ("", "s") and not spec:
@@ -385,7 +400,8 @@ class Machine(Capturing):
             return found
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
-                return self.iterate(self.world.whole(x))
+                is_set = isinstance(x, set)
+                return self.iterate((self.world.in_order if is_set else self.world.whole)(x))
             if is_finite_iterator(x):
                 return x
             if isinstance(x, (str, bytes)):  # its value is a fact
@@ -409,7 +425,19 @@ class Machine(Capturing):
     def items(self, x: Any) -> list[Any]:
         if type(x) in (list, tuple) and not self.is_outside(x):
             return list(x)
-        return list(map(self.next, itertools.repeat(self.iterate(x))))
+        return self.coming(self.iterate(x))
+
+    def coming(self, iterator: Any, *most: int) -> list[Any]:
+        return list(map(self.next, itertools.repeat(iterator, *most)))
+
+    def listed(self, x: Any) -> list[Any]:
+        iterator = self.iterate(x)
+        self.ask_length(x)
+        return self.coming(iterator)
+
+    def ask_length(self, x: Any) -> None:
+        if not type(x).__flags__ & _IMMUTABLE:
+            self.call(operator.length_hint, (x, 0), {})
 
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:

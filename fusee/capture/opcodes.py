@@ -21,6 +21,7 @@ import torch
 from fusee.capture.bytecode import Instruction, Program
 from fusee.capture.frame import NULL, OPCODES, UNBOUND, Frame, Opcode, called, checked, op
 from fusee.capture.graph_break import GraphBreak, Opaque
+from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor
 
 # ---------------------------------------------------------------------------- control
@@ -152,7 +153,7 @@ def CALL(f: Frame, i: Instruction) -> None:
 def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
     function = next(x for x in f.take(2) if x is not NULL)
-    args = tuple(f.machine.items(checked(given, function)))
+    args = tuple(f.machine.listed(checked(given, function)))
     if not all(isinstance(key, str) for key in kwargs):
         raise TypeError("keywords must be strings")
     f.push(f.machine.call(function, args, f.machine.mapping(kwargs)))
@@ -501,7 +502,7 @@ _STEPS: dict[str, Opcode] = {
     "BUILD_SLICE": lambda f, i: f.push(slice(*f.take(i.arg))),
     "BUILD_STRING": lambda f, i: f.push(f.machine.joined(f.take(i.arg))),
     "LIST_TO_TUPLE": lambda f, i: f.push(tuple(f.machine.items(f.pop()))),
-    "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.items(checked(f.pop()))),
+    "LIST_EXTEND": lambda f, i: _grow(f, i, list.extend, f.machine.listed(checked(f.pop()))),
     "SET_UPDATE": lambda f, i: _grow(f, i, set.update, f.machine.hashed(f.machine.items(f.pop()))),
     "DICT_UPDATE": lambda f, i: _grow(f, i, dict.update, f.machine.mapping(f.pop())),
     "LIST_APPEND": lambda f, i: f.machine.append(f.stack[-i.arg - 1], f.pop()),
@@ -581,18 +582,19 @@ def DICT_MERGE(f: Frame, i: Instruction) -> None:
     into.update(more)
 
 
-def _unpacked(f: Frame) -> list[Any]:
+def _unpacked(f: Frame, most: int) -> tuple[list[Any], Any]:
+    """The first elements of what is unpacked, and its iterator."""
     found = f.pop()
     kind: Any = type(found)
     if not hasattr(kind, "__iter__") and not hasattr(kind, "__getitem__"):
         raise TypeError(f"cannot unpack non-iterable {kind.__name__} object")
-    items: list[Any] = f.machine.items(found)
-    return items
+    iterator = f.machine.iterate(found)
+    return f.machine.coming(iterator, most), iterator
 
 
 @op()
 def UNPACK_SEQUENCE(f: Frame, i: Instruction) -> None:
-    items = _unpacked(f)
+    items, _ = _unpacked(f, i.arg + 1)
     if len(items) < i.arg:
         raise ValueError(f"not enough values to unpack (expected {i.arg}, got {len(items)})")
     if len(items) > i.arg:
@@ -602,8 +604,10 @@ def UNPACK_SEQUENCE(f: Frame, i: Instruction) -> None:
 
 @op()
 def UNPACK_EX(f: Frame, i: Instruction) -> None:
-    items = _unpacked(f)
     before, after = i.arg & 0xFF, i.arg >> 8
+    items, iterator = _unpacked(f, before)
+    if len(items) == before:
+        items += f.machine.listed(iterator)
     if len(items) < before + after:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
@@ -752,6 +756,21 @@ def is_caught(frames: Iterable[Frame]) -> bool:
         taken = f.program.instructions[handler.target : handler.target + 2]
         if [instruction.name for instruction in taken] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
             return True
+    return False
+
+
+def is_heard(frames: Iterable[Frame]) -> bool:
+    """Whether code of the program's runs if an error is raised where these stand."""
+    for f in frames:
+        handler = f.program.handler(f.at) if f.program.handlers else None
+        while handler is not None:
+            first, second, *_ = f.program.instructions[handler.target :]
+            if first.name == "PUSH_EXC_INFO":
+                leave = f.stack[handler.depth - 1] if second.name == "WITH_EXCEPT_START" else None
+                home = type(getattr(leave, "__self__", None)).__module__
+                if leave is None or home == "contextlib" or not is_trusted(home):
+                    return True
+            handler = f.program.handler(handler.target)
     return False
 
 

@@ -66,8 +66,9 @@ def _resumed(
     return made
 
 
-# Iterators that know when their dict has grown, and so must go on over the dict itself.
+# Iterators that know when their dict or set has grown, and so must go on over that itself.
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
+_OF_SETS: type = type(iter({0}))
 
 
 class Lost(BaseException):
@@ -290,14 +291,16 @@ class Rebuild:
             made, args, *state = reduced(x)
         except RuntimeError as error:  # its dict or set has another size now
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
-        owner = next((d for d in gc.get_referents(x) if type(d) is dict), None)
-        if type(x) in _OF_DICTS and owner is not None:
-            # a dict that has grown comes first: its iterators would not go on
+        kinds = (dict,) if type(x) in _OF_DICTS else (set, frozenset) if type(x) is _OF_SETS else ()
+        owner = next((d for d in gc.get_referents(x) if type(d) in kinds), None)
+        if owner is not None:
+            # one that has grown comes first: its iterators would not go on
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
-            name = self._named(
-                f"{self.source.python('iter')}({yield owner}.{_OF_DICTS[type(x)]}())"
-            )
             place = len(owner) - operator.length_hint(x)
+            if type(x) is _OF_SETS and args[0] != list(owner)[place:]:
+                raise Lost("a set has changed while an iterator goes through it")
+            view = f".{_OF_DICTS[type(x)]}()" if type(x) in _OF_DICTS else ""
+            name = self._named(f"{self.source.python('iter')}({yield owner}{view})")
             self.lines.append(self.call(advance, name, str(place)))
             return name
         name = self._named(self.call(made, *(yield from _each(args))))
@@ -329,7 +332,8 @@ class Rebuild:
         maker = getattr(cls.__new__, "__self__", None)  # a class, if it is in C
         is_known = {*in_c} <= _BASES and (maker is None or maker in _BASES)
         if not is_known and not isinstance(x, BaseException):
-            raise Lost(f"a {cls.__module__}.{cls.__qualname__} cannot be made again")
+            home = "" if cls.__module__.startswith("fusee.") else f"{cls.__module__}."
+            raise Lost(f"a {home}{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
         kind = self.source.constant(cls)
@@ -414,15 +418,26 @@ class Rebuild:
         if isinstance(mirror.obj, dict):
             self._replay_dict(mirror, target)
             return
+        if isinstance(mirror.obj, collections.deque) and not mirror.has_moved():
+            for k, (x, was) in enumerate(zip(mirror.copy, mirror.before)):
+                if x is not was:
+                    self.lines.append(f"{target}[{k}] = {self.value(x)}")
+            return
         items = ", ".join(map(self.value, mirror.tail if mirror.copy is None else mirror.copy))
         if mirror.copy is None:
             self.lines.append(self.call(list.extend, target, f"[{items}]"))
+        elif isinstance(mirror.obj, set):
+            for name, some in (("discard", mirror.before), ("add", mirror.copy)):
+                other = mirror.copy if name == "discard" else mirror.before
+                method = self.source.constant(getattr(set, name))
+                self.lines += [
+                    f"{method}({target}, {self.value(x)})" for x in some if x not in other
+                ]
         elif isinstance(mirror.obj, list):
             given = self.call(list.__setitem__, target, self.call(slice, "None"), f"[{items}]")
             self.lines.append(given)
         else:
-            method = "extend" if isinstance(mirror.obj, collections.deque) else "update"
-            self.lines += [f"{target}.clear()", f"{target}.{method}([{items}])"]
+            self.lines += [f"{target}.clear()", f"{target}.extend([{items}])"]
 
     def _replay_dict(self, mirror: Mirror, target: str) -> None:
         kind = self.source.constant(dict_class(mirror.obj))
@@ -461,6 +476,14 @@ def _slots(cls: type) -> list[str]:
 
 def _listed(*texts: str) -> str:
     return f"[{', '.join(texts)}]"
+
+
+def _in_order(x: Any) -> list[Any]:
+    """The elements of a set that has the same order if it is made of them."""
+    items = list(x)
+    if [*map(id, set(items))] != [*map(id, items)]:
+        raise Lost("a set is alive that would be made again in another order")
+    return items
 
 
 def _pairs(x: Any) -> list[Any]:
@@ -546,8 +569,8 @@ MAKERS: dict[type, Maker] = {
     tuple: Maker(lambda r, x, *t: f"({', '.join(t)},)" if t else "()", tuple),
     list: Maker(lambda r, x, *t: _listed(*t), list),
     dict: Maker(lambda r, x, *t: _braces(*t), _pairs),
-    set: Maker(lambda r, x, *t: f"{{{', '.join(t)}}}" if t else r.call(set), list),
-    frozenset: Maker(lambda r, x, *t: r.call(frozenset, _listed(*t)), list),
+    set: Maker(lambda r, x, *t: f"{{{', '.join(t)}}}" if t else r.call(set), _in_order),
+    frozenset: Maker(lambda r, x, *t: r.call(frozenset, _listed(*t)), _in_order),
     slice: Maker(lambda r, x, *t: r.call(slice, *t), lambda x: (x.start, x.stop, x.step)),
     collections.deque: Maker(
         lambda r, x, *t: r.call(collections.deque, _listed(*t), str(x.maxlen)), list

@@ -37,7 +37,7 @@ from fusee.capture.numbers import (
     read,
     shown,
 )
-from fusee.capture.symbols import is_open
+from fusee.capture.symbols import is_open, is_unbacked
 from fusee.capture.torch_api import (
     STATE_SWITCHES,
     FakeTensor,
@@ -99,9 +99,16 @@ def effects(node: fx.Node) -> set[str]:
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = name_may_raise(name) or raises(node, name, "example_value")
-    if indexes or refuses or name.startswith("_assert"):
+    if indexes or refuses or name.startswith("_assert") or _is_of_data(node):
         found.add("raises")
     return found
+
+
+def _is_of_data(node: fx.Node) -> bool:
+    """Whether a call may raise for a size of its operands that only data knows."""
+    operands = (x.meta.get("example_value") for x in node.all_input_nodes)
+    sizes = (n for x in operands if isinstance(x, torch.Tensor) for n in x.shape)
+    return any(map(is_unbacked, sizes))
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -211,8 +218,8 @@ def _op_of(function: Any) -> str | None:
 _VALUES = {
     "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__",
     "__array__", "__contains__", "is_nonzero", "equal", "allclose", "__dlpack__", "data_ptr",
-    "const_data_ptr", "untyped_storage", "storage", "is_set_to", "_is_view", "__repr__",
-    "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
+    "const_data_ptr", "untyped_storage", "storage", "storage_type", "is_set_to", "_is_view",
+    "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
 }  # fmt: skip
 
 # Methods that change what a tensor is, or what happens in a backward pass.
@@ -228,6 +235,7 @@ _MOST_CALLS = 50_000
 # Attributes that stand-ins have otherwise.
 _LEFT_TO_EAGER = {
     "grad": "a tensor's grad is the result of a backward pass",
+    "retains_grad": "whether a tensor keeps its grad is said outside of graphs",
     "_base": "of what a tensor is a view shows only outside the graph",
     "_version": "how often a tensor was written to shows only outside the graph",
 }
@@ -289,6 +297,9 @@ class Recorder(TorchFunctionMode):
         self.seen: dict[int, Any] = {}  # their instances, by id
         # by id, tensors of the program's where autograd begins; False: views without gradients
         self.leaves: dict[int, bool] = {}
+        self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
+        self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
+        self.is_parted = False  # whether the graph may not have both
         self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
@@ -394,6 +405,8 @@ class Recorder(TorchFunctionMode):
         if kwargs or name.endswith("_") or not name:
             refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
         out = self._run(func, args, kwargs, name)
+        if name == "as_strided":
+            self._refuse_beyond(args[0], out)
         if out is not None and not _holds_tensor(out):
             if is_mutable(func):
                 raise GraphBreak("an operator that writes to its operands and gives no tensor")
@@ -428,6 +441,14 @@ class Recorder(TorchFunctionMode):
         if isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor):
             raise GraphBreak(f"{name} makes a tensor that has data, or none anywhere")
         return out
+
+    def _refuse_beyond(self, x: torch.Tensor, part: torch.Tensor) -> None:
+        """End the graph at a view of memory that may not be there, which FakeTensors let pass."""
+        with torch._C.DisableTorchFunction(), self.symbols.within_torch():
+            rows = zip(part.shape, part.stride())
+            last = part.storage_offset() + sum((n - 1) * step for n, step in rows)
+            if part.numel() and (last + 1) * x.element_size() > x.untyped_storage().nbytes():
+                raise GraphBreak("as_strided() reaches beyond the memory that the graph knows of")
 
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""
@@ -499,6 +520,14 @@ class Recorder(TorchFunctionMode):
                 "compile the body of the loop instead of the loop",
             )
         self._finish(node, out)
+        if not self.is_handled and self.is_heard():
+            self.is_handled = "raises" in effects(node)
+        if self.is_parted:
+            self.is_changing |= self.changes_inputs([node])
+            if self.is_handled and self.is_changing:
+                raise GraphBreak(
+                    "a graph that changes its inputs would raise where the program handles it"
+                )
 
     def _finish(self, node: fx.Node, out: Any) -> None:
         node.meta["example_value"] = out

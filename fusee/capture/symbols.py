@@ -245,6 +245,12 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
 _EXTREMES: dict[Any, Any] = {max: torch.sym_max, min: torch.sym_min}
 
 
+def is_unbacked(x: Any) -> bool:
+    """Whether `x` is an integer that only data knows."""
+    size = size_of(x) if type(x) is torch.SymInt else None
+    return size is not None and bool(x.node.env.data.of(size))
+
+
 def _are_unbacked(numbers: Iterable[Any]) -> bool:
     """Whether these are integers, of which only data knows one."""
     open_ones = [x for x in numbers if type(x) is not int]

@@ -25,6 +25,7 @@ from fusee.capture.graph_break import (
     Failing,
     Forbidden,
     GraphBreak,
+    Handled,
     Opaque,
     Unchecked,
     generator_states,
@@ -64,6 +65,7 @@ def capture(
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
     is_compiling = has_checks = True
+    is_parted = False
     conditions = state_conditions()
     if is_transforming():
         why = "it is called within a transform of torch.func or forward-mode autograd"
@@ -74,6 +76,7 @@ def capture(
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
         attempt.machine.checks = [] if has_checks else None
+        attempt.recorder.is_parted = is_parted
         try:
             with (
                 process.paused(), without_function_modes() as attempt.modes, state_restored(),
@@ -90,6 +93,8 @@ def capture(
                 varies.need(words)
         except Unchecked:
             has_checks, limit, stop, first = False, -1, None, None
+        except Handled:
+            is_parted, limit, stop, first = True, -1, None, None
         except Forbidden as found:
             where = source_line(attempt.where)
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
@@ -323,6 +328,9 @@ class _Attempt:
             _keep_ordinary(self.world, nodes)
         if changes and self.machine.checks:
             raise Unchecked
+        is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
+        if changes and self.recorder.is_handled and is_one:
+            raise Handled
         if not changes and any("draws" in effects(n) for n in nodes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)

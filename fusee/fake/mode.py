@@ -357,6 +357,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         if is_symbolic:
             if func is select:
                 _refuse_place(*args)
+            elif func in _PART_OF:
+                _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
             with _uncached(self):
                 return by_torch(self, func, kinds, args, kwargs)
         return by_torch(self, func, kinds, args, kwargs)
@@ -443,6 +445,18 @@ def _refuse_place(x: torch.Tensor, axis: int, place: Any) -> None:
     """Raise where torch's fake kernel takes any place: ATen has one that asks."""
     if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
         raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
+
+
+def _refuse_part(part: torch.Tensor, source: torch.Tensor) -> None:
+    """The same of what is put in the place of a part."""
+    if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
+        raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
+
+
+_PART_OF = {
+    overload(f"{name}_scatter"): overload(f"{name}.{kind}")
+    for name, kind in (("select", "int"), ("slice", "Tensor"))
+}
 
 
 def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

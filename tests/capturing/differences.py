@@ -127,6 +127,9 @@ def _put_back(dtype: torch.dtype) -> None:
     """Torch's modes as they were. torch.set_default_device within torch.device leaves one behind,
     whose device all later programs would have."""
     torch.set_grad_enabled(True)
+    torch.set_autocast_enabled("cpu", False)
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    torch.autograd.set_detect_anomaly(False)
     torch.set_default_dtype(dtype)
     for current, pop in _MODE_STACKS:
         while current():
@@ -318,7 +321,9 @@ def _is_moved(lines: list[Line], k: int, b: Line) -> bool:
 @functools.cache
 def _prepare() -> None:
     """Imports what torch imports late: no program may be stopped within that."""
-    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    optimizer = torch.optim.Adam([torch.zeros(1)], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1))
 
 
 def _in_double(source: str) -> Outcome | None:

@@ -15,10 +15,13 @@ import random
 import re
 from collections.abc import Callable
 
-from tests.capturing.themes import THEMES, Rows, Theme
+from tests.capturing import themes, themes_of_python
+from tests.capturing.themes import Rows, Theme
 from tests.capturing.vocabulary import EXPRESSIONS, PREAMBLE, SIMPLE
 
 __all__ = ["program"]
+
+THEMES = {**themes.THEMES, **themes_of_python.THEMES}
 
 # Parameters of `fn`: name, kind, and the expressions that its arguments are drawn from.
 PARAMETERS: list[tuple[str, str, list[str]]] = [
@@ -139,7 +142,7 @@ class Writer:
                 out.append("<" + part)
                 continue
             # Python 3.11 has no quotes inside the braces of an f-string
-            made = self.value(kind, 0 if text.startswith("f'") else depth - 1)
+            made = self.value(kind, 0 if "f'" in text or 'f"' in text else depth - 1)
             is_part = rest[:1] in (".", "[", "(") and (" " in made or made[0] in "-~0123456789")
             out.append(f"({made}){rest}" if is_part else made + rest)
         return "".join(out)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,63 @@ def test_a_graph_that_changes_inputs_says_so() -> None:
     with pytest.raises(IndexError) as raised:
         Traced(scratch)(OUTSIDE)
     assert not hasattr(raised.value, "__notes__")
+
+
+def after_a_write(index: T, seen: T, log: T) -> T:
+    seen.add_(1)
+    try:
+        y = F.embedding(index, WEIGHT)
+    except IndexError:
+        log.append("caught")
+        y = WEIGHT[:2]
+    return y, seen
+
+
+def before_a_write(index: T, seen: T, log: T) -> T:
+    try:
+        y = F.embedding(index, WEIGHT)
+        seen.add_(1)
+    finally:
+        log.append("after")
+    return y, seen
+
+
+def within_a_manager(index: T, seen: T, log: T) -> T:
+    with torch.no_grad(), contextlib.suppress(IndexError):
+        seen.add_(1)
+        log.append(F.embedding(index, WEIGHT).sum())
+    return seen
+
+
+@pytest.mark.parametrize("index", [INSIDE, OUTSIDE], ids=["inside", "outside"])
+@pytest.mark.parametrize("fn", [after_a_write, before_a_write, within_a_manager])
+def test_an_error_that_is_handled_beside_a_write_to_an_input(
+    fn: Callable[..., Any], index: T
+) -> None:
+    same(fn, index, torch.zeros(2), [], breaks=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: x.as_strided((n,), (1,)),
+        lambda x, n: torch.slice_scatter(x, x[:3], 0, 0, n),
+        lambda x, n: torch.select_scatter(x, x[0], 0, n),
+        lambda x, n: x.masked_select(x > 5)[0],
+        lambda x, n: x.masked_select(x > n).narrow(0, 1, 1),
+        lambda x, n: x.masked_select(x > n).max(),
+    ],
+)
+def test_an_error_of_what_nobody_uses_for_a_size_that_is_open(call: Callable[..., Any]) -> None:
+    def fn(x: T, n: int) -> T:
+        call(x, n)
+        return x + 1
+
+    traced = Traced(fn)
+    for n in (3, 2, 4, 9, 1):
+        assert told(lambda n=n: traced(torch.arange(4.0), n)) == told(
+            lambda n=n: fn(torch.arange(4.0), n)
+        )
 
 
 def told(refused: Callable[[], Any]) -> Any:

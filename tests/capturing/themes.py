@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass, field
 
-__all__ = ["THEMES", "Theme"]
+__all__ = ["THEMES", "Theme", "blocks", "rows", "words"]
 
 Rows = dict[str, list[str]]
 
@@ -40,22 +40,22 @@ class Theme:
     around: list[str] = field(default_factory=list)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     """What stands between semicolons."""
     return [word for word in " ".join(text.split()).split("; ") if word]
 
 
-def _blocks(text: str) -> list[str]:
+def blocks(text: str) -> list[str]:
     """What stands between blank lines."""
     return textwrap.dedent(text).strip().split("\n\n")
 
 
-def _rows(**kinds: str) -> Rows:
-    return {kind: _words(text) for kind, text in kinds.items()}
+def rows(**kinds: str) -> Rows:
+    return {kind: words(text) for kind, text in kinds.items()}
 
 
 VALUES = Theme(
-    expressions=_rows(
+    expressions=rows(
         IX="""
             torch.tensor([0, 1, 2, 3]); torch.tensor([<I>, 0, 1, 2]); <IX> + <I>; <IX> // <IX>;
             torch.tensor([<I> % 5, -1, 1, <I> % 4]); <IX> % <I>; <IX> ** <I>; <T>.long();
@@ -95,7 +95,7 @@ VALUES = Theme(
         F="1 / <F>; float(<S>); <F> ** <I>; <T>[<I>].item(); <T>.max().item(); <F> % <F>",
         B="(<IX> > <I>).any(); torch.equal(<T>, <T>); <IX> is <IX>; <T>.isnan().any()",
     ),
-    statements=_words("""
+    statements=words("""
         torch._assert(<B>, 'not so'); assert <T>.min() > -9, <S>; assert <T>.shape == (4,);
         <T>[<IX>] = <F>; <T>.index_add_(0, <IX>, <T>); <T>.scatter_(0, <IX>, <T>); <T>[<I>] = <I>;
         <T>.index_fill_(0, <IX>, <F>); <T>[<IX>[:2]] += <T>[:2]; torch.linalg.inv(<V>);
@@ -158,7 +158,7 @@ def without(x):
 def inferring(x):
     return x * 2 + torch.ones(4)
 """,
-    expressions=_rows(
+    expressions=rows(
         T="""
             torch.ones(4, device='cpu'); (<V> @ <V>).reshape(4); without(<T>); inferring(<T>);
             torch.tensor([1.0, <F>, 3.0, 4.0]); torch.empty(4).fill_(<F>); torch.arange(4.0);
@@ -174,19 +174,19 @@ def inferring(x):
         """,
         S="str(<T>.dtype); str(torch.get_default_device()); str(torch.get_default_dtype())",
     ),
-    statements=_words("""
+    statements=words("""
         torch.set_default_dtype(torch.float64); torch.set_default_dtype(torch.float32);
         torch.set_grad_enabled(<B>); torch.set_default_device('cpu'); log.append(<T>.dtype);
         <T>.requires_grad_(<B>); log.append(torch.ones(1).dtype); log.append(<T>.device)
     """),
-    managers=_words("""
+    managers=words("""
         torch.device('cpu'); torch.device('meta'); Heard(); Changing(<I>); Dispatched();
         torch.inference_mode(); torch.inference_mode(<B>); torch.no_grad(); torch.enable_grad();
         torch.autocast('cpu', dtype=torch.bfloat16); torch.autocast('cpu', enabled=<B>);
         by_default(torch.float64); torch.set_grad_enabled(<B>); torch.random.fork_rng();
         torch.no_grad(), Heard(); Heard(), Changing(2); torch.autograd.set_grad_enabled(<B>)
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         with Dispatched() as {0}:
             ...
         log.append({0}.seen > 0)
@@ -216,11 +216,11 @@ def inferring(x):
             return {1} * 2 + <T>
         <=T> = {0}(<T>)
     """),
-    changes=_words("""
+    changes=words("""
         torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False);
         torch.set_default_device('cpu')
     """),
-    around=_words("""
+    around=words("""
         torch.no_grad(); torch.inference_mode(); torch.device('cpu'); torch.device('meta'); Heard();
         Changing(3); torch.autocast('cpu', dtype=torch.bfloat16); by_default(torch.float64);
         Dispatched(); torch.enable_grad()
@@ -228,7 +228,7 @@ def inferring(x):
 )
 
 OUT = Theme(
-    expressions=_rows(
+    expressions=rows(
         T="""
             torch.add(<T>, <T>, out=<T>); torch.mul(<T>, <I>, out=<T>[:]); torch.sin(<T>, out=<T>);
             torch.sin(<T>, out=torch.empty(0)); torch.cat([<T>[:2], <T>[1:3]], out=<T>);
@@ -244,7 +244,7 @@ OUT = Theme(
             torch.ones(4, out=<T>); torch.index_select(<T>, 0, torch.arange(4), out=<T>)
         """,
     ),
-    statements=_words("""
+    statements=words("""
         torch.mul(<T>, <T>, out=<T>); torch.add(<T>, 1, out=<T>[:2]); torch.cat([<T>, <T>],
         out=<T>);
         torch.add(<V>, <I>, out=<V>); torch.add(<T>[:2], 1, out=<T>); torch.sin(<T>, out=<T>[::2]);
@@ -255,7 +255,7 @@ OUT = Theme(
         torch.topk(<T>, 2, out=(<T>, torch.empty(2, dtype=torch.long))); torch.abs(<T>[1:],
         out=<T>[:3])
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         {0:T!} = torch.empty(<I> % 6)
         torch.add(<T>, <T>, out={0})
         ...
@@ -357,7 +357,7 @@ WATCHED = Watched()
 REGISTRY = {"box": Box(2, WEIGHT), "items": [1, 2], "deep": {"q": QUEUE, "t": [WEIGHT]}}
 FACTORY = {1: Frozen(1), Frozen(2): 2}
 """,
-    expressions=_rows(
+    expressions=rows(
         I="""
             len(QUEUE); QUEUE[0]; QUEUE.pop(); QUEUE.popleft(); len(GROUPS[<S>]); <Q>[-1]; len(<Q>);
             HOLDER.size; HOLDER.parts[-1]; REGISTRY['box'].count; REGISTRY['items'][-1]; TALLY[<S>];
@@ -385,7 +385,7 @@ FACTORY = {1: Frozen(1), Frozen(2): 2}
         B="<I> in <Q>; <S> in SEEN; <S> in GROUPS; <S> in CHAIN; Frozen(1) in FACTORY; <I> in HEAP",
         S="repr(QUEUE); repr(HOLDER); repr(Frozen(<I>)); repr(COUNTED); str(TALLY); min(SEEN)",
     ),
-    statements=_words("""
+    statements=words("""
         QUEUE.append(<I>); QUEUE.appendleft(<I>); QUEUE.rotate(<I>); <Q>.extend(<LI>); <Q>[0] = <I>;
         del <Q>[0]; QUEUE.clear(); <Q>.remove(<I>); <Q>.reverse(); GROUPS[<S>].append(<I>);
         GROUPS[<S>] += <LI>[:2]; SEEN.add(<S>); SEEN.discard(<S>); SEEN.update(<LS>);
@@ -410,7 +410,7 @@ FACTORY = {1: Frozen(1), Frozen(2): 2}
         Box.late;
         REGISTRY['deep']['self'] = REGISTRY; setattr(Box, 'total', <I>); HOLDER.__dict__.clear()
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         for {0:I} in <Q>:
             ...
 
@@ -435,7 +435,7 @@ FACTORY = {1: Frozen(1), Frozen(2): 2}
         ("queue", "Q", ["collections.deque([1, 2])", "collections.deque([3], 2)", "QUEUE"]),
         ("holder", "R", ["Record(2, [1])", "HOLDER", "Record(2, items)"]),
     ],
-    changes=_words("""
+    changes=words("""
         QUEUE.append(9); GROUPS['a'].append(1); SEEN.add('zz'); HOLDER.size = 8; Box.total = 3;
         GUARDED.value = 6; COUNTED.n = 5; WATCHED.first = 4; TALLY['a'] = 9; MISSING['q'] = 7;
         REGISTRY['box'] = Sub(3, WEIGHT); REGISTRY['items'] = [9]; HEAP.clear(); RECORDING.clear();
@@ -521,7 +521,7 @@ RUNNING = echo(5)
 next(RUNNING)
 STEPS = stepping(4)
 """,
-    expressions=_rows(
+    expressions=rows(
         GS="""
             echo(<I>); careful(<I>); chained(<I>); stubborn(<I>); running(<I>); RUNNING;
             stepping(<I>)
@@ -546,7 +546,7 @@ STEPS = stepping(4)
         LT="list(<GT>); [*<GT>]",
         B="<I> in <G>; any(i > 1 for i in <G>); <GS> is <GS>; <GS>.gi_frame is None",
     ),
-    statements=_words("""
+    statements=words("""
         next(<GS>); <GS>.send(<I>); <GS>.send(None); <GS>.throw(ValueError('in')); <GS>.close();
         <GS>.throw(KeyError('k')); RUNNING.send(<I>); RUNNING.close(); log.append(next(<GS>, None));
         log.append(next(<GT>)); log.append(<GT>); log.append(<GS>); next(STEPS); STEPS.close();
@@ -554,7 +554,7 @@ STEPS = stepping(4)
         for v in <GS>: break; [*zip(<G>, <G>)]; <GT>.send(None); kept.extend(list(<G>)[:3]);
         log.append([*<GT>])
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         {0} = echo(<I>)
         next({0})
         for {1:I} in range(3):
@@ -619,7 +619,7 @@ import numpy as np
 ARRAY = np.array([1.0, -2.0, 3.0, 0.5], dtype=np.float32)
 GRID = np.arange(4.0).reshape(2, 2)
 """,
-    expressions=_rows(
+    expressions=rows(
         N="""
             np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32); ARRAY; <N> + <N>; <N> * <F>; <N> -
             <I>;
@@ -657,7 +657,7 @@ GRID = np.arange(4.0).reshape(2, 2)
         S="str(<N>.dtype); type(<N>[0]).__name__; type(<F>).__name__; <N>.dtype.name",
         LI="<N>.astype(int).tolist(); [int(i) for i in <N>]; list(<N>.shape)",
     ),
-    statements=_words("""
+    statements=words("""
         <N>[0] = <F>; <N>[:2] += 1; np.add(<N>, <N>, out=<N>); log.append(<N>); <N>.fill(<I>);
         <N>[<N> > 0] = 0; <N>.sort(); <N>[:] = <N>; <N> *= 2; ARRAY[<I>] = <I>; np.copyto(<N>, <N>);
         log.append(<N>.sum()); log.append(<N>[0]); <N>.resize(2, 2); <T>.numpy()[0] = <F>;
@@ -666,7 +666,7 @@ GRID = np.arange(4.0).reshape(2, 2)
         log.append(np.random.RandomState(0).rand(2)); assert <N>.all(); GRID[0] = <N>[:2]; <T>[:] =
         <F>
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         for {0} in <N>:
             log.append({0} * 2)
             ...
@@ -730,12 +730,12 @@ def warn_about(k):
     warnings.warn(f"about {k}", RuntimeWarning, stacklevel=2)
     return k
 """,
-    expressions=_rows(
+    expressions=rows(
         I="warn_about(<I>); logger.level // 10; len(log) % 7; logger.getEffectiveLevel()",
         B="logger.isEnabledFor(logging.INFO); logger.disabled; quiet.isEnabledFor(20)",
         S="logger.name; logging.getLevelName(20); logging.getLevelName(logger.level)",
     ),
-    statements=_words("""
+    statements=words("""
         logger.info('v %s', <I>); logger.warning(<S>); logger.debug('d %r', <LI>); print(<I>);
         logger.error('t %s', <T>.shape); logger.setLevel(logging.INFO); logger.setLevel(10);
         warnings.warn(<S>); warnings.warn('w', DeprecationWarning); warn_about(<I>); print(<T>);
@@ -744,7 +744,7 @@ def warn_about(k):
         logger.warning('t %s', <T>); quiet.info('unseen'); print(f'{<T>}'); print(log[-1:]);
         logger.disabled = <B>; warnings.warn(UserWarning(<S>)); print(<O>.count, <T>.sum().item())
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         with warnings.catch_warnings(record=True) as {0}:
             warnings.simplefilter('always')
             ...
@@ -780,7 +780,7 @@ def warn_about(k):
 )
 
 ARGUMENTS = Theme(
-    expressions=_rows(
+    expressions=rows(
         I="many_ints[0]; size[0]; sum(size); options['k']; options['k'] + n; len(word); num + 1",
         F="factor; factor * n; num; abs(factor); factor ** 2; round(factor, 1); options['f']",
         S="word; word + str(n); word.strip(); f'{factor}{num}'; dtype.__str__(); word[:n]",
@@ -798,7 +798,7 @@ ARGUMENTS = Theme(
         """,
         LI="[n] * (n % 4); list(range(n)); list(size); many_ints[:n]; many_ints[1:]",
     ),
-    statements=_words("""
+    statements=words("""
         log.append((n, factor, word, num)); options['k'] += 1; log.append(x * n); n += 1; num = num
         + 1;
         maybe = n; log.append(x.to(dtype)); options[word] = num; word += 'b'; factor *= 2;
@@ -825,7 +825,7 @@ ARGUMENTS = Theme(
 )
 
 METADATA = Theme(
-    expressions=_rows(
+    expressions=rows(
         T="""
             <T>.as_strided((4,), (1,)); <T>.as_strided((2, 2), (1, 1)).reshape(4); <T>.expand(2,
             4)[0];
@@ -855,7 +855,7 @@ METADATA = Theme(
             <T>._base is <T>; <T>.is_set_to(<T>); <T>.stride() == <T>.stride()
         """,
     ),
-    statements=_words("""
+    statements=words("""
         <T>.unsqueeze_(0); <T>.squeeze_(); <V>.t_(); <V>.transpose_(0, 1); <T>.resize_(2, 2);
         <T>.resize_(6);
         <T>.resize_(<I> % 6); <T>.set_(<T>); <T>.as_strided_((2,), (1,)); <T>.data = <T>; <V>.data =
@@ -871,7 +871,7 @@ METADATA = Theme(
         <T>.as_strided_((4,), (1,));
         <T>.requires_grad = <B>; <V>.squeeze_(0).unsqueeze_(0); <T>.data = <T>[:2]; <T>.resize_(4)
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         {0:T!} = <T>[:]
         <=T>.add_(1)
         {0}.mul_(2)
@@ -933,7 +933,7 @@ OVERLAP = torch.arange(8.0)
 )
 
 RECURRENCES = Theme(
-    expressions=_rows(
+    expressions=rows(
         T="""
             functools.reduce(lambda a, b: a * 0.5 + b, <LT>, <T>); rolled(<T>, <I> % 9);
             nested(<T>, <I> % 6); unrolled(<T>); torch.tanh(<T>) * 0.5 + <T> * 0.5
@@ -974,7 +974,7 @@ def collatz(k):
 def depth(items):
     return 0 if not items else 1 + depth(items[1:])
 """,
-    blocks=_blocks("""
+    blocks=blocks("""
         {0:T!} = <T>
         for {1:I} in range(12):
             {0} = {0} * 0.5 + <T>
@@ -1063,7 +1063,7 @@ class Doubled(torch.autograd.Function):
 NET = Net()
 HOOKED = []
 """,
-    expressions=_rows(
+    expressions=rows(
         T="""
             MODEL(<T>); <NN>(<T>); NET(<T>); NET(<T>, scale=<I>); LEAF * <T>; NET.weight + <T>;
             LEAF;
@@ -1080,7 +1080,7 @@ HOOKED = []
         B="NET.training; <T>.requires_grad; LEAF.grad is None; <T>.is_leaf; <T>.grad_fn is None",
         LT="list(NET.parameters()); [LEAF, <T>]; list(NET.buffers())",
     ),
-    statements=_words("""
+    statements=words("""
         <T>.sum().backward(); (LEAF * <T>).sum().backward(); MODEL(<T>).sum().backward();
         OPTIMIZER.step();
         OPTIMIZER.zero_grad(); NET.train(<B>); NET.calls = 0; LEAF.grad = None; NET.eval();
@@ -1095,8 +1095,8 @@ HOOKED = []
         log.append(NET.seen);
         NET.register_forward_hook(lambda m, a, out: HOOKED.append(1)); del NET.extra
     """),
-    managers=_words("torch.no_grad(); torch.enable_grad(); torch.set_grad_enabled(<B>)"),
-    blocks=_blocks("""
+    managers=words("torch.no_grad(); torch.enable_grad(); torch.set_grad_enabled(<B>)"),
+    blocks=blocks("""
         for {0} in range(3):
             OPTIMIZER.zero_grad()
             {1} = F.mse_loss(MODEL(<T>), <T>)
@@ -1145,7 +1145,7 @@ GENERATOR = torch.Generator()
 GENERATOR.manual_seed(5)
 DICE = random.Random(1)
 """,
-    expressions=_rows(
+    expressions=rows(
         T="""
             torch.rand(4); torch.randn_like(<T>); F.dropout(<T>, 0.5);
             torch.bernoulli(torch.full((4,), 0.5));
@@ -1166,7 +1166,7 @@ DICE = random.Random(1)
         LI="DICE.sample([1, 2, 3], 2); torch.randperm(3).tolist(); random.sample(<LI>, len(<LI>))",
         B="torch.rand(()) > 0.5; DICE.random() > 0.5; bool(random.getrandbits(1))",
     ),
-    statements=_words("""
+    statements=words("""
         torch.manual_seed(<I>); GENERATOR.manual_seed(3); <T>.uniform_(); <T>.normal_(0, 1);
         random.seed(1);
         DICE.shuffle(<LI>); log.append(torch.rand(2)); log.append(DICE.random());
@@ -1176,7 +1176,7 @@ DICE = random.Random(1)
         <T>.random_(0, 5); <T>.exponential_(); <T>.uniform_(generator=GENERATOR);
         random.shuffle(<LI>)
     """),
-    managers=_words("torch.random.fork_rng(); torch.random.fork_rng(), Manager('r')"),
+    managers=words("torch.random.fork_rng(); torch.random.fork_rng(), Manager('r')"),
     changes=["torch.manual_seed(11)", "GENERATOR.manual_seed(9)", "DICE.seed(4)", "random.seed(2)"],
 )
 
@@ -1240,7 +1240,7 @@ def lasting(k):
             log.append(("last", i))
     return i
 """,
-    expressions=_rows(
+    expressions=rows(
         I="""
             attempt(checked, <I>); attempt(<FN>, <I>); swallowing(<I>); lasting(<I>); attempt(int,
             <S>);
@@ -1255,7 +1255,7 @@ def lasting(k):
         T="attempt(torch.add, <T>, <T>); attempt(branching, <T>)",
         B="isinstance(<X>, KeyError); <X>.__cause__ is None; issubclass(Derived, Base)",
     ),
-    statements=_words("""
+    statements=words("""
         raise <X>; raise <X> from None; raise <X> from <X>; log.append(<X>); attempt(checked, <I>);
         <X>.add_note('n'); swallowing(<I>); log.append(repr(<X>)); raise Derived; <T>.nothing; <T> +
         'a';
@@ -1266,13 +1266,13 @@ def lasting(k):
         int('x'); unknown_name; torch.stack([<T>, <T>[:2]]); <LI>[<S>]; raise <I>;
         log.append(sys.exc_info()[0])
     """),
-    managers=_words("""
+    managers=words("""
         Failing(0); Failing(1); Failing(2); Failing(3); Failing(<I>);
         contextlib.suppress(Exception);
         contextlib.suppress(KeyError), Failing(1); Manager('w', swallow=True), Failing(1);
         Failing(2), Manager('i'); contextlib.closing(stepping(<I>))
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         try:
             ...
             raise Derived(<I>)
@@ -1439,7 +1439,7 @@ def defaulted(k, into=[]):
     into.append(k)
     return len(into)
 """,
-    expressions=_rows(
+    expressions=rows(
         I="""
             MORE(<I>); TOLD(); Made(<I>).k; Described(<I>).size; DESCRIBED.size; DESCRIBED.cached;
             cached(<I>);
@@ -1466,7 +1466,7 @@ def defaulted(k, into=[]):
         T="(lambda t: t + t)(<T>); [t * 2 for t in <LT>][0]; (lambda: <T> * 2)()",
         LT="[t for t in <LT> for _ in range(2)][:3]; [(lambda: t)() for t in <LT>]",
     ),
-    statements=_words("""
+    statements=words("""
         MORE(<I>); DESCRIBED.size = <I>; Registered.known.append(<I>); cached.cache_clear(); del x;
         global_late = <I>;
         log.append(variadic(<I>, *<LI>, k=<I>)); defaulted(<I>); log.append(cached(<I>)); maker.k =
@@ -1479,7 +1479,7 @@ def defaulted(k, into=[]):
         log.append((max([(last := i) for i in <LI>]), last)); log.append(<FN>.__name__); exec('n +
         1'); log.append(vars(<O>).get('count'))
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         class {0}(Registered, tag='t'):
             value = <I>
             def get(self):
@@ -1551,7 +1551,7 @@ def defaulted(k, into=[]):
 )
 
 SIZES = Theme(
-    expressions=_rows(
+    expressions=rows(
         W="""
             wide; longer; <W> * <F>; <W> + <W>; <W>[1:]; <W>[:<I> % 4]; <W>.relu(); <W>.softmax(0);
             torch.cat([<W>, <W>]); <W>.cumsum(0); <W>.flip(0); <W>.clone(); <W>[::2]; <W>.add_(1);
@@ -1590,14 +1590,14 @@ SIZES = Theme(
         D="{'a': <W>.shape[0]}; {<S>: len(<W>)}; dict(zip('ab', <W>.shape))",
         SE="{<W>.shape[0]}; set(<W>.shape)",
     ),
-    statements=_words("""
+    statements=words("""
         log.append(<W>.shape); log.append(<W>); <W>.mul_(2); <W>[0] = 1.0; <W>[1:].zero_();
         <W>[<W>.shape[0] - 1] += 1; log.append((len(<W>), <W>.shape)); <W>[:, 0] = <W>.shape[0];
         box.extra = <W>.shape[0]; table['s'] = len(<W>); wide = <W>; log.append({<W>.shape[0]: 1});
         assert <W>.shape[0] > 1, <S>; kept.append(<W>.shape[0]); raise ValueError(<W>.shape);
         wide = torch.cat([wide, <W>]); longer = longer[1:]; <W>.t_().t_(); <W>.resize_(<I> % 5, 3)
     """),
-    blocks=_blocks("""
+    blocks=blocks("""
         for {0:I} in range(<W>.shape[0]):
             ...
 

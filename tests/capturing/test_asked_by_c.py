@@ -1,0 +1,219 @@
+"""What C code asks of the program's objects, and in which order it goes through containers."""
+
+# Programs under test: mistakes are meant, and so are other ways to say a thing.
+# mypy: ignore-errors
+# ruff: noqa
+
+from __future__ import annotations
+
+import bisect
+import collections
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.capturing.same import Traced, shape_of
+
+LOG: list[Any] = []
+
+
+class Hinted:
+    """An iterator that says how much is left."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def __iter__(self):
+        LOG.append("iter")
+        return self
+
+    def __next__(self):
+        if self.k <= 0:
+            raise StopIteration
+        self.k -= 1
+        return self.k
+
+    def __length_hint__(self):
+        LOG.append("hint")
+        return self.k
+
+
+class Sized(Hinted):
+    def __iter__(self):
+        LOG.append("made")
+        return Hinted(self.k)
+
+    def __len__(self):
+        LOG.append("len")
+        return self.k
+
+
+class Keyed:
+    def __init__(self, held):
+        self.held = held
+
+    def keys(self):
+        LOG.append("keys")
+        return self.held.keys()
+
+    def __getitem__(self, key):
+        LOG.append(key)
+        return self.held[key]
+
+
+class Number:
+    """Each of its methods tells that it was asked."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def _told(self, *more):
+        LOG.append(self.k)
+        return self.k
+
+    __index__ = __abs__ = __floor__ = __ceil__ = __trunc__ = __round__ = _told
+
+
+def star(*given):
+    return len(given)
+
+
+def collects(x):
+    one = Sized(2)
+    found = [list(one), [*one], (*one,), tuple(one), star(*one), star(1, *one), sorted(one)]
+    found += [{*one}, set(one), sum(one), max(one), list(Hinted(3)), operator.length_hint(one)]
+    grown = [0]
+    grown.extend(one)
+    grown.extend(Hinted(1))
+    grown += one
+    grown[1:2] = one
+    a, b = one
+    c, *d = one
+    return x + len(found), found, grown, a, b, c, d
+
+
+def counting(k):
+    while True:
+        LOG.append(k)
+        yield k
+        k += 1
+
+
+def unpacks(x):
+    """No more is taken than tells that there is too much."""
+    for broken in (False, True):
+        for endless in (counting(3), itertools.count()):
+            if broken:
+                print(end="")
+            try:
+                a, b = endless
+            except ValueError as error:
+                LOG.append(str(error))
+    return x + 1
+
+
+def grows(x, box, mapping):
+    items, table = [1], {"a": 1}
+    items += box
+    table |= mapping
+    table.update(mapping)
+    return x * sum(items), table
+
+
+def places(x, at):
+    items = [1, 2, 3]
+    found = [items[at], items[at:], operator.index(at), abs(at), round(at)]
+    items[at] = 5
+    del items[at]
+    return x + 1, found, items
+
+
+def sorts(x, n):
+    bisect.insort(SORTED, n)
+    bisect.insort_left(SORTED, -n, key=lambda k: k)
+    same = operator.iadd(SORTED, [[n]]) is SORTED
+    operator.setitem(SORTED, 0, n)
+    operator.delitem(SORTED, 1)
+    return x + 1, same, SORTED.pop()
+
+
+SORTED = [1, 3, 5]
+QUEUE = collections.deque([1, 2, 3])
+SET = {8, 0, 1}
+
+
+def turns(x):
+    """A deque may be given other elements while a loop goes through it, and nothing else."""
+    for k in QUEUE:
+        print(end="")
+        QUEUE[0] = k
+        x = x + k
+    for change in (lambda: QUEUE.append(9), lambda: (QUEUE.append(9), QUEUE.pop())):
+        try:
+            for k in QUEUE:
+                print(end="")
+                change()
+        except RuntimeError as error:
+            LOG.append(str(error))
+    QUEUE.pop()
+    return x, [*QUEUE]
+
+
+def goes_through_a_set(x):
+    LOG.append([k for k in SET])
+    for k in SET:
+        print(end="")
+        SET.discard(k)
+        SET.add(k)
+        x = x + k
+    try:
+        for k in SET:
+            print(end="")
+            SET.add(k + 10)
+    except RuntimeError as error:
+        LOG.append(str(error))
+    LOG.append([*SET])
+    SET.discard(18), SET.discard(10), SET.discard(11)
+    return x
+
+
+def shows(x, held):
+    return x + 1, "%r" % held, "%s" % (held,)
+
+
+CALLS: list[tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = [
+    (collects, lambda k: ()),
+    (unpacks, lambda k: ()),
+    (grows, lambda k: (Sized(k), Keyed({"b": k}))),
+    (places, lambda k: (Number(k % 3),)),
+    (sorts, lambda k: (k,)),
+    (turns, lambda k: ()),
+    (goes_through_a_set, lambda k: ()),
+    (shows, lambda k: (([1, [k]],),)),
+]
+
+
+@pytest.mark.parametrize(("fn", "given"), CALLS, ids=[fn.__name__ for fn, _ in CALLS])
+def test_as_c_asks(fn: Callable[..., Any], given: Callable[[int], tuple[Any, ...]]) -> None:
+    traced, told = Traced(fn), []
+    for run in (fn, traced):
+        LOG.clear()
+        SORTED[:] = [1, 3, 5]
+        QUEUE.clear(), QUEUE.extend([1, 2, 3])
+        for k in (1, 2, 3, 1):
+            LOG.append(run(torch.ones(2), *given(k)))
+        told.append(shape_of([LOG, SORTED, QUEUE, SET]))
+    assert told[0] == told[1], traced.stops
+
+
+def test_an_equal_set_in_another_order() -> None:
+    def fn(x, some):
+        return x + 1, [*some], 1 in some
+
+    traced = Traced(fn)
+    for some in ({8, 0}, {0, 8}, {1, 2}, {True, 2}, {1.0, 2}):
+        assert str(traced(torch.ones(1), some)) == str(fn(torch.ones(1), some))
