@@ -20,7 +20,8 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
-from fusee.capture.inputs import DELETED, Mirror, World
+from fusee.capture.inputs import DELETED, World
+from fusee.capture.mirrors import Mirror
 from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Dict, Held, is_trusted

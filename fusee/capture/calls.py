@@ -52,8 +52,8 @@ from fusee.capture.containers import sort_key
 from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
-from fusee.capture.inputs import empty_like
 from fusee.capture.iterators import Stepping, new_tuple
+from fusee.capture.mirrors import empty_like
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import Call, Held

@@ -43,12 +43,16 @@ class Unready(BaseException):
     """Python runs this call as a whole: what it does, the next one will not do again."""
 
 
-class Unchecked(BaseException):
-    """A graph that checks what branches rely on changes its inputs, so it can't run again."""
+class Anew(BaseException):
+    """The capture begins anew, and knows better.
 
+    how   "unchecked": a graph that checks what branches rely on changes its inputs, so it can't run
+          again; "parted": one that changes its inputs may raise where the program handles it
+    """
 
-class Handled(BaseException):
-    """A graph that changes its inputs may raise where the program handles it: it must part."""
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
 
 
 class Opaque:

@@ -213,7 +213,7 @@ def shown(x: Any) -> Any:
 
 def exactly(x: Any) -> Any:
     """What tells a number, a text or a set of them from all that differ from it."""
-    if isinstance(x, frozenset):
+    if isinstance(x, (set, frozenset)):
         return tuple(sorted(map(repr, x)))
     kind = next((kind for kind in VALUES[:5] if isinstance(x, kind)), None)
     return x.tobytes() if kind is None else kind.__repr__(x)

@@ -11,6 +11,7 @@ source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructi
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -324,7 +325,9 @@ def CALL_INTRINSIC_1(f: Frame, i: Instruction) -> None:
     value = f.pop()
     if i.arg == 3:  # a StopIteration leaves a generator
         if isinstance(value, StopIteration):
-            error = RuntimeError("generator raised StopIteration")
+            is_async = f.code.co_flags & inspect.CO_COROUTINE
+            kind = "coroutine" if is_async else "generator"
+            error = RuntimeError(f"{kind} raised StopIteration")
             error.__cause__ = error.__context__ = value
             value = error
     elif i.arg == 5:

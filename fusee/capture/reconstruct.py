@@ -23,7 +23,7 @@ import torch
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
-from fusee.capture.inputs import DELETED, Mirror, Opened, World, dict_class
+from fusee.capture.inputs import DELETED, World
 from fusee.capture.iterators import (
     LAZY,
     Called,
@@ -37,6 +37,7 @@ from fusee.capture.iterators import (
     put_back,
     reduced,
 )
+from fusee.capture.mirrors import Mirror, Opened, dict_class
 from fusee.capture.numbers import Number
 from fusee.capture.sources import Source
 from fusee.capture.symbols import Text, holds_open, is_open

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.inputs import Mirror
+from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Call, Held
 from fusee.capture.torch_api import (
     MODE_STACK,

@@ -22,12 +22,11 @@ from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import (
+    Anew,
     Failing,
     Forbidden,
     GraphBreak,
-    Handled,
     Opaque,
-    Unchecked,
     generator_states,
 )
 from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, overlap
@@ -64,8 +63,7 @@ def capture(
     varies   which numbers and sizes from outside are inputs of the graph
     """
     limit, stop, first, why, raising = -1, None, None, "", Facts()
-    is_compiling = has_checks = True
-    is_parted = False
+    is_compiling, anew = True, set[str]()
     conditions = state_conditions()
     if is_transforming():
         why = "it is called within a transform of torch.func or forward-mode autograd"
@@ -75,8 +73,8 @@ def capture(
     while True:
         attempt = _Attempt(place, values, policy, conditions, varies)
         attempt.machine.is_compiling = is_compiling
-        attempt.machine.checks = [] if has_checks else None
-        attempt.recorder.is_parted = is_parted
+        attempt.machine.checks = None if "unchecked" in anew else []
+        attempt.recorder.is_parted = "parted" in anew
         try:
             with (
                 process.paused(), without_function_modes() as attempt.modes, state_restored(),
@@ -91,10 +89,8 @@ def capture(
         except Specialise as needed:
             for words in needed.origins:
                 varies.need(words)
-        except Unchecked:
-            has_checks, limit, stop, first = False, -1, None, None
-        except Handled:
-            is_parted, limit, stop, first = True, -1, None, None
+        except Anew as found:
+            anew, limit, stop, first = anew | {found.how}, -1, None, None
         except Forbidden as found:
             where = source_line(attempt.where)
             raise RegionError(found.reason, where=where, remedy=found.remedy) from None
@@ -327,10 +323,10 @@ class _Attempt:
         if changes and not self.recorder.inference:
             _keep_ordinary(self.world, nodes)
         if changes and self.machine.checks:
-            raise Unchecked
+            raise Anew("unchecked")
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
         if changes and self.recorder.is_handled and is_one:
-            raise Handled
+            raise Anew("parted")
         if not changes and any("draws" in effects(n) for n in nodes):
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)

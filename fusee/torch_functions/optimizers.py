@@ -36,7 +36,7 @@ from fusee.capture.builtins import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Keys
-from fusee.capture.inputs import Mirror
+from fusee.capture.mirrors import Mirror
 from fusee.capture.policy import enabled
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
