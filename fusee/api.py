@@ -252,7 +252,7 @@ class Compiler:
         return types.MethodType(compiled, *before) if before else compiled
 
     def function(self, function: types.FunctionType) -> CompiledFunction:
-        with_symbols = self.dynamic is True or registry.takes_symbols(self.backend)
+        takes_symbols = registry.takes_symbols(self.backend)
         return CompiledFunction(
             function,
             self.compile_graph,
@@ -262,8 +262,8 @@ class Compiler:
             varying=functools.partial(
                 Varying,
                 dynamic=self.dynamic,
-                with_symbols=with_symbols,
-                with_unbacked=registry.takes_unbacked(self.backend),
+                with_symbols=self.dynamic is True or takes_symbols,
+                with_unbacked=takes_symbols,
                 options=self.chosen,
             ),
             guard_filter=self.chosen.guard_filter_fn,

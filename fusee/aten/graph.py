@@ -11,6 +11,7 @@ order. node.meta of each holds
     device       where eager has the result
     stack_trace  the user's lines, as fx writes them
     alone        True: it shows a size that only data knows, and so runs by itself
+    relies       (a, op, b): what an engine that has the call takes for granted of sizes
 Sizes in arguments are `sym` sizes: ints, or Expr in a graph with `symbols`. Those of `val` are ints
 or torch's SymInts, which `to_size` turns into sizes. A number may stand in any tensor's place among
 the arguments, as eager's "wrapped numbers" do.
@@ -322,17 +323,17 @@ def used_symbols(nodes: Iterable[fx.Node], to_size: Callable[[Any], Size]) -> di
     found: dict[str, Symbol] = {}
 
     def look(leaf: Any) -> Any:
-        if isinstance(leaf, Expr):
-            found.update((symbol.name, symbol) for symbol in symbols(leaf))
+        if isinstance(leaf, (Expr, torch.SymInt)):
+            found.update((symbol.name, symbol) for symbol in symbols(to_size(leaf)))
         return leaf
 
     for node in nodes:
-        fx.node.map_aggregate((node.args, node.kwargs), look)
+        fx.node.map_aggregate((node.args, node.kwargs, node.meta.get("relies", ())), look)
         val = node.meta.get("val")
         for part in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(part, torch.Tensor):
                 for n in (*part.shape, *part.stride()):
-                    look(to_size(n))
+                    look(n)
     return found
 
 

@@ -33,6 +33,7 @@ from fusee.aten.graph import (
     tensor_input,
     used_symbols,
 )
+from fusee.fake.layouts import is_contiguous
 from fusee.source import HostSource, listed
 from fusee.sym.expr import Expr, Size, hint
 
@@ -188,7 +189,13 @@ def last_readers(
 
 
 def write_results(write: HostSource, aten: AtenGraph, name: Mapping[fx.Node, str]) -> None:
-    """What inputs are written with, and what is returned."""
+    """Strides of results, what inputs are written with, and what is returned."""
+    is_staged = any(at.unbacked is not None for at in aten.symbols.values())
+    for node in dict.fromkeys(aten.results):
+        val = node.meta["val"]
+        if node.op == "call_function" and (is_staged or not is_contiguous(val)):
+            x, steps = name[node], listed(map(aten.to_size, val.stride()))
+            write.add(f"if {x}.stride() != {steps}: {x} = laid_out({x}, {steps})")
     if aten.mutations:
         write.add("with no_grad():")
     for m in aten.mutations:
@@ -293,11 +300,11 @@ class _Cutter(Copier):
         """The permutation that makes a dense tensor row-major; None: it is so, or cannot be."""
         strides = [hint(size) for size in self._geometry(val)[1]]
         order = tuple(sorted(range(val.dim()), key=lambda axis: -strides[axis]))
-        is_permuted = not val.is_contiguous() and val.permute(order).is_contiguous()
+        is_permuted = not is_contiguous(val) and is_contiguous(val.permute(order))
         return order if is_permuted else None
 
     def _is_dense(self, val: Tensor) -> bool:
-        return val.is_contiguous() or self._order(val) is not None
+        return is_contiguous(val) or self._order(val) is not None
 
 
 _CLONE, _PERMUTE = aten.clone.default, aten.permute.default
@@ -306,9 +313,16 @@ _CLONE, _PERMUTE = aten.clone.default, aten.permute.default
 class Sized(Copier):
     """Copies whose sizes are computed by calls of their own, from the shapes of inputs."""
 
-    def __init__(self, least: Any = torch.sym_min, greatest: Any = torch.sym_max) -> None:
+    def __init__(
+        self,
+        least: Any = torch.sym_min,
+        greatest: Any = torch.sym_max,
+        numbers: type[fx.proxy.GraphAppendingTracer] = fx.proxy.GraphAppendingTracer,
+    ) -> None:
+        """numbers   makes the proxies that sizes are computed with"""
         super().__init__()
         self.symbols: dict[str, Any] = {"min": least, "max": greatest}
+        self.numbers = numbers(self.graph)
         self.sizes: dict[Expr, fx.Node] = {}
 
     def name_symbols(self, whole: AtenGraph) -> None:
@@ -319,7 +333,7 @@ class Sized(Copier):
                 size = given.meta["val"].shape[source.axis]
                 size = size if isinstance(size, int) else hint(whole.to_size(size))
                 given = self.call(aten.sym_size.int, given, source.axis, like=given, val=size)
-            self.symbols[name] = fx.Proxy(given)
+            self.symbols[name] = self.numbers.proxy(given)
 
     def argument(self, leaf: Any) -> Any:
         if isinstance(leaf, Expr):
@@ -430,10 +444,11 @@ class _Explicit(Sized):
 
     def _cast(self, before: fx.Node, x: fx.Node, dtype: torch.dtype) -> fx.Node:
         val = x.meta["val"]
-        if not isinstance(val, Tensor) or val.dtype == dtype:
+        if (val.dtype if isinstance(val, Tensor) else torch.int64) == dtype:
             return x
+        made = None if isinstance(val, Tensor) else torch.empty((), dtype=dtype, device="meta")
         with self.graph.inserting_before(before):
-            return self.call(aten._to_copy.default, x, like=x, dtype=dtype)
+            return self.call(aten._to_copy.default, x, like=x, val=made, dtype=dtype)
 
 
 class _Single(_Explicit):

@@ -309,7 +309,8 @@ class Builder:
     def required(self) -> tuple[Relation, ...]:
         """What must hold of the unbacked symbols of this graph."""
         env = self.twins.env
-        return () if env is None else tuple(env.data.required[self.known :])
+        found = [] if env is None else env.data.required[self.known :]
+        return tuple({(one.a, one.op, one.b): one for one in found}.values())
 
     def unsupported(self, reason: str, remedy: str | None = None) -> TraceError:
         """The error for a program that has no functional ATen graph."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -28,6 +29,8 @@ from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
 from fusee.runtime.change_detection import Derived, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import Rules
+from fusee.sym.expr import Expr, Size, hint, known_ge, maximum, minimum
+from fusee.sym.ranges import COMPARISONS
 
 # ---------------------------------------------------------------------------- worth
 # Whether an engine should have a region that it could have.
@@ -77,7 +80,7 @@ def _copied(node: fx.Node, costs: Costs) -> int:
     val: Any = node.meta.get("val")
     if node.target is aten.permute.default:
         order: Any = node.args[1]
-        moved = [axis for axis, n in zip(order, val.shape, strict=True) if n != 1]
+        moved = [axis for axis, n in zip(order, val.shape, strict=True) if not is_int(n, 1)]
         return costs.count(val) if moved != sorted(moved) else 0
     is_strided = node.target is aten.slice.Tensor and len(node.args) > 4 and node.args[4] != 1
     return costs.count(val) if is_strided else 0
@@ -114,11 +117,32 @@ class Region:
         found = self.graph.graph.nodes
         return [n for n in found if n.op == "call_function" and n.target is not operator.getitem]
 
-    def open_sizes(self) -> list[object]:
-        """Sizes of what it computes that inputs decide: engines decline a call where one is 0."""
-        vals = pytree.tree_leaves([node.meta["val"] for node in self.calls()])
-        sizes = [self.graph.to_size(n) for x in vals if isinstance(x, Tensor) for n in x.shape]
-        return [size for size in dict.fromkeys(sizes) if not isinstance(size, int)]
+    def conditions(self) -> list[str]:
+        """What must hold of open sizes, in Python: no tensor is empty, what claims rely on.
+
+        An engine declines calls where it does not.
+        """
+        to_size = self.graph.to_size
+        nodes = (*self.graph.placeholders, *self.calls())
+        vals = pytree.tree_leaves([node.meta["val"] for node in nodes])
+        sizes = [to_size(n) for x in vals if isinstance(x, Tensor) for n in x.shape]
+        found = [f"{size} >= 1" for size in sizes if isinstance(size, Expr)]
+        for node in nodes:
+            for a, op, b in node.meta.get("relies", ()):
+                above = to_size(a) - to_size(b) if op == ">=" else to_size(b) - to_size(a)
+                if not known_ge(above, 0):
+                    found.append(f"{above} >= 0")
+        return [*dict.fromkeys(found)]
+
+    def open_inputs(self) -> tuple[str, ...]:
+        """The inputs with open sizes, as `x[s0, 8]`."""
+        found = []
+        for spec in self.graph.inputs:
+            if isinstance(spec.symbol, Expr):
+                found.append(str(spec.symbol))
+            elif any(isinstance(n, Expr) for n in spec.size):
+                found.append(f"{spec.name}[{', '.join(map(str, spec.size))}]")
+        return tuple(found)
 
     def fixed(self) -> tuple[int, ...]:
         """Positions of the inputs that its engine may hold as constants."""
@@ -238,13 +262,16 @@ class Split:
         return sum(len(_calls(nodes)) for is_claimed, nodes in self.levels if is_claimed)
 
 
-def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
+def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True) -> Split:
     """Decide which calls go to the engine.
 
-    least   a region with fewer calls that compute, and none that is heavy, goes back to the rest;
-            if it is the whole graph, one is enough
+    least     a region with fewer calls that compute, and none that is heavy, goes back to the rest;
+              if it is the whole graph, one is enough
+    is_whole  False: it is a stage of one
     """
     reasons: dict[fx.Node, str] = {}
+    for node in aten.graph.nodes:
+        node.meta.pop("relies", None)
     for node in aten.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
@@ -254,13 +281,14 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4) -> Split:
     for node in aten.graph.nodes:
         if node.meta.get(HEAD) in reasons:
             reasons[node] = "it makes a weight for a product that is not claimed"
+    _leave_sizes(aten.graph, reasons)
     costs = Costs(aten)
     while True:
         levels = min(
             (_levels_from(aten.graph, reasons, first) for first in (True, False)),
             key=lambda levels: (sum(claimed for claimed, _ in levels), len(levels)),
         )
-        enough = 1 if len(levels) == 1 else least
+        enough = 1 if is_whole and len(levels) == 1 else least
         regions = [_calls(nodes) for claimed, nodes in levels if claimed]
         found = [(calls, why_not_worth(calls, costs, enough, engine.device)) for calls in regions]
         if all(why is None for _, why in found):
@@ -286,18 +314,37 @@ def by_operator(*rows: tuple[T, str]) -> dict[OpOverload, T]:
     return {op: said for said, names in rows for op in named(names)}
 
 
-def indexed(node: fx.Node) -> list[tuple[fx.Node, int, Any]]:
-    """The index tensors of a call: (index, least value allowed, size of the axis indexed)."""
+def is_int(n: Any, value: int) -> bool:
+    """Whether a size is this one in all calls. Leaves no guard behind."""
+    return type(n) is int and n == value
+
+
+def relies(node: fx.Node, a: Any, op: str, b: Any) -> bool:
+    """Whether `a >= b`, or `a <= b`; of open sizes, in this call. Each call of its region asks."""
+    now = [x.node.hint if isinstance(x, torch.SymInt) else hint(x) for x in (a, b)]
+    holds = COMPARISONS[op](*now)
+    if holds and not type(a) is type(b) is int:
+        node.meta["relies"] = [*node.meta.get("relies", ()), (a, op, b)]
+    return holds
+
+
+def has_no_elements(val: Tensor) -> bool:
+    """Whether a tensor is empty in all calls; where sizes are open, each call looks at them."""
+    return any(is_int(n, 0) for n in val.shape)
+
+
+def indexed(node: fx.Node) -> list[tuple[fx.Node, bool, Any]]:
+    """The index tensors of a call: (index, whether it may count from the end, size of the axis)."""
     args: Any = node.args
     if node.target is aten.embedding.default:
-        return [(args[1], 0, args[0].meta["val"].shape[0])]
+        return [(args[1], False, args[0].meta["val"].shape[0])]
     if node.target in (aten.index_select.default, aten.gather.default):
         source = args[0].meta["val"]
-        return [(args[2], 0, source.shape[args[1]])] if source.dim() else []
+        return [(args[2], False, source.shape[args[1]])] if source.dim() else []
     if node.target is aten.index.Tensor:
         sizes = args[0].meta["val"].shape
         rows = enumerate(args[1])
-        return [(x, -sizes[k], sizes[k]) for k, x in rows if isinstance(x, fx.Node)]
+        return [(x, True, sizes[k]) for k, x in rows if isinstance(x, fx.Node)]
     return []
 
 
@@ -314,6 +361,17 @@ def _never(node: fx.Node, engine: Engine) -> str | None:
         if device.type != engine.device_type:
             return f"{other} is on {device}"
     return None
+
+
+def _leave_sizes(graph: fx.Graph, reasons: dict[fx.Node, str]) -> None:
+    """What is made of sizes alone, for what is not claimed, goes there: before the first region."""
+    of_sizes: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and of_sizes.issuperset(node.all_input_nodes):
+            of_sizes.add(node)
+    for node in reversed(graph.nodes):
+        if node in of_sizes and node.users and all(user in reasons for user in node.users):
+            reasons.setdefault(node, "it is made of sizes alone, for what is not claimed")
 
 
 def _levels_from(
@@ -453,9 +511,9 @@ class Followed(Generic[T]):
 #
 # For engines that compute integers in fewer bits than torch: they may have those that fit.
 
-Interval = tuple[int, int]
+Interval = tuple[Size, Size]
 
-# What a symbolic size is taken to be at most; engines check it at each call.
+# Open sizes are no greater: engines check it at each call.
 LARGEST_SIZE = 2**30
 
 # Operators of exported quantized models, by name: they exist once a library of quantization is
@@ -476,7 +534,8 @@ def fits(node: fx.Node) -> bool:
     if found is None:
         return False
     low, high = _range(node.meta["val"].dtype) or _INT32
-    return max(low, _INT32[0]) <= found[0] and found[1] <= min(high, _INT32[1])
+    is_above = relies(node, found[0], ">=", max(low, _INT32[0]))
+    return is_above and relies(node, found[1], "<=", min(high, _INT32[1]))
 
 
 def note_values(graph: AtenGraph, examples: Sequence[Any]) -> None:
@@ -522,10 +581,8 @@ def bounds(region: Region) -> list[Bound]:
 
 def interval(x: Any) -> Interval | None:
     """The least and the greatest value of an integer or bool tensor; None: not known."""
-    if isinstance(x, int):
-        return int(x), int(x)
     if not isinstance(x, fx.Node):
-        return None
+        return _number(x)
     if "interval" not in x.meta:
         x.meta["interval"] = _find(x)
     found: Interval | None = x.meta["interval"]
@@ -542,7 +599,7 @@ def _find(node: fx.Node) -> Interval | None:
         return _read_anew(node)
     at = QUANTIZING.get(str(node.target))
     if at is not None:
-        return _hull([_size(n) for n in node.args[at : at + 2]])
+        return _hull([interval(n) for n in node.args[at : at + 2]])
     rule = _RULES.get(node.target)
     return rule(node) if rule is not None else None
 
@@ -553,7 +610,7 @@ def _read_anew(node: fx.Node) -> Interval | None:
     return _range(dtype) if dtype.itemsize <= 4 else None
 
 
-def _range(dtype: torch.dtype) -> Interval | None:
+def _range(dtype: torch.dtype) -> tuple[int, int] | None:
     if dtype.is_floating_point or dtype.is_complex:
         return None
     if dtype == torch.bool:
@@ -562,20 +619,24 @@ def _range(dtype: torch.dtype) -> Interval | None:
     return int(info.min), int(info.max)
 
 
-def _size(x: Any) -> Interval | None:
+def _number(x: Any) -> Interval | None:
     """A number among arguments, which may be a symbolic size."""
     if isinstance(x, int):
         return int(x), int(x)
-    if isinstance(x, (float, fx.Node)) or x is None:
-        return None
-    return -LARGEST_SIZE, LARGEST_SIZE
+    return (x, x) if isinstance(x, Expr) else None
 
 
 def _hull(found: Sequence[Interval | None]) -> Interval | None:
     known = [one for one in found if one is not None]
     if len(known) != len(found) or not known:
         return None
-    return min(low for low, _ in known), max(high for _, high in known)
+    return reduce(minimum, (low for low, _ in known)), reduce(maximum, (high for _, high in known))
+
+
+def _between(ends: Iterable[Size]) -> Interval:
+    """The least and the greatest of these."""
+    found = [*ends]
+    return reduce(minimum, found), reduce(maximum, found)
 
 
 _RULES: Rules[Any, Callable[[fx.Node], Interval | None]] = Rules()
@@ -608,43 +669,35 @@ def _padded(node: fx.Node) -> Interval | None:
 
 @_RULES.rule(*named("arange.start_step"))
 def _arange(node: fx.Node) -> Interval | None:
-    start, end = map(_size, node.args[:2])
+    start, end = map(_number, node.args[:2])
     if start is None or end is None:
         return None
     step = node.args[2] if len(node.args) > 2 else 1
     if not isinstance(step, int) or step < 1:
         return _hull([start, end])
-    return start[0], max(start[1], end[1] - 1)
+    return start[0], maximum(start[1], end[1] - 1)
 
 
 def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
     def rule(node: fx.Node) -> Interval | None:
-        a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
+        a, b = map(interval, node.args[:2])
         alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
         if a is None or b is None or not isinstance(alpha, int):
             return None
-        ends = [x + sign * alpha * y for x in a for y in b]
-        return min(ends), max(ends)
+        return _between(x + sign * alpha * y for x in a for y in b)
 
     return rule
 
 
-def _symbolic(x: Any) -> Interval | None:
-    return None if isinstance(x, fx.Node) else _size(x)
-
-
 @_RULES.rule(*named("mul.Tensor mul.Scalar"))
 def _product(node: fx.Node) -> Interval | None:
-    a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
-    if a is None or b is None:
-        return None
-    ends = [x * y for x in a for y in b]
-    return min(ends), max(ends)
+    a, b = map(interval, node.args[:2])
+    return None if a is None or b is None else _between(x * y for x in a for y in b)
 
 
 @_RULES.rule(*named("rsub.Scalar"))
 def _reversed(node: fx.Node) -> Interval | None:
-    a, b = (interval(x) or _symbolic(x) for x in node.args[:2])
+    a, b = map(interval, node.args[:2])
     if a is None or b is None or len(node.args) > 2 or node.kwargs:
         return None
     return b[0] - a[1], b[1] - a[0]
@@ -657,19 +710,22 @@ def _cumulative(node: fx.Node) -> Interval | None:
         return found
     count = val.shape[node.args[1]]
     n = count if isinstance(count, int) else LARGEST_SIZE
-    return min(found[0], found[0] * n), max(found[1], found[1] * n)
+    return minimum(found[0], found[0] * n), maximum(found[1], found[1] * n)
 
 
 @_RULES.rule(*named("bitwise_and.Scalar bitwise_and.Tensor"))
 def _masked(node: fx.Node) -> Interval | None:
-    found = [b for b in map(interval, node.args) if b is not None and b[0] >= 0]
-    return (0, min(high for _, high in found)) if found else None
+    found = [b for b in map(interval, node.args) if b is not None and known_ge(b[0], 0)]
+    return (0, reduce(minimum, (high for _, high in found))) if found else None
 
 
 @_RULES.rule(*named("abs"))
 def _magnitude(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
-    return None if found is None else (max(0, found[0], -found[1]), max(-found[0], found[1]))
+    if found is None:
+        return None
+    low, high = found
+    return maximum(0, maximum(low, -high)), maximum(-low, high)
 
 
 @_RULES.rule(*named("neg"))
@@ -684,8 +740,8 @@ _RULES.update(
         (_either(1, 2), "where.self"),
         (_either(0, 2), "masked_fill.Scalar"),
         (_either(0, 1), "slice_scatter select_scatter maximum minimum"),
-        (lambda node: _size(node.args[1]), "full full_like"),
-        (lambda node: _size(node.args[2]), "new_full"),
+        (lambda node: interval(node.args[1]), "full full_like"),
+        (lambda node: interval(node.args[2]), "new_full"),
         (lambda node: (0, 0), "zeros_like"),
         (lambda node: (1, 1), "ones_like"),
         (_sums(1), "add.Tensor add.Scalar"),

@@ -56,6 +56,8 @@ class Backend:
     validate  refuses wrong options before anything is compiled; what it returns, unless that is
               None, are the options that all others get
     is_named  whether it takes the option `name`, what reports call it
+    is_open   whether it takes graphs with open sizes, those too that only the data knows:
+              placeholders for them, and each size as an expression over these
     keeps     whether, with these options, what is captured for it outlives the process
     begin     called with the options when a capture begins, so that files are read meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
@@ -72,6 +74,7 @@ class Backend:
     install: str | None = None
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
+    is_open: bool = False
     keeps: Callable[[Any], bool] | None = None
     begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
@@ -399,6 +402,7 @@ register(
         needs=("llvmlite",),
         validate=Options.parse,
         is_named=True,
+        is_open=True,
     )
 )
 _engine(
@@ -409,6 +413,7 @@ _engine(
     validate=later("fusee.backends.onnx.options", "OnnxOptions.parse"),
     needs=("onnxruntime", "onnxscript"),
     install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
+    is_open=True,
 )
 for _name, _table, _help in (
     (
@@ -429,6 +434,7 @@ for _name, _table, _help in (
         keeps=operator.attrgetter("model_caching"),
         begin=later("fusee.backends.openvino.region", "read_ahead"),
         resume=later("fusee.backends.openvino.region", "resume"),
+        is_open=_name == "openvino",  # tracing for TorchScript fixes all sizes
     )
 _engine(
     ("cudagraphs",),
@@ -475,26 +481,14 @@ for _name, _run, _help in (
     ("eager", "run_captured", "the captured graph, run as it is"),
     ("aot_eager", "run_aten", "the functional ATen graph on eager kernels"),
 ):
-    register(Backend(_name, later("fusee.backends.aot_autograd", _run), _help, tags=("debug",)))
-
-
-# They compile graphs with placeholders for sizes, and know each size as an expression over these.
-_WITH_SYMBOLS = frozenset({"fusee", "eager", "aot_eager", "openvino"})
-
-
-# Those that read sizes off results. Engines have no part for that: a graph ends there as before.
-_WITH_UNBACKED = frozenset({"fusee", "eager", "aot_eager"})
-
-
-def takes_unbacked(backend: Any) -> bool:
-    """Whether a backend takes graphs with sizes that only the data knows."""
-    if isinstance(backend, str):
-        return backend.lower() in _WITH_UNBACKED
-    return takes_symbols(backend)
+    _run_graph = later("fusee.backends.aot_autograd", _run)
+    register(Backend(_name, _run_graph, _help, tags=("debug",), is_open=True))
 
 
 def takes_symbols(backend: Any) -> bool:
     """Whether a backend takes graphs with open sizes; functions say so by `takes_symbols`."""
-    if isinstance(backend, str):
-        return backend.lower() in _WITH_SYMBOLS
-    return getattr(backend, "takes_symbols", False) is True
+    found = _backends.get(backend) if isinstance(backend, str) else backend
+    found = found.backend if isinstance(found, BoundBackend) else found
+    if isinstance(found, Backend):
+        return found.is_open
+    return getattr(found, "takes_symbols", False) is True

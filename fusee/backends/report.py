@@ -60,6 +60,7 @@ class RegionRow:
     """A part of the graph that an engine runs.
 
     ops          how often each operator is in it
+    open         inputs with sizes that vary
     failed       why our compiler runs it instead, if it does
     primitives   what the engine executes and how often, if it can say
     calls        how often it was called; `seconds` is what they took in all
@@ -69,6 +70,7 @@ class RegionRow:
     engine: str
     device: str
     ops: dict[str, int]
+    open: tuple[str, ...] = ()
     failed: str | None = None
     primitives: Callable[[], dict[str, int]] | None = None
     calls: int = 0
@@ -90,7 +92,8 @@ class RegionRow:
         where = f"{self.engine} on {self.device}"
         if self.failed is not None:
             where = f"our compiler, since {self.engine} failed: {self.failed}"
-        return f"{self.name}  {where}; {sum(self.ops.values())} calls: {listed}{more}{mean}"
+        sizes = f"; open: {', '.join(self.open)}" if self.open else ""
+        return f"{self.name}  {where}; {sum(self.ops.values())} calls: {listed}{more}{sizes}{mean}"
 
 
 @dataclass(frozen=True)

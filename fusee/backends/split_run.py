@@ -6,6 +6,7 @@ warning, for that region alone. Regions have no effects, so one that failed can 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import threading
@@ -51,6 +52,7 @@ from fusee.backends.report import (
 )
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
 from fusee.backends.runtime_wrapper import bind, is_differentiated
+from fusee.backends.stages import is_staged, staged
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 from fusee.source import HostSource, listed
@@ -128,20 +130,33 @@ def compile_split(
     engine: Engine,
     options: Options,
     report: Report,
+    is_whole: bool = True,
 ) -> SplitCall:
     """A traced graph as what runs it: the engine's regions, and ours between them.
 
+    Where sizes show that only the data knows, each stage is split by itself.
+
     example_inputs   one per InputSpec
     options          for what our compiler gets
+    is_whole         False: it is a stage of a graph
     """
+    if is_staged(aten):
+        if aten.required:  # which checks by example know nothing of
+            options = dataclasses.replace(options, check=False)
+
+        def compile_part(graph: AtenGraph, examples: list[Any]) -> RegionCall:
+            call = compile_split(graph, examples, engine, options, report, is_whole=False).call
+            return lambda inputs: call(*inputs)
+
+        return SplitCall(staged(aten, compile_part, example_inputs, None), None)
     with report.timed("split"):
         fold(aten, options)
         restride(aten)
         note_values(aten, example_inputs)
         engine.prepare(aten, example_inputs)
-        decided = split(aten, engine)
+        decided = split(aten, engine, is_whole=is_whole)
         while forget_read(aten, decided.rest, example_inputs):
-            decided = split(aten, engine)
+            decided = split(aten, engine, is_whole=is_whole)
         parts = cut(aten, decided.levels)
     report.unclaimed += decided.unclaimed
     place = {node: k for k, node in enumerate(aten.placeholders)}
@@ -203,7 +218,11 @@ class _EngineCall:
         self.lock = threading.Lock()
         self.ours: RegionCall | None = None
         self.row = RegionRow(
-            region.name, engine.name, engine.device, dict(Counter(map(op_of, region.calls())))
+            region.name,
+            engine.name,
+            engine.device,
+            dict(Counter(map(op_of, region.calls()))),
+            region.open_inputs(),
         )
         report.regions.append(self.row)
         self.spec: Any = None
@@ -289,10 +308,6 @@ def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
                 write.add(f"{name[node]} = {name[node]}.permute({_axes(inverse(order))})")
         if gone := [name[node] for node in last.get(k, ())]:
             write.add(f"del {', '.join(gone)}")
-    for node in dict.fromkeys(aten.results):
-        if node.op == "call_function" and not node.meta["val"].is_contiguous():
-            steps = listed(map(aten.to_size, node.meta["val"].stride()))
-            write.add(f"{name[node]} = laid_out({name[node]}, {steps})")
     write_results(write, aten, name)
     return str(write)
 

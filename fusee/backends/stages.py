@@ -107,7 +107,7 @@ class _Body:
                 write.add(*self.readings.lines(node, self.name[node]))
             if names := [self.name[node] for node in gone.get(k, ())]:
                 write.add(f"del {', '.join(names)}")
-        self._finish()
+        write_results(write, aten, self.name)
         return write.function("body")
 
     def _named(self, node: fx.Node) -> str:
@@ -132,15 +132,6 @@ class _Body:
         text = call_source(node, call, self.name.__getitem__)
         self.write.add(f"{self._named(node)} = {text}")
         return (node,)
-
-    def _finish(self) -> None:
-        aten, write = self.aten, self.write
-        for node in dict.fromkeys(aten.results):
-            if node.op == "call_function":
-                steps = listed(map(aten.to_size, node.meta["val"].stride()))
-                name = self.name[node]
-                write.add(f"if {name}.stride() != {steps}: {name} = laid_out({name}, {steps})")
-        write_results(write, aten, self.name)
 
 
 def staged(

@@ -32,9 +32,11 @@ from fusee.backends.regions import (
     Region,
     bounds,
     by_operator,
+    has_no_elements,
     indexed,
     interval,
     named,
+    relies,
 )
 from fusee.source import HostSource, Rules
 
@@ -57,8 +59,11 @@ def why_not(node: fx.Node) -> str | None:
     places = indexed(node)
     if not places and refuses(node):
         return "ONNX Runtime takes values that ATen refuses"
-    for index, low, _ in places:
-        if low == 0 and index.op != "placeholder" and (interval(index) or (-1, 0))[0] < 0:
+    for index, wraps, _ in places:
+        if wraps or index.op == "placeholder":
+            continue
+        found = interval(index)
+        if found is None or not relies(node, found[0], ">=", 0):
             return "an index computed in the graph may be negative: ONNX counts from the end"
     return None
 
@@ -177,7 +182,7 @@ class OnnxRuntime(Engine):
         used = [user for user in node.users if user.target is operator.getitem] or [node]
         vals = [other.meta["val"] for other in (*node.all_input_nodes, *used)]
         for val in [val for val in vals if isinstance(val, Tensor)]:
-            if val.numel() == 0:
+            if has_no_elements(val):
                 return "a tensor without elements has no memory to bind"
         key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
         if key not in self.probed:
@@ -201,7 +206,9 @@ def _form(arg: Any, is_shape: bool) -> Any:
     """Equal for arguments that the exporter and the runtime treat alike."""
     if isinstance(arg, fx.Node):
         val = arg.meta["val"]
-        return (val.dtype, val.dim()) if isinstance(val, Tensor) else type(val)
+        if not isinstance(val, Tensor):
+            return type(val)
+        return val.dtype, val.dim(), any(type(n) is not int for n in val.shape)
     if isinstance(arg, (tuple, list)):
         return tuple(_form(one, is_shape) for one in arg)
     if isinstance(arg, Mapping):
@@ -265,14 +272,14 @@ class _RegionCall:
         position = {node: k for k, node in enumerate(graph.placeholders)}
         found = [row for node in region.calls() for row in indexed(node)]
         # ONNX counts negative indices from the end, ATen refuses those of most operators
-        self.indices = sorted({position[x] for x, low, _ in found if low == 0 and x in position})
+        self.indices = sorted({position[x] for x, wraps, _ in found if not wraps and x in position})
 
         def session(given: Mapping[int, Tensor]) -> _Session:
             weights = {graph.inputs[k].name: x for k, x in given.items()}
             model = model_of(explicit(graph), weights, graph.constants)
             return _Session(model, weights, graph, options)
 
-        computed = any(low == 0 and x not in position for x, low, _ in found)
+        computed = any(not wraps and x not in position for x, wraps, _ in found)
         taken_for = bounds(region) if computed else []
         self.made = Followed(region.fixed(), taken_for, region.examples, session, _SESSIONS)
 
@@ -298,6 +305,6 @@ def _sizes_of(region: Region) -> Callable[[tuple[Any, ...]], Sequence[Sequence[i
     write = HostSource("sizes", "inputs")
     write.read_symbols(graph.symbols)
     write.hold("Declined", Declined)
-    write.add(*(f"if {size} < 1: raise Declined" for size in region.open_sizes()))
+    write.add(*(f"if not {one}: raise Declined" for one in region.conditions()))
     write.add(f"return {[list(size) for size in sizes]!r}")
     return write.function("sizes")

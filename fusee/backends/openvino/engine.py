@@ -29,9 +29,12 @@ from fusee.backends.regions import (
     Region,
     bounds,
     fits,
+    has_no_elements,
     indexed,
     interval,
+    is_int,
     named,
+    relies,
 )
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
 from fusee.loops.operators import claimed
@@ -98,7 +101,7 @@ def _cannot_hold(node: fx.Node) -> str | None:
     for val in vals if isinstance(vals, (tuple, list)) else [vals]:
         if not isinstance(val, Tensor):
             continue
-        if 0 in val.shape and isinstance(vals, Tensor):  # of several, batch norms leave some empty
+        if isinstance(vals, Tensor) and has_no_elements(val):  # of several, batch norms leave some
             return "OpenVINO may crash on a tensor without elements"
         if val.dtype in _FLOATS or val.dtype == torch.bool:
             continue
@@ -135,7 +138,7 @@ def _always(node: fx.Node) -> str | None:
     *named(
         """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d unfold
         col2im glu _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod
-        prod.dim_int linalg_vector_norm addmm baddbmm bmm mm dot linear convolution rms_norm
+        prod.dim_int addmm baddbmm bmm mm dot linear convolution rms_norm
         _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_bicubic2d.vec upsample_bilinear2d.vec
         upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
         upsample_linear1d.vec upsample_trilinear3d.vec"""
@@ -146,6 +149,13 @@ def _floats(node: fx.Node) -> str | None:
     if not _val(node).dtype.is_floating_point:
         return "OpenVINO computes it for floating point only"
     return None
+
+
+@OPERATORS.rule(*named("linalg_vector_norm"))
+def _norm(node: fx.Node) -> str | None:
+    if len(node.args) < 3 or not node.args[2]:
+        return "OpenVINO takes the norm along axes that are named"
+    return _floats(node)
 
 
 @OPERATORS.rule(*named("grid_sampler_2d"))
@@ -183,7 +193,7 @@ def _is_widened(node: fx.Node) -> bool:
     while node.op == "call_function" and node.target in _VIEWS:
         node = node.all_input_nodes[0]
     val = _val(node)
-    is_vector = sum(n != 1 for n in val.shape) <= 1
+    is_vector = sum(not is_int(n, 1) for n in val.shape) <= 1
     return is_vector and val.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -208,11 +218,12 @@ def _logic(node: fx.Node) -> str | None:
 
 @OPERATORS.rule(*named("embedding index_select gather index.Tensor"))
 def _indexes(node: fx.Node) -> str | None:
-    for index, low, size in indexed(node):
+    for index, wraps, size in indexed(node):
         found = interval(index)
         if index.op == "placeholder" or found is None:
             continue  # it comes from outside of the region, which checks it at each call
-        if not isinstance(size, int) or found[0] < low or found[1] >= size:
+        low, high = (-size, size - 1) if wraps else (0, size - 1)
+        if not relies(node, found[0], ">=", low) or not relies(node, found[1], "<=", high):
             return "an index computed in the graph may be out of range, and nothing would say so"
     return None
 
@@ -460,15 +471,15 @@ def _prepare(region: Region) -> str:
     for name, place in graph.symbols.items():
         least = -LARGEST_SIZE if place.axis is None else 1
         write.add(f"if not {least} <= {name} <= {LARGEST_SIZE}: raise Declined")
-    write.add(*(f"if {size} < 1: raise Declined" for size in region.open_sizes()))
+    write.add(*(f"if not {one}: raise Declined" for one in region.conditions()))
     position = {node: k for k, node in enumerate(graph.placeholders)}
-    checks = (
-        f"check({write.input(position[index])}, {low}, {graph.to_size(size)})"
+    checks = dict.fromkeys(
+        (position[index], wraps, graph.to_size(size))
         for node in region.calls()
-        for index, low, size in indexed(node)
+        for index, wraps, size in indexed(node)
         if index in position
     )
-    write.add(*dict.fromkeys(checks))
+    write.add(*(f"check({write.input(k)}, {-n * wraps}, {n})" for k, wraps, n in checks))
     vals = [node.meta["val"] for node in distinct(graph)[0]]
     made = [f"empty({listed(map(graph.to_size, x.shape))}, dtype={x.dtype})" for x in vals]
     write.add(f"return [{', '.join(made)}]")

@@ -18,6 +18,7 @@ from fusee.aten.torch_api import OpOverload
 from fusee.backends.openvino.api import bindings, element_of, last_line, wrap
 from fusee.backends.regions import HEAD, fits, interval, lasting
 from fusee.errors import BackendError
+from fusee.sym.expr import known_ge
 
 # ---------------------------------------------------------------------------- openvino graph
 
@@ -59,13 +60,11 @@ def decodable(
 
 class _Decodable(Sized):
     def __init__(self) -> None:
-        super().__init__(_extreme(aten.minimum.default), _extreme(aten.maximum.default))
+        super().__init__(_extreme(aten.minimum.default), _extreme(aten.maximum.default), _Numbers)
 
     def name_symbols(self, whole: AtenGraph) -> None:
         super().name_symbols(whole)
-        self.whole, numbers = whole, _Numbers(self.graph)
-        for name in whole.symbols:
-            self.symbols[name] = _Number(self.symbols[name].node, numbers)
+        self.whole = whole
 
     def copy(self, node: fx.Node) -> fx.Node:
         made = super().copy(node)
@@ -320,8 +319,8 @@ def _tail(weight: fx.Node) -> _Tail | None:
     while isinstance(node, fx.Node) and node.op == "call_function":
         bounds = None if node.meta["val"].is_floating_point() else interval(node)
         is_scaled = aten.mul.Tensor not in wanted
-        is_small = bounds is not None and bounds[0] >= 0 and bounds[1] <= 255 and fits(node)
-        if is_scaled and is_small:
+        is_small = bounds is not None and known_ge(bounds[0], 0) and known_ge(255, bounds[1])
+        if is_scaled and is_small and fits(node):
             return _Tail(node, tuple(reversed(steps)))
         if node.target in wanted and (is_scaled or node.target is aten.mul.Tensor):
             del wanted[wanted.index(node.target) :]
