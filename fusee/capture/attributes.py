@@ -140,7 +140,7 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        return self.world.recorder.call(function, operands, {})
+        return self.world.recorder.call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""
@@ -322,7 +322,7 @@ def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
     if id(fake) in m.world.seen or m.modes:
         return False
     if name == "requires_grad" and isinstance(value, bool):
-        m.world.recorder.call(torch.Tensor.requires_grad_, (fake, value), {})
+        m.world.recorder.call(torch.Tensor.requires_grad_, fake, value)
         return True
     if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:
         return False
@@ -339,7 +339,7 @@ def _store_data(m: Capturing, fake: torch.Tensor, value: torch.Tensor) -> None:
         if not is_like or not recorder.is_main or (fake.requires_grad and not is_input):
             raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
         before = fake.detach().requires_grad_(fake.requires_grad)
-    data = recorder.call(torch.Tensor.detach, (value,), {})
+    data = recorder.call(torch.Tensor.detach, value)
     recorder.rebind(fake, before, data)
     if is_input:
         m.world.inputs[id(before)] = m.world.inputs[id(fake)]
@@ -397,7 +397,7 @@ def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | Non
 def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:
     """What a method gives that is written in Python; ABSENT if the class has none."""
     method = python_method(m, obj, name)
-    return ABSENT if method is None else m.call(method, (obj, *args), {})
+    return ABSENT if method is None else m.call(method, obj, *args)
 
 
 def lookup(m: Capturing, obj: Any, name: str) -> Any:
@@ -420,14 +420,14 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
         return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
     try:
-        return m.call(custom, (obj, name), {}) if custom else of_instance(m, obj, name)
+        return m.call(custom, obj, name) if custom else of_instance(m, obj, name)
     except AttributeError:
         fallback = python_method(m, obj, "__getattr__")
         if fallback is None:
             raise
     if fallback is torch.nn.Module.__getattr__:  # not above: errors would have another as context
         return _in_module_tables(m, obj, name)
-    return m.call(fallback, (obj, name), {})
+    return m.call(fallback, obj, name)
 
 
 # ------------------------------------------------------------------------------ kinds of objects
@@ -629,11 +629,11 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
     if isinstance(found, property):
         if found.fget is None:
             raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
-        return m.call(m.world.hold(found.fget, words), (obj,), {})
+        return m.call(m.world.hold(found.fget, words), obj)
     if isinstance(found, _C_DESCRIPTORS):
         return m.world.slot(obj, name)
     if isinstance(found, functools.cached_property):
-        value = m.call(m.world.hold(found.func, words), (obj,), {})
+        value = m.call(m.world.hold(found.func, words), obj)
         m.set_in_dict(obj, name, value)
         return value
     if not hasattr(type(found), "__get__"):
@@ -676,12 +676,9 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
             delattr(obj, name) if value is DELETED else setattr(obj, name, value)
             return
         raise GraphBreak(f"setting the attribute {name} of a class")
-    which = "__delattr__" if value is DELETED else "__setattr__"
-    custom = python_method(m, obj, which)
-    if custom is not None:
-        m.call(custom, (obj, name) if value is DELETED else (obj, name, value), {})
-        return
-    store_plainly(m, obj, name, value)
+    which, *given = ("__delattr__",) if value is DELETED else ("__setattr__", value)
+    if ask(m, obj, which, name, *given) is ABSENT:
+        store_plainly(m, obj, name, value)
 
 
 def _store_in_tensor(m: Capturing, obj: Any, name: str, value: Any) -> None:
@@ -695,18 +692,15 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """What object.__setattr__ and object.__delattr__ do."""
     found = class_lookup(m, type(obj), name)
     if found is not ABSENT and _is_data_descriptor(found):
+        which, *given = ("delete", obj) if value is DELETED else ("set", obj, value)
         if isinstance(found, property):
             function = found.fdel if value is DELETED else found.fset
             if function is None:
-                what = "deleter" if value is DELETED else "setter"
-                kind = type(obj).__name__
+                what, kind = "deleter" if value is DELETED else "setter", type(obj).__name__
                 raise AttributeError(f"property {name!r} of {kind!r} object has no {what}")
-            m.world.hold(function, name)
-            m.call(function, (obj,) if value is DELETED else (obj, value), {})
+            m.call(m.world.hold(function, name), *given)
             return
-        given = (obj,) if value is DELETED else (obj, value)
-        which = "__delete__" if value is DELETED else "__set__"
-        if ask(m, found, which, *given) is not ABSENT:
+        if ask(m, found, f"__{which}__", *given) is not ABSENT:
             return
         if m.world.origin(obj) is not None and type(found) is not types.MemberDescriptorType:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")

@@ -97,12 +97,13 @@ class Between(Semantics):
         super().__init__()
         self.nested = nested
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         if type(function) is types.MethodType:
             args, function = (function.__self__, *args), function.__func__
         if type(function) is functools.partial:
-            args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-            return self.call(function.func, args, kwargs)
+            return self.call(
+                function.func, *function.args, *args, **{**function.keywords, **kwargs}
+            )
         if isinstance(function, nn.Module):
             if type(function.__dict__) is dict and not has_global_hooks():
                 kind: Any = type(function)
@@ -120,16 +121,16 @@ class Between(Semantics):
             args, kwargs = self._called_back(function, args, kwargs)
         if self.frames:  # what C calls back later has no caller here
             function = called_from(self.frames[-1], function, is_code)
-        return super().call(function, args, kwargs)
+        return super().call(function, *args, **kwargs)
 
     def _make(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What type.__call__ does."""
         if cls.__new__ is object.__new__:
             obj = object.__new__(cls)
         else:
-            obj = self.call(cls.__new__, (cls, *args), kwargs)
+            obj = self.call(cls.__new__, cls, *args, **kwargs)
         if isinstance(obj, cls):
-            result = self.call(type(obj).__init__, (obj, *args), kwargs)
+            result = self.call(type(obj).__init__, obj, *args, **kwargs)
             if result is not None:
                 kind = type(result).__name__
                 raise TypeError(f"__init__() should return None, not {kind!r}")
@@ -150,7 +151,7 @@ class Between(Semantics):
         kinds = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
         if not isinstance(function, kinds):
             return function
-        return lambda *args, **kwargs: self.call(function, args, kwargs)
+        return functools.partial(self.call, function)
 
     # ---------------------------------------------------------------------- methods of operators
 
@@ -162,7 +163,7 @@ class Between(Semantics):
             for each in names:
                 if getattr(own, f"__{each}__", None) is not None:
                     if (method := _python_method(left, f"__{each}__")) is not None:
-                        found = self.call(method, (left, right), {})
+                        found = self.call(method, left, right)
                         if found is not NotImplemented:
                             return found
                     break
@@ -170,7 +171,7 @@ class Between(Semantics):
 
     def subscript(self, container: Any, key: Any) -> Any:
         method = _python_method(container, "__getitem__")
-        return container[key] if method is None else self.call(method, (container, key), {})
+        return container[key] if method is None else self.call(method, container, key)
 
     def attribute(self, obj: Any, name: str) -> Any:
         found = _in_class(type(obj), name)
@@ -180,7 +181,7 @@ class Between(Semantics):
         if cls.__getattribute__ is not object.__getattribute__:
             return getattr(obj, name)
         try:
-            return self.call(found.fget, (obj,), {})
+            return self.call(found.fget, obj)
         except AttributeError:
             if not hasattr(cls, "__getattr__"):
                 raise
@@ -188,11 +189,11 @@ class Between(Semantics):
 
     def iterate(self, x: Any) -> Any:
         method = _python_method(x, "__iter__")
-        return iter(x) if method is None else iter(self.call(method, (x,), {}))
+        return iter(x) if method is None else iter(self.call(method, x))
 
     def next(self, iterator: Any) -> Any:
         method = _python_method(iterator, "__next__")
-        return next(iterator) if method is None else self.call(method, (iterator,), {})
+        return next(iterator) if method is None else self.call(method, iterator)
 
 
 def _in_class(cls: type, name: str) -> Any:

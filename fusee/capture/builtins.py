@@ -23,7 +23,7 @@ import typing
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx.node import map_aggregate
@@ -36,7 +36,7 @@ from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.iterators import Called
 from fusee.capture.mirrors import Later
 from fusee.capture.numbers import Computed, Number, converted
-from fusee.capture.sources import Call, Held, Local, is_trusted
+from fusee.capture.sources import Call, Local, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -52,13 +52,13 @@ from fusee.capture.torch_api import (
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Stand = Callable[[Capturing, Args, Kwargs], Any]
+Stand = Callable[..., Any]  # takes the machine, and then what the function takes
 
 SPECIAL: dict[Any, Stand] = {}
-# By id of the code that closures share: `(function, capturing, args, kwargs) -> result`.
-BY_CODE: dict[int, Callable[..., Any]] = {}
+# By id of the code that closures share: they get the function before all else.
+BY_CODE: dict[int, Stand] = {}
 # By the class of a function in C, likewise.
-BY_TYPE: dict[type, Callable[..., Any]] = {}
+BY_TYPE: dict[type, Stand] = {}
 
 
 def special(function: Any) -> Stand | None:
@@ -75,18 +75,6 @@ def special(function: Any) -> Stand | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)
-def takes_no_names(function: Any) -> bool:
-    """Whether a builtin refuses keyword arguments; what stands in for it might not."""
-    if not isinstance(function, types.BuiltinFunctionType) or function.__module__ != "builtins":
-        return False
-    try:
-        found = inspect.signature(function).parameters.values()
-    except ValueError:  # any other might take them, as __build_class__ does
-        return function in (dir, getattr, iter, next, vars)
-    return all(each.kind is each.POSITIONAL_ONLY for each in found)
-
-
 def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
     def register(stand: Stand) -> Stand:
         SPECIAL.update(dict.fromkeys(functions, stand))
@@ -95,10 +83,10 @@ def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
     return register
 
 
-def stands_for_each(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
     """The same, for a stand-in that takes before all else what it stands for."""
 
-    def register(stand: Callable[..., Any]) -> Callable[..., Any]:
+    def register(stand: Stand) -> Stand:
         SPECIAL.update((function, functools.partial(stand, function)) for function in functions)
         return stand
 
@@ -109,18 +97,17 @@ def stands_for_each(*functions: Any) -> Callable[[Callable[..., Any]], Callable[
 
 
 @stands_for(isinstance)
-def _isinstance(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
-    obj, kinds = args
+def _isinstance(m: Capturing, obj: Any, kinds: Any, /) -> bool:
     if isinstance(obj, Computed) or symbols.is_open(obj):
         return issubclass(m.kind_of(obj), kinds)
     if isinstance(kinds, tuple):
-        return any(_isinstance(m, (obj, kind), {}) for kind in kinds)
+        return any(_isinstance(m, obj, kind) for kind in kinds)
     own = m.kind_of(obj) if isinstance(obj, FakeTensor) else type(obj)
     meta = type(kinds)
     if not isinstance(kinds, type) or (meta is not type and kinds is not own):
         custom = attributes.class_lookup(m, meta, "__instancecheck__")
         if isinstance(custom, types.FunctionType) and custom.__module__ not in _OF_ABCS:
-            return m.truth(m.call(custom, (kinds, obj), {}))
+            return m.truth(m.call(custom, kinds, obj))
     if not isinstance(obj, FakeTensor):
         return isinstance(obj, kinds)
     return kinds is not FakeTensor and (isinstance(obj, kinds) or issubclass(own, kinds))
@@ -130,8 +117,7 @@ _OF_ABCS = ("abc", "_py_abc", "typing", "torch.nn.parameter", "torch")
 
 
 @stands_for(getattr)
-def _getattr(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    obj, name, *default = args
+def _getattr(m: Capturing, obj: Any, name: str, /, *default: Any) -> Any:
     try:
         return m.attribute(obj, name)
     except AttributeError:
@@ -141,23 +127,20 @@ def _getattr(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 @stands_for(hasattr)
-def _hasattr(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+def _hasattr(m: Capturing, obj: Any, name: str, /) -> bool:
     try:
-        m.attribute(*args)
+        m.attribute(obj, name)
     except AttributeError:
         return False
     return True
 
 
 @stands_for(type)
-def _type(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1:
-        (obj,) = args
-        if isinstance(obj, FakeTensor):
-            return m.attribute(obj, "__class__")
-        return m.kind_of(obj)
-    refuse_hooks(*args)
-    made = type(*args, **kwargs)
+def _type(m: Capturing, obj: Any, /, *body: Any, **kwargs: Any) -> Any:
+    if not body:
+        return m.attribute(obj, "__class__") if isinstance(obj, FakeTensor) else m.kind_of(obj)
+    refuse_hooks(obj, *body)
+    made = type(obj, *body, **kwargs)
     m.made_classes.add(made)
     return made
 
@@ -178,8 +161,7 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 
 
 @stands_for(id)
-def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
-    (obj,) = args
+def _id(m: Capturing, obj: Any, /) -> int:
     is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module))
     is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
     if isinstance(obj, FakeTensor) and not is_memo:
@@ -195,7 +177,7 @@ def _id(m: Capturing, args: Args, kwargs: Kwargs) -> int:
 
 
 @stands_for(sys.exc_info)
-def _exc_info(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Any]:
+def _exc_info(m: Capturing) -> tuple[Any, Any, Any]:
     error = _handled(m)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
@@ -204,34 +186,27 @@ def _handled(m: Capturing) -> BaseException | None:
     if m.handled is None:
         if sys.exception() is not None:
             raise GraphBreak("whoever calls the compiled function is handling an exception")
-        outer = Held(sys.exception, "the exception that is handled")
-        m.world.fact(EqualsMatch, Call(outer, operator.call, ""), None)
+        outer = given_by(sys.exception, "the exception that is handled")
+        m.world.fact(EqualsMatch, outer, None)
     return m.handled
 
 
 @stands_for(hash)
-def _hash(m: Capturing, args: Args, kwargs: Kwargs) -> int:
-    if (found := attributes.ask(m, *args, "__hash__")) is not ABSENT:
+def _hash(m: Capturing, x: Any, /) -> int:
+    if (found := attributes.ask(m, x, "__hash__")) is not ABSENT:
         return found  # type: ignore[no-any-return]
-    args = symbols.value(args)
-    m.look(args, COMPARED)
-    if getattr(type(args[0]), "__hash__", None) is object.__hash__:
-        _id(m, args, kwargs)  # which it is made of
+    x = symbols.value(x)
+    m.look((x,), COMPARED)
+    if getattr(type(x), "__hash__", None) is object.__hash__:
+        _id(m, x)  # which it is made of
     m.world.passing.append("a hash")
-    return hash(*args)
-
-
-@stands_for(vars)
-def _vars(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if not args:
-        raise GraphBreak("vars() without an argument")
-    return m.attribute(args[0], "__dict__")
+    return hash(x)
 
 
 def breaking(reason: str, remedy: str = "") -> Stand:
     """What ends the graph in place of a function."""
 
-    def stand(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    def stand(*_: Any, **__: Any) -> NoReturn:
         raise GraphBreak(reason, remedy)
 
     return stand
@@ -246,7 +221,7 @@ stands_for(eval, exec, compile, open, input, breakpoint, __import__, dir)(
 
 
 @stands_for(globals)
-def _globals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _globals(m: Capturing) -> Any:
     names = m.frames[-1].globals
     module = names.get("__name__", "")
     m.world.mirror_of_globals(names, module)
@@ -254,15 +229,10 @@ def _globals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 @stands_for(locals)
-def _locals(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _locals(m: Capturing) -> Any:
     if m.frames[-1].code.co_freevars:
         raise GraphBreak("locals() with variables of a function around")
     return variables(m)
-
-
-SPECIAL[sys.getrecursionlimit] = lambda m, args, kwargs: m.world.load(
-    sys.getrecursionlimit(), Call(Held(sys.getrecursionlimit, ""), operator.call, "")
-)
 
 
 @stands_for_each(
@@ -271,28 +241,25 @@ SPECIAL[sys.getrecursionlimit] = lambda m, args, kwargs: m.world.load(
     functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
-def _natively(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     reads = function in (range, itertools.count, itertools.repeat)
     m.look(args if reads else (), AS_NUMBERS)
     return function(*args, **kwargs)
 
 
-_ON = {
-    function: Call(Held(function, f"{function.__name__}()"), operator.call, "")
-    for function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled)
-}
+_DETERMINISTIC = is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled
 
 
-@stands_for_each(*_ON)
-def _is_deterministic(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+@stands_for_each(*_DETERMINISTIC)
+def _is_deterministic(function: Any, m: Capturing) -> bool:
     found = bool(function())
     if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
         return found  # the program itself has set it
-    return bool(m.world.load(found, _ON[function]))
+    return bool(m.world.load(found, given_by(function, f"{function.__name__}()")))
 
 
 @stands_for(torch.cuda.is_available)
-def _has_gpu(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+def _has_gpu(m: Capturing) -> bool:
     found = torch.cuda.is_available()
     m.world.recorder.answers.append((torch.cuda.is_available, (), {}, found))
     return found
@@ -306,58 +273,61 @@ def _operator(name: str, kind: Any) -> Callable[..., Any]:
 
 
 # What is an operation of the machine's, or of attributes.py's, on the same operands.
-_SAME: dict[Any, Callable[..., Any]] = {
-    setattr: lambda m, *args: m.store_attribute(*args),
-    delattr: lambda m, *args: m.delete_attribute(*args),
+SPECIAL.update({
+    setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
+    delattr: lambda m, obj, name, /: m.delete_attribute(obj, name),
     object.__setattr__: attributes.store_plainly,
     object.__getattribute__: attributes.of_instance,
-    operator.getitem: lambda m, *args: m.subscript(*args),
-    operator.setitem: lambda m, *args: m.store_subscript(*args),
-    operator.delitem: lambda m, *args: m.delete_subscript(*args),
-    operator.contains: lambda m, *args: m.contains(*args),
-    operator.is_: lambda m, *args: m.identical(*args),
-    operator.is_not: lambda m, *args: not m.identical(*args),
-    bool: lambda m, x=False: m.truth(x),
-    operator.truth: lambda m, x: m.truth(x),
+    vars: lambda m, obj, /: m.attribute(obj, "__dict__"),
+    operator.getitem: lambda m, x, key, /: m.subscript(x, key),
+    operator.setitem: lambda m, x, key, item, /: m.store_subscript(x, key, item),
+    operator.delitem: lambda m, x, key, /: m.delete_subscript(x, key),
+    operator.contains: lambda m, x, item, /: m.contains(x, item),
+    operator.is_: lambda m, x, other, /: m.identical(x, other),
+    operator.is_not: lambda m, x, other, /: not m.identical(x, other),
+    bool: lambda m, x=False, /: m.truth(x),
+    operator.truth: lambda m, x, /: m.truth(x),
     **{f: _operator("binary", kind) for kind, f in enumerate(BINARY)},
     **{f: _operator("unary", kind) for kind, f in UNARY.items()},
     **{f: _operator("compare", symbol) for symbol, f in COMPARE.items()},
     super: attributes.super_of,
     sys.exception: _handled,
-    typing.cast: lambda m, kind, x: x,
-    vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None: (
+    sys.getrecursionlimit: lambda m: m.world.load(
+        sys.getrecursionlimit(), given_by(sys.getrecursionlimit)
+    ),
+    typing.cast: lambda m, typ, val: val,
+    vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None, /: (
         function if obj is None else types.MethodType(function, obj)
     ),
     vars(types.GetSetDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
     vars(types.MemberDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
-    torch.compiler.is_compiling: lambda m: _is_compiling(m),
-    torch.compiler.is_dynamo_compiling: lambda m: _is_compiling(m),
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
     torch.profiler.record_function.__exit__: lambda m, *args: None,
-}
+    FakeTensor.tolist: lambda m, x: m.call(torch.Tensor.tolist, x),  # it asks for each element
+})  # fmt: skip
 
 
-def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None) -> Any:
+def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None, /) -> Any:
     """What a descriptor in C gives: `type.__dict__["__mro__"].__get__(cls)`, say."""
     if found.__objclass__ is type and isinstance(obj, type):
         return found.__get__(obj)  # whatever the class of the class has under this name
     raise GraphBreak(f"{found.__name__} of a class in C is read through its descriptor")
 
 
+for _kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
+    SPECIAL[vars(_kind)["__get__"]] = _of_descriptor
+
+
+@stands_for(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(m: Capturing) -> bool:
     m.asks_compiling = True
     return m.is_compiling
 
 
-@stands_for_each(*_SAME)
-def _same(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return _SAME[function](m, *args, **kwargs)
-
-
 @stands_for_each(str, repr)
-def _as_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _as_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if len(args) != 1 or kwargs:
         m.look(args)
         return function(*args, **kwargs)
@@ -365,78 +335,69 @@ def _as_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 @stands_for(os.fspath)
-def _fspath(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    found = attributes.ask(m, args[0], "__fspath__")
-    return os.fspath(args[0]) if found is ABSENT else found
+def _fspath(m: Capturing, path: Any) -> Any:
+    found = attributes.ask(m, path, "__fspath__")
+    return os.fspath(path) if found is ABSENT else found
 
 
 @stands_for_each(int, float)
-def _to_number(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) == 1 and not kwargs and symbols.is_open(args[0]):
-        return symbols.converted(args[0], kind)
+def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any) -> Any:
+    if not base and not kwargs and symbols.is_open(x):
+        return symbols.converted(x, kind)
     method = f"__{kind.__name__}__"
-    if args and attributes.python_method(m, args[0], method) is not None:
-        return m.call(m.special(args[0], method), (), {})
-    if args and isinstance(args[0], FakeTensor):
-        return m.call(getattr(args[0], method), (), {})  # C code would refuse a Number
-    if args and type(args[0]) is Number:
-        return converted(args[0], kind)
-    m.look(args, AS_NUMBERS)
-    return kind(*args, **kwargs)
+    if (found := attributes.ask(m, x, method)) is not ABSENT:
+        return found
+    if isinstance(x, FakeTensor):
+        return m.call(getattr(x, method))  # C code would refuse a Number
+    if type(x) is Number:
+        return converted(x, kind)
+    m.look((x, *base), AS_NUMBERS)
+    return kind(x, *base, **kwargs)
 
 
-SPECIAL[map_aggregate] = lambda m, args, kwargs: map_aggregate(
-    m.deep(args[0]), Called(m, *args[1:], **kwargs)
-)
-
-# a FakeTensor's own asks for each element
-SPECIAL[FakeTensor.tolist] = lambda m, args, kwargs: m.call(torch.Tensor.tolist, args, kwargs)
+SPECIAL[map_aggregate] = lambda m, a, fn: map_aggregate(m.deep(a), Called(m, fn))
 
 
 # ------------------------------------------------------------------------------ checks of sizes
 
 
 @stands_for(torch._check_with)
-def _check_with(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _check_with(m: Capturing, error_type: Any, cond: Any, message: Any = None) -> None:
     """A check of torch's, whose own code imports sympy. Where it fails, eager says what it says."""
-    _, holds, *_ = args
-    if type(holds) is torch.SymBool and holds.node.is_pending() and m.expects(holds):
+    if type(cond) is torch.SymBool and cond.node.is_pending() and m.expects(cond):
         return
-    if not (type(holds) is bool or symbols.is_open(holds)) or not m.truth(holds):
+    if not (type(cond) is bool or symbols.is_open(cond)) or not m.truth(cond):
         raise GraphBreak("a check of torch's fails")
 
 
 @stands_for(getattr(torch._check_is_size, "__wrapped__", torch._check_is_size))
-def _check_is_size(
-    m: Capturing, args: Args, kwargs: Kwargs, of: Callable[..., Any] = symbols.operated
-) -> None:
-    size, most = args[0], kwargs.get("max")
-    _check_with(m, (RuntimeError, of(operator.ge, size, 0)), {})
-    if most is not None:
-        _check_with(m, (RuntimeError, of(operator.le, size, most)), {})
+def _check_is_size(m: Capturing, i: Any, message: Any = None, *, max: Any = None) -> None:
+    _check_with(m, RuntimeError, symbols.operated(operator.ge, i, 0))
+    if max is not None:
+        _check_with(m, RuntimeError, symbols.operated(operator.le, i, max))
 
 
 # ------------------------------------------------------------------------------ torch's state
 
 
 @stands_for_each(*STATE_SWITCHES)
-def _switch(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _switch(function: Any, m: Capturing, *args: Any) -> Any:
     m.world.recorder.graph.call_function(function, args)
     return function(*args)
 
 
 @stands_for_each(*FIXED_ANSWERS)
-def _answer(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _answer(function: Any, *_: Any, **__: Any) -> Any:
     return FIXED_ANSWERS[function]
 
 
 @stands_for(set_deterministic)
-def _set_deterministic(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _set_deterministic(m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     if not m.world.recorder.is_main:
         raise GraphBreak("whether algorithms are deterministic is switched in a function of a call")
     # as it was is what the graph ends with
-    for function in (is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled):
-        m.call(function, (), {})
+    for function in _DETERMINISTIC:
+        m.call(function)
     m.world.recorder.graph.call_function(set_deterministic, args, kwargs)
     set_deterministic(*args, **kwargs)
 
@@ -447,15 +408,14 @@ _mode: Any = torch.inference_mode
 
 
 @stands_for(_mode.__enter__)
-def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    (manager,) = args
+def _enter(m: Capturing, manager: Any) -> None:
     m.regions.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
 
 
 @stands_for(_mode.__exit__, warnings.catch_warnings.__exit__)
-def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    if not m.regions or m.regions[-1][0] is not args[0]:
-        raise GraphBreak(f"a {type(args[0]).__name__}, which began before this graph, ends here")
+def _exit(m: Capturing, manager: Any, *error: Any) -> None:
+    if not m.regions or m.regions[-1][0] is not manager:
+        raise GraphBreak(f"a {type(manager).__name__}, which began before this graph, ends here")
     _, context = m.regions.pop()
     context.__exit__(None, None, None)
     if getattr(context, "said", None):
@@ -487,7 +447,7 @@ def left(m: Capturing) -> Iterator[None]:
     re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
     re.compile, re.escape,
 )  # fmt: skip
-def _on_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if len(args) > 1 and isinstance(args[1], types.FunctionType):
         args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
     if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
@@ -502,17 +462,17 @@ def _on_text(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     vars(dataclasses)["_process_class"], functools.total_ordering, typing.runtime_checkable,
     enum.unique,
 )  # fmt: skip
-def _of_made_class(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _of_made_class(function: Any, m: Capturing, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What only changes a class: one that the program made is real, others are not changed."""
-    if not args or args[0] not in m.made_classes:
+    if cls not in m.made_classes:
         raise GraphBreak(f"{function.__qualname__}() of a class from outside")
-    made = function(*args, **kwargs)
+    made = function(cls, *args, **kwargs)
     m.made_classes.add(made)
     return made
 
 
 @stands_for(collections.namedtuple)
-def _namedtuple(m: Capturing, args: Args, kwargs: Kwargs) -> type:
+def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
     make: Any = collections.namedtuple
     made: type = make(*args, **kwargs)
@@ -524,14 +484,13 @@ def _namedtuple(m: Capturing, args: Args, kwargs: Kwargs) -> type:
 
 
 @stands_for(weakref.ref)
-def _reference(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _reference(m: Capturing, obj: Any, callback: Any = None, /) -> Any:
     """A weak reference is real: on the machine objects live as long as they do in Python."""
-    obj, *callback = args
-    if any(x is not None for x in callback):
+    if callback is not None:
         raise GraphBreak("a weak reference that tells the program when its object is gone")
     if isinstance(obj, Computed) or type(obj) is types.GeneratorType:
         raise GraphBreak(f"a weak reference to a {m.kind_of(obj).__name__} of the graph")
-    return weakref.ref(obj, **kwargs)
+    return weakref.ref(obj)
 
 
 # ------------------------------------------------------------------------------ frames
@@ -552,8 +511,7 @@ class _Standing(types.SimpleNamespace):
 
 
 @stands_for(sys._getframe)
-def _getframe(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (depth,) = args or (0,)
+def _getframe(m: Capturing, depth: int = 0, /) -> Any:
     if depth >= len(m.frames):
         raise GraphBreak("the frame of whoever called the compiled function")
     f = m.frames[-1 - depth]
@@ -562,12 +520,12 @@ def _getframe(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     found = _Standing(f_code=f.code, f_lineno=f.instruction.line)
     found.f_globals = m.world.hold(names, module)
     if depth + 1 < len(m.frames):
-        found.__dict__["f_back"] = _getframe(m, (depth + 1,), {})
+        found.__dict__["f_back"] = _getframe(m, depth + 1)
     return found
 
 
 _module_name: Any = getattr(sys, "_getframemodulename", _getframe)  # from 3.12 on
-SPECIAL[_module_name] = lambda m, args, kwargs: _getframe(m, args, kwargs).f_globals["__name__"]
+SPECIAL[_module_name] = lambda m, depth=0: _getframe(m, depth).f_globals["__name__"]
 
 # ------------------------------------------------------------------------------ what is said
 
@@ -601,9 +559,6 @@ def _is_in_c(stream: Any) -> bool:
     return stream is None or isinstance(stream.write, types.BuiltinFunctionType)
 
 
-_SINK = Call(Held(_sink, "what warnings go to"), operator.call, "")
-
-
 class _Caught(warnings.catch_warnings):
     """What the program entered. It is on while a program is captured, since torch calls warn then.
 
@@ -617,45 +572,46 @@ class _Caught(warnings.catch_warnings):
         return self.said
 
 
+def _is_caught(m: Capturing) -> bool:
+    return any(type(context) is _Caught for _, context in m.regions)
+
+
 @stands_for(warnings.catch_warnings.__enter__)
-def _catch_warnings(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _catch_warnings(m: Capturing, manager: Any) -> Any:
     """A graph has it wholly or not at all, and the program's own warnings end the graph."""
-    if m.attribute(args[0], "_module") is not warnings:
+    if m.attribute(manager, "_module") is not warnings:
         raise GraphBreak("warnings.catch_warnings() of another module")
-    context = _Caught(record=m.truth(m.attribute(args[0], "_record")))
+    context = _Caught(record=m.truth(m.attribute(manager, "_record")))
     context.__enter__()
-    m.regions.append((args[0], context))
-    if (given := m.attribute(args[0], "_filter")) is not None:
+    m.regions.append((manager, context))
+    if (given := m.attribute(manager, "_filter")) is not None:
         warnings.simplefilter(*given)
     return context.said
 
 
 @stands_for_each(warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
-def _filter(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    if not any(type(context) is _Caught for _, context in m.regions):
+def _filter(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
+    if not _is_caught(m):
         raise GraphBreak(f"warnings.{function.__name__}() acts on all that follows")
     function(*args, **kwargs)
 
 
-def _category(message: Any, category: Any = None, *_: Any, **__: Any) -> Any:
-    """The class of what warnings.warn() says."""
-    return type(message) if isinstance(message, Warning) else category or UserWarning
-
-
 @stands_for(warnings.warn)
-def _warn(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    if any(type(context) is _Caught for _, context in m.regions):
-        kind = _category(*args, **kwargs)
-        action, text, category, module, line = warnings.filters[0]
-        if action == "ignore" and issubclass(kind, category) and not (text or module or line):
+def _warn(
+    m: Capturing, message: Any, category: Any = None, stacklevel: Any = 1, source: Any = None
+) -> None:
+    if _is_caught(m):
+        kind = type(message) if isinstance(message, Warning) else category or UserWarning
+        action, text, of, module, line = warnings.filters[0]
+        if action == "ignore" and issubclass(kind, of) and not (text or module or line):
             return
         raise GraphBreak("a warning within warnings.catch_warnings()")
-    level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
-    if type(level) is not int or level > len(m.frames) or kwargs.get("skip_file_prefixes"):
+    if type(stacklevel) is not int or stacklevel > len(m.frames):
         raise GraphBreak("a warning that names the line of whoever called the compiled function")
-    if m.world.is_changed_inside(warnings) or m.world.said_to(_sink(), _SINK):
+    sink = given_by(_sink, "what warnings go to")
+    if m.world.is_changed_inside(warnings) or m.world.said_to(_sink(), sink):
         raise GraphBreak(_SEEN)
-    say_later(m, warnings.warn, args, kwargs)
+    say_later(m, warnings.warn, (message, category, stacklevel, source), {})
 
 
 _LEVELS = {
@@ -669,7 +625,7 @@ _LEVELS = {
 
 
 @stands_for_each(*_LEVELS)
-def _logs(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     is_method, level = "." in function.__qualname__, _LEVELS[function]
     logger, *said = args if is_method else (m.world.hold(logging.root, "root logger"), *args)
     at = said[0] if level is None else level

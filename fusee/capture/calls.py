@@ -35,21 +35,21 @@ from fusee.capture.attributes import (
     AS_VALUES,
     COMPARED,
     Capturing,
+    ask,
     of_instance,
     python_method,
 )
 from fusee.capture.builtins import (
-    SPECIAL,
+    BY_TYPE,
     Args,
     Kwargs,
     refuse_hooks,
     say_later,
     special,
     stands_for,
-    takes_no_names,
 )
 from fusee.capture.containers import sort_key
-from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, is_scalar, suspended
+from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.iterators import Stepping, new_tuple
@@ -181,7 +181,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if m.world.seen:
             raise GraphBreak(f"a {type(own).__qualname__} beside subclasses of torch.Tensor")
         method = m.attribute(type(own), "__torch_function__")
-        result = m.call(method, (function, (type(own),), given, named), {})
+        result = m.call(method, function, (type(own),), given, named)
         if result is not NotImplemented:
             return result
         raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
@@ -203,7 +203,7 @@ def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
         args, function = (owner, *args), getattr(torch.Tensor, function.__name__)
     if type(function) is types.FunctionType:
         need_values(args, kwargs)
-    return m.world.recorder.call(function, args, kwargs)
+    return m.world.recorder.call(function, *args, **kwargs)
 
 
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -324,7 +324,7 @@ def _getter(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     (obj,) = args
     _, parts = function.__reduce__()
     if isinstance(function, operator.methodcaller):
-        return m.call(m.attribute(obj, parts[0]), parts[1:], {})
+        return m.call(m.attribute(obj, parts[0]), *parts[1:])
     found = []
     for part in parts:
         value = obj
@@ -369,33 +369,29 @@ _C_CALLABLES = (
 )  # fmt: skip
 
 
-def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`."""
     if type(function) is types.MethodType:
-        return call(m, function.__func__, (function.__self__, *args), kwargs)
+        return call(m, function.__func__, function.__self__, *args, **kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
         is_getter = isinstance(function.__self__, types.GetSetDescriptorType)
         if is_getter and args and isinstance(args[0], FakeTensor):  # torch.Tensor.shape.__get__
             return on_tensors(m, function, args, kwargs)
-        args, function = (
-            (function.__self__, *args),
-            vars(function.__objclass__)[function.__name__],
-        )
+        args = (function.__self__, *args)
+        function = vars(function.__objclass__)[function.__name__]
     inner = original(function)
-    if inner is not None:
-        return call(m, m.world.hold(inner, str(m.world.origin(function))), args, kwargs)
-    if type(function) is torch.jit.ScriptFunction:
+    if type(function) is torch.jit.ScriptFunction:  # the function that was scripted
         inner = getattr(function, "_torchdynamo_inline", None)
-        if inner is not None:  # the function that was scripted
-            return call(m, m.world.hold(inner, str(m.world.origin(function))), args, kwargs)
-    replaced = m.policy.replacement(function)
-    if replaced is not None:
-        return replaced(m, args, kwargs)
-    stand = special(function)
+    if inner is not None:
+        return call(m, m.world.hold(inner, str(m.world.origin(function))), *args, **kwargs)
+    stand = m.policy.replacement(function) or special(function)
     if stand is not None:
-        if kwargs and takes_no_names(function):
-            return function(*args, **kwargs)  # the TypeError
-        return stand(m, args, kwargs)
+        try:
+            return stand(m, *args, **kwargs)
+        except TypeError as error:
+            if getattr(error.__traceback__, "tb_next", None) is not None:
+                raise
+        raise GraphBreak(f"{called(function)} is given arguments that capture does not expect")
     if type(function) is types.FunctionType:
         return _call_function(m, function, args, kwargs)
     if isinstance(function, type):
@@ -407,23 +403,19 @@ def call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     method = attributes.python_method(m, function, "__call__")
     if method is not None and hasattr(type(function), "__getattr__"):
         if not isinstance(function, torch.nn.Module):  # it might answer what is asked below
-            return call(m, method, (function, *args), kwargs)
+            return call(m, method, function, *args, **kwargs)
     if is_graph_function(function):
         return on_tensors(m, function, args, kwargs)
     if m.is_generator(getattr(function, "__self__", None)):  # its `send`, say
         return function(*args, **kwargs)
     if isinstance(function, _C_CALLABLES):
         return call_native(m, function, args, kwargs)
-    if isinstance(function, functools._lru_cache_wrapper):
-        return _call_cached(m, function, args, kwargs)
-    if type(function) is weakref.ref:
-        return m.world.referent(function)
     if isinstance(function, torch.nn.Module):
         return _call_module(m, function, args, kwargs)
     if isinstance(function, FakeTensor):
         raise TypeError("'Tensor' object is not callable")
     if method is not None:
-        return call(m, method, (function, *args), kwargs)
+        return call(m, method, function, *args, **kwargs)
     return call_native(m, function, args, kwargs)
 
 
@@ -508,13 +500,13 @@ def _call_partial(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> An
     target = m.world.slot(function, "func")
     before = m.world.slot(function, "args")
     named = m.world.slot(function, "keywords")
-    return call(m, target, (*before, *args), {**m.plain(named), **kwargs})
+    return call(m, target, *before, *args, **{**m.plain(named), **kwargs})
 
 
-def _call_cached(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function with a cache: called again, as long as nobody could tell."""
     before, said = m.world.changes(), len(m.world.later)
-    result = call(m, m.world.slot(function, "__wrapped__"), args, kwargs)
+    result = call(m, m.world.slot(function, "__wrapped__"), *args, **kwargs)
     if m.world.changes() == before and is_scalar(result):
         return result
     del m.world.later[said:]
@@ -522,6 +514,10 @@ def _call_cached(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
         say_later(m, function, args, kwargs)  # it warns, once
         return None
     raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
+
+
+BY_TYPE[functools._lru_cache_wrapper] = _call_cached
+BY_TYPE[weakref.ref] = lambda ref, m: m.world.referent(ref)
 
 
 # ------------------------------------------------------------------------------ modules
@@ -533,26 +529,26 @@ def _call_module(m: Capturing, module: torch.nn.Module, args: Args, kwargs: Kwar
         raise GraphBreak("hooks for all modules are registered", "register them on one module")
     call_method = attributes.class_lookup(m, type(module), "__call__")
     if call_method is not torch.nn.Module.__call__:
-        return call(m, call_method, (module, *args), kwargs)
+        return call(m, call_method, module, *args, **kwargs)
     mirror = m.world.attributes(module)
     names = module.__dict__ if mirror is None else mirror.obj
     is_clean = mirror is None or not any(name in mirror.writes for name in HOOKS)
     if not is_clean or any(names.get(name) for name in HOOKS):
-        return call(m, torch.nn.Module._call_impl, (module, *args), kwargs)
+        return call(m, torch.nn.Module._call_impl, module, *args, **kwargs)
     if mirror is not None:
         for name in HOOKS:
             if name in names:
                 m.world.fact(Empty, m.world.part(mirror, name), names[name])
-    return call(m, m.attribute(module, "forward"), args, kwargs)
+    return call(m, m.attribute(module, "forward"), *args, **kwargs)
 
 
 @stands_for(LazyModuleMixin._infer_parameters)
-def _infer_parameters(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _infer_parameters(m: Capturing, module: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The hook by which the first call of a lazy module makes its parameters."""
-    if m.is_outside(args[0]):
+    if m.is_outside(module):
         raise Unready
     hook: Any = LazyModuleMixin._infer_parameters
-    return _call_function(m, hook, args, kwargs)
+    return _call_function(m, hook, (module, *args), kwargs)
 
 
 # ------------------------------------------------------------------------------ classes
@@ -567,13 +563,14 @@ def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if meta is not type:
         custom = attributes.class_lookup(m, meta, "__call__")
         if isinstance(custom, types.FunctionType):
-            return call(m, custom, (cls, *args), kwargs)
+            return call(m, custom, cls, *args, **kwargs)
         if isinstance(custom, type):  # a TypedDict is made by dict
-            return call(m, custom, args, kwargs)
-    return make_instance(m, cls, args, kwargs)
+            return call(m, custom, *args, **kwargs)
+    return make_instance(m, cls, *args, **kwargs)
 
 
-def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
+@stands_for(vars(type)["__call__"])
+def make_instance(m: Capturing, cls: type, /, *args: Any, **kwargs: Any) -> Any:
     """What type.__call__ does."""
     if isinstance(getattr(cls, "__del__", None), types.FunctionType):
         raise GraphBreak(f"a {cls.__qualname__} is made, whose end runs code of the program's")
@@ -581,7 +578,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     new = new.__func__ if isinstance(new, staticmethod) else new
     init = attributes.class_lookup(m, cls, "__init__")
     if isinstance(new, types.FunctionType) or special(new) is not None:
-        obj = call(m, new, (cls, *args), kwargs)
+        obj = call(m, new, cls, *args, **kwargs)
     elif new is object.__new__:
         if getattr(cls, "__abstractmethods__", None):
             return cls()  # the TypeError
@@ -595,7 +592,7 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if not issubclass(m.kind_of(obj), cls):
         return obj
     if isinstance(init, types.FunctionType):
-        result = call(m, init, (obj, *args), kwargs)
+        result = call(m, init, obj, *args, **kwargs)
         if result is not None:
             raise TypeError(f"__init__() should return None, not {type(result).__name__!r}")
     elif init is not object.__init__ and init is not ABSENT:
@@ -603,13 +600,13 @@ def make_instance(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     return obj
 
 
-def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
+@stands_for(builtins.__build_class__)
+def build_class(m: Capturing, body: Any, name: str, /, *bases: Any, **kwargs: Any) -> type:
     """What the statement `class` does.
 
     source   https://docs.python.org/3/reference/datamodel.html#customizing-class-creation
     """
-    body, name, *bases = args
-    resolved = types.resolve_bases(tuple(bases))
+    resolved = types.resolve_bases(bases)
     refuse_hooks(
         name, resolved, {}, kwargs.get("metaclass", type(resolved[0]) if resolved else type)
     )
@@ -617,20 +614,14 @@ def build_class(m: Capturing, args: Args, kwargs: Kwargs) -> type:
     f = frame_of(m, body, (), {})
     f.names = namespace
     cell = f.run()
-    if resolved != tuple(bases) and "__orig_bases__" not in namespace:
-        namespace["__orig_bases__"] = tuple(bases)
+    if resolved != bases and "__orig_bases__" not in namespace:
+        namespace["__orig_bases__"] = bases
     refuse_hooks(name, resolved, namespace, meta)
     made: type = meta(name, resolved, namespace, **keywords)
     if isinstance(cell, types.CellType):
         assert cell.cell_contents is made
     m.made_classes.add(made)
     return made
-
-
-SPECIAL[builtins.__build_class__] = build_class
-SPECIAL[vars(type)["__call__"]] = lambda m, args, kwargs: make_instance(
-    m, args[0], args[1:], kwargs
-)
 
 
 # ---------------------------------------------------------------------------- copying
@@ -650,8 +641,7 @@ _copy_module: Any = copy
 
 
 @stands_for(copy.copy)
-def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
+def _copy(m: Capturing, x: Any) -> Any:
     if type(x) in _KINDS:
         return m.plain(x).copy()
     if is_scalar(x) or symbols.is_open(x) or isinstance(x, _ATOMS) or type(x) in (tuple, frozenset):
@@ -660,9 +650,8 @@ def _copy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 @stands_for(copy.deepcopy)
-def _deepcopy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _deepcopy(m: Capturing, x: Any, memo: Any = None) -> Any:
     """Containers, tensors and instances within one another, each copied once."""
-    x, memo, *_ = (*args, kwargs.get("memo"))
     made: dict[int, Any] = {} if memo is None else m.plain(memo)
 
     def copied(x: Any) -> Any:
@@ -704,7 +693,7 @@ def _tensor(m: Capturing, x: Any, made: dict[int, Any]) -> Any:
                 "a deep copy of a tensor that has gradients or a base, or that modes hear of"
             )
     made.setdefault(_TENSORS, []).append(x)
-    return m.call(torch.clone, (x,), {})
+    return m.call(torch.clone, x)
 
 
 _TENSORS = -1  # no id: in a memo, the tensors that were copied
@@ -713,30 +702,27 @@ _TENSORS = -1  # no id: in a memo, the tensors that were copied
 def _instance(m: Capturing, x: Any, method: str, args: Args, memo: Any) -> Any:
     if isinstance(x, (FakeTensor, types.ModuleType)):
         raise GraphBreak(f"copying a {type(x).__qualname__}")
-    custom = python_method(m, x, method)
-    if custom is not None:
-        return m.call(custom, (x, *args), {})
-    reduce = python_method(m, x, "__reduce_ex__")
-    found = _reduced(m, x) if reduce is None else m.call(reduce, (x, 4), {})
+    if (made := ask(m, x, method, *args)) is not ABSENT:
+        return made
+    if (found := ask(m, x, "__reduce_ex__", 4)) is ABSENT:
+        found = _reduced(m, x)
     if isinstance(found, str):
         return x
     rebuild = m.world.hold(_copy_module._reconstruct, "copy._reconstruct")
-    return m.call(rebuild, (x, memo, *found), {})
+    return m.call(rebuild, x, memo, *found)
 
 
 def _reduced(m: Capturing, x: Any) -> Any:
     """What object.__reduce_ex__ gives."""
     kind = type(x)
-    custom = python_method(m, x, "__reduce__")
-    if custom is not None:
-        return m.call(custom, (x,), {})
+    if (found := ask(m, x, "__reduce__")) is not ABSENT:
+        return found
     in_c = {base for base in kind.__mro__ if base.__flags__ & _IN_C}
     if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
         raise GraphBreak(f"copying a {kind.__qualname__}")
-    new = python_method(m, x, "__getnewargs__")
-    given = () if new is None else m.items(m.call(new, (x,), {}))
-    state = python_method(m, x, "__getstate__")
-    held = _state(m, x) if state is None else m.call(state, (x,), {})
+    given = () if (new := ask(m, x, "__getnewargs__")) is ABSENT else m.items(new)
+    if (held := ask(m, x, "__getstate__")) is ABSENT:
+        held = _state(m, x)
     items = m.iterate(x) if isinstance(x, list) else None
     pairs = iter(m.mapping(x).items()) if isinstance(x, dict) else None
     function: Any = copyreg.__newobj__  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from typing import Any
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, stands_for, stands_for_each
+from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
 from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.guards import TypeMatch
 from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
@@ -30,33 +30,30 @@ from fusee.capture.torch_api import FakeTensor
 
 
 @stands_for(len)
-def _len(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
+def _len(m: Capturing, x: Any, /) -> Any:
     if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
         return int(found)
     if isinstance(x, CONTAINERS):
         return m.length(x)
     if isinstance(x, FakeTensor) and x.dim():
         return x.shape[0]
-    m.look(args)
+    m.look((x,))
     return len(symbols.whole_text(x))
 
 
 @stands_for(operator.length_hint)
-def _length_hint(m: Capturing, args: Args, kwargs: Kwargs) -> int:
-    x, *default = args
+def _length_hint(m: Capturing, x: Any, /, *default: int) -> int:
     names = ("__len__", "__length_hint__")
     there = [n for n in names if attributes.python_method(m, x, n) is not None]
     asking = {n: lambda _, n=n: ask(m, x, n) for n in there}
     return operator.length_hint(type("", (), asking)() if there else m.plain(x), *default)
 
 
-SPECIAL[iter] = lambda m, args, kwargs: m.iterate(*args) if len(args) == 1 else iter(*args)
+SPECIAL[iter] = lambda m, x, /, *end: iter(x, *end) if end else m.iterate(x)
 
 
 @stands_for(next)
-def _next(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    iterator, *default = args
+def _next(m: Capturing, iterator: Any, /, *default: Any) -> Any:
     try:
         return m.next(iterator)
     except StopIteration:
@@ -77,26 +74,31 @@ def _iterable(m: Capturing, x: Any) -> Any:
 
 
 @stands_for_each(
-    list, tuple, set, frozenset, sum, any, all, collections.deque, dict.fromkeys,
+    list, tuple, set, frozenset, collections.deque, dict.fromkeys,
     collections.OrderedDict.fromkeys, collections.defaultdict.fromkeys,
 )  # fmt: skip
-def _collecting(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _collecting(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if not args:
         return function(**kwargs)
-    if function in (any, all):
-        return function(m.truth(x) for x in _iterable(m, args[0]))  # no further than needed
-    first = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
-    if function is sum:
-        start = kwargs.get("start", args[1] if len(args) > 1 else 0)
-        return functools.reduce(functools.partial(m.binary, 0), first, start)
+    items = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
     if function not in (list, tuple, collections.deque):
-        first = m.hashed(first)
-    return function(first, *args[1:], **kwargs)
+        items = m.hashed(items)
+    return function(items, *args[1:], **kwargs)
+
+
+@stands_for_each(any, all)
+def _asked_in_turn(function: Any, m: Capturing, x: Any, /) -> bool:
+    found: bool = function(m.truth(item) for item in _iterable(m, x))  # no further than needed
+    return found
+
+
+@stands_for(sum)
+def _sum(m: Capturing, x: Any, /, start: Any = 0) -> Any:
+    return functools.reduce(functools.partial(m.binary, 0), m.items(x), start)
 
 
 @stands_for(list.__new__, set.__new__, dict.__new__)
-def _new_container(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    cls, *_ = args
+def _new_container(m: Capturing, cls: Any, /, *_: Any, **__: Any) -> Any:
     return (
         cls.__new__(cls)
         if cls.__flags__ & 1 << 8
@@ -105,9 +107,8 @@ def _new_container(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
 
 @stands_for(tuple.__new__)
-def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    cls, *items = args
-    return tuple.__new__(cls, *(m.items(x) for x in items), **kwargs)
+def _new_tuple(m: Capturing, cls: Any, items: Any = (), /) -> Any:
+    return tuple.__new__(cls, m.items(items))
 
 
 @stands_for_each(
@@ -116,7 +117,7 @@ def _new_tuple(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     itertools.compress, itertools.cycle, itertools.pairwise, itertools.zip_longest,
     itertools.permutations, itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
-def _lazily(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
     def given(x: Any) -> Any:
@@ -131,38 +132,37 @@ def _lazily(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return function(*map(given, args), **kwargs)
 
 
-SPECIAL[itertools.chain.from_iterable] = lambda m, args, kwargs: itertools.chain.from_iterable(
-    _iterable(m, x) for x in m.items(args[0])
+SPECIAL[itertools.chain.from_iterable] = lambda m, x, /: itertools.chain.from_iterable(
+    _iterable(m, part) for part in m.items(x)
 )
 
 
 @stands_for(enumerate)
-def _enumerate(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    m.look((*args[1:], *kwargs.values()), AS_NUMBERS)
-    return enumerate(_iterable(m, args[0]), *args[1:], **kwargs)
+def _enumerate(m: Capturing, iterable: Any, start: Any = 0) -> Any:
+    m.look((start,), AS_NUMBERS)
+    return enumerate(_iterable(m, iterable), start)
 
 
 @stands_for(itertools.islice)
-def _islice(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    m.look(args[1:], AS_NUMBERS)
-    return itertools.islice(_iterable(m, args[0]), *args[1:])
+def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
+    m.look(ends, AS_NUMBERS)
+    return itertools.islice(_iterable(m, x), *ends)
 
 
 @stands_for(functools.reduce)
-def _reduce(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    function, iterable, *start = args
-    return functools.reduce(lambda a, b: m.call(function, (a, b), {}), m.items(iterable), *start)
+def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
+    return functools.reduce(functools.partial(m.call, function), m.items(x), *start)
 
 
 @stands_for(reversed)
-def _reversed(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if (found := attributes.ask(m, args[0], "__reversed__")) is not ABSENT:
+def _reversed(m: Capturing, x: Any, /) -> Any:
+    if (found := attributes.ask(m, x, "__reversed__")) is not ABSENT:
         return found
-    is_python = attributes.python_method(m, args[0], "__getitem__") is not None
-    if is_python and not hasattr(type(args[0]), "__reversed__"):
-        return reversed(Indexed(m, args[0]))
-    m.look(args)
-    return reversed(m.plain(args[0]))
+    is_python = attributes.python_method(m, x, "__getitem__") is not None
+    if is_python and not hasattr(type(x), "__reversed__"):
+        return reversed(Indexed(m, x))
+    m.look((x,))
+    return reversed(m.plain(x))
 
 
 class _Key:
@@ -183,31 +183,28 @@ class _Key:
 
 def sort_key(m: Capturing, key: Any) -> Callable[[Any], Any]:
     """A key by which C code sorts as the program would."""
-    return lambda x: _Key(m, x if key is None else m.call(key, (x,), {}))
+    return lambda x: _Key(m, x if key is None else m.call(key, x))
 
 
 @stands_for(sorted)
-def _sorted(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
-    reverse = m.truth(kwargs.get("reverse", False))
-    return sorted(m.listed(args[0]), key=sort_key(m, kwargs.get("key")), reverse=reverse)
+def _sorted(m: Capturing, x: Any, /, *, key: Any = None, reverse: Any = False) -> list[Any]:
+    return sorted(m.listed(x), key=sort_key(m, key), reverse=m.truth(reverse))
 
 
 @stands_for_each(bisect.insort_left, bisect.insort_right)
-def _insort(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    items, x, *between = args
+def _insort(
+    function: Any, m: Capturing, a: Any, x: Any, *ends: Any, key: Any = None, **named: Any
+) -> None:
     find = getattr(bisect, function.__name__.replace("insort", "bisect"))
-    key = kwargs.get("key")
-    wanted = x if key is None else m.call(key, (x,), {})
-    place = m.call(find, (items, wanted, *between), kwargs)
-    m.call(m.attribute(items, "insert"), (place, x), {})
+    wanted = x if key is None else m.call(key, x)
+    place = m.call(find, a, wanted, *ends, key=key, **named)
+    m.call(m.attribute(a, "insert"), place, x)
 
 
 @stands_for_each(min, max)
-def _extreme(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    items = m.items(args[0]) if len(args) == 1 else list(args)
-    if not items and "default" in kwargs:
-        return kwargs["default"]
-    return function(items, key=sort_key(m, kwargs.get("key")))
+def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
+    items = args if len(args) > 1 else m.items(*args)
+    return function(items, key=sort_key(m, key), **default)
 
 
 def pairs(m: Capturing, x: Any) -> Any:
@@ -222,23 +219,22 @@ def pairs(m: Capturing, x: Any) -> Any:
 
 
 @stands_for_each(dict, collections.OrderedDict)
-def _mapping(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _mapping(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return kind(*(pairs(m, x) for x in args), **kwargs)
 
 
 @stands_for(collections.defaultdict)
-def _defaultdict(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return collections.defaultdict(*args[:1], *(m.mapping(x) for x in args[1:]), **kwargs)
+def _defaultdict(m: Capturing, factory: Any = None, x: Any = (), /, **kwargs: Any) -> Any:
+    return collections.defaultdict(factory, pairs(m, x), **kwargs)
 
 
 _count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
 
 
 @stands_for(_count_elements)
-def _count(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    counts, iterable = args
+def _count(m: Capturing, counts: Any, iterable: Any) -> None:
     for x in m.items(iterable):
-        before = m.call(m.attribute(counts, "get"), (x, 0), {})
+        before = m.call(m.attribute(counts, "get"), x, 0)
         m.store_subscript(counts, x, m.binary(0, before, 1))
 
 
@@ -278,7 +274,7 @@ def _made(m: Capturing, container: Any, key: Any) -> Any:
     factory = m.world.slot(container, "default_factory")
     if factory is None:
         raise KeyError(key)
-    value = m.call(factory, (), {})
+    value = m.call(factory)
     m.store_subscript(container, key, value)
     return value
 

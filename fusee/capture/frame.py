@@ -244,7 +244,7 @@ class Frame:
             try:
                 method = _method(machine, self.stack[-1], "close" if ends else "throw")
                 if method is not None:
-                    self.result = machine.call(method, () if ends else (error,), {})
+                    self.result = machine.call(method, *(() if ends else (error,)))
                     if not ends:
                         return True
             except StopIteration as returned:
@@ -536,23 +536,19 @@ class Semantics:
     def mapping(self, x: Any) -> dict[Any, Any]:
         return dict(x)
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
         if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
             return stand(self, *args)
         if self.handled is None:
             return function(*args, **kwargs)
-        return _handling(self.handled, function, args, kwargs)
-
-
-def _handling(error: BaseException, function: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Call a function while Python itself handles an exception, as sys.exc_info shows it."""
-    before = error.__traceback__, error.__context__
-    try:
-        raise error
-    except BaseException:  # noqa: BLE001  # it was raised for this
-        error.__traceback__, error.__context__ = before
-        return function(*args, **kwargs)
+        # Python itself is to handle the exception meanwhile, as sys.exc_info shows it
+        error, before = self.handled, (self.handled.__traceback__, self.handled.__context__)
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001  # it was raised for this
+            error.__traceback__, error.__context__ = before
+            return function(*args, **kwargs)
 
 
 def variables(m: Semantics) -> dict[str, Any]:
@@ -587,7 +583,7 @@ def own_super(m: Semantics) -> Any:
         raise RuntimeError("super(): empty __class__ cell")
     if not isinstance(cls, type):
         raise RuntimeError(f"super(): __class__ is not a type ({type(cls).__name__})")
-    return m.call(super, (cls, owner), {})
+    return m.call(super, cls, owner)
 
 
 # Functions in C that look at the frame that calls them, by how many arguments they have then.

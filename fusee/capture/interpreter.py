@@ -114,7 +114,7 @@ class Machine(Capturing):
         return self.world.hold(module, full)
 
     def import_from(self, module: Any, name: str) -> Any:
-        found = self.call(getattr, (module, name, ABSENT), {})
+        found = self.call(getattr, module, name, ABSENT)
         return super().import_from(module, name) if found is ABSENT else found
 
     def caught(self, error: BaseException) -> None:
@@ -444,7 +444,7 @@ class Machine(Capturing):
             return dict(dict.items(self.plain(x)))
         if not hasattr(type(x), "keys"):
             return {**x}  # the TypeError
-        keys = self.items(self.call(self.attribute(x, "keys"), (), {}))
+        keys = self.items(self.call(self.attribute(x, "keys")))
         return {key: self.subscript(x, key) for key in keys}
 
     call = call

@@ -38,7 +38,7 @@ class Called:
         self.is_test = is_test
 
     def __call__(self, *row: Any) -> Any:
-        found = self.m.call(self.function, row, {}) if self.function is not None else row[0]
+        found = self.m.call(self.function, *row) if self.function is not None else row[0]
         return self.m.truth(found) if self.is_test else found
 
 
@@ -72,7 +72,7 @@ class Indexed:
         self.end = end
 
     def __len__(self) -> int:
-        return int(self.m.call(len, (self.sequence,), {}))
+        return int(self.m.call(len, self.sequence))
 
     def __getitem__(self, k: int) -> Any:
         if k == self.end:

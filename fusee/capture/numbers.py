@@ -340,8 +340,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def _values(recorder: Any, x: torch.Tensor) -> Any:
     """What a tensor holds now, in a tensor that nothing writes to."""
-    flat = recorder.call(torch.Tensor.reshape, (recorder.call(torch.detach, (x,), {}), (-1,)), {})
-    return recorder.call(torch.clone, (flat,), {})
+    flat = recorder.call(torch.Tensor.reshape, recorder.call(torch.detach, x), (-1,))
+    return recorder.call(torch.clone, flat)
 
 
 def _number(recorder: Any, values: Any, k: int, made: tuple[Any, ...]) -> Any:
@@ -351,7 +351,7 @@ def _number(recorder: Any, values: Any, k: int, made: tuple[Any, ...]) -> Any:
     recorder.has_numbers = True
 
     def write() -> Any:
-        one = recorder.call(operator.getitem, (values, k), {})
+        one = recorder.call(operator.getitem, values, k)
         return recorder.item(one).node
 
     return Number(write, frozenset(), float, made, is_late=True)

@@ -75,15 +75,13 @@ _JUMPS: dict[str, Opcode] = {
     "RETURN_GENERATOR": lambda f, i: None,
     "END_SEND": lambda f, i: f.stack.__delitem__(-2),
     "GET_AWAITABLE": lambda f, i: f.push(_awaited(f.pop())),
-    "GET_AITER": lambda f, i: f.push(
-        f.machine.call(f.machine.special(f.pop(), "__aiter__"), (), {})
-    ),
+    "GET_AITER": lambda f, i: f.push(f.machine.call(f.machine.special(f.pop(), "__aiter__"))),
     "END_FOR": lambda f, i: None,  # FOR_ITER goes past it
     "LOAD_BUILD_CLASS": lambda f, i: f.push(builtins.__build_class__),
     "LOAD_ASSERTION_ERROR": lambda f, i: f.push(AssertionError),
     "IMPORT_NAME": lambda f, i: f.push(f.machine.import_name(f, i.value, *f.take(2))),
     "IMPORT_FROM": lambda f, i: f.push(f.machine.import_from(f.stack[-1], i.value)),
-    "GET_LEN": lambda f, i: f.push(f.machine.call(len, (f.stack[-1],), {})),
+    "GET_LEN": lambda f, i: f.push(f.machine.call(len, f.stack[-1])),
 }
 OPCODES.update(_JUMPS)
 
@@ -112,7 +110,7 @@ def SEND(f: Frame, i: Instruction) -> None:
         if value is None:
             value = f.machine.next(receiver)
         else:
-            value = f.machine.call(f.machine.attribute(receiver, "send"), (value,), {})
+            value = f.machine.call(f.machine.attribute(receiver, "send"), value)
     except StopIteration as error:
         value = error.value
         f.next = i.target
@@ -147,17 +145,17 @@ def CALL(f: Frame, i: Instruction) -> None:
     if owner is not NULL:
         args = [owner, *args]
     count = len(args) - len(names)
-    f.push(f.machine.call(function, tuple(args[:count]), dict(zip(names, args[count:]))))
+    f.push(f.machine.call(function, *args[:count], **dict(zip(names, args[count:]))))
 
 
 @op()
 def CALL_FUNCTION_EX(f: Frame, i: Instruction) -> None:
     kwargs, given = f.pop() if i.arg & 1 else {}, f.pop()
     function = next(x for x in f.take(2) if x is not NULL)
-    args = tuple(f.machine.listed(checked(given, function)))
+    args = f.machine.listed(checked(given, function))
     if not all(isinstance(key, str) for key in kwargs):
         raise TypeError("keywords must be strings")
-    f.push(f.machine.call(function, args, f.machine.mapping(kwargs)))
+    f.push(f.machine.call(function, *args, **f.machine.mapping(kwargs)))
 
 
 @op("RETURN_CONST", "YIELD_VALUE")
@@ -177,7 +175,7 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
             raise RuntimeError("No active exception to reraise")
         f.push(f.machine.handled)
         RERAISE(f, i)
-    error, *cause = [f.machine.call(x, (), {}) if isinstance(x, type) else x for x in f.take(i.arg)]
+    error, *cause = [f.machine.call(x) if isinstance(x, type) else x for x in f.take(i.arg)]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
     if cause:
@@ -236,7 +234,7 @@ def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
     if is_match and not is_group:
         match = BaseExceptionGroup("", [error])
     elif is_group and not is_match:
-        match, rest = f.machine.call(f.machine.attribute(error, "split"), (kind,), {})
+        match, rest = f.machine.call(f.machine.attribute(error, "split"), kind)
     f.stack += (rest, match)
     if match is not None:
         f.machine.handled = match
@@ -259,9 +257,8 @@ def PREP_RERAISE_STAR(f: Frame, i: Instruction) -> None:
     found = [error for error in found if not _is_part(error, first)]
     if again:
         leaves = {id(leaf) for error in again for leaf in _leaves(error)}
-        kept, _ = f.machine.call(
-            f.machine.attribute(first, "split"), (lambda error: id(error) in leaves,), {}
-        )
+        split = f.machine.attribute(first, "split")
+        kept, _ = f.machine.call(split, lambda error: id(error) in leaves)
         found.append(kept)
     f.push(BaseExceptionGroup("", found) if len(found) > 1 else (*found, None)[0])
 
@@ -295,7 +292,7 @@ def _awaited(x: Any) -> Any:
 @op()
 def GET_ANEXT(f: Frame, i: Instruction) -> None:
     method = f.machine.special(f.stack[-1], "__anext__")
-    f.push(_awaited(f.machine.call(method, (), {})))
+    f.push(_awaited(f.machine.call(method)))
 
 
 @op()
@@ -311,13 +308,13 @@ def BEFORE_WITH(f: Frame, i: Instruction) -> None:
     leave = f.machine.special(manager, f"__{kind}exit__")
     enter = f.machine.special(manager, f"__{kind}enter__")
     f.push(leave)
-    f.push(f.machine.call(enter, (), {}))
+    f.push(f.machine.call(enter))
 
 
 @op()
 def WITH_EXCEPT_START(f: Frame, i: Instruction) -> None:
     leave, *_, error = f.stack[-4:]
-    f.push(f.machine.call(leave, (type(error), error, error.__traceback__), {}))
+    f.push(f.machine.call(leave, type(error), error, error.__traceback__))
 
 
 @op()
@@ -366,7 +363,7 @@ def MATCH_KEYS(f: Frame, i: Instruction) -> None:
     for k, key in enumerate(keys):
         if key in keys[:k]:
             raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
-        found.append(f.machine.call(get, (key, _NOTHING), {}))
+        found.append(f.machine.call(get, key, _NOTHING))
         if found[-1] is _NOTHING:
             f.push(None)
             return
@@ -379,7 +376,7 @@ def MATCH_CLASS(f: Frame, i: Instruction) -> None:
     subject, cls, names = f.take(3)
     if not isinstance(cls, type):
         raise TypeError("called match pattern must be a class")
-    if not f.machine.call(isinstance, (subject, cls), {}):
+    if not f.machine.call(isinstance, subject, cls):
         f.push(None)
         return
     found: list[Any] = []
@@ -459,7 +456,7 @@ def _pair(f: Frame, key: Any, value: Any) -> tuple[Any, Any]:
 def _super(f: Frame, operands: list[Any], has_arguments: int) -> Any:
     """`super(cls, obj)`; without arguments the compiler has found them, and super() does too."""
     function, *given = operands
-    return f.machine.call(function, tuple(given) if has_arguments else (), {})
+    return f.machine.call(function, *(given if has_arguments else ()))
 
 
 _METHODS = sys.version_info >= (3, 12)  # in LOAD_ATTR's argument; before, in LOAD_METHOD

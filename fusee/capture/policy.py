@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import threading
 import types
@@ -134,11 +135,11 @@ class Policy:
     # ---------------------------------------------------------------------- functions
 
     def replacement(self, function: Any) -> Callable[..., Any] | None:
-        """What stands in for a call, `(machine, args, kwargs) -> result`; or None."""
+        """What stands in for a function, as in builtins.py; or None."""
         if not isinstance(function, _FUNCTIONS):
             return None  # an instance may have a hash of its own, in Python
         if function in self.in_graph or is_allowed_by_torch(function):
-            return lambda m, args, kwargs: m.world.recorder.call_whole(function, args, kwargs)
+            return lambda m, /, *args, **kw: m.world.recorder.call_whole(function, *args, **kw)
         if is_kept_out_by_torch(function):
             raise GraphBreak(
                 f"{function.__qualname__}() ends graphs, since torch._dynamo is told so",
@@ -146,16 +147,14 @@ class Policy:
             )
         marks: dict[str, Any] = getattr(function, "__dict__", {})
         if function in self.constant or "_dynamo_marked_constant" in marks:
-            return lambda m, args, kwargs: _constant(m, function, args, kwargs)
+            return functools.partial(_constant, function)
         if function in self.substitutes:
-            other = self.substitutes[function]
-            return lambda m, args, kwargs: m.call(m.world.hold(other, other.__name__), args, kwargs)
+            return _instead(self.substitutes[function])
         if "_torchdynamo_disable" in marks and str(marks["_torchdynamo_disable_msg"]).endswith(
             ("_init_group not supported", "don't trace into fused optimizer")
         ):
             # once TorchDynamo is used it disables for itself what optimizers do, which we can trace
-            own = enabled(function)
-            return lambda m, args, kwargs: m.call(m.world.hold(own, own.__name__), args, kwargs)
+            return _instead(enabled(function))
         return None
 
     def refusal(self, function: types.FunctionType) -> GraphBreak | None:
@@ -209,11 +208,15 @@ def innermost(x: Any) -> Any:
     return x
 
 
-def _constant(m: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _instead(other: Any) -> Callable[..., Any]:
+    return lambda m, /, *args, **kw: m.call(m.world.hold(other, other.__name__), *args, **kw)
+
+
+def _constant(function: Any, m: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The result of a function that is said to give always the same."""
     if any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"{function.__qualname__} is said to be constant, and gets a tensor")
-    result = run_for_real(function, args, kwargs)
+    result = run_for_real(function, *args, **kwargs)
     m.world.recorder.answers.append((function, args, kwargs, result))
     return m.world.load(result, Held(result, f"{function.__qualname__}()"))
 

@@ -360,7 +360,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         return self.dispatch(func, args, kwargs)
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `func` on fakes and write it down."""
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
@@ -390,7 +390,7 @@ class Recorder(TorchFunctionMode):
         if name == "requires_grad_":
             return self.begin_at(*args, **kwargs)
         if kwargs.get("requires_grad") is True:
-            made = self.call(func, args, {**kwargs, "requires_grad": False})
+            made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
@@ -645,7 +645,7 @@ class Recorder(TorchFunctionMode):
             return self.graph.call_method("size", (self.node(shown), axis))
         if not self.reads_numbers:
             raise GraphBreak("a torch call takes a number that a tensor holds")
-        one = self.call(operator.getitem, (shown, self.symbols.places[symbol]), {})
+        one = self.call(operator.getitem, shown, self.symbols.places[symbol])
         return self.graph.call_method("item", (self.node(one),))
 
     def _lifted(self, x: Any) -> Any:
@@ -717,7 +717,7 @@ class Recorder(TorchFunctionMode):
                 for done in (effects(n),)
             )
 
-    def call_whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A function as one node, whatever it does."""
         if self.seen:
             raise GraphBreak("a function in the graph as a whole, beside subclasses of Tensor")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import operator
 import re
 import sys
 import threading
@@ -247,6 +248,12 @@ class Call(Part):
 
     def find(self, of: Any) -> Any:
         return self.function(of)
+
+
+@functools.cache
+def given_by(function: Callable[[], Any], words: str = "") -> Call:
+    """What a function of the process gives."""
+    return Call(Held(function, words), operator.call, "")
 
 
 @dataclass(frozen=True, eq=False)

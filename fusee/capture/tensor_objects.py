@@ -10,8 +10,7 @@ source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-tor
 
 from __future__ import annotations
 
-import operator
-import types
+from types import FunctionType, MethodWrapperType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.mirrors import Mirror
-from fusee.capture.sources import Call, Held
+from fusee.capture.sources import Held, given_by
 from fusee.capture.torch_api import (
     MODE_STACK,
     DeviceContext,
@@ -44,7 +43,7 @@ from fusee.capture.torch_api import (
 # source https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-
 # modes
 
-PLACE = Call(Held(function_modes, "the torch function modes"), operator.call, "")
+PLACE = given_by(function_modes, "the torch function modes")
 _device: Any = torch.device
 
 
@@ -62,7 +61,7 @@ def apply_mode(m: Capturing, func: Any, kinds: list[type], args: Args, kwargs: A
     given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
     try:
         with without_modes(), m.world.recorder:
-            result = m.call(m.attribute(mode, "__torch_function__"), given, {})
+            result = m.call(m.attribute(mode, "__torch_function__"), *given)
     finally:
         m.modes.append(mode)
     if result is NotImplemented:
@@ -71,38 +70,26 @@ def apply_mode(m: Capturing, func: Any, kinds: list[type], args: Args, kwargs: A
 
 
 @stands_for(_device.__enter__)
-def _enter_device(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    m.modes.append(m.call(m.world.hold(DeviceContext, "torch.device"), args, kwargs))
-    return args[0]
-
-
-@stands_for(_device.__exit__, TorchFunctionMode.__exit__)
-def _leave(m: Capturing, args: Args, kwargs: Kwargs) -> None:
-    m.modes.pop()
-
-
-@stands_for(MODE_STACK.pop)
-def _pop(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return m.modes.pop()
+def _enter_device(m: Capturing, device: Any) -> Any:
+    m.modes.append(m.call(m.world.hold(DeviceContext, "torch.device"), device))
+    return device
 
 
 @stands_for(TorchFunctionMode.__enter__, MODE_STACK.push)
-def _push(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    m.modes += args
-    return args[0]
+def _push(m: Capturing, mode: Any) -> Any:
+    m.modes.append(mode)
+    return mode
 
 
-@stands_for(MODE_STACK.length)
-def _length(m: Capturing, args: Args, kwargs: Kwargs) -> int:
-    return len(m.modes)
+@stands_for(_device.__exit__, TorchFunctionMode.__exit__)
+def _leave(m: Capturing, mode: Any, *error: Any) -> None:
+    m.modes.pop()
 
 
-@stands_for(MODE_STACK.all)
-def _all(m: Capturing, args: Args, kwargs: Kwargs) -> list[Any]:
-    return list(m.modes)
-
-
-stands_for(torch.set_default_device)(breaking("the default device is set for all that follows"))
+SPECIAL[MODE_STACK.pop] = lambda m: m.modes.pop()
+SPECIAL[MODE_STACK.length] = lambda m: len(m.modes)
+SPECIAL[MODE_STACK.all] = lambda m: list(m.modes)
+SPECIAL[torch.set_default_device] = breaking("the default device is set for all that follows")
 
 
 # ---------------------------------------------------------------------------- subclasses
@@ -122,13 +109,13 @@ def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
     if m.world.seen and not recorder.off:
         kinds = _asked(m, func, args, kwargs or {})
     if not kinds:
-        return recorder.call(func, args, kwargs or {})
+        return recorder.call(func, *args, **(kwargs or {}))
     # as torch calls it: without kwargs where its code in C was given none
     given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
     with without_modes(), recorder:
         for kind in kinds:
             if kind is not torch.Tensor:
-                result = m.call(m.attribute(kind, "__torch_function__"), given, {})
+                result = m.call(m.attribute(kind, "__torch_function__"), *given)
                 if result is not NotImplemented:
                     return result
     raise GraphBreak(f"{kinds[0].__qualname__}.__torch_function__ leaves a call to others")
@@ -140,7 +127,7 @@ def _asked(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
     return found if any(kind is not torch.Tensor for kind in found) else []
 
 
-_NAMING = (types.FunctionType, types.MethodWrapperType)
+_NAMING = (FunctionType, MethodWrapperType)
 
 
 def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
@@ -160,29 +147,26 @@ def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
 
 
 @stands_for(_default.__func__)
-def _by_default(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _by_default(
+    m: Capturing, cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
     """torch.Tensor.__torch_function__."""
-    cls, func, kinds, given, named = _bound(*args, **kwargs)
-    if not all(issubclass(cls, kind) for kind in m.items(kinds)):
+    if not all(issubclass(cls, kind) for kind in m.items(types)):
         return NotImplemented
-    given, named = m.items(given), {} if named is None else m.mapping(named)
+    given = [*map(m.deep, m.items(args))]
+    named = {key: m.deep(x) for key, x in m.mapping(kwargs or {}).items()}
     m.world.recorder.off += 1
     try:
-        given, named = tuple(map(m.deep, given)), {key: m.deep(x) for key, x in named.items()}
-        result = m.world.recorder.call(func, given, named)
+        result = m.world.recorder.call(func, *given, **named)
     finally:
         m.world.recorder.off -= 1
     if func in get_default_nowrap_functions():
         return result
     is_new = all(x is not result for x in (*given, *named.values()))
     is_new &= id(result) not in m.world.seen
-    if isinstance(result, FakeTensor) and is_new and not isinstance(func, types.MethodWrapperType):
+    if isinstance(result, FakeTensor) and is_new and not isinstance(func, MethodWrapperType):
         return _seen(m, result, cls)  # nobody could tell it from another one on its memory
     return _converted(m, result, cls)
-
-
-def _bound(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return cls, func, types, args, kwargs
 
 
 def _converted(m: Capturing, x: Any, cls: type) -> Any:
@@ -200,7 +184,7 @@ def _made(m: Capturing, x: Any, kind: Any, by: Any = torch.ops.aten.alias.defaul
     """Another tensor of this class on the same memory."""
     if not isinstance(x, FakeTensor) or not isinstance(kind, type):
         raise GraphBreak("a subclass of torch.Tensor is made of something else than a tensor")
-    return _seen(m, m.world.recorder.call(by, (x,), {}), kind)
+    return _seen(m, m.world.recorder.call(by, x), kind)
 
 
 def _seen(m: Capturing, x: Any, kind: type) -> Any:
@@ -213,18 +197,14 @@ def _seen(m: Capturing, x: Any, kind: type) -> Any:
     return x
 
 
-@stands_for(torch.Tensor.__new__)
-def _new(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) != 2 or kwargs:
-        raise GraphBreak("making a tensor of a subclass from more than a tensor")
-    return _made(m, args[1], args[0])
+SPECIAL[torch.Tensor.__new__] = lambda m, cls, x, /: _made(m, x, cls)
 
 
 @stands_for(torch.Tensor._make_subclass)
-def _make_subclass(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    if kwargs or len(args) > 3 or m.truth((*args, False)[2]):
+def _make_subclass(m: Capturing, cls: Any, data: Any, require_grad: Any = False, /) -> Any:
+    if m.truth(require_grad):
         raise GraphBreak("making a tensor of a subclass that requires grad")
-    return _made(m, args[1], args[0], torch.Tensor.detach)
+    return _made(m, data, cls, torch.Tensor.detach)
 
 
 # ------------------------------------------------------------------------------ torch's state
@@ -233,20 +213,18 @@ def _make_subclass(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 _OFF: Any = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
 
 
-@stands_for_each(*_OFF)
-def _manager(cls: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return cls()
+stands_for_each(*_OFF)(lambda cls, m: cls())
 
 
 @stands_for(*(cls.__enter__ for cls in _OFF))
-def _enter(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _enter(m: Capturing, manager: Any) -> None:
     if m.modes:
         raise GraphBreak("torch functions are switched off within a torch function mode")
     m.world.recorder.off += 1
 
 
 @stands_for(*(cls.__exit__ for cls in _OFF))
-def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _exit(m: Capturing, manager: Any, *error: Any) -> None:
     m.world.recorder.off -= 1
 
 
@@ -255,7 +233,7 @@ def _exit(m: Capturing, args: Args, kwargs: Kwargs) -> None:
     torch._C._has_torch_function_unary,
     torch._C._has_torch_function_variadic,
 )
-def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
+def _has(m: Capturing, *args: Any) -> bool:
     if m.modes:
         return True
     if m.world.recorder.off:
@@ -266,9 +244,9 @@ def _has(m: Capturing, args: Args, kwargs: Kwargs) -> bool:
     return any(asked) or bool(m.world.seen and _asked(m, None, args, {}))
 
 
-SPECIAL[torch.Tensor.as_subclass] = lambda m, args, kwargs: _made(m, *args, **kwargs)
-SPECIAL[torch._C._is_torch_function_mode_enabled] = lambda m, args, kwargs: bool(m.modes)
-SPECIAL[torch._C._is_torch_function_enabled] = lambda m, args, kwargs: not m.world.recorder.off
+SPECIAL[torch.Tensor.as_subclass] = lambda m, x, cls: _made(m, x, cls)
+SPECIAL[torch._C._is_torch_function_mode_enabled] = lambda m: bool(m.modes)
+SPECIAL[torch._C._is_torch_function_enabled] = lambda m: not m.world.recorder.off
 
 
 # ---------------------------------------------------------------------------- leaves
@@ -280,11 +258,9 @@ SPECIAL[torch._C._is_torch_function_enabled] = lambda m, args, kwargs: not m.wor
 
 
 @stands_for(nn.Parameter)
-def _parameter(m: Capturing, args: Args, kwargs: Kwargs) -> torch.Tensor:
-    """nn.Parameter(data, requires_grad)."""
-    data, requires_grad = _given(*args, **kwargs)
+def _parameter(m: Capturing, data: Any = None, requires_grad: Any = True) -> torch.Tensor:
     if data is None:
-        data = m.call(torch.empty, (0,), {})
+        data = m.call(torch.empty, 0)
     recorder = m.world.recorder
     if not isinstance(data, FakeTensor) or id(data) in m.world.seen or m.modes:
         raise GraphBreak("a Parameter of a tensor whose class, or a mode, is asked about it")
@@ -292,13 +268,8 @@ def _parameter(m: Capturing, args: Args, kwargs: Kwargs) -> torch.Tensor:
         raise GraphBreak("a Parameter of integers that requires grad, which is an error")
     if not recorder.is_main:
         raise GraphBreak("a Parameter that is made within a transform")
-    fake = recorder.call(torch.Tensor.detach, (data,), {})
+    fake = recorder.call(torch.Tensor.detach, data)
     fake._is_param = True
     recorder.leaves[id(fake)] = True
     recorder.begin_at(fake, m.truth(requires_grad))
     return fake  # type: ignore[no-any-return]
-
-
-def _given(data: Any = None, requires_grad: Any = True) -> tuple[Any, Any]:
-    """The arguments, by the names that a Parameter has for them."""
-    return data, requires_grad

@@ -316,7 +316,7 @@ def is_traced() -> bool:
     return is_dispatching or torch._C._is_tracing() or _is_fx_tracing()
 
 
-def run_for_real(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_for_real(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call a function while a program is captured, without its torch calls being recorded."""
     with torch._C.DisableTorchFunction():
         return function(*args, **kwargs)

@@ -78,7 +78,7 @@ class Array(Computed):
         if name in _FACTS:
             return found
         if name in _PARTS:
-            return _call(m, _PARTS[name], (self,), {})
+            return _call(_PARTS[name], m, self)
         if not callable(found):
             raise GraphBreak(f"{name} of an array {_UNKNOWN}")
         return types.MethodType(getattr(self.kind, name), self)
@@ -103,22 +103,22 @@ class Array(Computed):
         return iter(Indexed(self.m, self, len(self)))
 
     def __getitem__(self, key: Any) -> Any:
-        return _call(self.m, operator.getitem, (self, key), {})
+        return _call(operator.getitem, self.m, self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, Array) and _shares(self.tensor, value.tensor):
-            value = _call(self.m, np.ndarray.copy, (value,), {})  # NumPy reads before it writes
-        _call(self.m, operator.setitem, (self, key, value), {})
+            value = _call(np.ndarray.copy, self.m, value)  # NumPy reads before it writes
+        _call(operator.setitem, self.m, self, key, value)
 
 
 def _operators() -> None:
     def way(function: Any, order: int = 1) -> Callable[..., Any]:
-        return lambda self, *others: _call(self.m, function, (self, *others)[::order], {})
+        return lambda self, *others: _call(function, self.m, *(self, *others)[::order])
 
     def in_place(function: Any, plain: Any) -> Callable[..., Any]:
         def method(self: Array, other: Any) -> Any:
             is_array = isinstance(self.shadow, np.ndarray)
-            return _call(self.m, function if is_array else plain, (self, other), {})
+            return _call(function if is_array else plain, self.m, self, other)
 
         return method
 
@@ -168,7 +168,7 @@ def _unheard(m: Capturing) -> Iterator[None]:
         m.modes = modes
 
 
-def _call(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+def _call(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if m.modes and function in (np.array, np.asarray):
         raise GraphBreak("tensors may be in what an array is made of, and modes hear of them")
     with _unheard(m):
@@ -179,10 +179,10 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A call of NumPy's, or an operator, or what a method's descriptor does, on arrays."""
     name = getattr(function, "__name__", "an attribute")
     if name in ("item", "tolist") and len(args) == 1:
-        return m.call(getattr(args[0].tensor, name), (), {})
+        return m.call(getattr(args[0].tensor, name))
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
     if function in (np.array, np.asarray):
-        given = [_numpy(m, (x,), {}) if isinstance(x, FakeTensor) else x for x in given]
+        given = [_numpy(m, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
     by_name = function if _is_operator(function) else counterparts().get(function)
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
@@ -471,28 +471,27 @@ def _load_dtype(world: World, x: Any, origin: Origin) -> Any:
     return x
 
 
-def _numpy(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
     """Tensor.numpy."""
     if m.modes:  # which hear it, and come back with one less
-        return calls.on_tensors(m, torch.Tensor.numpy, args, kwargs)
-    x, force = args[0], kwargs.get("force", False)
+        return calls.on_tensors(m, torch.Tensor.numpy, (x,), {"force": force} if force else {})
     if m.truth(force):
         for way in ("detach", "cpu", "resolve_conj", "resolve_neg"):
-            x = m.call(getattr(torch.Tensor, way), (x,), {})
+            x = m.call(getattr(torch.Tensor, way), x)
     with torch._C.DisableTorchFunction():
         plain = not (x.requires_grad or x.is_conj() or x.is_neg()) and x.device.type == "cpu"
         strides = tuple(step * x.element_size() for step in x.stride())
     name = str(x.dtype).removeprefix("torch.")
-    if len(args) > 1 or not plain or id(x) in m.world.seen or name == "bfloat16":
+    if not plain or id(x) in m.world.seen or name == "bfloat16":
         raise GraphBreak("numpy() of a tensor whose elements must be computed or moved first")
     shadow = _like(tuple(x.shape), strides, np.dtype(name))
-    return Array(m, shadow, m.call(torch.Tensor.detach, (x,), {}))
+    return Array(m, shadow, m.call(torch.Tensor.detach, x))
 
 
 _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
 
 
-def _from_data(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """torch.tensor and the like."""
     if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
         data = m.deep(args[0])
@@ -510,17 +509,16 @@ def _from_data(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak("a tensor of inference mode that shares an array's memory")
     with _unheard(m):
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
-        plain = m.call(torch.Tensor.detach, (x.tensor,), {})
-        return m.call(torch.Tensor.to, (plain,), given) if copies or kwargs else plain
+        plain = m.call(torch.Tensor.detach, x.tensor)
+        return m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
 
 
 def _constant(r: Rebuild, x: Any) -> str:
     return r.source.constant(x)
 
 
-def _enter_errstate(m: Capturing, args: Args, kwargs: Kwargs) -> None:
+def _enter_errstate(m: Capturing, manager: Any) -> None:
     """A graph neither warns nor raises: what is wanted of warnings makes no difference to it."""
-    (manager,) = args
     wanted = {getattr(manager, key, None) for key in ("all", "divide", "over", "under", "invalid")}
     if wanted & {"raise", "call", "print", "log"}:
         raise GraphBreak("np.errstate has it that wrong values raise")
@@ -535,8 +533,8 @@ def _register() -> None:
     ]
     for kind in (np.ndarray, np.generic, *scalars):
         found += [x for x in vars(kind).values() if isinstance(x, types.MethodDescriptorType)]
-    stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_stand)
-    BY_TYPE.update(dict.fromkeys((np.ufunc, type(np.sum)), _stand))
+    stands_for_each(*found, *scalars, np.dtype, np.finfo, np.iinfo)(_call)
+    BY_TYPE.update(dict.fromkeys((np.ufunc, type(np.sum)), _call))
     for kind in scalars:
         LOADERS[kind], MAKERS[kind] = _load, Maker(_constant)
         LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
@@ -545,10 +543,6 @@ def _register() -> None:
     stands_for_each(*_COPIES)(_from_data)
     SPECIAL[np.errstate.__enter__] = _enter_errstate
     SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
-
-
-def _stand(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    return _call(m, function, args, kwargs)
 
 
 if np is not None and int(np.__version__.partition(".")[0]) >= 2:  # before, dtypes hung on values
@@ -571,7 +565,7 @@ _CLASSES = {
 
 
 @stands_for_each(*_CLASSES)
-def _by_class(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _by_class(kind: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """What the class makes: of a sequence, its elements; of sizes, what lies there."""
     first = type(args[0]) if len(args) == 1 else None
     given = {"dtype": _CLASSES[kind] or torch.get_default_dtype(), "device": "cpu"}
@@ -579,18 +573,16 @@ def _by_class(kind: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         if not kwargs and first in (list, tuple):
             items = [x.item() if isinstance(x, NUMPY) else x for x in m.items(args[0])]
             if any(isinstance(x, Array) for x in items):
-                alone = (x.tensor if isinstance(x, Array) else _alone(m, x) for x in items)
+                alone = (
+                    x.tensor if isinstance(x, Array) else m.call(torch.tensor, x) for x in items
+                )
                 return _stacked(m, [*alone], given)
-            return m.call(torch.tensor, (items,), given)
+            return m.call(torch.tensor, items, **given)
         if not kwargs and (first is torch.Size or all(type(x) is int for x in args)):
-            return m.call(torch.empty, args or (0,), given)
+            return m.call(torch.empty, *(args or (0,)), **given)
     raise GraphBreak(
         f"torch.{kind.__name__} makes a tensor of something else than numbers or sizes"
     )
-
-
-def _alone(m: Capturing, number: Any) -> Any:
-    return m.call(torch.tensor, (number,), {})
 
 
 def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
@@ -606,9 +598,9 @@ def _of_tensors(m: Capturing, data: Any, dtype: torch.dtype | None) -> Any:
     if m.modes or m.world.seen or None in given or not is_even:
         raise GraphBreak("torch.tensor of a list of more than numbers and tensors of one")
     dtype = dtype or functools.reduce(torch.promote_types, given)
-    plain = [x.detach() if isinstance(x, FakeTensor) else _alone(m, x) for x in items]
+    plain = [x.detach() if isinstance(x, FakeTensor) else m.call(torch.tensor, x) for x in items]
     stacked = _stacked(m, plain, {"dtype": dtype, "device": "cpu"})
-    return stacked if len(shape) == 1 else m.call(torch.Tensor.reshape, (stacked, shape), {})
+    return stacked if len(shape) == 1 else m.call(torch.Tensor.reshape, stacked, shape)
 
 
 def _is_even(data: Any, shape: list[int]) -> bool:
@@ -624,11 +616,9 @@ def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
     is_whole = not given["dtype"].is_floating_point
     if any(x.dim() or (x.is_floating_point() and is_whole) for x in numbers):
         raise GraphBreak("a tensor is made of arrays, or an integer of a float")
-    return m.call(torch.stack, ([m.call(torch.Tensor.to, (x,), given) for x in numbers],), {})
+    return m.call(torch.stack, [m.call(torch.Tensor.to, x, **given) for x in numbers])
 
 
 @stands_for(shape_as_tensor)
-def _shape_as_tensor(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
-    given = {"dtype": torch.int64, "device": "cpu"}
-    return m.call(torch.tensor, ([*m.attribute(x, "shape")],), given)
+def _shape_as_tensor(m: Capturing, x: Any) -> Any:
+    return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")

@@ -20,7 +20,7 @@ from torch.fx import traceback
 from torch.utils import checkpoint
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, stands_for
+from fusee.capture.builtins import SPECIAL, Args, stands_for
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.numbers import Computed, Number
 from fusee.capture.reconstruct import Lost
@@ -62,10 +62,9 @@ for _method in (_Context.save_for_backward, _Context.note):
 
 
 @stands_for(apply_function)
-def _apply(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    cls, *given = args
+def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     if cls is checkpoint.CheckpointFunction and not kwargs:
-        return _checkpoint_reentrant(m, tuple(given))
+        return _checkpoint_reentrant(m, *given)
     if cls in m.made_classes or kwargs:
         raise GraphBreak(f"{cls.__qualname__}.apply is made, or called, in a way that differs")
     needs = tuple(isinstance(x, FakeTensor) and x.requires_grad for x in given)
@@ -87,24 +86,24 @@ def _apply(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
     apply.__name__ = apply.__qualname__ = cls.__name__
     apply.__module__ = cls.__module__
-    return m.world.recorder.call_whole(apply, tuple(m.deep(x) for x in given), {})
+    return m.world.recorder.call_whole(apply, *map(m.deep, given))
 
 
-def _run_methods(m: Capturing, cls: Any, given: list[Any], needs: tuple[bool, ...]) -> None:
+def _run_methods(m: Capturing, cls: Any, given: Args, needs: tuple[bool, ...]) -> None:
     """What forward does and, if there will be gradients, backward."""
     context = _Context(needs)
     if cls.setup_context is _Function.setup_context:
-        out = m.call(m.attribute(cls, "forward"), (context, *given), {})
+        out = m.call(m.attribute(cls, "forward"), context, *given)
     else:
-        out = m.call(m.attribute(cls, "forward"), tuple(given), {})
-        m.call(m.attribute(cls, "setup_context"), (context, tuple(given), out), {})
+        out = m.call(m.attribute(cls, "forward"), *given)
+        m.call(m.attribute(cls, "setup_context"), context, given, out)
     if any(needs):
         results = out if isinstance(out, tuple) else (out,)
-        grads = [m.call(torch.ones_like, (x,), {}) for x in results if isinstance(x, FakeTensor)]
+        grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
         if len(grads) != len(results):
             raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
         try:
-            m.call(m.attribute(cls, "backward"), (context, *grads), {})
+            m.call(m.attribute(cls, "backward"), context, *grads)
         except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
             raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
 
@@ -113,41 +112,39 @@ _CHECKPOINT: Any = checkpoint.checkpoint
 
 
 @stands_for(_CHECKPOINT)
-def _checkpoint(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _checkpoint(m: Capturing, /, function: Any, *args: Any, **kwargs: Any) -> Any:
     """The function, inlined: its nodes are marked, for a backend to compute them again."""
     settings = _CHECKPOINT.__wrapped__.__kwdefaults__
     chosen = {**settings, **{key: kwargs[key] for key in settings if key in kwargs}}
     if chosen["use_reentrant"] is not False:  # torch's own code comes to `_checkpoint_reentrant`
         inner = m.world.hold(_CHECKPOINT.__wrapped__, "checkpoint")
-        return m.call(inner, args, kwargs)
+        return m.call(inner, function, *args, **kwargs)
     if not all(chosen[key] is settings[key] for key in ("context_fn", "debug")):
         raise GraphBreak(
             "checkpoint() of this kind records the backward pass as it runs",
             "checkpoint(...) without context_fn and debug",
         )
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
-    function, *rest = args
-    return _recomputed(m, function, tuple(rest), given)
+    return _recomputed(m, function, *args, **given)
 
 
-def _recomputed(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
+def _recomputed(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     before = m.world.changes()[1:]
     with m.world.recorder.recomputed() as made:
-        result = m.call(function, args, kwargs)
+        result = m.call(function, *args, **kwargs)
     has_effects = m.world.changes()[1:] != before or m.world.recorder.changes_inputs(made)
     if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
     return result
 
 
-def _checkpoint_reentrant(m: Capturing, args: Args) -> Any:
+def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> Any:
     """The same, where it is sure that the outputs are differentiated as eager's are."""
-    function, _, *given = args
     if not torch.is_grad_enabled():
-        return m.call(function, tuple(given), {})
+        return m.call(function, *given)
     if not any(isinstance(x, FakeTensor) and x.requires_grad for x in given):
         raise GraphBreak("a reentrant checkpoint() of what requires no grad warns")
-    result = _recomputed(m, function, tuple(given), {})
+    result = _recomputed(m, function, *given)
     results = result if isinstance(result, tuple) else (result,)
     for x in results:
         is_float = isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())
@@ -156,17 +153,14 @@ def _checkpoint_reentrant(m: Capturing, args: Args) -> Any:
     return result
 
 
-def _out_dtype(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    """out_dtype(op, dtype, ...): the operator on tensors that are converted first, as in eager."""
-    op, dtype, *operands = args
+def _out_dtype(m: Capturing, op: Any, dtype: Any, /, *operands: Any) -> Any:
+    """The operator on tensors that are converted first, as in eager."""
     tensors = [x for x in operands if isinstance(x, FakeTensor)]
-    if kwargs or any(x.requires_grad for x in tensors):
+    if any(x.requires_grad for x in tensors):
         raise GraphBreak("out_dtype of tensors that require grad, for which it has no gradient")
     wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors), dtype)
-    given = [
-        m.call(torch.Tensor.to, (x, wide), {}) if isinstance(x, FakeTensor) else x for x in operands
-    ]
-    return m.call(torch.Tensor.to, (m.call(op, tuple(given), {}), dtype), {})
+    given = (m.call(torch.Tensor.to, x, wide) if isinstance(x, FakeTensor) else x for x in operands)
+    return m.call(torch.Tensor.to, m.call(op, *given), dtype)
 
 
 if hasattr(higher_order, "out_dtype"):
@@ -215,10 +209,10 @@ _FORMS = {
 }  # fmt: skip
 
 
-def _call(name: str, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     form, given = _FORMS[name], list(m.deep((*args, *kwargs.values())))
     if name == "cond" and not isinstance(given[0], (FakeTensor, Computed)):
-        return m.call(given[1 if m.truth(given[0]) else 2], tuple(given[3]), {})
+        return m.call(given[1 if m.truth(given[0]) else 2], *given[3])
     operands = [x for k, x in enumerate(given) if k not in form.functions]
     if not all(isinstance(x, FakeTensor) for x in pytree.tree_leaves(operands)):
         raise GraphBreak(f"{name} of operands that are no tensors")
@@ -322,7 +316,7 @@ for _name in (name for name in _FORMS if hasattr(higher_order, name)):
 T = torch.Tensor
 
 
-def _flex_attention(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     query, key, value, score_mod, block_mask, scale, *_ = (*args, *kwargs.values())
     if type(scale) is Number:
         scale.need()
@@ -341,7 +335,7 @@ def _flex_attention(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
 
     setattr(flex_attention, BODY, [*scoring.calls, *masking.calls])
     given = (query, key, value, *scoring.outside, *masking.outside)
-    return m.world.recorder.call_whole(flex_attention, given, {})
+    return m.world.recorder.call_whole(flex_attention, *given)
 
 
 def _body(m: Capturing, function: Any, given: tuple[Any, ...]) -> Body:
@@ -403,7 +397,7 @@ def _attention(
 if hasattr(higher_order, "flex_attention"):
     SPECIAL[higher_order.flex_attention] = _flex_attention
 # it names nodes for tracers of torch's
-SPECIAL[traceback.annotate] = lambda m, args, kwargs: contextlib.nullcontext()
+SPECIAL[traceback.annotate] = lambda m, annotation_dict: contextlib.nullcontext()
 
 
 # ---------------------------------------------------------------------------- backward
@@ -417,7 +411,7 @@ def _register(function: Any, name: str) -> None:
     signature = inspect.signature(function)
 
     @stands_for(function)
-    def stop(m: Capturing, args: Args, kwargs: Kwargs) -> NoReturn:
+    def stop(m: Capturing, /, *args: Any, **kwargs: Any) -> NoReturn:
         given = signature.bind(*args, **kwargs).arguments
         inputs = pytree.tree_leaves(given.get("inputs"))
         if any(isinstance(x, FakeTensor) and id(x) not in m.world.inputs for x in inputs):

@@ -28,8 +28,6 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import (
     BY_CODE,
     SPECIAL,
-    Args,
-    Kwargs,
     breaking,
     stands_for,
     stands_for_each,
@@ -64,10 +62,10 @@ def _without_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 _without_grad.__dict__["_fusee_inlined"] = True
 
 
-def _step(function: types.FunctionType, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _step(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     (cell,) = function.__closure__ or ()
     inner = m.world.hold(cell.cell_contents, function.__qualname__)
-    return m.call(m.world.hold(_without_grad, "step"), (inner, *args), kwargs)
+    return m.call(m.world.hold(_without_grad, "step"), inner, *args, **kwargs)
 
 
 _USE_GRAD: Any = base._use_grad_for_differentiable(print)
@@ -75,8 +73,8 @@ BY_CODE[id(_USE_GRAD.__code__)] = _step
 
 
 _ZERO_GRAD: Any = torch.optim.Optimizer.zero_grad
-SPECIAL[_ZERO_GRAD] = lambda m, args, kwargs: m.call(
-    m.world.hold(_ZERO_GRAD.__wrapped__, "zero_grad"), args, kwargs
+SPECIAL[_ZERO_GRAD] = lambda m, /, *args, **kwargs: m.call(
+    m.world.hold(_ZERO_GRAD.__wrapped__, "zero_grad"), *args, **kwargs
 )
 
 
@@ -90,8 +88,7 @@ SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULER
 
 
 @stands_for_each(*(enabled(kind._init_group) for kind in _CLASSES))
-def _init_group(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    optimizer, group, *lists = args
+def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists: Any) -> Any:
     state = m.world.mirror(m.attribute(optimizer, "state"))
     params = m.items(m.subscript(group, "params"))
     changed = state.is_changed() or m.world.mirror(group).is_changed()
@@ -101,7 +98,7 @@ def _init_group(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
         m.subscript(group, key)
     real: list[list[Any]] = [[] for _ in lists]
     with torch.no_grad():
-        result = run_for_real(function, (optimizer, group, *real), kwargs)
+        result = run_for_real(function, optimizer, group, *real)
     known = _known(m, state, params)
     for found, given in zip(real, lists, strict=True):
         if any(isinstance(x, torch.Tensor) and id(x) not in known for x in found):
@@ -136,8 +133,7 @@ def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:
 
 
 @stands_for(base._get_value)
-def _get_value(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    (x,) = args
+def _get_value(m: Capturing, x: Any) -> Any:
     if not isinstance(x, FakeTensor):
         return x
     if x.is_complex() or not x.is_floating_point():
@@ -145,21 +141,21 @@ def _get_value(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
     return m.world.recorder.item(x)
 
 
-SPECIAL[base._stack_if_compiling] = lambda m, args, kwargs: args[0]
+SPECIAL[base._stack_if_compiling] = lambda m, x: x
 
 
 @stands_for(base._default_to_fused_or_foreach)
-def _default_form(m: Capturing, args: Args, kwargs: Kwargs) -> tuple[bool, bool]:
-    differentiable = kwargs.get("differentiable", args[1] if len(args) > 1 else False)
+def _default_form(
+    m: Capturing, params: Any, differentiable: bool, use_fused: bool = False
+) -> tuple[bool, bool]:
     # the list form of Nesterov's momentum writes to the gradients
     writes = m.frames[-1].locals.get("nesterov") is True
     return False, not (differentiable or writes)
 
 
 @stands_for(_foreach_utils._group_tensors_by_device_and_dtype)
-def _grouped(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    lists, *_ = args
-    groups: dict[Any, Any] = {}
+def _grouped(m: Capturing, tensorlistlist: Any, with_indices: bool = False) -> Any:
+    lists, groups = tensorlistlist, dict[Any, Any]()
     for k, first in enumerate(lists[0]):
         key = (first.device, first.dtype)
         columns, indices = groups.setdefault(key, ([[] for _ in lists], []))
@@ -177,11 +173,11 @@ _FUSED = {
 
 
 @stands_for_each(*_FUSED)
-def _in_lists(function: Any, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _in_lists(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """The list form, for the arguments of torch's fused one."""
     if any(kwargs.get(key) is not None for key in ("grad_scale", "found_inf")):
         raise GraphBreak("an optimizer with a gradient scaler inside of its kernel")
     module, name = _FUSED[function]
     form = "single" if kwargs.get("nesterov") else "multi"
     made = getattr(module, f"_{form}_tensor_{name}")
-    return m.call(m.world.hold(made, made.__name__), args, kwargs)
+    return m.call(m.world.hold(made, made.__name__), *args, **kwargs)

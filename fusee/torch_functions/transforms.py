@@ -133,7 +133,7 @@ def run_body(
     with recorder.apart(*(shown[k] for k in picked)) as inner:
         try:
             with _Within(name):
-                result = m.deep(m.call(func, args, kwargs))
+                result = m.deep(m.call(func, *args, **kwargs))
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             raise GraphBreak(f"the function under {name} raises {error!r}") from None
         if _effects(m) != before:
@@ -194,7 +194,7 @@ def _call(m: Capturing, name: str, body: Body, transform: Callable[..., Any], *g
     call.__name__ = call.__qualname__ = f"{name}_{body.name}".replace("<lambda>", "function")
     setattr(call, BODY, body.calls)
     try:
-        results = m.world.recorder.call_whole(call, (*tensors, *body.outside), {})
+        results = m.world.recorder.call_whole(call, *tensors, *body.outside)
     except Exception as error:  # noqa: BLE001  # whatever functorch refuses
         raise GraphBreak(f"{name} raises {error!r}") from None
     if not all(x is None or is_scalar(x[0]) for x in shape[0]):
@@ -237,7 +237,7 @@ def _closure_of(transform: Any) -> Any:
     """What stands in for the functions that `transform` returns."""
     name = transform.__name__
 
-    def stand(function: types.FunctionType, m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+    def stand(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
         m.world.know_cells(function)
         names = function.__code__.co_freevars
         cells = dict(zip(names, function.__closure__ or ()))
@@ -276,24 +276,22 @@ for _transform in _TRANSFORMS:
 
 
 @stands_for(torch.func.jvp)
-def _jvp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    func, *rest = args
-    rest, kwargs = _arguments(m, "jvp", (tuple(rest), kwargs))
-    if len(rest) != 2 or not isinstance(rest[0], tuple):
+def _jvp(m: Capturing, /, func: Any, primals: Any, tangents: Any, **kwargs: Any) -> Any:
+    primals, tangents, kwargs = _arguments(m, "jvp", (primals, tangents, kwargs))
+    if not isinstance(primals, tuple):
         raise GraphBreak("jvp is called in an unusual way")
-    body = run_body(m, "jvp", func, rest[0], {}, None)
+    body = run_body(m, "jvp", func, primals, {}, None)
 
-    def both(inner: Any, rest: Any, kwargs: Kwargs) -> Any:
-        return torch.func.jvp(inner, *rest, **kwargs)
+    def both(inner: Any, primals: Any, tangents: Any, kwargs: Kwargs) -> Any:
+        return torch.func.jvp(inner, primals, tangents, **kwargs)
 
-    return _call(m, "jvp", body, both, rest, kwargs)
+    return _call(m, "jvp", body, both, primals, tangents, kwargs)
 
 
 @stands_for(torch.func.vjp)
-def _vjp(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
+def _vjp(m: Capturing, func: Any, /, *primals: Any, **kwargs: Any) -> Any:
     """What the function gives, and another function: the graph runs the first again for that."""
-    func, *rest = args
-    primals = _arguments(m, "vjp", tuple(rest))
+    primals = _arguments(m, "vjp", primals)
     with _with_grad(True):
         body = run_body(m, "vjp", func, primals, {}, None)
     if any(effects(n) & {"writes", "draws"} for n in body.calls):
@@ -313,13 +311,8 @@ def _pull_back(body: Body, primals: Args, has_aux: bool, cotangents: Any) -> Any
 
 
 @stands_for(_pull_back)
-def _pulled_back(m: Capturing, args: Args, kwargs: Kwargs) -> Any:
-    body, primals, has_aux, *rest = args
-    if len(rest) != 1 or kwargs:
-        raise GraphBreak("what vjp returns is called in an unusual way")
-
+def _pulled_back(m: Capturing, body: Body, primals: Args, has_aux: bool, cotangents: Any, /) -> Any:
     def backward(inner: Any, primals: Args, cotangents: Any) -> Any:
         return torch.func.vjp(inner, *primals, has_aux=has_aux)[1](cotangents)
 
-    (cotangents,) = _arguments(m, "vjp", tuple(rest))
-    return _call(m, "pull_back", body, backward, primals, cotangents)
+    return _call(m, "pull_back", body, backward, primals, _arguments(m, "vjp", cotangents))

@@ -388,8 +388,7 @@ def few(items: Any) -> bool:
     return len(items) < 4
 
 
-def _few(m: Any, args: Any, kwargs: Any) -> bool:
-    items: set[int] = args[0]
+def _few(m: Any, items: set[int]) -> bool:
     if is_few := len(items) < 4:
         m.world.fact(AtMost, LengthOf(m.world.origin(items)), 3)
     else:
