@@ -132,14 +132,10 @@ def compile(
     raises           OptionError, UnknownBackend, MissingPackage, at once
     source           torch.compile
     """
-    given = {
-        "fullgraph": fullgraph, "dynamic": dynamic, "backend": backend, "mode": mode,
-        "options": options, "name": name, "disable": disable, "recompile_limit": recompile_limit,
-        "isolate_recompiles": isolate_recompiles, **unknown,
-    }  # fmt: skip
-    taken(
-        {k: x for k, x in given.items() if x is not None or k not in _OPTIONAL}, _ROWS, "argument"
-    )
+    given = {**locals(), **unknown}
+    for key in ("model", "unknown", *(name for name in _OPTIONAL if given[name] is None)):
+        del given[key]
+    taken(given, _ROWS, "argument")
     if backend is None or isinstance(backend, _Default):
         backend = registry.default_backend()
     if mode is not None and options:

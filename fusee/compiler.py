@@ -91,18 +91,15 @@ class Config:
     @recompile_limit.setter
     def recompile_limit(self, value: int) -> None:
         if type(value) is not int or value < 1:
-            raise OptionError(f"recompile_limit={value!r} is not an int > 0", did="changed nothing")
+            _refuse(f"recompile_limit={value!r} is not an int > 0")
         POLICY.recompile_limit = value
 
     def __getattr__(self, name: str) -> NoReturn:
         known = ["recompile_limit", *_INSTEAD]
         close = nearest(name, known)
         hint = f"{close!r}; " if close and close != name else ""
-        raise _NoSetting(
-            f"fusee.compiler.config has no setting {name!r}",
-            did="changed nothing",
-            remedy=_INSTEAD.get(name, f"{hint}its settings: recompile_limit; docs/options.md"),
-        )
+        instead = _INSTEAD.get(name, f"{hint}its settings: recompile_limit; docs/options.md")
+        _refuse(f"fusee.compiler.config has no setting {name!r}", instead, _NoSetting)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "recompile_limit":
@@ -124,53 +121,34 @@ _INSTEAD = {
 config = Config()
 
 
-def _refuse(what: str, instead: str) -> NoReturn:
-    raise OptionError(what, did="changed nothing", remedy=instead)
+def _refuse(what: str, instead: str = "", kind: type[OptionError] = OptionError) -> NoReturn:
+    raise kind(what, did="changed nothing", remedy=instead)
+
+
+def _refuse_kind(what: str, given: object) -> NoReturn:
+    _refuse(f"{what}, not {type(given).__name__}")
+
+
+def _check_callable(name: str, given: object) -> None:
+    if not callable(given):
+        _refuse_kind(f"{name}() takes a function", given)
 
 
 # ---------------------------------------------------------------------------- compiler
 
 
 __all__ = [
-    "CacheInfo",
-    "Guard",
-    "PrecompileError",
-    "allow_in_graph",
-    "assume_constant_result",
-    "compile",
-    "config",
-    "cudagraph_mark_step_begin",
-    "cudagraph_mark_warmup_incomplete",
-    "disable",
-    "error_on_graph_break",
-    "get_default_backend",
-    "is_compiling",
-    "is_dynamo_compiling",
-    "is_exporting",
-    "keep_portable_guards_unsafe",
-    "keep_tensor_guards_unsafe",
-    "list_backends",
-    "load_cache_artifacts",
-    "load_compiled_function",
-    "mark_dynamic",
-    "mark_static",
-    "mark_static_address",
-    "maybe_mark_dynamic",
-    "nested_compile_region",
-    "nonstrict_trace",
-    "precompile",
-    "reset",
-    "save_cache_artifacts",
-    "set_default_backend",
-    "set_enable_guard_collectives",
-    "set_stance",
-    "skip_all_guards_unsafe",
-    "skip_guard_on_all_nn_modules_unsafe",
-    "skip_guard_on_globals_unsafe",
-    "skip_guard_on_inbuilt_nn_modules_unsafe",
-    "substitute_in_graph",
-    "wrap_numpy",
-]
+    "CacheInfo", "Guard", "PrecompileError", "allow_in_graph", "assume_constant_result", "compile",
+    "config", "cudagraph_mark_step_begin", "cudagraph_mark_warmup_incomplete", "disable",
+    "error_on_graph_break", "get_default_backend", "is_compiling", "is_dynamo_compiling",
+    "is_exporting", "keep_portable_guards_unsafe", "keep_tensor_guards_unsafe", "list_backends",
+    "load_cache_artifacts", "load_compiled_function", "mark_dynamic", "mark_static",
+    "mark_static_address", "maybe_mark_dynamic", "nested_compile_region", "nonstrict_trace",
+    "precompile", "reset", "save_cache_artifacts", "set_default_backend",
+    "set_enable_guard_collectives", "set_stance", "skip_all_guards_unsafe",
+    "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
+    "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wrap_numpy",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -247,13 +225,9 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
         fn.forward = disable(fn.forward, recursive, reason=reason)
         return fn
     if not callable(fn):
-        raise _wrong("disable() takes a function or a module", fn)
+        _refuse_kind("disable() takes a function or a module", fn)
     if isinstance(fn, types.MethodType):
         return types.MethodType(disable(fn.__func__, recursive, reason=reason), fn.__self__)
-    return _disabled(fn, recursive, reason)
-
-
-def _disabled(fn: Callable[..., Any], recursive: bool, reason: str | None) -> Callable[..., Any]:
     alone = without_dynamo(fn)
 
     @functools.wraps(fn)
@@ -266,14 +240,9 @@ def _disabled(fn: Callable[..., Any], recursive: bool, reason: str | None) -> Ca
         finally:
             POLICY.leave_eager()
 
-    disabled.__dict__.update(
-        {
-            "_torchdynamo_disable": True,
-            "_torchdynamo_disable_msg": reason,
-            "_torchdynamo_disable_recursive": recursive,
-            ORIGINAL: fn,
-        }
-    )
+    marks = {"": True, "_msg": reason, "_recursive": recursive}
+    disabled.__dict__.update({f"_torchdynamo_disable{key}": x for key, x in marks.items()})
+    disabled.__dict__[ORIGINAL] = fn
     return disabled
 
 
@@ -287,7 +256,7 @@ def allow_in_graph(fn: Any) -> Any:
     if isinstance(fn, (list, tuple)):
         return [allow_in_graph(one) for one in fn]
     if not callable(fn):
-        raise _wrong("allow_in_graph() takes functions", fn)
+        _refuse_kind("allow_in_graph() takes functions", fn)
     POLICY.in_graph.add(fn)
     return fn
 
@@ -297,8 +266,7 @@ def nonstrict_trace(traceable_fn: F) -> F:
 
     source   torch.compiler.nonstrict_trace
     """
-    if not callable(traceable_fn):
-        raise _wrong("nonstrict_trace() takes a function", traceable_fn)
+    _check_callable("nonstrict_trace", traceable_fn)
     allow_in_graph(traceable_fn)
     return traceable_fn
 
@@ -308,8 +276,7 @@ def wrap_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     source   torch.compiler.wrap_numpy
     """
-    if not callable(fn):
-        raise _wrong("wrap_numpy() takes a function", fn)
+    _check_callable("wrap_numpy", fn)
 
     array = importlib.import_module("numpy").ndarray
 
@@ -334,8 +301,7 @@ def assume_constant_result(fn: F) -> F:
 
     source   torch.compiler.assume_constant_result
     """
-    if not callable(fn):
-        raise _wrong("assume_constant_result() takes a function", fn)
+    _check_callable("assume_constant_result", fn)
     POLICY.constant.add(fn)
     return fn
 
@@ -358,12 +324,11 @@ def substitute_in_graph(
     raises   OptionError if the signatures differ, unless `skip_signature_check`
     source   torch.compiler.substitute_in_graph
     """
-    if not callable(original_fn):
-        raise _wrong("substitute_in_graph() takes a function", original_fn)
+    _check_callable("substitute_in_graph", original_fn)
 
     def register(traceable: F) -> F:
         if not isinstance(traceable, types.FunctionType):
-            raise _wrong("what is compiled instead must be a Python function", traceable)
+            _refuse_kind("what is compiled instead must be a Python function", traceable)
         if not skip_signature_check:
             _check_signatures(original_fn, traceable)
         POLICY.substitutes[original_fn] = traceable
@@ -380,11 +345,10 @@ def _check_signatures(original_fn: Any, traceable: Callable[..., Any]) -> None:
     given = inspect.signature(traceable)
     shape = [[(p.name, p.kind, p.default) for p in s.parameters.values()] for s in (wanted, given)]
     if shape[0] != shape[1]:
-        raise OptionError(
+        _refuse(
             f"the signature of {traceable.__qualname__}{given} is not that of"
             f" {original_fn.__qualname__}{wanted}",
-            did="changed nothing",
-            remedy="give it the same parameters, or skip_signature_check=True",
+            "give it the same parameters, or skip_signature_check=True",
         )
 
 
@@ -403,7 +367,7 @@ def nested_compile_region(fn: Any = None, **options: Any) -> Any:
     if fn is None:
         return functools.partial(nested_compile_region, **options)
     if not callable(fn):
-        raise _wrong("nested_compile_region() takes a function", fn)
+        _refuse_kind("nested_compile_region() takes a function", fn)
     return fn
 
 
@@ -491,12 +455,11 @@ def _note_mark(x: Tensor) -> None:
 
 def _axes(name: str, x: Tensor, index: int | Sequence[int] | None) -> Sequence[int]:
     if not isinstance(x, Tensor):
-        raise _wrong(f"{name}() takes a tensor", x)
+        _refuse_kind(f"{name}() takes a tensor", x)
     chosen = range(x.dim()) if index is None else [index] if isinstance(index, int) else index
     for one in chosen:
         if not -x.dim() <= one < x.dim():
-            what = f"{name}(): a tensor of {x.dim()} dimensions has none at {one}"
-            raise OptionError(what, did="changed nothing")
+            _refuse(f"{name}(): a tensor of {x.dim()} dimensions has none at {one}")
     return [one % x.dim() for one in chosen]
 
 
@@ -515,10 +478,6 @@ def cudagraph_mark_warmup_incomplete() -> None:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None and hasattr(trees, "mark_warmup_incomplete"):
         trees.mark_warmup_incomplete()
-
-
-def _wrong(what: str, given: object) -> OptionError:
-    return OptionError(f"{what}, not {type(given).__name__}", did="changed nothing")
 
 
 # ------------------------------------------------------------------------------ stances
@@ -573,17 +532,12 @@ def set_stance(
     source   torch.compiler.set_stance
     """
     if stance not in STANCES:
-        raise OptionError(
-            f"there is no stance {stance!r}",
-            did="changed nothing",
-            remedy=choices(stance, STANCES, "stances"),
-        )
+        _refuse(f"there is no stance {stance!r}", choices(stance, STANCES, "stances"))
     if force_backend is not None:
         if stance != "default":
-            raise OptionError(
+            _refuse(
                 f"force_backend does not go with the stance {stance!r}",
-                did="changed nothing",
-                remedy='leave one of the two out: a backend is forced in the stance "default"',
+                'leave one of the two out: a backend is forced in the stance "default"',
             )
         lookup(force_backend)
     return _Stance(Stance(stance, skip_guard_eval_unsafe, force_backend))

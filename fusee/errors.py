@@ -46,12 +46,12 @@ _FRAME = re.compile(
 )
 
 
-class FuseeError(Exception):
-    """Base of all errors of Fusee.
+class _Told(Exception):
+    """What a user is told, in the layout shown above.
 
     what     one sentence: what is wrong, and why
     where    the user's line, as `user_line` writes it
-    did      what Fusee did about it before raising; `stopped` unless it is said
+    did      what Fusee did about it; `stopped` unless it is said
     remedy   what the user can try
     """
 
@@ -72,7 +72,14 @@ class FuseeError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return layout(type(self), self.what, where=self.where, did=self.did, remedy=self.remedy)
+        rows = [self.what, f"  {self.where}" if self.where else ""]
+        rows.append(f"  did    {self.did}" if self.did else "")
+        rows.append(f"  try    {self.remedy}" if self.remedy else "")
+        return "\n".join([*filter(None, rows), f"  more   {_DOCS}#{anchor(type(self))}"])
+
+
+class FuseeError(_Told):
+    """Base of all errors of Fusee."""
 
 
 _STOPPED = "stopped before compiling"
@@ -149,13 +156,19 @@ class RegionError(FuseeError, RuntimeError):
 class ConstantSizeError(FuseeError, RuntimeError):
     """A size that is marked as dynamic would be a constant of what is compiled."""
 
+    stopped = "stopped before running anything"
+
 
 class SizeError(FuseeError, RuntimeError):
     """An exported program is called with sizes that it does not hold for."""
 
+    stopped = "stopped before running anything"
+
 
 class TraceError(FuseeError):
     """The captured graph has no form in ATen ops."""
+
+    stopped = "stopped tracing this graph; the caller may run it eagerly"
 
 
 class MissingFake(TraceError):
@@ -173,6 +186,8 @@ class InputError(FuseeError):
 class DoubleBackwardError(FuseeError, RuntimeError):
     """A gradient of a compiled graph is differentiated, and the graph does not say how."""
 
+    stopped = "stopped this backward; parameters keep the gradients they have"
+
 
 class CompileError(FuseeError):
     """The code generator or LLVM refused what it was given."""
@@ -182,7 +197,7 @@ class CheckError(FuseeError):
     """One of Fusee's own stages left a faulty result. Always a bug of Fusee."""
 
 
-class FuseeWarning(UserWarning):
+class FuseeWarning(_Told, UserWarning):
     """Base of all warnings of Fusee."""
 
 
@@ -190,45 +205,17 @@ class CacheWarning(FuseeWarning):
     """The cache on disk cannot be used; the call goes on without it."""
 
 
-def layout(
-    kind: type[BaseException],
-    what: str,
-    *,
-    where: str | None = None,
-    did: str | None = None,
-    remedy: str | None = None,
-) -> str:
-    """The text of an error or warning of class `kind`, in the layout shown above."""
-    rows = [what]
-    if where:
-        rows.append(f"  {where}")
-    if did:
-        rows.append(f"  did    {did}")
-    if remedy:
-        rows.append(f"  try    {remedy}")
-    rows.append(f"  more   {_DOCS}#{anchor(kind)}")
-    return "\n".join(rows)
-
-
 # Packages and generated code whose frames are never the user's.
 _INNER = ("fusee", "torch")
 _GENERATED = ("<fusee ", "<entrance of ")
 
 
-def warn(
-    kind: type[FuseeWarning],
-    what: str,
-    *,
-    where: str | None = None,
-    did: str | None = None,
-    remedy: str | None = None,
-) -> None:
-    """Warn, in the layout above, at the program's line that called torch or Fusee."""
+def warn(kind: type[FuseeWarning], what: str, **more: str | None) -> None:
+    """Warn at the program's line that called torch or Fusee; `more` as FuseeWarning takes it."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and _is_inner(frame):
         frame, level = frame.f_back, level + 1
-    text = layout(kind, what, where=where, did=did, remedy=remedy)
-    warnings.warn(text, kind, stacklevel=level)
+    warnings.warn(kind(what, **more), stacklevel=level)
 
 
 def _is_inner(frame: types.FrameType) -> bool:

@@ -1,9 +1,12 @@
-"""Functions written as Python source for one graph, and tables that functions enter."""
+"""Functions: their arguments, those written as Python source, tables that they enter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
+
+Args = tuple[Any, ...]  # of a call
+Kwargs = dict[str, Any]
 
 
 class SymbolPlace(Protocol):

@@ -124,7 +124,6 @@ def returned(x: Any) -> Any:
     if not isinstance(x.known, torch.SymFloat):
         raise TraceError(
             "a call needs the value of a float that the graph reads from a tensor",
-            did="stopped tracing this graph; the caller may run it eagerly",
         )
     return float(x.known)
 

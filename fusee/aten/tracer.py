@@ -317,7 +317,6 @@ class Builder:
         return TraceError(
             reason,
             where=user_line(self.stack_trace),
-            did="stopped tracing this graph; the caller may run it eagerly",
             remedy=remedy,
         )
 

@@ -162,7 +162,6 @@ class Again:
             raise DoubleBackwardError(
                 "a torch.autograd.Function in a graph of torch.compile has a backward without"
                 " gradients of its own",
-                did="stopped this backward; parameters keep the gradients they have",
                 remedy="fusee.compile, or call the module itself where create_graph=True",
             )
         behind = self.behind(frozenset(k for k, t in enumerate(tangents) if t is not None))
@@ -255,7 +254,6 @@ class Again:
             if result is None:
                 raise DoubleBackwardError(
                     f"result {position} of a graph cannot be found in a second run of it",
-                    did="stopped this backward; parameters keep the gradients they have",
                     remedy="call the module itself where create_graph=True",
                 )
             found.append(result)

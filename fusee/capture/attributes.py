@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,12 @@ _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
 _IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+
+def flat(*args: Any) -> Iterator[Any]:
+    """Arguments, and the elements of lists and tuples among them."""
+    for x in args:
+        yield from x if type(x) in (list, tuple) else (x,)
 
 
 def _is_users(f: Frame) -> bool:
@@ -497,10 +503,8 @@ def _of_class(m: Capturing, cls: type, name: str) -> Any:
         if isinstance(in_meta, types.FunctionType):
             return types.MethodType(in_meta, cls)
         return getattr(cls, name)  # enum members, abc's slots, or the AttributeError
-    if isinstance(found, classmethod):
-        return _of_classmethod(m, found, cls, name)
-    if isinstance(found, staticmethod):
-        return m.world.hold(found.__func__, f"{cls.__qualname__}.{name}")
+    if isinstance(found, (classmethod, staticmethod)):
+        return _bound(m, found, cls, cls, name)
     if isinstance(found, (types.FunctionType, property)) or not hasattr(type(found), "__get__"):
         return found
     return getattr(cls, name)
@@ -600,10 +604,8 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
     for table_name in _MODULE_TABLES:
         table = _in_dict(m, obj, table_name)
         if table is not ABSENT:
-            is_outside = m.world.origin(table) is not None
-            found = (
-                m.world.get(m.world.mirror(table), name) if is_outside else table.get(name, ABSENT)
-            )
+            own = m.world.origin(table) is None
+            found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
             if found is not ABSENT:
                 return found
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")

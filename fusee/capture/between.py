@@ -15,12 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from fusee.capture.frame import BINARY, Frame, Semantics, called_from, suspended
+from fusee.capture.frame import ABSENT, BINARY, Frame, Semantics, called_from, suspended
 from fusee.capture.opcodes import TABLES  # noqa: F401  # fills the table that frames run by
 from fusee.capture.policy import ORIGINAL, is_plain
 from fusee.capture.torch_api import has_global_hooks
-
-__all__ = ["Between", "Nested", "around", "for_c", "suspending"]
+from fusee.source import Args, Kwargs
 
 # `(function, its first argument)` to what is called in its place.
 Nested = Callable[[types.FunctionType, Any], Callable[..., Any]]
@@ -123,7 +122,7 @@ class Between(Semantics):
             function = called_from(self.frames[-1], function, is_code)
         return super().call(function, *args, **kwargs)
 
-    def _make(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _make(self, cls: Any, args: Args, kwargs: Kwargs) -> Any:
         """What type.__call__ does."""
         if cls.__new__ is object.__new__:
             obj = object.__new__(cls)
@@ -162,16 +161,20 @@ class Between(Semantics):
             names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
             for each in names:
                 if getattr(own, f"__{each}__", None) is not None:
-                    if (method := _python_method(left, f"__{each}__")) is not None:
-                        found = self.call(method, left, right)
-                        if found is not NotImplemented:
-                            return found
+                    found = self._ask(left, f"__{each}__", right)
+                    if found is not ABSENT and found is not NotImplemented:
+                        return found
                     break
         return super().binary(kind, left, right)
 
+    def _ask(self, x: Any, name: str, *args: Any) -> Any:
+        """What a method in Python gives; ABSENT if the class has none."""
+        method = _python_method(x, name)
+        return ABSENT if method is None else self.call(method, x, *args)
+
     def subscript(self, container: Any, key: Any) -> Any:
-        method = _python_method(container, "__getitem__")
-        return container[key] if method is None else self.call(method, container, key)
+        found = self._ask(container, "__getitem__", key)
+        return container[key] if found is ABSENT else found
 
     def attribute(self, obj: Any, name: str) -> Any:
         found = _in_class(type(obj), name)
@@ -188,12 +191,12 @@ class Between(Semantics):
         return cls.__getattr__(obj, name)
 
     def iterate(self, x: Any) -> Any:
-        method = _python_method(x, "__iter__")
-        return iter(x) if method is None else iter(self.call(method, x))
+        found = self._ask(x, "__iter__")
+        return iter(x if found is ABSENT else found)
 
     def next(self, iterator: Any) -> Any:
-        method = _python_method(iterator, "__next__")
-        return next(iterator) if method is None else self.call(method, iterator)
+        found = self._ask(iterator, "__next__")
+        return next(iterator) if found is ABSENT else found
 
 
 def _in_class(cls: type, name: str) -> Any:

@@ -46,12 +46,11 @@ from fusee.capture.torch_api import (
     is_deterministic,
     set_deterministic,
 )
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- stand ins
 
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 Stand = Callable[..., Any]  # takes the machine, and then what the function takes
 
 SPECIAL: dict[Any, Stand] = {}
@@ -63,16 +62,15 @@ BY_TYPE: dict[type, Stand] = {}
 
 def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
-    if type(function) is types.FunctionType:
-        of_code = BY_CODE.get(id(function.__code__))
-        if of_code is not None:
-            return functools.partial(of_code, function)
-    elif (of_type := BY_TYPE.get(type(function))) is not None:
-        return functools.partial(of_type, function)
     try:
-        return SPECIAL.get(function)
+        found = SPECIAL.get(function)
     except TypeError:  # not hashable: an instance with its own __eq__
         return None
+    if found is not None:
+        return found
+    is_python = type(function) is types.FunctionType
+    of_all = BY_CODE.get(id(function.__code__)) if is_python else BY_TYPE.get(type(function))
+    return None if of_all is None else functools.partial(of_all, function)
 
 
 def stands_for(*functions: Any) -> Callable[[Stand], Stand]:

@@ -14,10 +14,6 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Handler", "Instruction", "Program", "first_line", "overwritten", "parameters", "program",
-]  # fmt: skip
-
 
 class Instruction(NamedTuple):
     """`target` is the index that a jump goes to; `value` what a table has for the argument."""

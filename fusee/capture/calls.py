@@ -36,13 +36,12 @@ from fusee.capture.attributes import (
     COMPARED,
     Capturing,
     ask,
+    flat,
     of_instance,
     python_method,
 )
 from fusee.capture.builtins import (
     BY_TYPE,
-    Args,
-    Kwargs,
     refuse_hooks,
     say_later,
     special,
@@ -66,6 +65,7 @@ from fusee.capture.torch_api import (
     is_graph_function,
     marks_static,
 )
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- natives
 # C functions: which run natively while a program is captured.
@@ -116,8 +116,6 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _run(m, function, args, kwargs)  # int.from_bytes
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
         return _method(m, function, owner, args, kwargs)
-    if isinstance(function, (operator.attrgetter, operator.itemgetter, operator.methodcaller)):
-        return _getter(m, function, args, kwargs)
     is_pure = function in _PURE if isinstance(function, types.BuiltinFunctionType) else False
     if is_pure or getattr(function, "__module__", None) in _PURE_MODULES:
         return _run(m, function, args, kwargs)
@@ -175,7 +173,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return with_numbers(m, function, given, named)
     # torch would ask an object that is no tensor what becomes of a call with it
     no_others = (FakeTensor, type, TorchFunctionMode)
-    others = (x for x in _flat((*given, *named.values())) if not isinstance(x, no_others))
+    others = (x for x in flat(*given, *named.values()) if not isinstance(x, no_others))
     own = next((x for x in others if hasattr(type(x), "__torch_function__")), None)
     if own is not None:
         if m.world.seen:
@@ -187,11 +185,6 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
     with m.world.mode:
         return function(*given, **named) if named else function(*given)
-
-
-def _flat(args: Args) -> Iterator[Any]:
-    for x in args:
-        yield from x if type(x) in (list, tuple) else (x,)
 
 
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -320,21 +313,26 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     raise _unknown(function)
 
 
-def _getter(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    (obj,) = args
+def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
+    """What an itemgetter or attrgetter gives."""
     _, parts = function.__reduce__()
-    if isinstance(function, operator.methodcaller):
-        return m.call(m.attribute(obj, parts[0]), *parts[1:])
-    found = []
-    for part in parts:
-        value = obj
-        if isinstance(function, operator.itemgetter):
-            value = m.subscript(value, part)
-        else:
-            for name in part.split("."):
-                value = m.attribute(value, name)
-        found.append(value)
+    if type(function) is operator.itemgetter:
+        found = [m.subscript(obj, part) for part in parts]
+    else:
+        found = [functools.reduce(m.attribute, part.split("."), obj) for part in parts]
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def _call_method(function: Any, m: Capturing, obj: Any, /) -> Any:
+    """What a methodcaller does."""
+    made, rest = function.__reduce__()
+    held: Any = functools.partial(made)  # `made` is one itself if there are keywords
+    given = [*held.args, *rest]
+    return m.call(m.attribute(obj, given[0]), *given[1:], **held.keywords)
+
+
+BY_TYPE.update({operator.itemgetter: _get, operator.attrgetter: _get})
+BY_TYPE[operator.methodcaller] = _call_method
 
 
 def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
@@ -391,13 +389,16 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         except TypeError as error:
             if getattr(error.__traceback__, "tb_next", None) is not None:
                 raise
+        if isinstance(function, types.BuiltinFunctionType) and function.__module__ == "builtins":
+            return function(*args, **kwargs)  # the TypeError
         raise GraphBreak(f"{called(function)} is given arguments that capture does not expect")
     if type(function) is types.FunctionType:
         return _call_function(m, function, args, kwargs)
     if isinstance(function, type):
         return _call_class(m, function, args, kwargs)
     if isinstance(function, functools.partial):
-        return _call_partial(m, function, args, kwargs)
+        target, before, named = (m.world.slot(function, x) for x in ("func", "args", "keywords"))
+        return call(m, target, *before, *args, **{**m.plain(named), **kwargs})
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return on_tensors(m, function, args, kwargs)
     method = attributes.python_method(m, function, "__call__")
@@ -494,13 +495,6 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
         place = m.world.place(function, "__kwdefaults__")
         keyword_defaults = m.plain(m.world.load(keyword_defaults, place))
     return defaults, keyword_defaults
-
-
-def _call_partial(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
-    target = m.world.slot(function, "func")
-    before = m.world.slot(function, "args")
-    named = m.world.slot(function, "keywords")
-    return call(m, target, *before, *args, **{**m.plain(named), **kwargs})
 
 
 def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
@@ -733,11 +727,6 @@ def _state(m: Capturing, x: Any) -> Any:
     """What object.__getstate__ gives."""
     names = copyreg._slotnames(type(x))  # type: ignore[attr-defined]
     own = of_instance(m, x, "__dict__") if hasattr(x, "__dict__") else None
-    slots = {}
-    for name in names:
-        try:
-            slots[name] = m.attribute(x, name)
-        except AttributeError:
-            slots[name] = ABSENT
+    slots = {name: m.call(getattr, x, name, ABSENT) for name in names}
     slots = {name: value for name, value in slots.items() if value is not ABSENT}
     return (own, slots) if slots else own

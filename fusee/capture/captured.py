@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import fx
 from fusee.capture.bytecode import parameters
 from fusee.capture.check import compile_check
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import Facts
+from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
 from fusee.capture.relations import SizeRelation
 from fusee.capture.sources import Origin, variable
@@ -119,7 +119,7 @@ class Captured:
     passing: str = ""
     symbols: Any = None
 
-    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
+    def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.
 
         values   the locals that it was captured with
@@ -175,7 +175,5 @@ class Captured:
 class Keeper(Protocol):
     """Keeps captures for other processes: fusee/persist."""
 
-    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None: ...
-    def keep(
-        self, captured: Captured, compiled: Any, values: Mapping[str, Any], policy: Policy
-    ) -> None: ...
+    def find(self, place: Place, values: Values, policy: Policy) -> Captured | None: ...
+    def keep(self, captured: Captured, compiled: Any, values: Values, policy: Policy) -> None: ...

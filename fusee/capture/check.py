@@ -7,12 +7,12 @@ their sizes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fusee.capture.guards import Fact, Facts, TensorMatch
+from fusee.capture.guards import Fact, Facts, TensorMatch, Values
 from fusee.capture.relations import SizeRelation
 from fusee.capture.sources import Origin, SizeOf, StrideOf, looking
 from fusee.capture.watched import Watched
@@ -37,7 +37,7 @@ def compile_check(
     parameters: list[str],
     names: dict[str, Any],
     conditions: list[str],
-    values: Mapping[str, Any],
+    values: Values,
 ) -> tuple[Callable[..., bool], Callable[[], str]]:
     """The check as a function of the locals, and what gives its source.
 
@@ -72,9 +72,7 @@ def compile_check(
     return check, source
 
 
-def _fresh(
-    others: Facts, known: Sequence[Fact], values: Mapping[str, Any]
-) -> tuple[list[Fact], Table] | None:
+def _fresh(others: Facts, known: Sequence[Fact], values: Values) -> tuple[list[Fact], Table] | None:
     """Takes facts about tensors and their sizes out of `others` that machine code looks at.
 
     None if they are few, and no size is open.

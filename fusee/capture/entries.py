@@ -19,6 +19,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from fusee.capture.captured import Captured, Keeper, Place, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
-from fusee.capture.guards import EqualsMatch, Guard
+from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
@@ -60,7 +61,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     """
     function, code = owner.function, owner.function.__code__
     names = parameters(code)
-    text = _source(function, names, ["§function"] * owner.start.place.of_code)
+    text = _source(function, names, ["§function"] * owner.of_code)
     held: dict[str, Any] = {
         "at_caller": at_caller,
         "code": code,
@@ -90,7 +91,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
         space,
     )
     call: types.FunctionType = space["call"]
-    if not owner.start.place.of_code:
+    if not owner.of_code:
         functools.update_wrapper(call, function)
         call.__dict__.update({ORIGINAL: function, WRAPPER: id(call)})
     for code in codes(call.__code__):
@@ -142,7 +143,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     return f"{call}def native({listed}):\n    return {by_python}\n"
 
 
-def _call_given(code: types.CodeType, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+def _call_given(code: types.CodeType, function: Callable[..., Any], values: Values) -> Any:
     """Call a function with what the parameters of `code` were given."""
     args = []
     values.pop(".f", None)
@@ -221,7 +222,7 @@ _OWN = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
 _AGAIN = object()
 
 
-def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
+def _ran(entry: Entry | None, values: Values) -> Any:
     """What a piece gives; _AGAIN if Python is to run it."""
     if entry is None or entry.run is None:
         return _AGAIN
@@ -231,6 +232,7 @@ def _ran(entry: Entry | None, values: dict[str, Any]) -> Any:
         return _AGAIN
 
 
+@dataclass(eq=False, repr=False)
 class CompiledFunction:
     """A Python function that runs as graphs.
 
@@ -243,42 +245,23 @@ class CompiledFunction:
     of_code         whether for all functions of its code: `call` gives what to call for one
     """
 
-    def __init__(
-        self,
-        function: types.FunctionType,
-        compile_graph: Compile,
-        policy: Policy,
-        recompile_limit: int = RECOMPILE_LIMIT,
-        *,
-        fullgraph: bool = False,
-        varying: Callable[[types.FunctionType], Varying] = Varying,
-        guard_filter: GuardFilter | None = None,
-        notice: Notice | None = None,
-        keeper: Keeper | None = None,
-        of_code: bool = False,
-    ) -> None:
-        self.function = function
-        self.compile_graph = compile_graph
-        self.policy = policy
-        self.recompile_limit = recompile_limit
-        self.fullgraph = fullgraph
-        self.guard_filter = guard_filter
-        self.notice = notice or self._log_notice
-        self.keeper = None if of_code or guard_filter is not None else keeper
-        # of another function, or with another backend, under the same settings
-        self.another: Callable[..., CompiledFunction] = functools.partial(
-            CompiledFunction,
-            policy=policy,
-            recompile_limit=recompile_limit,
-            fullgraph=fullgraph,
-            varying=varying,
-            guard_filter=guard_filter,
-            notice=notice,
-            keeper=keeper,
-        )
-        self.start = Site(Place(function, of_code=of_code))
+    function: types.FunctionType
+    compile_graph: Compile
+    policy: Policy
+    recompile_limit: int = RECOMPILE_LIMIT
+    _: KW_ONLY
+    fullgraph: bool = False
+    varying: Callable[[types.FunctionType], Varying] = Varying
+    guard_filter: GuardFilter | None = None
+    notice: Notice | None = None
+    keeper: Keeper | None = None
+    of_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.function.__qualname__
+        self.start = Site(Place(self.function, of_code=self.of_code))
         self.sites: dict[tuple[Any, ...], Site] = {}
-        self.varying = varying(function)
+        self.varies = self.varying(self.function)
         self.lock = threading.RLock()
         self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
         self._nested = weakref.WeakKeyDictionary()  # by module or function
@@ -329,12 +312,16 @@ class CompiledFunction:
                 setattr(self.call, name, getattr(made, name))
         return self.call
 
-    def _log_notice(self, text: str, where: str) -> None:
-        log.publish("guards", self.function.__qualname__, f"{text}\n  {where}")
+    def tell(self, text: str, where: str) -> None:
+        """Tell the user."""
+        if self.notice is None:
+            log.publish("guards", self.name, f"{text}\n  {where}")
+        else:
+            self.notice(text, where)
 
     # ---------------------------------------------------------------------- pieces
 
-    def miss(self, values: dict[str, Any]) -> Any:
+    def miss(self, values: Values) -> Any:
         """A call that no entry of the beginning is good for, or not for sure."""
         if self.policy.is_eager():
             return self._native(*values.values())
@@ -352,13 +339,12 @@ class CompiledFunction:
             self._tell_of_error(entry.captured)
         return result
 
-    def _stand_in(self, values: dict[str, Any]) -> CompiledFunction:
+    def _stand_in(self, values: Values) -> CompiledFunction:
         """What runs a call in place of this: with the stance's backend, or a copy's own."""
         backend = self.policy.now().backend
         if backend is not None and not self.is_forced and self.policy.lookup is not None:
             if backend not in self._forced:
-                by, of_code = self.policy.lookup(backend), self.start.place.of_code
-                made = self.another(self.function, by, of_code=of_code)
+                made = replace(self, compile_graph=self.policy.lookup(backend))
                 made.is_forced = True
                 self._forced[backend] = made
             return self._forced[backend]
@@ -370,7 +356,7 @@ class CompiledFunction:
             return self
         for name, method in list(owner.__dict__.items()):
             if type(method) is types.MethodType and method.__func__ is self.call:
-                made = self.another(self.function, self.compile_graph)
+                made = replace(self, of_code=False)
                 owner.__dict__[name] = types.MethodType(made.call, owner)
                 return made
         return self
@@ -435,7 +421,7 @@ class CompiledFunction:
         except Exception as error:  # noqa: BLE001  # whatever the program raises
             raise_at(f, error)
 
-    def _next(self, f: Frame, between: Between) -> tuple[Entry | None, dict[str, Any]]:
+    def _next(self, f: Frame, between: Between) -> tuple[Entry | None, Values]:
         """The entry that goes on from where a frame stands."""
         bound = [x for x in f.code.co_varnames if f.locals.get(x, UNBOUND) is not UNBOUND]
         unread = overwritten(f.code, f.at)
@@ -445,10 +431,9 @@ class CompiledFunction:
         key = (f.at, len(f.stack), names, own, handled)
         site = self.sites.get(key)
         if site is None:
-            of_code = self.start.place.of_code
-            place = Place(self.function, f.at, len(f.stack), names, own, handled, of_code)
+            place = Place(self.function, f.at, len(f.stack), names, own, handled, self.of_code)
             site = self.sites.setdefault(key, Site(place))
-        values = {".f": f.function} if site.place.of_code else {}
+        values = {".f": f.function} if self.of_code else {}
         values.update({name: f.locals[name] for name in names})
         values.update({f".s{k}": x for k, x in enumerate(f.stack)})
         values.update({f".c_{name}": f.cells[name] for name in own})
@@ -456,7 +441,7 @@ class CompiledFunction:
             values[".h"] = between.handled
         return self._entry(site, values), values
 
-    def _entry(self, site: Site, values: dict[str, Any]) -> Entry | None:
+    def _entry(self, site: Site, values: Values) -> Entry | None:
         """Capture and compile for these values; None if Python is to run this call."""
         if len(site.entries) == 1 and self.policy.now().unchecked:
             return site.entries[0]
@@ -477,21 +462,22 @@ class CompiledFunction:
             # what raised may not raise the next time: under fullgraph it is tried again
             if not (self.fullgraph and entry.captured.raises):
                 site.add(entry)
-            log.publish("guards", self.function.__qualname__, entry.check_source)
+            log.publish("guards", self.name, entry.check_source)
             for listener in listeners:
                 listener(entry)
             return entry
 
-    def _made(self, place: Place, values: dict[str, Any]) -> Entry:
+    def _made(self, place: Place, values: Values) -> Entry:
         begin = time.perf_counter()
-        keeper = None if self.varying.is_any() or place.at >= 0 else self.keeper
+        is_kept = not (place.of_code or place.at >= 0 or self.guard_filter or self.varies.is_any())
+        keeper = self.keeper if is_kept else None
         if isinstance(self.compile_graph, GraphCompiler):
             self.compile_graph.begin()
         known = None if keeper is None else keeper.find(place, values, self.policy)
         captured, twin = known, None
         if known is None and self.guard_filter is None:
             captured, twin = self._of_copy(place, values)
-        captured = captured or capture(place, values, self.policy, self.varying)
+        captured = captured or capture(place, values, self.policy, self.varies)
         times = {"capture": _milliseconds(begin)}
         self._refuse_break(captured)
         run = compiled = None
@@ -512,11 +498,11 @@ class CompiledFunction:
         if keeper is not None and known is None and captured.symbols is None:
             keeper.keep(captured, compiled, values, self.policy)
         if (found := captured.symbols) is not None:
-            log.publish("dynamic", self.function.__qualname__, lambda: "\n".join(found.told()))
+            log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
         return Entry(captured, check, check_source, run, compiled, times)
 
-    def _of_copy(self, place: Place, values: dict[str, Any]) -> tuple[Captured | None, Any]:
+    def _of_copy(self, place: Place, values: Values) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""
         copies = {self, *self.family.get(place.function.__code__, ())}
         for entry in [entry for one in copies for entry in one.entries]:
@@ -534,7 +520,7 @@ class CompiledFunction:
         if captured.eager:
             if is_error:
                 raise self._broken(captured.eager, stop.where if stop else "", "")
-            self.notice(f"{self.function.__qualname__} runs eagerly: {captured.eager}", "")
+            self.tell(f"{self.name} runs eagerly: {captured.eager}", "")
         elif stop is not None and is_error and not captured.raises:
             raise self._broken(stop.reason, stop.where, stop.remedy)
 
@@ -545,8 +531,8 @@ class CompiledFunction:
         if self.fullgraph:
             raise self._broken(stop.reason, stop.where, "")
         stop.raises = False  # say it once
-        self.notice(
-            f"a line of {self.function.__qualname__} runs in Python: under capture {stop.reason},"
+        self.tell(
+            f"a line of {self.name} runs in Python: under capture {stop.reason},"
             " and run by Python it does not; please report it",
             stop.where,
         )
@@ -559,7 +545,7 @@ class CompiledFunction:
         if stop is not None:
             self.is_told = True
             text = f"nothing of it became a graph; the first of its breaks: {stop.reason}"
-            self.notice(f"{self.function.__qualname__} runs eagerly: {text}", stop.where)
+            self.tell(f"{self.name} runs eagerly: {text}", stop.where)
 
     def _broken(self, reason: str, where: str, remedy: str) -> GraphBreakError:
         return GraphBreakError(
@@ -569,7 +555,7 @@ class CompiledFunction:
             remedy=remedy or "leave fullgraph out: the function is split there and goes on",
         )
 
-    def _is_refused(self, site: Site, values: dict[str, Any]) -> bool:
+    def _is_refused(self, site: Site, values: Values) -> bool:
         """Whether nothing may be compiled for a place now."""
         stance = self.policy.now().name
         if stance == "eager_on_recompile" or self.policy.is_eager():
@@ -586,54 +572,53 @@ class CompiledFunction:
         if not site.is_last:
             site.is_last = True
             changed = [x for e in site.entries for x in e.captured.facts.changed(values)]
-            if self.varying.retry(changed):
+            if self.varies.retry(changed):
                 return False
         if not site.is_full:
             site.is_full = True
             why, where = site.why_full(values)
-            name, count = self.function.__qualname__, len(site.entries)
-            text = f"{name} has {count} compiled versions, and other calls run eagerly{why}"
-            self.notice(text, where)
+            count = len(site.entries)
+            text = f"{self.name} has {count} compiled versions, and other calls run eagerly{why}"
+            self.tell(text, where)
         return True
 
-    def _grows(self, site: Site, values: dict[str, Any]) -> bool:
+    def _grows(self, site: Site, values: Values) -> bool:
         """Whether the same number is one more at each call; the first time it is told."""
         was, is_growing = site.growing, site.grows(values)
-        fact, name = site.growing, self.function.__qualname__
+        fact = site.growing
         if fact is None or fact is was:
             return is_growing
         if isinstance(
             fact, EqualsMatch
         ):  # a count that decides something: nobody can give it one size
-            log.publish("recompiles", name, f"{fact.origin} grows at each call")
+            log.publish("recompiles", self.name, f"{fact.origin} grows at each call")
         else:
             found = site.entries[-1].captured.facts.found(fact, values)
-            self.notice(
-                f"{name} runs eagerly while {fact.origin} grows at each call:"
+            self.tell(
+                f"{self.name} runs eagerly while {fact.origin} grows at each call:"
                 f" {fact.miss(found)}. Give it one size for all calls (transformers'"
                 ' generate() does so with cache_implementation="static")',
                 fact.where,
             )
         return True
 
-    def _recompile_error(self, site: Site, values: dict[str, Any], since: str) -> RecompileError:
+    def _recompile_error(self, site: Site, values: Values, since: str) -> RecompileError:
         missed = site.entries[-1].captured.facts.first_miss(values) if site.entries else None
         why = missed[0].miss(missed[1]) if missed else "nothing is compiled for it yet"
         return RecompileError(
-            f"a call of {self.function.__qualname__} needs a new version: {why}",
+            f"a call of {self.name} needs a new version: {why}",
             where=source_line(missed[0].where if missed else first_line(self.function)),
             did=f"nothing was compiled, since {since}",
             remedy="undo that, or call with what was compiled",
         )
 
-    def _explain_miss(self, entry: Entry, values: dict[str, Any]) -> None:
+    def _explain_miss(self, entry: Entry, values: Values) -> None:
         facts = entry.captured.facts
         if (missed := facts.first_miss(values)) is not None:
             fact, found = missed
-            name = self.function.__qualname__
-            for place in self.varying.learn(facts.changed(values, missed)):
-                log.publish("dynamic", name, f"{place} is an input now")
-            log.publish("recompiles", name, f"{fact.miss(found)}\n  read at {fact.where}")
+            for place in self.varies.learn(facts.changed(values, missed)):
+                log.publish("dynamic", self.name, f"{place} is an input now")
+            log.publish("recompiles", self.name, f"{fact.miss(found)}\n  read at {fact.where}")
 
     # ---------------------------------------------------------------------- callees
 
@@ -668,9 +653,7 @@ class CompiledFunction:
         if count >= self.recompile_limit and not of_module:  # made anew at each call
             return function
         self._nested_codes[code] = count + 1
-        made = self.another(
-            _bare(function) if of_code else function, self.compile_graph, of_code=of_code
-        )
+        made = replace(self, function=_bare(function) if of_code else function, of_code=of_code)
         made.is_told = True
         made.family = self.family
         self.family.setdefault(code, weakref.WeakSet()).add(made)

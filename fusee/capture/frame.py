@@ -29,6 +29,7 @@ import torch
 from fusee.capture.bytecode import Instruction, program
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import IN_CPP, note_lines
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- frame
 
@@ -81,13 +82,6 @@ def op(*more: str) -> Callable[[Opcode], Opcode]:
 _IN_YIELD_FROM = (2, 3)  # RESUME's arguments after the yield of a `yield from`, of an `await`
 
 
-def _method(machine: Any, x: Any, name: str) -> Any:
-    try:
-        return machine.attribute(x, name)
-    except AttributeError:
-        return None
-
-
 class Frame:
     """The state of one activation.
 
@@ -124,9 +118,7 @@ class Frame:
         f.cells.update(zip(f.code.co_freevars, function.__closure__ or ()))
         return f
 
-    def bind(
-        self, defaults: Any, more: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Frame:
+    def bind(self, defaults: Any, more: Any, args: Args, kwargs: Kwargs) -> Frame:
         """Give the parameters what a call does, as CPython does; `more` for those after a star."""
         taking = types.FunctionType(self.program.taking, {}, argdefs=defaults)
         taking.__kwdefaults__, taking.__qualname__ = more, self.function.__qualname__
@@ -242,7 +234,8 @@ class Frame:
         if self.instruction.name == "RESUME" and self.instruction.arg & 3 in _IN_YIELD_FROM:
             ends = isinstance(error, GeneratorExit)
             try:
-                method = _method(machine, self.stack[-1], "close" if ends else "throw")
+                name = "close" if ends else "throw"
+                method = machine.call(getattr, self.stack[-1], name, None)
                 if method is not None:
                     self.result = machine.call(method, *(() if ends else (error,)))
                     if not ends:

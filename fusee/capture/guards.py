@@ -110,6 +110,7 @@ class Whence(NamedTuple):
 
 
 Look = Callable[[Origin], Any]
+Values = dict[str, Any]  # of variables, by name
 
 _OPEN = "dynamic=None or True, mark_dynamic, a backend that takes symbols (docs/compile.md)"
 
@@ -221,8 +222,8 @@ class IdMatch(Fact):
     def conditions(self, at: str, source: Source) -> list[str]:
         return [f"{at} is {source.constant(self.value)}"]
 
-    def holds(self, look: Look) -> bool:
-        return look(self.origin) is self.value
+    def fits(self, now: Any) -> bool:
+        return now is self.value
 
     def watched(self, seen: Watched) -> bool:
         return seen.reaches(self.origin)
@@ -372,11 +373,10 @@ class TypeMatch(Fact):
         kind = source.constant(self.value)
         return [f"{source.python('type')}({source.once(at)}) is {kind}"]
 
-    def holds(self, look: Look) -> bool:
-        return type(look(self.origin)) is self.value
-
     def now(self, found: Any) -> Any:
         return type(found)
+
+    fits = IdMatch.fits
 
     def watched(self, seen: Watched) -> bool:
         if isinstance(self.origin, Item) and self.value is float:
@@ -580,7 +580,7 @@ class Guard:
     orig_guard: Fact
 
     @classmethod
-    def of(cls, fact: Fact, values: dict[str, Any]) -> Guard:
+    def of(cls, fact: Fact, values: Values) -> Guard:
         try:
             value, has_value = looking(values)(fact.origin), True
         except GONE:
@@ -621,7 +621,7 @@ class Facts:
         self.kinds.update(more.kinds)
         self._keep += more._keep
 
-    def keep(self, chosen: Callable[[list[Guard]], Sequence[bool]], values: dict[str, Any]) -> None:
+    def keep(self, chosen: Callable[[list[Guard]], Sequence[bool]], values: Values) -> None:
         """Leave out the facts that `chosen` says False of."""
         rows = [fact for fact in self.rows if not isinstance(fact.origin, Held)]
         flags = list(chosen([Guard.of(fact, values) for fact in rows]))
@@ -662,14 +662,14 @@ class Facts:
             return fact
         return None
 
-    def first_miss(self, values: dict[str, Any]) -> tuple[Fact, Any] | None:
+    def first_miss(self, values: Values) -> tuple[Fact, Any] | None:
         """The first fact that does not hold for these locals, and what is there instead."""
         with torch._C.DisableTorchFunction():  # modes of the program's would see it
             fact = self.unlike(looking(values))
             return None if fact is None else (fact, self.found(fact, values))
 
     def changed(
-        self, values: dict[str, Any], missed: tuple[Fact, Any] | None = None
+        self, values: Values, missed: tuple[Fact, Any] | None = None
     ) -> list[tuple[str, bool, Any, Any]]:
         """As Fact.varying, of the fact that was missed and of all tensors and numbers."""
         found = [] if missed is None else [*missed[0].varying(missed[1])]
@@ -681,7 +681,7 @@ class Facts:
                     found += fact.varying(self.found(fact, values))
         return found
 
-    def found(self, fact: Fact, values: dict[str, Any]) -> Any:
+    def found(self, fact: Fact, values: Values) -> Any:
         """What is there for a fact with these locals; ABSENT if nothing is."""
         try:
             return fact.found(looking(values))

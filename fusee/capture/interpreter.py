@@ -437,7 +437,7 @@ class Machine(Capturing):
 
     def ask_length(self, x: Any) -> None:
         if not type(x).__flags__ & _IMMUTABLE:
-            self.call(operator.length_hint, (x, 0), {})
+            self.call(operator.length_hint, x, 0)
 
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:

@@ -13,11 +13,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = [
-    "FEW", "ITERATORS", "LAZY", "Called", "Indexed", "Stepping", "advance", "coming", "consumed",
-    "gone_through", "is_finite_iterator", "links", "new_tuple", "reduced", "remaining",
-]  # fmt: skip
-
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 

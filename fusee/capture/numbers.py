@@ -25,6 +25,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
 from fusee.capture.sources import Call, Origin
 from fusee.capture.torch_api import OpOverload
+from fusee.source import Args
 
 # ---------------------------------------------------------------------------- numbers
 
@@ -85,7 +86,7 @@ class Number(Computed):
         write: Callable[[], fx.Node] | None,
         origins: frozenset[str],
         kind: type = float,
-        made: tuple[Any, ...] = (),
+        made: Args = (),
         *,
         is_late: bool = False,
     ) -> None:
@@ -139,7 +140,7 @@ TAKE_NUMBERS = {
 }  # fmt: skip
 
 
-def compute(graph: fx.Graph, function: Callable[..., Any], operands: tuple[Any, ...]) -> Number:
+def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Number:
     """What an operator makes of numbers: a node of the graph, if a torch call takes it."""
     numbers = [x for x in operands if type(x) is Number]
     if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
@@ -310,7 +311,7 @@ _MOST = 256
 _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 
 
-def read(recorder: Any, name: str, args: tuple[Any, ...]) -> Any:
+def read(recorder: Any, name: str, args: Args) -> Any:
     """What a method gives that shows values of a tensor; None if the graph ends there."""
     x = args[0]
     kind = float if x.is_floating_point() else int
@@ -344,7 +345,7 @@ def _values(recorder: Any, x: torch.Tensor) -> Any:
     return recorder.call(torch.clone, flat)
 
 
-def _number(recorder: Any, values: Any, k: int, made: tuple[Any, ...]) -> Any:
+def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:
     """One of `values`."""
     if not values.is_floating_point():
         return recorder.symbols.element(values, k)

@@ -50,6 +50,7 @@ from fusee.capture.torch_api import (
 from fusee.capture.writes import is_in_place, refuse_new_geometry, refuse_overlaps
 from fusee.errors import source_line
 from fusee.fake.mode import name_may_raise, python_dispatcher, raises
+from fusee.source import Args
 
 # ---------------------------------------------------------------------------- effects
 # What a call in a graph may do besides computing its result.
@@ -355,9 +356,7 @@ class Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------------- calls
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, args, kwargs)
 
     def call(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -466,7 +465,7 @@ class Recorder(TorchFunctionMode):
             more = 0 if below is None or self.begins is None else self.begins(below)
             return fake.storage_offset() + more
 
-    def _attribute(self, func: Any, access: str, args: tuple[Any, ...]) -> Any:
+    def _attribute(self, func: Any, access: str, args: Args) -> Any:
         name = func.__self__.__name__
         if access != "__get__":
             raise GraphBreak(

@@ -257,25 +257,27 @@ def given_by(function: Callable[[], Any], words: str = "") -> Call:
 
 
 @dataclass(frozen=True, eq=False)
-class SizeOf(Part):
+class _OfAxis(Part):
+    """What a method of a tensor says of an axis."""
+
+    axis: int
+    METHOD: ClassVar[str]
+    SOURCE = WORDS = "{parent}.{0.METHOD}({0.axis})"
+
+    def find(self, of: Any) -> Any:
+        return getattr(of, self.METHOD)(self.axis)
+
+
+class SizeOf(_OfAxis):
     """A size of a tensor."""
 
-    axis: int
-    SOURCE, WORDS = "{parent}.size({0.axis})", "{parent}.size({0.axis})"
-
-    def find(self, of: Any) -> Any:
-        return of.size(self.axis)
+    METHOD = "size"
 
 
-@dataclass(frozen=True, eq=False)
-class StrideOf(Part):
+class StrideOf(_OfAxis):
     """A stride of a tensor."""
 
-    axis: int
-    SOURCE, WORDS = "{parent}.stride({0.axis})", "{parent}.stride({0.axis})"
-
-    def find(self, of: Any) -> Any:
-        return of.stride(self.axis)
+    METHOD = "stride"
 
 
 def is_remade(function: types.FunctionType, known: Origin | None, origin: Origin) -> bool:

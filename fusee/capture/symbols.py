@@ -34,6 +34,7 @@ from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
+from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS
 from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
@@ -145,7 +146,7 @@ def is_in(x: Any, items: Any) -> bool:
 _FEW = 16  # elements of a set that are asked for each
 
 
-def method(owner: Any, name: str, args: tuple[Any, ...]) -> Any:
+def method(owner: Any, name: str, args: Args) -> Any:
     """What a method of a text or shape gives, with open numbers; NotImplemented for others."""
     if name == "numel" and isinstance(owner, torch.Size):
         return math.prod(owner)
@@ -195,7 +196,7 @@ TAKE = {
 }  # fmt: skip
 
 
-def called(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     """What C code gives for open numbers; what does not work on them gets their values."""
     if function is divmod:  # a SymInt has no such method
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
@@ -374,26 +375,25 @@ class Symbols:
         sizes: list[Any] = [*x.shape]
         marked = varies.marks(whole)
         for axis, n in enumerate(x.shape):
-            place, mark = SizeOf(origin, axis), marked.get(axis)
-            if mark is not None and mark.is_strict and n < 2:
+            place = SizeOf(origin, axis)
+            mark = marked.get(axis) or Mark(n > 1 and varies(place, n))
+            if mark.is_strict and n < 2:
                 raise ConstantSizeError(
                     f"{place} is marked as dynamic and is first seen as {n}, which is a constant",
-                    did="stopped before running anything",
                     remedy="mark it when it is larger, or use maybe_mark_dynamic",
                 )
-            if n > 1 and (varies(place, n) if mark is None else mark.dynamic):
-                is_derived = mark is not None and hasattr(mark.dim, "root")  # whose ends these are
-                low, high = (None, None) if mark is None or is_derived else (mark.min, mark.max)
+            if n > 1 and mark.dynamic:
+                is_derived = hasattr(mark.dim, "root")  # whose ends these are
+                low, high = (None, None) if is_derived else (mark.min, mark.max)
                 if n < (low or 0) or (high is not None and n > high):
                     raise ConstantSizeError(
                         f"{place} is {n}, and marked as dynamic with min={low}, max={high}",
-                        did="stopped before running anything",
                         remedy="mark it with a range that has all of its sizes",
                     )
                 sizes[axis] = self.load(n, place, max(1, low or 0), high)
-                if mark is not None and mark.is_strict:
+                if mark.is_strict:
                     self.strict |= {*symbols(sizes[axis].node.size)}
-                if mark is not None and mark.dim is not None:
+                if mark.dim is not None:
                     self._declare(mark, sizes[axis], place)
         if not any(map(is_open, sizes)):
             return fake_of(self.mode, x), fact, []
@@ -401,10 +401,8 @@ class Symbols:
         strided: list[tuple[Origin, Relation]] = []
         for axis, step in enumerate(strides):
             if is_open(step):
-                found, stride = (
-                    StrideOf(origin, axis),
-                    Symbol(f"stride {axis}", hint=x.stride(axis)),
-                )
+                found = StrideOf(origin, axis)
+                stride = Symbol(f"stride {axis}", hint=x.stride(axis))
                 origins = {**self.origins, stride: found}
                 strided.append((found, Relation(stride.expr, "==", step.node.size, origins)))
         known = fact._replace(
@@ -474,7 +472,7 @@ class Symbols:
             if function is operator.mul and operands[0] == 1:
                 return operands[1]
             made = graph.call_function(function, operands)
-            shown = (_example(x) for x in operands)
+            shown = (x.meta["example_value"] if isinstance(x, fx.Node) else x for x in operands)
             made.meta["example_value"] = function(*shown)
             return made
 
@@ -507,11 +505,10 @@ class Symbols:
         def text(a: Size) -> str:
             return size_source(self.env.simplified(a), self.origins, source, read)
 
+        if node.kind is bool and not node.is_pending():
+            return repr(node.guarded())
         if node.kind is bool:
-            is_pending = node.is_pending()
-            return (
-                f"{text(node.a)} {node.op} {text(node.b)}" if is_pending else repr(node.guarded())
-            )
+            return f"{text(node.a)} {node.op} {text(node.b)}"
         if not isinstance(node, FloatNode):
             return text(node.size)
         if not isinstance(node.operands[0], Node):
@@ -536,7 +533,6 @@ class Symbols:
                 raise ConstantSizeError(
                     f"{self.origins[fixed]} is marked as dynamic, and the program needs {related}",
                     where=source_line(where) if where else None,
-                    did="stopped before running anything",
                     remedy="do not ask for its value there, or use maybe_mark_dynamic",
                 )
             first = next(iter((*symbols(a), *symbols(b))))
@@ -557,7 +553,3 @@ class Symbols:
 
 _CALLS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
-
-
-def _example(x: Any) -> Any:
-    return x.meta["example_value"] if isinstance(x, fx.Node) else x

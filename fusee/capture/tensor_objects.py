@@ -1,4 +1,5 @@
 """Instances of subclasses of torch.Tensor, and what their `__torch_function__` makes of calls.
+from fusee.source import Args, Kwargs
 
 To the graph such an instance is a plain tensor on the same memory; the world knows its class and
 its attributes (`World.seen`). A torch function that gets one goes to `__torch_function__` of the
@@ -17,8 +18,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 
-from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import SPECIAL, Args, Kwargs, breaking, stands_for, stands_for_each
+from fusee.capture.attributes import Capturing, flat
+from fusee.capture.builtins import SPECIAL, breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.mirrors import Mirror
 from fusee.capture.sources import Held, given_by
@@ -30,6 +31,7 @@ from fusee.capture.torch_api import (
     function_modes,
     without_modes,
 )
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- modes
 # Torch function modes of the program's: `with torch.device(...)`, `torch.set_default_device`.
@@ -133,16 +135,12 @@ _NAMING = (FunctionType, MethodWrapperType)
 def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
     """The classes that torch names in a call, a subclass before its base."""
     found: list[type] = []
-    for x in (*args, *kwargs.values()):
-        for item in x if type(x) in (list, tuple) else (x,):
-            if not isinstance(item, FakeTensor):
-                continue
-            kind = m.kind_of(item)
-            # functions in Python and attributes name plain tensors among the classes
-            is_named = kind is torch.Tensor and type(func) in _NAMING
-            if kind not in found and (is_named or asks(kind)):
-                later = [k for k, known in enumerate(found) if issubclass(kind, known)]
-                found.insert(later[0] if later else len(found), kind)
+    for kind in (m.kind_of(x) for x in flat(*args, *kwargs.values()) if isinstance(x, FakeTensor)):
+        # functions in Python and attributes name plain tensors among the classes
+        is_named = kind is torch.Tensor and type(func) in _NAMING
+        if kind not in found and (is_named or asks(kind)):
+            later = [k for k, known in enumerate(found) if issubclass(kind, known)]
+            found.insert(later[0] if later else len(found), kind)
     return found
 
 
@@ -238,8 +236,7 @@ def _has(m: Capturing, *args: Any) -> bool:
         return True
     if m.world.recorder.off:
         return False
-    given = [x for arg in args for x in (arg if type(arg) in (list, tuple) else (arg,))]
-    others = [type(x) for x in given if not isinstance(x, torch.Tensor)]
+    others = [type(x) for x in flat(*args) if not isinstance(x, torch.Tensor)]
     asked = (asks(kind) for kind in others if hasattr(kind, "__torch_function__"))
     return any(asked) or bool(m.world.seen and _asked(m, None, args, {}))
 

@@ -27,31 +27,22 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 from torch._functorch.vmap import _process_batched_inputs
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.autograd import forward_ad
 from torch.fx import _symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph_module import _WrappedCall
-from torch.utils import _device
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes as without_modes
+from torch.utils import _device, _python_dispatch, _pytree
 
 from fusee.errors import GENERATED, user_frame
-from fusee.fake.mode import FakeTensor, fake_mode, fake_of
+from fusee.fake.mode import FakeTensor as FakeTensor
+from fusee.fake.mode import fake_mode as fake_mode
+from fusee.fake.mode import fake_of as fake_of
+from fusee.source import Args
 
-__all__ = [
-    "AROUND_FORWARD", "DYNAMO", "FIXED_ANSWERS", "IN_CPP", "MODE_STACK", "STATE_QUERIES",
-    "STATE_SWITCHES", "USUAL_STANCE", "allowed_by_torch", "apply_function", "asks", "batch_axes",
-    "call_impl", "codes",
-    "DeviceContext", "dynamo_stance", "dynamo_switch", "enter_inference_mode", "fake_mode",
-    "fake_of", "FakeTensor", "function_modes", "graph_module", "has_global_hooks",
-    "HigherOrderOperator", "is_allowed_by_torch", "is_bookkeeping", "is_graph_function",
-    "is_kept_out_by_torch", "is_pytree_class", "is_traced", "is_transforming", "note_lines",
-    "of_subclass", "OpOverload", "OpOverloadPacket", "own_classes", "plain_tensor", "pytree",
-    "run_for_real", "set_compiled_call", "set_deterministic", "set_grad_enabled", "skip_frame",
-    "stance_fields", "state_conditions", "state_restored", "was_leaf",
-    "why_unseen", "without_dynamo", "without_function_modes", "without_modes",
-]  # fmt: skip
+pytree = _pytree
+without_modes = _python_dispatch._disable_current_modes
 
 # Modules of C functions that compute tensors from tensors.
 _GRAPH_MODULES = {
@@ -281,7 +272,7 @@ def dynamo_switch(name: str) -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.config"), name, False))
 
 
-def batch_axes(in_dims: Any, args: tuple[Any, ...], function: Any) -> list[int | None]:
+def batch_axes(in_dims: Any, args: Args, function: Any) -> list[int | None]:
     """The axis that torch.vmap maps over, for each leaf of `args`; it raises for wrong ones."""
     return _process_batched_inputs(in_dims, args, function)[1]
 

@@ -8,7 +8,6 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,15 @@ from fusee.capture.graph_break import (
     Opaque,
     generator_states,
 )
-from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, overlap
+from fusee.capture.guards import (
+    GONE,
+    EqualsMatch,
+    Facts,
+    IdMatch,
+    NoOverlap,
+    Values,
+    overlap,
+)
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Machine
 from fusee.capture.numbers import Specialise
@@ -50,13 +57,11 @@ from fusee.capture.torch_api import (
 from fusee.errors import RegionError, source_line
 from fusee.runtime import process
 
-__all__ = ["capture", "moved"]
-
 _PROBES = 256  # places, at most, that are tried for a piece that must end earlier
 
 
 def capture(
-    place: Place, values: Mapping[str, Any], policy: Policy, varies: Varying | None = None
+    place: Place, values: Values, policy: Policy, varies: Varying | None = None
 ) -> Captured:
     """Capture what follows `place` with `values` for its parameters.
 
@@ -123,7 +128,7 @@ class _Attempt:
     def __init__(
         self,
         place: Place,
-        values: Mapping[str, Any],
+        values: Values,
         policy: Policy,
         conditions: tuple[list[str], dict[str, Any]],
         varies: Varying,
@@ -412,7 +417,7 @@ def _keep_apart(world: World) -> str:
 # a hundred layers that break are captured once. Its modules stand in place of the other's.
 
 
-def moved(captured: Captured, place: Place, values: Mapping[str, Any]) -> Captured | None:
+def moved(captured: Captured, place: Place, values: Values) -> Captured | None:
     """The same capture for values with other modules; None if a fact does not hold of them."""
     function = place.function if place.of_code else captured.place.function
     is_plain = type(captured) is Captured and not (captured.eager or captured.passing)

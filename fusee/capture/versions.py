@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusee.capture.captured import Captured, Place
-from fusee.capture.guards import GONE, Fact
+from fusee.capture.guards import GONE, Fact, Values
 from fusee.capture.sources import Source, variable
 from fusee.source import define
 
@@ -60,7 +60,7 @@ class Site:
     steps: int = 0
     growing: Fact | None = None
 
-    def find(self, values: dict[str, Any]) -> Entry | None:
+    def find(self, values: Values) -> Entry | None:
         given = values.values()
         few = self.entries if self.index is None else self.index.candidates(*given)
         return next((entry for entry in few if entry.check(*given)), None)
@@ -76,7 +76,7 @@ class Site:
         self.index, self.is_full, self.is_last, self.is_met = None, False, False, False
         self.missed, self.steps, self.growing = None, 0, None
 
-    def grows(self, values: dict[str, Any]) -> bool:
+    def grows(self, values: Values) -> bool:
         """Whether a size, or an int, has been one more at each of the last calls: a cache's length.
 
         Two versions show it; to compile each of the others would never be of use again.
@@ -96,7 +96,7 @@ class Site:
         self.growing = fact if self.steps >= 2 else None
         return self.growing is not None
 
-    def why_full(self, values: dict[str, Any]) -> tuple[str, str]:
+    def why_full(self, values: Values) -> tuple[str, str]:
         """What kept versions from being of use, with what to do; and the user's line."""
         missed = [found for e in self.entries if (found := e.captured.facts.first_miss(values))]
         if not missed:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket
 from fusee.fake.layouts import is_dense
+from fusee.source import Args, Kwargs
 
 
 def is_in_place(name: str) -> bool:
@@ -41,8 +42,8 @@ _RESIZE = {"resize_", "resize_as_", "set_"}
 
 def refuse_new_geometry(
     func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     is_input: Callable[[Tensor], bool],
     run: Callable[..., Any],
 ) -> None:
@@ -68,7 +69,9 @@ def refuse_new_geometry(
         if not kept:
             return
         # meta kernels resize: so they get others to try
-        likes = pytree.tree_map_only(Tensor, _like, given)
+        likes = pytree.tree_map_only(
+            Tensor, lambda x: x.new_empty_strided(x.shape, x.stride()), given
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run(func, args, {**kwargs, **likes})
@@ -78,10 +81,6 @@ def refuse_new_geometry(
                     f"out= is resized from {list(x.shape)} to {list(like.shape)}",
                     "give it a tensor of the result's shape",
                 )
-
-
-def _like(x: Tensor) -> Tensor:
-    return x.new_empty_strided(x.shape, x.stride())
 
 
 def _results(op: Any) -> Iterator[str]:

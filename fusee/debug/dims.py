@@ -16,6 +16,7 @@ from torch import Tensor
 from fusee.capture.dynamic import Varying
 from fusee.capture.torch_api import Mark
 from fusee.errors import OptionError
+from fusee.source import Args
 
 
 class Declared(Varying):
@@ -34,7 +35,7 @@ class Declared(Varying):
 
 def declared(
     fn: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: Args,
     kwargs: Mapping[str, Any],
     named: Mapping[str, Any],
     shapes: Any,

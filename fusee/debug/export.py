@@ -15,7 +15,7 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.aten.subgraph import Copier
 from fusee.capture.bytecode import first_line
 from fusee.capture.captured import Captured, Place
-from fusee.capture.guards import TensorFact
+from fusee.capture.guards import TensorFact, Values
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.sources import Local, Origin, SizeOf, looking
 from fusee.capture.trace import capture
@@ -90,7 +90,7 @@ def _refused(reason: str, where: str, remedy: str = "") -> GraphBreakError:
 class _Module:
     """The captured graph with the caller's tensors as its inputs and all others as attributes."""
 
-    def __init__(self, captured: Captured, values: Mapping[str, Any], arguments: list[Any]) -> None:
+    def __init__(self, captured: Captured, values: Values, arguments: list[Any]) -> None:
         self.captured, self.values, self.look = captured, values, looking(values)
         self.root, self.copier = nn.Module(), Copier()
         self.graph = self.copier.graph
@@ -232,7 +232,6 @@ def check_sizes(relations: Sequence[str], hold: Sequence[bool], sizes: Mapping[s
         there = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         raise SizeError(
             f"the exported program needs {failed}; there are {there}",
-            did="stopped before running anything",
             remedy="export it again with other Dims, or examples",
         )
 

@@ -16,8 +16,6 @@ from fusee.capture.entries import listeners
 from fusee.capture.versions import Entry
 from fusee.errors import source_line
 
-__all__ = ["follow"]
-
 _torchs: Any = _logging
 # Below it, torch's handlers are found.
 _HOME = "torch._dynamo.fusee"

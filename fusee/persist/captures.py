@@ -16,7 +16,7 @@ import functools
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch import fx
 from fusee.capture.captured import Captured, Place
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
-from fusee.capture.guards import Facts
+from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
@@ -145,7 +145,7 @@ class Keeper:
         self.cache = cache or object_cache()
 
     @process.paused()
-    def find(self, place: Place, values: Mapping[str, Any], policy: Policy) -> Captured | None:
+    def find(self, place: Place, values: Values, policy: Policy) -> Captured | None:
         """The capture that another process kept, if all that it relied on is as it was."""
         try:
             key = self._key(place, values, policy)
@@ -161,9 +161,7 @@ class Keeper:
         return found
 
     @process.paused()
-    def keep(
-        self, captured: Captured, compiled: Any, values: Mapping[str, Any], policy: Policy
-    ) -> None:
+    def keep(self, captured: Captured, compiled: Any, values: Values, policy: Policy) -> None:
         """Keep a capture and what its backend made of it, if another process can use them."""
         place = captured.place
         try:
@@ -178,7 +176,7 @@ class Keeper:
     def _sidecar(self, key: str, data: bytes) -> Sidecar:
         return Sidecar(self.cache, content_key(key, data))
 
-    def _key(self, place: Place, values: Mapping[str, Any], policy: Policy) -> str:
+    def _key(self, place: Place, values: Values, policy: Policy) -> str:
         conditions, names = state_conditions()
         dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
         tables = (policy.in_graph, policy.constant, policy.substitutes)
@@ -280,7 +278,7 @@ class _Kept(Captured):
             _keep_compiled(self.sidecar, found)
         return found
 
-    def check(self, values: Mapping[str, Any]) -> tuple[Callable[..., bool], Callable[[], str]]:
+    def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         compiled: list[tuple[Callable[..., bool], Callable[[], str]]] = []
 
         def check(*given: Any, **named: Any) -> bool:
@@ -300,7 +298,7 @@ def _keep_compiled(sidecar: Sidecar, compiled: Any) -> None:
         sidecar.put(*compiled.kept)
 
 
-def _read(data: bytes, place: Place, values: Mapping[str, Any]) -> _Kept:
+def _read(data: bytes, place: Place, values: Values) -> _Kept:
     waiting = Waiting()
     found = Resolved(data, place.function, values, waiting)
     fields, graph = found.content

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
-from fusee.capture.guards import GONE, Facts, TensorFact
+from fusee.capture.guards import GONE, Facts, TensorFact, Values
 from fusee.capture.sources import Held, Origin, looking
 from fusee.runtime.cache import code_key
 
@@ -286,7 +286,7 @@ class Resolved(pickle.Unpickler):
     """
 
     def __init__(
-        self, data: bytes, function: types.FunctionType, values: Mapping[str, Any], graph: Any
+        self, data: bytes, function: types.FunctionType, values: Values, graph: Any
     ) -> None:
         super().__init__(io.BytesIO(data))
         self.function, self.graph = function, graph

@@ -128,5 +128,4 @@ def refuse(asked: Any) -> NoReturn:
     """There is no graph that holds for all values of the symbols."""
     raise TraceError(
         f"{asked.asked} only the values of tensors tell",
-        did="stopped tracing this graph; the caller may run it eagerly",
     )

@@ -4,15 +4,4 @@ Capture itself knows Python and what a tensor is. Each module here registers sta
 (`capture/builtins.py`); whoever compiles imports this package.
 """
 
-from fusee.torch_functions import arrays, higher_order, optimizers, transforms
-
-__all__ = [
-    "arrays",
-    "backward",
-    "control_flow",
-    "flex_attention",
-    "higher_order",
-    "making",
-    "optimizers",
-    "transforms",
-]
+from fusee.torch_functions import arrays, higher_order, optimizers, transforms  # noqa: F401

@@ -22,7 +22,7 @@ import torch
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_TYPE, SPECIAL, Args, Kwargs, stands_for, stands_for_each
+from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for, stands_for_each
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
@@ -32,6 +32,7 @@ from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Call, Held, Origin
 from fusee.capture.torch_api import FakeTensor, pytree
+from fusee.source import Args, Kwargs
 from fusee.torch_functions.torch_api import (
     as_array,
     by_torch,

@@ -20,7 +20,7 @@ from torch.fx import traceback
 from torch.utils import checkpoint
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import SPECIAL, Args, stands_for
+from fusee.capture.builtins import SPECIAL, stands_for
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.numbers import Computed, Number
 from fusee.capture.reconstruct import Lost
@@ -32,6 +32,7 @@ from fusee.capture.torch_api import (
     pytree,
     set_grad_enabled,
 )
+from fusee.source import Args
 from fusee.torch_functions.torch_api import higher_order
 from fusee.torch_functions.transforms import Body, run_body
 
@@ -338,7 +339,7 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return m.world.recorder.call_whole(flex_attention, *given)
 
 
-def _body(m: Capturing, function: Any, given: tuple[Any, ...]) -> Body:
+def _body(m: Capturing, function: Any, given: Args) -> Body:
     m.world.recorder.by_index += 1
     try:
         body = run_body(m, "flex_attention", function, given, {}, None)

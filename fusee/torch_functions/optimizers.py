@@ -38,8 +38,6 @@ from fusee.capture.mirrors import Mirror
 from fusee.capture.policy import enabled
 from fusee.capture.torch_api import FakeTensor, run_for_real
 
-__all__: list[str] = []
-
 _CLASSES: tuple[Any, ...] = (
     adadelta.Adadelta, adagrad.Adagrad, adam.Adam, adamax.Adamax, nadam.NAdam, radam.RAdam,
     rmsprop.RMSprop, sgd.SGD,

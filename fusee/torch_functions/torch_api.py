@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["as_array", "by_torch", "counterparts", "higher_order", "shape_as_tensor", "tensor_of"]
-
 higher_order: Any = torch.ops.higher_order
 shape_as_tensor: Any = torch._shape_as_tensor
 

@@ -25,7 +25,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import BY_CODE, Args, Kwargs, stands_for
+from fusee.capture.builtins import BY_CODE, stands_for
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.numbers import Number
@@ -39,8 +39,7 @@ from fusee.capture.torch_api import (
     pytree,
     set_grad_enabled,
 )
-
-__all__ = ["Body", "run_body"]
+from fusee.source import Args, Kwargs
 
 # Of torch.func, by the name of what they return: a closure over the function, `func`.
 _TRANSFORMS: tuple[Any, ...] = (
@@ -97,7 +96,7 @@ class Body(NamedTuple):
         (output,) = self.module.graph.find_nodes(op="output")
         return list(output.args[0])
 
-    def function(self, outside: tuple[Any, ...]) -> Callable[..., Any]:
+    def function(self, outside: Args) -> Callable[..., Any]:
         """The function, for a transform."""
 
         def body(*args: Any, **kwargs: Any) -> Any:

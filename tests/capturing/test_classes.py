@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import enum
 import functools
 import itertools
 import math
+import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -526,6 +529,23 @@ def test_builtins_refuse_names(call: T) -> None:
         return x + 1, call()
 
     same(program, X)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: operator.setitem(x, 0), lambda x: copy.copy(x, 1), lambda x: sys.exc_info(1),
+        lambda x: x.as_subclass(), lambda x: torch.nn.Parameter(x, True, 1),
+    ],
+)  # fmt: skip
+def test_what_no_stand_in_expects_raises_as_in_python(call: T) -> None:
+    def program(x: T) -> T:
+        try:
+            return call(x)
+        except TypeError as error:
+            return x + 1, str(error)
+
+    same(program, X, breaks=True)
 
 
 made_of: list[T] = []

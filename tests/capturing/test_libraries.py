@@ -72,6 +72,7 @@ def with_operator(x: T) -> T:
         operator.add(x, 1), operator.mul(x, x), pick([3, 4]), name(x), operator.neg(x),
         operator.methodcaller("sum", 0)(x), operator.truth([]), operator.contains([1], 1),
         operator.index(3), operator.iadd([1], [2]), operator.matmul(x, x.T),
+        operator.methodcaller("sum", dim=0, keepdim=True)(x), operator.attrgetter("T.shape")(x),
     )  # fmt: skip
 
 
