@@ -12,7 +12,7 @@ import functools
 import gc
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fusee.capture import attributes, symbols
@@ -213,9 +213,13 @@ def pairs(m: Capturing, x: Any) -> Any:
         found = m.mapping(x)
         m.hashed([*found])
         return found
-    rows = [*map(m.items, m.items(x))]
-    m.hashed([row[0] for row in rows if row])
-    return rows
+    return _rows(m, x)
+
+
+def _rows(m: Capturing, x: Any) -> Iterator[Any]:
+    for row in map(m.items, Stepping(m, m.iterate(x))):
+        m.hashed(row[:1])
+        yield row
 
 
 @stands_for_each(dict, collections.OrderedDict)
