@@ -133,6 +133,13 @@ def test_integers_that_outgrow_32_bits_are_ours(backend: str) -> None:
 
     agrees(fn, backend, [(torch.randn(k, 8), n) for k, n in ((4, 3), (5, 7), (6, 2**20))])
 
+    def later(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The region knows its integers' bounds by a size that nothing else in it needs."""
+        return torch.tanh(x @ W) @ W, torch.arange(n, n + 4) * 3 + 1
+
+    calls = [(torch.randn(k, 8), n) for k, n in ((4, 3), (5, 7), (6, 2**30))]
+    agrees(later, backend, calls, options={"disabled_ops": [aten.arange]})
+
 
 def picked(x: Tensor, mask: Tensor) -> tuple[Any, ...]:
     """A region on either side of a size that only the data knows."""
@@ -241,3 +248,36 @@ def test_models_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(made) == 2
     agrees(fn, "openvino", rows(4, 6, 11), options=options)
     assert len(made) == 3  # the model with open sizes was there
+
+
+def test_what_openvino_cannot_take_open_is_ours_and_said() -> None:
+    pytest.importorskip("openvino")
+
+    def convolved(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv1d(torch.tanh(x), w)
+
+    def grouped(x: Tensor) -> Tensor:
+        return F.group_norm(torch.tanh(x * 2), 2)
+
+    args = [(torch.randn(2, k, 9), torch.randn(4, k, 3)) for k in (2, 3, 5)]
+    _, report = agrees(convolved, "openvino", args)
+    wanted = "aten.convolution.default", "OpenVINO convolves with weights of known sizes"
+    assert wanted in [(row.op, row.reason) for row in report.unclaimed]
+    _, report = agrees(grouped, "openvino", [(torch.randn(2, k, 9),) for k in (2, 4, 6)])
+    wanted = "aten.native_group_norm.default", "OpenVINO groups channels of a known number"
+    assert wanted in [(row.op, row.reason) for row in report.unclaimed]
+    kept = torch.randn(4, 3, 3)
+    *_, report = agrees(
+        lambda x: convolved(x, kept), "openvino", [(torch.randn(n, 3, 5 + n),) for n in (2, 4, 3)]
+    )
+    assert not report.unclaimed
+
+
+def test_an_input_whose_values_nothing_needs() -> None:
+    """OpenVINO's frontend leaves it out of the model, which had one input fewer than the call."""
+    pytest.importorskip("openvino")
+
+    def fn(shape: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(x @ W) @ W + shape.new_full((8,), 2.0)
+
+    agrees(fn, "openvino", [(torch.randn(3), torch.randn(n, 8)) for n in (4, 5, 6)])

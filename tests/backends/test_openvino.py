@@ -65,6 +65,17 @@ def test_integers_that_are_small_are_its_own() -> None:
     assert report.regions[0].ops["aten.abs.default"] == 1
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_reductions_and_windows_that_it_has_not_are_ours() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(x @ x) * 2
+        norms = torch.linalg.vector_norm(y), torch.linalg.vector_norm(y, 0, dim=1)
+        pooled = F.avg_pool2d(y[None, None], 2, divisor_override=3)
+        return *norms, pooled, y.sum().mean(0, keepdim=True), y.sum().prod(0)
+
+    check(fn, torch.randn(4, 4), backend="openvino", capture="fx")
+
+
 def test_tensors_without_elements_are_ours() -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = torch.tanh(x + 1) * 2

@@ -137,8 +137,8 @@ def _always(node: fx.Node) -> str | None:
 @OPERATORS.rule(
     *named(
         """pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d unfold
-        col2im glu _softmax _log_softmax _safe_softmax mean mean.dim sum sum.dim_IntList prod
-        prod.dim_int addmm baddbmm bmm mm dot linear convolution rms_norm
+        col2im glu _softmax _log_softmax _safe_softmax mean sum prod addmm baddbmm bmm mm
+        dot linear rms_norm
         _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_bicubic2d.vec upsample_bilinear2d.vec
         upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
         upsample_linear1d.vec upsample_trilinear3d.vec"""
@@ -151,10 +151,18 @@ def _floats(node: fx.Node) -> str | None:
     return None
 
 
-@OPERATORS.rule(*named("linalg_vector_norm"))
-def _norm(node: fx.Node) -> str | None:
-    if len(node.args) < 3 or not node.args[2]:
-        return "OpenVINO takes the norm along axes that are named"
+@OPERATORS.rule(*named("mean.dim sum.dim_IntList prod.dim_int linalg_vector_norm"))
+def _reduced(node: fx.Node) -> str | None:
+    is_norm = node.target is aten.linalg_vector_norm.default
+    if is_norm and (len(node.args) < 3 or not node.args[2] or node.args[1] == 0):
+        return "OpenVINO takes norms along axes that are named, and counts nothing"
+    return _floats(node) if _val(node.args[0]).dim() else "OpenVINO finds no axis in a number"
+
+
+@OPERATORS.rule(*named("convolution"))
+def _convolution(node: fx.Node) -> str | None:
+    if any(type(n) is not int for n in _val(node.args[1]).shape):
+        return "OpenVINO convolves with weights of known sizes"
     return _floats(node)
 
 
@@ -239,6 +247,8 @@ def _first_only(node: fx.Node) -> str | None:
     if any(user.args[1] != 0 for user in node.users):
         return "OpenVINO computes its first result only"
     first = node.meta["val"][0]
+    if node.target is aten.native_group_norm.default and type(first.shape[1]) is not int:
+        return "OpenVINO groups channels of a known number"
     return None if first.dtype.is_floating_point else "OpenVINO computes it for floating point only"
 
 
@@ -259,6 +269,8 @@ def _joins(node: fx.Node) -> str | None:
 def _average(node: fx.Node) -> str | None:
     if len(node.args) > 4 and node.args[4]:
         return "with ceil_mode it divides by other counts"
+    if len(node.args) > 6 and node.args[6] is not None:
+        return "OpenVINO divides by no other number than the elements of a window"
     return _floats(node)
 
 

@@ -412,7 +412,16 @@ def convert_fx(gm: fx.GraphModule, inputs: Sequence[tuple[torch.dtype, Sequence[
     decoder = importlib.import_module("openvino.frontend.pytorch.fx_decoder")
     shapes = [_shape(sizes) for _, sizes in inputs]
     types = [dtype for dtype, _ in inputs]
-    return _convert(decoder.TorchFXPythonDecoder(gm, input_shapes=shapes, input_types=types))
+    model = _convert(decoder.TorchFXPythonDecoder(gm, input_shapes=shapes, input_types=types))
+    left = {one.get_friendly_name(): one for one in model.get_parameters()}
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    if len(left) == len(names):
+        return model
+    # Inputs of which nothing depends on the values are gone: calls give all
+    ov = bindings()
+    given = zip(names, types, shapes, strict=True)
+    all_ = [left.get(name) or ov.op.Parameter(element_of(t), shape) for name, t, shape in given]
+    return ov.Model([port.get_node().input_value(0) for port in model.outputs], all_, "region")
 
 
 def convert_traced(script: Any, inputs: Sequence[tuple[torch.dtype, Sequence[Size]]]) -> Any:
