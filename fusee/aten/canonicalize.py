@@ -388,7 +388,16 @@ def convert(
 @ALWAYS.rule(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x, probability, is_training = args
-    return t.composite(op, args, kwargs) if is_training and probability != 0 else x
+    if not is_training or probability == 0:
+        return x
+    is_empty = any(type(n) is int and n == 0 for n in x.shape)
+    if op is not aten.dropout.default or probability == 1 or is_empty:
+        return t.composite(op, args, kwargs)
+    # torch's own has another form where sizes are open, that no kernel of ours draws
+    noise = t.call(aten.empty_like.default, x)
+    t.call(aten.bernoulli_.float, noise, 1 - probability)
+    t.call(aten.div_.Scalar, noise, 1 - probability)
+    return t.call(aten.mul.Tensor, x, noise)
 
 
 @ALWAYS.rule(aten.convolution.default)

@@ -121,7 +121,20 @@ def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return x.to(*rest, **kwargs) if rest or kwargs else x
 
 
+def _dropout(
+    t: Tracer, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    """Eager's way, where sizes are open too: there torch has one that no kernel of ours draws."""
+    if inplace or not training or not 0 < p < 1:
+        return torch.nn.functional.dropout(input, p, training, inplace)
+    if any(type(n) is int and n == 0 for n in input.shape):
+        return input
+    return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.dropout: _dropout,
+    torch.dropout: _dropout,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     torch.group_norm: _group_norm,
     torch.embedding: sparse_embedding,

@@ -51,6 +51,7 @@ from fusee.runtime.launch import (
     ViewSpec,
     empty_strided,
 )
+from fusee.source import define
 from fusee.sym.expr import Expr, Size, Steps, maximum
 
 # A thread gets at least this much work, in elements times the cost of one; less is not worth
@@ -389,6 +390,8 @@ class _Writer:
         position = {name: k for k, name in enumerate(functions)}
         names = [*self.arguments.sizes]
         steps = Steps(names)
+        for symbol, ends in self.plan.places:
+            steps.greatest(symbol, ends)
 
         def number(size: Size) -> Number:
             return size if isinstance(size, int) else Computed(steps.number(size))
@@ -423,9 +426,11 @@ class _Writer:
 
     def _sized(self, names: Sequence[str]) -> Callable[..., Any]:
         """A function of the sizes that gives the views which differ with them."""
-        places = self._constant(tuple(map(self._place, self.sized)))
-        found: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {places}", dict(self.names))
-        return found
+        places = self.plan.places if self.sized else ()
+        lines = [f"    {symbol} = max{self._constant(ends)}\n" for symbol, ends in places]
+        found = self._constant(tuple(map(self._place, self.sized)))
+        text = f"def sized({', '.join(names)}):\n{''.join(lines)}    return {found}\n"
+        return define(text, "sized", "views", dict(self.names))
 
 
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -2,20 +2,21 @@
 
 Buffers whose lives don't overlap share bytes. Lives are ranges of schedule positions: a buffer
 lives from the item that writes it first to the item that reads it last, both included, so an item
-never finds its operands where its results go. Sizes that only the call knows are compared as
-expressions: such a buffer takes over only the place of a dead one of the same size.
+never finds its operands where its results go. Buffers of sizes that only the call knows lie in the
+order that fits best in the first call.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Extern
 from fusee.loops.schedule import reads, views, writes
-from fusee.sym.expr import Size, hint
+from fusee.sym.expr import Size, Symbol, hint
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.
@@ -26,11 +27,15 @@ Life = tuple[int, int]  # positions of the first and of the last item that uses 
 
 @dataclass
 class Plan:
-    """Byte offset of every scratch buffer of a schedule, and the arena's size in bytes."""
+    """Byte offset of every scratch buffer of a schedule, and the arena's size in bytes.
+
+    places  symbols in these: each is the greatest of some sizes, in which earlier ones may be
+    """
 
     schedule: Schedule
     offsets: dict[Buffer, Size]
     total_bytes: Size
+    places: list[tuple[Symbol, tuple[Size, ...]]] = field(default_factory=list)
 
 
 def size_bytes(buffer: Buffer) -> Size:
@@ -48,10 +53,51 @@ def plan_memory(schedule: Schedule) -> Plan:
     neighbours = _neighbours(known)
     offsets, total = _in_order(known) if neighbours is None else _best_fit(known, neighbours)
     plan = Plan(schedule, dict(offsets), total)
+    others = {b: live for b, live in lives.items() if b not in known}
+    neighbours = _neighbours(others)
+    if neighbours is None:
+        _by_size(plan, others)
+    else:
+        _upon_others(plan, others, neighbours)
+    return plan
+
+
+def _upon_others(
+    plan: Plan, lives: dict[Buffer, Life], neighbours: dict[Buffer, list[Buffer]]
+) -> None:
+    """Buffers of open size as they fit best in the first call.
+
+    Each lies past the ends of those below it then that are alive with it: so for all sizes.
+    """
+    at, _ = _best_fit(lives, neighbours)
+    start = plan.total_bytes
+    under: dict[Buffer, set[Buffer]] = {}  # all that a buffer lies past, through others too
+
+    def past(buffers: Iterable[Buffer]) -> tuple[Size, set[Buffer]]:
+        """The greatest end of some buffers."""
+        beyond: set[Buffer] = set()
+        ends: list[Size] = []
+        for other in sorted(buffers, key=lambda b: -at[b]):
+            if other not in beyond:
+                beyond |= under[other] | {other}
+                ends.append(plan.offsets[other] + size_bytes(other))
+        ends = [*dict.fromkeys(ends)]
+        if len(ends) < 2:
+            return (ends[0] if ends else start), beyond
+        place = Symbol(f"place{len(plan.places)}", 0, hint=max(map(hint, ends)))
+        plan.places.append((place, tuple(ends)))
+        return place.expr, beyond
+
+    for buffer in sorted(lives, key=at.__getitem__):
+        below = [b for b in neighbours[buffer] if b in under]
+        plan.offsets[buffer], under[buffer] = past(below)
+    plan.total_bytes, _ = past(under)
+
+
+def _by_size(plan: Plan, lives: dict[Buffer, Life]) -> None:
+    """Buffers of open size, each in the place of a dead one of the same size."""
     free: dict[Size, list[tuple[int, int, Size]]] = {}  # size -> heap of (dead after, .., offset)
     for number, (buffer, (first, last)) in enumerate(lives.items()):
-        if buffer in known:
-            continue
         size = size_bytes(buffer)
         slots = free.setdefault(size, [])
         if slots and slots[0][0] < first:
@@ -61,7 +107,6 @@ def plan_memory(schedule: Schedule) -> Plan:
             plan.total_bytes = plan.total_bytes + size
         plan.offsets[buffer] = offset
         heapq.heappush(slots, (last, number, offset))
-    return plan
 
 
 def take_out_large(schedule: Schedule, limit: int) -> None:
@@ -206,5 +251,6 @@ def _in_order(lives: dict[Buffer, Life]) -> tuple[dict[Buffer, int], int]:
 def show_plan(plan: Plan) -> str:
     """The arena as a table."""
     rows = [f"{plan.total_bytes} bytes"]
+    rows += [f"{place} = max{ends}" for place, ends in plan.places]
     rows += [f"{offset!s:>12} {size_bytes(b)!s:>12} {b}" for b, offset in plan.offsets.items()]
     return "\n".join(rows)

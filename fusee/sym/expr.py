@@ -606,11 +606,20 @@ class Steps:
     def number(self, a: Size) -> int:
         """Which number a size is, among the inputs and what the rows give."""
         for atom in _inner_first(a):
+            if atom in self._known:
+                continue
             if isinstance(atom, Symbol):
                 self._known[atom] = self._inputs[atom.name]
-            elif isinstance(atom, Call) and atom not in self._known:
+            elif isinstance(atom, Call):
                 self._known[atom] = self._step(atom.op, self._sum(atom.a), self._sum(atom.b))
         return self._sum(a)
+
+    def greatest(self, symbol: Symbol, sizes: Iterable[Size]) -> None:
+        """From here on a symbol is the greatest of these."""
+        first, *others = map(self.number, sizes)
+        for other in others:
+            first = self._step("max", first, other)
+        self._known[symbol] = first
 
     def compared(self, a: Size, op: str, b: Size) -> int:
         """Which number is 1 where `a op b` holds, and else 0."""

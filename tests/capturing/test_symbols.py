@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusee
+from fusee import log
 from fusee.errors import ConstantSizeError
 from tests.capturing.same import Traced
 
@@ -629,6 +630,28 @@ def test_training_with_batches_of_many_sizes() -> None:
         x, y = torch.randn(n, 4), torch.randint(0, 3, (n,))
         for want, got in zip(step(loss_of, x, y), step(compiled, x, y), strict=True):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_dropout_of_open_sizes_draws_as_eager(with_grad: bool) -> None:
+    told: list[str] = []
+
+    def program(x: Tensor) -> Tensor:
+        return F.dropout(x * 2, 0.3) + 1
+
+    compiled = fusee.compile(program)
+    undo = log.subscribe(lambda record: told.append(record.text), "host")
+    for n in SIZES:
+        found = []
+        for run in (program, compiled):
+            x = torch.linspace(-1, 1, n * 8).view(n, 8).requires_grad_(with_grad)
+            torch.manual_seed(n)
+            out = run(x)
+            found.append([out, *(torch.autograd.grad(out.sum(), x) if with_grad else ())])
+        same(*found)
+    undo()
+    assert not any("native_dropout" in text for text in told)
+    assert len(told) == 2 + 2 * with_grad
 
 
 def test_strides_that_are_not_dense() -> None:

@@ -12,7 +12,7 @@ from fusee.loops import memory
 from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Phase, Store, Values
 from fusee.loops.memory import plan_memory, size_bytes
-from fusee.sym.expr import Size, Symbol, hint
+from fusee.sym.expr import Size, Symbol, hint, substitute
 
 Life = tuple[Buffer, int, int]
 
@@ -73,3 +73,41 @@ def test_buffers_of_one_unknown_size_take_turns() -> None:
     chain = [(Buffer(f"b{k}", torch.float32, (n,), (1,), "scratch"), k, k + 1) for k in range(20)]
     plan = plan_memory(_schedule(chain, 21))
     assert len(set(map(str, plan.offsets.values()))) == 2
+
+
+def test_buffers_of_unknown_sizes_are_apart_for_all_sizes() -> None:
+    n, m = Symbol("n", 1, hint=100), Symbol("m", 1, hint=30)
+    sizes = [n.expr, m.expr, n.expr * 2, n.expr * m.expr, n.expr + m.expr]
+    lives = _random(60, 40, sizes)
+    plan = plan_memory(_schedule(lives, 40))
+    assert plan.places
+    for values in ((100, 30), (1, 1), (3000, 2), (1, 5000), (17, 800)):
+        known: dict[Symbol, Size] = dict(zip((n, m), values))
+        for symbol, ends in plan.places:
+            found = [substitute(end, known) for end in ends]
+            known[symbol] = max(x for x in found if isinstance(x, int))
+        places = {}
+        for buffer, first, last in lives:
+            start, size = (substitute(x, known) for x in (plan.offsets[buffer], size_bytes(buffer)))
+            end, total = substitute(start + size, known), substitute(plan.total_bytes, known)
+            assert isinstance(start, int) and isinstance(end, int) and isinstance(total, int)
+            assert start % memory.ALIGNMENT == 0 and end <= total
+            for begin, stop, earliest, latest in places.values():
+                if max(first, earliest) <= min(last, latest):
+                    assert end <= begin or stop <= start
+            places[buffer] = start, end, first, last
+
+
+def test_open_sizes_take_no_more_memory_in_the_first_call() -> None:
+    n = Symbol("n", 1, hint=1000)
+    lives = _random(60, 40, [16, 100, 1000, 4096])
+    open_ones = [
+        (Buffer(b.name, b.dtype, (b.shape[0] * n.expr,), (1,), "scratch"), *life)
+        for b, *life in lives
+    ]
+    closed = [
+        (Buffer(b.name, b.dtype, (b.shape[0] * 1000,), (1,), "scratch"), *life)
+        for b, *life in lives
+    ]
+    plans = [plan_memory(_schedule(some, 40)) for some in (open_ones, closed)]
+    assert hint(plans[0].total_bytes) == hint(plans[1].total_bytes)
