@@ -21,7 +21,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
-from fusee.capture.mirrors import Mirror
+from fusee.capture.mirrors import Mirror, pairs_of
 from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Dict, Held, is_trusted
@@ -252,7 +252,7 @@ class Capturing(Semantics):
         shown = self.plain(x)
         if isinstance(shown, dict):
             if any(isinstance(item, (*CONTAINERS, tuple)) for item in dict.values(shown)):
-                return type(shown)((key, self.deep(item)) for key, item in dict.items(shown))
+                return type(shown)((key, self.deep(item)) for key, item in pairs_of(shown))
         elif type(shown) in (list, tuple) and any(
             isinstance(item, (*CONTAINERS, tuple)) for item in shown
         ):
@@ -406,8 +406,28 @@ def ask(m: Capturing, obj: Any, name: str, *args: Any) -> Any:
     return ABSENT if method is None else m.call(method, obj, *args)
 
 
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"attribute name must be string, not {type(name).__name__!r}")
+
+
+def by_c(function: Callable[[Any], Any], name: str, found: Any) -> Any:
+    """What C code makes of what a method gave: an error if it is none of its kind."""
+    return function(type("", (), {name: lambda *_: found})())
+
+
 def lookup(m: Capturing, obj: Any, name: str) -> Any:
     """`obj.name`."""
+    _check_name(name)
+    try:
+        return _lookup(m, obj, name)
+    except AttributeError as error:
+        if error.name is None and error.obj is None:
+            error.name, error.obj = name, obj
+        raise
+
+
+def _lookup(m: Capturing, obj: Any, name: str) -> Any:
     if isinstance(obj, FakeTensor):
         return _of_tensor(m, obj, name)
     if isinstance(obj, Computed):
@@ -421,7 +441,7 @@ def lookup(m: Capturing, obj: Any, name: str) -> Any:
     if type(obj) in (super, Super):
         return _of_super(m, obj, name)
     if type(obj) is types.MethodType and name not in ("__self__", "__func__"):
-        return lookup(m, obj.__func__, name)
+        return _lookup(m, obj.__func__, name)
     if is_scalar(obj) or type(obj) in _PLAIN:
         return _of_plain(m, obj, name)
     custom = python_method(m, obj, "__getattribute__")
@@ -464,7 +484,7 @@ def _of_tensor(m: Capturing, obj: Any, name: str) -> Any:
     value = m.world.get(put_on(m, obj), name)  # what somebody has put there
     if value is not ABSENT:
         return value
-    raise AttributeError(text, name=name, obj=obj)  # not above: it would have a context
+    raise AttributeError(text)  # not above: it would have a context
 
 
 def _of_subclass(m: Capturing, obj: Any, name: str, kind: type, mirror: Mirror) -> Any:
@@ -572,6 +592,7 @@ _FUNCTION_SLOTS = {
 
 def of_instance(m: Capturing, obj: Any, name: str) -> Any:
     """What object.__getattribute__ gives."""
+    _check_name(name)
     cls = type(obj)
     if name == "__class__":
         return cls
@@ -588,7 +609,7 @@ def of_instance(m: Capturing, obj: Any, name: str) -> Any:
         return value
     if found is not ABSENT:
         return _bound(m, found, obj, cls, name)
-    raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
+    raise _missing(cls, name)
 
 
 def _in_dict(m: Capturing, obj: Any, name: str) -> Any:
@@ -608,7 +629,13 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
             found = table.get(name, ABSENT) if own else m.world.get(m.world.mirror(table), name)
             if found is not ABSENT:
                 return found
-    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+    raise _missing(type(obj), name)
+
+
+def _missing(cls: type, name: str) -> AttributeError:
+    is_named_whole = cls.__flags__ & _IN_C and cls.__module__ != "builtins"
+    kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 # ------------------------------------------------------------------------------ descriptors
@@ -666,6 +693,8 @@ def store(m: Capturing, obj: Any, name: str, value: Any) -> None:
         elif hasattr(torch.Tensor, name):
             raise GraphBreak(f"setting the attribute {name} of a tensor")
         else:
+            if value is DELETED and m.world.get(put_on(m, obj), name) is ABSENT:
+                raise _missing(m.kind_of(obj), name)
             m.world.set(put_on(m, obj), name, value)
         return
     if isinstance(obj, Computed):
@@ -690,8 +719,17 @@ def _store_in_tensor(m: Capturing, obj: Any, name: str, value: Any) -> None:
     m.world.set(mirror, name, value)
 
 
+def of_slot(m: Capturing, obj: Any, name: str) -> Any:
+    """What lies in a slot; or ABSENT."""
+    try:
+        return m.world.slot(obj, name)
+    except AttributeError:
+        return ABSENT
+
+
 def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
     """What object.__setattr__ and object.__delattr__ do."""
+    _check_name(name)
     found = class_lookup(m, type(obj), name)
     if found is not ABSENT and _is_data_descriptor(found):
         which, *given = ("delete", obj) if value is DELETED else ("set", obj, value)
@@ -704,12 +742,15 @@ def store_plainly(m: Capturing, obj: Any, name: str, value: Any) -> None:
             return
         if ask(m, found, f"__{which}__", *given) is not ABSENT:
             return
-        if m.world.origin(obj) is not None and type(found) is not types.MemberDescriptorType:
+        is_slot = type(found) is types.MemberDescriptorType
+        if m.world.origin(obj) is not None and not is_slot:
             raise GraphBreak(f"setting {name} through {type(found).__qualname__}")
+        if value is DELETED and is_slot and of_slot(m, obj, name) is ABSENT:
+            raise AttributeError(name)
         m.world.set_slot(obj, name, value)
         return
     if value is DELETED and _in_dict(m, obj, name) is ABSENT:
-        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        raise _missing(type(obj), name)
     m.set_in_dict(obj, name, value)
 
 

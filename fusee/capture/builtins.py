@@ -73,6 +73,23 @@ def special(function: Any) -> Stand | None:
     return None if of_all is None else functools.partial(of_all, function)
 
 
+_IN_C = types.MethodDescriptorType, types.WrapperDescriptorType
+
+
+@functools.lru_cache(maxsize=4096)
+def refuses(function: Any, count: int, *names: str) -> bool:
+    """Whether a method in C refuses so many arguments and these names."""
+    if not isinstance(function, _IN_C):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return True
+    except ValueError:  # nobody knows
+        pass
+    return False
+
+
 def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
     def register(stand: Stand) -> Stand:
         SPECIAL.update(dict.fromkeys(functions, stand))
@@ -192,7 +209,7 @@ def _handled(m: Capturing) -> BaseException | None:
 @stands_for(hash)
 def _hash(m: Capturing, x: Any, /) -> int:
     if (found := attributes.ask(m, x, "__hash__")) is not ABSENT:
-        return found  # type: ignore[no-any-return]
+        return attributes.by_c(hash, "__hash__", symbols.value(found))  # type: ignore[no-any-return]
     x = symbols.value(x)
     m.look((x,), COMPARED)
     if getattr(type(x), "__hash__", None) is object.__hash__:
@@ -270,6 +287,8 @@ def _operator(name: str, kind: Any) -> Callable[..., Any]:
     return lambda m, *operands: getattr(m, name)(kind, *operands)
 
 
+_get: Any = vars(types.FunctionType)["__get__"]
+
 # What is an operation of the machine's, or of attributes.py's, on the same operands.
 SPECIAL.update({
     setattr: lambda m, obj, name, x, /: m.store_attribute(obj, name, x),
@@ -294,9 +313,7 @@ SPECIAL.update({
         sys.getrecursionlimit(), given_by(sys.getrecursionlimit)
     ),
     typing.cast: lambda m, typ, val: val,
-    vars(types.FunctionType)["__get__"]: lambda m, function, obj, kind=None, /: (
-        function if obj is None else types.MethodType(function, obj)
-    ),
+    vars(types.FunctionType)["__get__"]: lambda m, *given: _get(*given),
     vars(types.GetSetDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
     vars(types.MemberDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,

@@ -43,6 +43,7 @@ from fusee.capture.attributes import (
 from fusee.capture.builtins import (
     BY_TYPE,
     refuse_hooks,
+    refuses,
     say_later,
     special,
     stands_for,
@@ -202,6 +203,9 @@ def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any
 def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs) -> Any:
     """A bound method of a builtin container, number or string."""
     name = function.__name__
+    of_class = getattr(type(owner), name, None)
+    if refuses(of_class, len(args) + 1, *kwargs):
+        return function(*args, **kwargs)  # the TypeError
     if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
         raise _unknown(function)
     is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
@@ -239,14 +243,18 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     if name == "sort":
         key, reverse = kwargs.get("key"), m.truth(kwargs.get("reverse", False))
         return function(key=sort_key(m, key), reverse=reverse)
-    if name in _TAKE_ITERABLES:
-        if isinstance(function.__self__, dict) and name != "fromkeys":
+    takes_sets = name == "__ior__" and isinstance(function.__self__, set)
+    if name in _TAKE_ITERABLES and not takes_sets:
+        if isinstance(function.__self__, dict) and name != "fromkeys" and len(args) == 1:
             args = tuple(containers.pairs(m, x) for x in args)
         asks = isinstance(function.__self__, list)
         args = tuple(
             x if isinstance(x, dict) and not m.is_outside(x) else _shown(m, x, asks) for x in args
         )
-        args = ([*args[0]],) if name == "join" and len(args) == 1 else args
+        if name == "join" and len(args) == 1:
+            if not containers.is_iterable(args[0]):
+                return function(*args)  # the TypeError
+            args = ([*args[0]],)
     if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
         return found
     if name not in _TAKE_ITERABLES and name not in _MOVE:
@@ -289,10 +297,12 @@ def _coming(m: Capturing, iterator: Any) -> Iterator[Any]:
 
 def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """`dict.__getitem__(self, key)` and the like: what super() gives for a builtin class."""
+    if refuses(function, len(args), *kwargs):
+        return function(*args, **kwargs)  # the TypeError
     owner, *rest = args
     name = function.__name__
     if isinstance(owner, CONTAINERS):
-        if isinstance(owner, dict) and name in containers.METHODS:
+        if isinstance(owner, dict) and name in containers.METHODS and len(rest) == 1:
             return containers.METHODS[name](m, owner, *rest)
         is_lookup = name == "get" and isinstance(owner, dict)
         if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):

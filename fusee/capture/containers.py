@@ -32,7 +32,7 @@ from fusee.capture.torch_api import FakeTensor
 @stands_for(len)
 def _len(m: Capturing, x: Any, /) -> Any:
     if (found := attributes.ask(m, x, "__len__")) is not ABSENT:
-        return int(found)
+        return attributes.by_c(len, "__len__", symbols.value(found))
     if isinstance(x, CONTAINERS):
         return m.length(x)
     if isinstance(x, FakeTensor) and x.dim():
@@ -60,6 +60,10 @@ def _next(m: Capturing, iterator: Any, /, *default: Any) -> Any:
         if not default:
             raise
         return default[0]
+
+
+def is_iterable(x: Any) -> bool:
+    return hasattr(type(x), "__iter__") or hasattr(type(x), "__getitem__")
 
 
 def _iterable(m: Capturing, x: Any) -> Any:
@@ -151,6 +155,8 @@ def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
 
 @stands_for(functools.reduce)
 def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
+    if not is_iterable(x):
+        return functools.reduce(function, x)  # the TypeError
     return functools.reduce(functools.partial(m.call, function), m.items(x), *start)
 
 
@@ -203,6 +209,8 @@ def _insort(
 
 @stands_for_each(min, max)
 def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
+    if not args:
+        return function()  # the TypeError
     items = args if len(args) > 1 else m.items(*args)
     return function(items, key=sort_key(m, key), **default)
 
@@ -217,9 +225,10 @@ def pairs(m: Capturing, x: Any) -> Any:
 
 
 def _rows(m: Capturing, x: Any) -> Iterator[Any]:
-    for row in map(m.items, Stepping(m, m.iterate(x))):
-        m.hashed(row[:1])
-        yield row
+    for row in Stepping(m, m.iterate(x)):
+        items = m.items(row) if is_iterable(row) else row
+        m.hashed(items[:1] if type(items) is list else ())
+        yield items
 
 
 @stands_for_each(dict, collections.OrderedDict)

@@ -36,6 +36,7 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
 from fusee.capture.iterators import is_finite_iterator
+from fusee.capture.mirrors import pairs_of
 from fusee.capture.numbers import VALUES, Computed, Number, compute
 from fusee.capture.recorder import effects
 from fusee.capture.sources import is_trusted
@@ -256,7 +257,7 @@ class Machine(Capturing):
             return bool(x.text() if type(x) is symbols.Text else x)
         for name in ("__bool__", "__len__"):
             if (found := ask(self, x, name)) is not ABSENT:
-                return found if type(found) is bool else _as_truth(name, found)
+                return found if type(found) is bool else attributes.by_c(bool, name, found)
         if self.is_outside(x) and isinstance(x, CONTAINERS):
             return self.length(x) > 0
         self.look((x,))
@@ -315,7 +316,7 @@ class Machine(Capturing):
         if type(key) is slice:
             return slice(*map(self._place, (key.start, key.stop, key.step)))
         found = ABSENT if is_scalar(key) else ask(self, key, "__index__")
-        return key if found is ABSENT else found
+        return key if found is ABSENT else attributes.by_c(operator.index, "__index__", found)
 
     def outside_item(self, container: Any, key: Any) -> Any:
         """An element of a container from outside, guarded alone if possible."""
@@ -371,6 +372,10 @@ class Machine(Capturing):
         for name in names:
             given = (spec,) if name == "__format__" else ()
             if (text := ask(self, x, name, *given)) is not ABSENT:
+                if not isinstance(text, (str, symbols.Text)):
+                    attributes.by_c(_SHOWING[name], name, text)  # the TypeError
+                if conversion == "a":
+                    text = text.encode("ascii", "backslashreplace").decode()
                 if given or spec is None or (type(text) is symbols.Text and not spec):
                     return text
                 return format(symbols.value(text), spec)
@@ -397,6 +402,8 @@ class Machine(Capturing):
 
     def iterate(self, x: Any) -> Any:
         if (found := ask(self, x, "__iter__")) is not ABSENT:
+            if not hasattr(type(found), "__next__"):
+                raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
             return found
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
@@ -441,7 +448,7 @@ class Machine(Capturing):
 
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:
-            return dict(dict.items(self.plain(x)))
+            return dict(pairs_of(self.plain(x)))
         if not hasattr(type(x), "keys"):
             return {**x}  # the TypeError
         keys = self.items(self.call(self.attribute(x, "keys")))
@@ -450,9 +457,7 @@ class Machine(Capturing):
     call = call
 
 
-def _as_truth(name: str, found: Any) -> bool:
-    """What Python makes of what `__bool__` or `__len__` gave."""
-    return bool(type("", (), {name: lambda self: found})())
+_SHOWING: dict[str, Any] = {"__str__": str, "__repr__": repr, "__format__": format}
 
 
 def _is_of_tensors(left: Any, right: Any) -> bool:

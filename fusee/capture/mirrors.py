@@ -112,6 +112,11 @@ def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
     return tuple(dict_class(obj).keys(obj))
 
 
+def pairs_of(obj: dict[Any, Any]) -> Any:
+    """Keys with their values, in the order in which the dict has them."""
+    return dict_class(obj).items(obj)
+
+
 def items_of(obj: dict[Any, Any]) -> tuple[Any, ...]:
     return tuple(dict_class(obj).values(obj))
 
@@ -129,5 +134,5 @@ def empty_like(obj: Any) -> Any:
 def snapshot(x: Any) -> Any:
     """The elements of a container as they are now."""
     if isinstance(x, dict):
-        return dict(dict.items(x))
+        return dict(pairs_of(x))
     return set(x) if isinstance(x, set) else list(x)

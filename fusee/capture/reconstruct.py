@@ -37,7 +37,7 @@ from fusee.capture.iterators import (
     put_back,
     reduced,
 )
-from fusee.capture.mirrors import Mirror, Opened, dict_class
+from fusee.capture.mirrors import Mirror, Opened, dict_class, pairs_of
 from fusee.capture.numbers import Number
 from fusee.capture.sources import Source
 from fusee.capture.symbols import Text, holds_open, is_open
@@ -293,15 +293,17 @@ class Rebuild:
         except RuntimeError as error:  # its dict or set has another size now
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
         kinds = (dict,) if type(x) in _OF_DICTS else (set, frozenset) if type(x) is _OF_SETS else ()
-        owner = next((d for d in gc.get_referents(x) if type(d) in kinds), None)
+        owner = next((d for d in gc.get_referents(x) if isinstance(d, kinds)), None)
         if owner is not None:
             # one that has grown comes first: its iterators would not go on
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
             place = len(owner) - operator.length_hint(x)
             if type(x) is _OF_SETS and args[0] != list(owner)[place:]:
                 raise Lost("a set has changed while an iterator goes through it")
-            view = f".{_OF_DICTS[type(x)]}()" if type(x) in _OF_DICTS else ""
-            name = self._named(f"{self.source.python('iter')}({yield owner}{view})")
+            text = yield owner
+            if type(x) in _OF_DICTS:
+                text = self.call(getattr(dict, _OF_DICTS[type(x)]), text)
+            name = self._named(self.call(iter, text))
             self.lines.append(self.call(advance, name, str(place)))
             return name
         name = self._named(self.call(made, *(yield from _each(args))))
@@ -342,9 +344,7 @@ class Rebuild:
         name = self._named(f"{kind}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if isinstance(x, dict):
-            own = [
-                part for pair in dict.items(x) for part in pair
-            ]  # not what its class makes of it
+            own = [part for pair in pairs_of(x) for part in pair]  # not what its class makes of it
             pairs = _braces(*(yield from _each(own)))
             update = self.source.constant(dict_class(x).update)
             self.lines.append(f"{update}({name}, {pairs})")
@@ -451,9 +451,9 @@ class Rebuild:
             kept = [key for key in before if key in after]
             if [*map(id, after)][: len(kept)] != [*map(id, kept)]:
                 self.lines.append(f"{kind}.clear({target})")
-                changes = dict(dict.items(after))
+                changes = dict(pairs_of(after))
             else:
-                for key, value in dict.items(after):
+                for key, value in pairs_of(after):
                     if key not in before or before[key] is not value:
                         changes[key] = value
         for key, value in changes.items():

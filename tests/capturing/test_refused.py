@@ -1,0 +1,271 @@
+"""What is refused is refused as CPython and torch do it: class, words, attributes of errors."""
+
+# Programs under test: mistakes are meant.
+# mypy: ignore-errors
+# ruff: noqa
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+import operator
+import re
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.capturing.same import Traced
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Record:
+    size: int
+    parts: list = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: int = 1
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class D:
+    def __init__(s):
+        s.x = 1
+
+    @property
+    def p(s):
+        return s.missing
+
+    @property
+    def w(s):
+        return 1
+
+
+class S:
+    __slots__ = ("a",)
+
+
+class A:
+    z = 1
+    __slots__ = ("a", "__dict__")
+
+
+class Abs:
+    pass
+
+
+class Fall:
+    def __getattr__(s, n):
+        raise AttributeError("fall " + n)
+
+
+class BadLen:
+    def __len__(s):
+        return -1
+
+
+class BadBool:
+    def __bool__(s):
+        return 2
+
+
+class BadIter:
+    def __iter__(s):
+        return 3
+
+
+class BadInit:
+    def __init__(s):
+        return 3
+
+
+class BadIndex:
+    def __index__(s):
+        return "a"
+
+
+class BadHash:
+    def __hash__(s):
+        return "a"
+
+
+class BadStr:
+    def __str__(s):
+        return 3
+
+    def __repr__(s):
+        return 4
+
+
+class BadEq:
+    def __eq__(s, o):
+        raise ValueError("eq")
+
+
+class Mgr:
+    def __enter__(s):
+        return 1
+
+
+EXPRESSIONS = r"""
+    delattr(a, 'q') ;; delattr(a, 'z') ;; delattr(a, 'a') ;; delattr(NS, 'q') ;;
+    delattr(f, 'q') ;; delattr(D(), 'q') ;; delattr(D(), 'w') ;; delattr(3, 'q') ;;
+    delattr(a, 'mro') ;; a.q ;; a.a ;; NS.q ;; f.q ;; D().q ;; d.p ;; setattr(d, 'w', 2) ;;
+    S().a ;; setattr(S(), 'b', 1) ;; delattr(S(), 'a') ;; (1).x ;; None.x ;; [].x ;; x.foo ;;
+    torch.foo ;; math.foo ;; D.q ;; super(D, d).q ;; Frozen(1).b ;; setattr(Frozen(1), 'a', 3) ;;
+    delattr(Frozen(1), 'a') ;; {}['a'] ;; {1: 2}[3] ;; {}[1, 2] ;; [][0] ;; list([1])['a'] ;;
+    'a' + 1 ;; 1 + 'a' ;; [1] + (1,) ;; len(3) ;; int('x') ;; [1] < 'a' ;; {}.popitem() ;;
+    [].pop() ;; set().pop() ;; next(iter([])) ;; (1, 2)[5] ;; 'abc'[9] ;; range(3)[7] ;; D()() ;;
+    D(3) ;; d[0] ;; d + 1 ;; 1 + d ;; -d ;; d < d ;; d <= 1 ;; iter(d) ;; len(d) ;; [*d] ;;
+    hash([]) ;; hash({}) ;; {[]: 1} ;; {[]} ;; 1 in 3 ;; 1 in d ;; x in d ;; d(1) ;; [*3] ;;
+    {**3} ;; f() ;; f(1, 2, 3) ;; f(1, d=1) ;; f(1, a=1) ;; f(*3) ;; f(**3) ;; f(**{1: 2}) ;;
+    (lambda a: a)() ;; (lambda a: a)(1, 2) ;; (lambda a: a)(b=1) ;; 1 // 0 ;; 1 % 0 ;; 1.0 / 0 ;;
+    1.0 // 0 ;; 0 ** -1 ;; 'x' % 3 ;; '%d' % 'x' ;; '%s %s' % 'x' ;; '%(a)s' % {} ;;
+    '{}'.format() ;; '{a}'.format() ;; '{0.q}'.format(d) ;; '{:d}'.format('a') ;;
+    format(1, 'q') ;; f"{1:q}" ;; f"{'a':d}" ;; f"{d:>5}" ;; format(d, '5') ;; int([]) ;;
+    float('x') ;; float([]) ;; complex('x') ;; chr(-1) ;; ord('ab') ;; [1].index(2) ;;
+    [1].remove(3) ;; 'a'.index('b') ;; sorted([1, 'a']) ;; sorted(3) ;; max([]) ;; max(1) ;;
+    min() ;; sum(['a']) ;; sum([[1]]) ;; dict([1]) ;; dict([(1, 2, 3)]) ;; dict(3) ;; list(3) ;;
+    tuple(3) ;; set(3) ;; set([[]]) ;; isinstance(1, 2) ;; issubclass(1, int) ;; getattr(d, 1) ;;
+    setattr(d, 1, 2) ;; hasattr(d, 1) ;; range('a') ;; range(1, 2, 0) ;; slice() ;; zip(1) ;;
+    map(1) ;; map(abs, 3) ;; list(map(abs, ['a'])) ;; enumerate(3) ;; reversed({1}) ;;
+    reversed(3) ;; 'a'.join([1]) ;; 'a'.join(3) ;; bytes('a') ;; round('a') ;; abs('a') ;;
+    divmod(1, 0) ;; divmod('a', 1) ;; pow(2, -1, 4) ;; pow('a', 2) ;; [1, 2].insert('a', 1) ;;
+    [0] * 'a' ;; [0] * 1.5 ;; {1: 2}.update(3) ;; {1: 2}.update([1]) ;; {1} | [2] ;;
+    {1}.union(3) ;; {1}.remove(2) ;; collections.deque().pop() ;; collections.deque([1])[3] ;;
+    collections.deque(maxlen=-1) ;; collections.deque([1]).remove(2) ;;
+    collections.deque([1]).index(5) ;; collections.Counter(3) ;;
+    collections.OrderedDict().popitem() ;; collections.OrderedDict(a=1).move_to_end('b') ;;
+    collections.defaultdict(3) ;; collections.defaultdict(None)['a'] ;; Pair(1) ;;
+    Pair(1, 2)._replace(third=3) ;; Pair(1, 2).third ;; Pair._make([1]) ;; Record() ;;
+    Record(1, 2, 3) ;; dataclasses.replace(Record(1), q=1) ;; dataclasses.fields(3) ;;
+    Color(9) ;; Color['X'] ;; Color.X ;; Color.RED.q ;; functools.partial() ;;
+    functools.partial(3) ;; functools.reduce(f, []) ;; functools.reduce(f, 3) ;; math.sqrt(-1) ;;
+    math.log(0) ;; math.sqrt('a') ;; math.factorial(-1) ;; math.exp(1000) ;;
+    operator.itemgetter(3)([1]) ;; operator.itemgetter() ;; operator.attrgetter('zz')(d) ;;
+    operator.methodcaller('zz')(d) ;; operator.add(1, 'a') ;; operator.index(1.5) ;;
+    itertools.islice([1], -1) ;; list(itertools.islice([1], 'a')) ;;
+    list(itertools.starmap(f, [1])) ;; list(itertools.product(3)) ;;
+    list(itertools.combinations([1], -1)) ;; list(zip([1], 3)) ;;
+    list(zip([1], [1, 2], strict=True)) ;; next(iter(()), ) ;; next(3) ;; iter(3) ;;
+    iter(3, 4) ;; Fall().x ;; bool(BadBool()) ;; bool(BadLen()) ;; len(BadLen()) ;;
+    list(BadIter()) ;; BadInit() ;; list([1])[BadIndex()] ;; hash(BadHash()) ;; {BadHash(): 1} ;;
+    str(BadStr()) ;; repr(BadStr()) ;; f"{BadStr()}" ;; [1] == BadEq() ;; BadEq() in [1] ;;
+    [BadEq()].index(1) ;; [1].index(BadEq()) ;; type('X', (3,), {}) ;; type('X', (bool,), {}) ;;
+    type(3, (), {}) ;; super().x ;; re.compile('(') ;; re.match('a', 3) ;; int('1', 99) ;;
+    'a'.split('') ;; 'abc'.replace(1, 2) ;; 'a'.encode('nope') ;; b'\xff'.decode() ;;
+    bytearray([300]) ;; bytes([300]) ;; (1).to_bytes(0, 'big') ;; 1 << -1 ;; 'a' * -1 + 3 ;;
+    [1, 2, 3][::0] ;; [][1:2] + 3 ;; x.view(3) ;; x + torch.ones(3) ;; x @ x.view(4, 1)[:2] ;;
+    torch.cat([]) ;; torch.stack([x, x[:2]]) ;; x[5] ;; x[0, 0] ;; x['a'] ;; x[None, 5] ;;
+    x.sum(3) ;; x.reshape(3, -1) ;; x.expand(2) ;; x.to('nope') ;; torch.tensor('a') ;;
+    torch.tensor([1, 'a']) ;; torch.ones('a') ;; torch.ones(-1) ;; x.transpose(0, 5) ;;
+    F.linear(x, x.view(2, 2)) ;; x.add() ;; x.add(1, 2, 3) ;; torch.add(x, q=1) ;; x < 'a' ;;
+    x + None ;; None + x ;; -'a' ;; ~1.5 ;; x.size(9) ;; x.item() ;; float(x) ;; int(x) ;;
+    bool(x) ;; len(torch.tensor(1)) ;; iter(torch.tensor(1)) ;; [*torch.tensor(1)] ;; x.foo() ;;
+    x.shape[9] ;; x.dtype.q ;; x.fill_('a') ;; x.copy_(torch.ones(3)) ;; x.normal_(-1, -1) ;;
+    torch.zeros(2).index_fill_(0, torch.tensor([5]), 1) ;; x.unsqueeze(9) ;; x.squeeze('a') ;;
+    torch.arange(1, 0) ;; torch.linspace(0, 1, -1) ;; torch.full((2,), 'a') ;;
+    torch.nn.Linear(2, 2)(x) ;; torch.nn.Linear('a', 2) ;; torch.nn.ReLU()() ;;
+    torch.nn.Module()(x) ;; torch.nn.Parameter(3) ;; torch.nn.functional.dropout(x, 2.0) ;;
+    torch.where(x, x, x) ;; torch.where(x > 0, x, 'a') ;; x.backward() ;; x.sum().backward() ;;
+    x.requires_grad_(3) ;; torch.tensor([1]).requires_grad_() ;; x.numpy().q ;; x.type('q') ;;
+    x.split(0) ;; x.split([1, 1]) ;; x.chunk(0) ;; torch.max(x[:0]) ;; x[:0].argmax() ;;
+    x.topk(9) ;; x.sort(9) ;; x.gather(0, x) ;; x.scatter(0, x, x) ;; x.masked_fill(x, 1) ;;
+    x.permute(0, 1) ;; torch.einsum('ij', x) ;; torch.mm(x, x) ;; torch.dot(x, x[:2]) ;;
+    x.clamp() ;; x.pow('a') ;; x.repeat() ;; x.flip(5) ;; x.roll(1, 9) ;;
+    x.view(torch.float64, 3) ;; x.stride(5)
+"""
+
+NS = types.SimpleNamespace(a=1)
+REFUSED = [text.strip() for text in EXPRESSIONS.split(";;")]
+SHARE = 30
+
+
+def f(a, b=2, *, c=3):
+    return a
+
+
+def told(run, *given):
+    torch.manual_seed(0)
+    return re.sub("0x[0-9a-f]+", "0x", repr(run(torch.arange(4.0), *given)))
+
+
+@pytest.mark.parametrize("first", range(0, len(REFUSED), SHARE))
+def test_as_python_refuses_it(first):
+    d, a, differing = D(), A(), []
+    for text in REFUSED[first : first + SHARE]:
+        source = f"""
+def fn(x, d, a):
+    try:
+        return {text}
+    except Exception as e:
+        of = type(getattr(e, "obj", None)).__name__
+        return type(e).__name__, str(e), getattr(e, "name", None), of, repr(e.__context__)
+"""
+        names = dict(globals())
+        exec(source, names)
+        traced = Traced(names["fn"])
+        for _ in range(2):
+            want, got = told(names["fn"], d, a), told(traced, d, a)
+            if want != got:
+                differing.append((text, want, got))
+    assert not differing
+
+
+def test_what_is_not_there_is_not_deleted():
+    def fn(x, y):
+        found = []
+        for tensor in (x, x * 2, y):
+            try:
+                del tensor.w
+            except AttributeError as error:
+                found.append((str(error), error.name, error.obj is None))
+        return x + 1, found
+
+    traced = Traced(fn)
+    for is_there in (False, True, False):
+        told = []
+        for run in (fn, traced):
+            y = torch.ones(2)
+            if is_there:
+                y.w = 3
+            told.append((str(run(torch.ones(2), y)), vars(y)))
+        assert told[0] == told[1]
+
+
+METHODS = [
+    (lambda: collections.OrderedDict(a=1, b=2), lambda d: d.move_to_end("a")),
+    (lambda: collections.OrderedDict(a=1, b=2, c=3), lambda d: d.move_to_end("c", last=False)),
+    (lambda: collections.OrderedDict(b=1, a=2), lambda d: [d.move_to_end("b"), dict(d), {**d}]),
+    (lambda: collections.Counter("aab"), lambda d: iter(d)),
+    (lambda: collections.defaultdict(list, a=[1]), lambda d: iter(d)),
+]
+
+
+@pytest.mark.parametrize(("make", "change"), METHODS)
+def test_order_and_iterators_of_dicts(make, change):
+    def fn(x, d):
+        found = change(d)
+        return x + 1, found
+
+    traced = Traced(fn)
+    for _ in range(2):
+        told = []
+        for run in (fn, traced):
+            d = make()
+            _, found = run(torch.ones(2), d)
+            told.append((str(d), type(found), str(found) if type(found) is list else None))
+        assert told[0] == told[1]
