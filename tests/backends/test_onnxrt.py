@@ -65,6 +65,15 @@ def test_dtypes_that_the_runtime_lacks_stay_with_us(dtype: torch.dtype) -> None:
     assert all("implementation" in row.reason for row in seen[0].unclaimed if "mm" in row.op)
 
 
+@pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
+def test_complex_tensors_and_axes_of_numbers_stay_with_us() -> None:
+    def fn(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(x @ x)
+        return torch.complex(y, x), y.to(torch.complex64).real, n.any(0), n.all(0, keepdim=True)
+
+    check(fn, torch.randn(4, 4), torch.tensor(2.0), backend="onnxrt", capture="fx")
+
+
 def test_dtypes_are_promoted_as_torch_does() -> None:
     def fn(x: Tensor, n: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
         mixed = n * 0.5 + x, n > 1.5, x == n, torch.where(flag, n, x), n.sqrt()

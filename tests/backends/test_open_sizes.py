@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from fusee.capture.entries import listeners
 from fusee.capture.versions import Entry
 from tests.backends.test_engines import engines
 from tests.compare import assert_same
+from tests.models import zoo
+from tests.models.test_sizes import exact, sizes
 
 pytestmark = pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
 
@@ -281,3 +285,43 @@ def test_an_input_whose_values_nothing_needs() -> None:
         return torch.tanh(x @ W) @ W + shape.new_full((8,), 2.0)
 
     agrees(fn, "openvino", [(torch.randn(3), torch.randn(n, 8)) for n in (4, 5, 6)])
+
+
+@pytest.mark.slow
+@engines
+@pytest.mark.parametrize("name", ["bert", "t5", "resnet18"])
+def test_two_versions_serve_a_model(name: str, backend: str, entries: list[Entry]) -> None:
+    module, _, _ = zoo.load(name, "test")
+    fast = fusee.compile(module, backend=backend, name=f"{name} in {backend}")
+
+    def run(function: Any, settings: dict[str, Any]) -> Any:
+        torch.manual_seed(2)
+        args, kwargs = zoo.MODELS[name].inputs(**settings)
+        return function(*args, **kwargs)
+
+    for settings in itertools.islice(sizes(name), 4):
+        got, want = run(fast, settings), run(module, settings)
+        assert_same(got, want, partial(exact, run, module, settings))
+    assert len(entries) == 2
+    _, report = fusee.report(f"{name} in {backend}")
+    assert all(row.failed is None and row.calls == 3 for row in report.regions)
+    assert len(report.regions) <= 2 and any(row.open for row in report.regions)
+
+
+@pytest.mark.slow
+@engines
+def test_generation_with_a_growing_cache(backend: str, entries: list[Entry]) -> None:
+    loaded, _, kwargs = zoo.load("llama", "test")
+    module: Any = loaded
+    module.config.use_cache = module.generation_config.use_cache = True
+    module.generation_config.eos_token_id, module.generation_config.pad_token_id = None, 0
+    ids = kwargs["input_ids"]
+
+    def generated() -> Any:
+        mask = torch.ones_like(ids)
+        return module.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=12)
+
+    want = generated()
+    module.forward = fusee.compile(module.forward, backend=backend)
+    assert torch.equal(generated(), want)
+    assert len(entries) <= 3  # the prompt, the first token, all others

@@ -133,6 +133,12 @@ def _resize(node: fx.Node) -> str | None:
     return "ONNX takes the factor from the sizes, not as it is given"
 
 
+@_AT_TIMES.rule(*named("any.dim any.dims all.dim all.dims"))
+def _of_number(node: fx.Node) -> str | None:
+    source: Any = node.args[0]
+    return None if source.meta["val"].dim() else "ONNX Runtime finds no axis in a number"
+
+
 @_AT_TIMES.rule(*named("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"))
 def _power(node: fx.Node) -> str | None:
     if node.meta["val"].dtype.is_floating_point:
@@ -184,6 +190,8 @@ class OnnxRuntime(Engine):
         for val in [val for val in vals if isinstance(val, Tensor)]:
             if has_no_elements(val):
                 return "a tensor without elements has no memory to bind"
+            if val.is_complex():
+                return "a complex tensor cannot be bound"
         key = (op, _form(node.args, is_view(op)), _form(node.kwargs, False))
         if key not in self.probed:
             self.probed[key] = self._probe(node)
