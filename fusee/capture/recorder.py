@@ -99,8 +99,8 @@ def effects(node: fx.Node) -> set[str]:
     at = at[0] if at and type(at[0]) is tuple else at
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
-        refuses = name_may_raise(name) or raises(node, name, "example_value")
-    if indexes or refuses or name.startswith("_assert") or _is_of_data(node):
+        refuses = name_may_raise(name) or raises(node, name, "example_value") or _is_of_data(node)
+    if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
 
