@@ -115,16 +115,11 @@ class Number(Computed):
     def number(self) -> Number:
         return self
 
-    def __format__(self, spec: str) -> str:
-        self.need()
 
-    def __repr__(self) -> str:
-        self.need()
-
-    __float__ = __int__ = __index__ = __bool__ = __complex__ = __round__ = __trunc__ = need
-    __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = need
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = need
-    __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = need
+_NEED = """format repr float int index bool complex round trunc hash eq lt le gt ge add radd sub
+    rsub mul rmul truediv rtruediv pow rpow neg abs"""
+for _name in _NEED.split():
+    setattr(Number, f"__{_name}__", Number.need)
 
 
 # What a Number and another float, int or Number may go through in the graph.

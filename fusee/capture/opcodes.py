@@ -1,8 +1,7 @@
 """What each instruction does to a frame: one row per opcode, or a function named after it.
 
-What an operation means for its operands is asked of `frame.machine`. Opcodes that jump, call or
-raise are in opcodes.py, those of `match` in opcodes.py. A name means the same in all versions of
-Python, but for a few that look at the version.
+What an operation means for its operands is asked of `frame.machine`. A name means the same in all
+versions of Python, but for a few that look at the version.
 
 source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its versions
          for 3.11 and 3.12; CPython's Python/bytecodes.c
@@ -27,10 +26,6 @@ from fusee.capture.torch_api import FakeTensor
 
 # ---------------------------------------------------------------------------- control
 # Opcodes that move on: jumps, loops, generators, calls, exceptions, imports.
-#
-# source   https://docs.python.org/3.13/library/dis.html#python-bytecode-instructions and its
-# versions
-#        for 3.11 and 3.12; CPython's Python/bytecodes.c
 
 # ------------------------------------------------------------------------------ jumps
 

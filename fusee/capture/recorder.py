@@ -128,11 +128,8 @@ _WRITE_IF: dict[str, tuple[int, str, Any]] = {
     **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
 }
 
-_IN_PLACE = {
-    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
-    operator.ifloordiv, operator.imod, operator.ilshift, operator.irshift, operator.ixor,
-    operator.iand, operator.ior,
-}  # fmt: skip
+_CHANGING = "setitem iadd isub imul itruediv ifloordiv imod ilshift irshift ixor iand ior"
+_IN_PLACE = {getattr(operator, name) for name in _CHANGING.split()}
 
 
 def is_mutable(func: Any) -> bool:
@@ -246,19 +243,12 @@ _TENSOR_ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag", "data"}
 
 # How a method of tensors is written as an operator.
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "__getitem__": operator.getitem,
-    "__setitem__": operator.setitem,
-    **{
-        f"__{name}__": getattr(operator, name)
-        for name in (
-            "add sub mul truediv floordiv mod pow matmul neg pos abs invert lshift rshift xor"
-            " eq ne lt le gt ge iadd isub imul itruediv ifloordiv imod ilshift irshift ixor"
-        ).split()
-    },
-    "__and__": operator.and_,
-    "__or__": operator.or_,
-    "__iand__": operator.iand,
-    "__ior__": operator.ior,
+    f"__{name}__": getattr(operator, f"__{name}__")
+    for name in (
+        "getitem setitem add sub mul truediv floordiv mod pow matmul neg pos abs invert lshift"
+        " rshift xor and or eq ne lt le gt ge iadd isub imul itruediv ifloordiv imod ilshift"
+        " irshift ixor iand ior"
+    ).split()
 }
 
 

@@ -169,7 +169,7 @@ class Attr(Part):
     """An attribute that is found without looking into a dict: a slot, a tensor's `grad`."""
 
     name: str
-    SOURCE, WORDS = "{parent}.{0.name}", "{parent}.{0.name}"
+    SOURCE = WORDS = "{parent}.{0.name}"
 
     def find(self, of: Any) -> Any:
         return getattr(of, self.name)

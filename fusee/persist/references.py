@@ -31,6 +31,7 @@ from torch import fx
 from fusee.capture.frame import ABSENT, UNBOUND, Marker, is_scalar
 from fusee.capture.guards import GONE, Facts, TensorFact, Values
 from fusee.capture.sources import Held, Origin, looking
+from fusee.capture.torch_api import codes
 from fusee.runtime.cache import code_key
 
 # ---------------------------------------------------------------------------- naming
@@ -56,7 +57,7 @@ _DICTS = (dict, collections.OrderedDict)
 def known_by(x: Any) -> Any:
     """What tells in another process whether an object found there is this one. raises NotKept"""
     kind = type(x)
-    if is_scalar(x):
+    if is_scalar(x) or kind in (types.UnionType, types.GenericAlias):
         return kind.__qualname__, repr(x)
     if kind is types.FunctionType:
         marks = sorted((key, known_by(mark)) for key, mark in vars(x).items() if is_scalar(mark))
@@ -83,8 +84,6 @@ def known_by(x: Any) -> Any:
         return kind.__qualname__, getattr(home, "__name__", ""), x.__name__
     if kind in (types.MappingProxyType, types.CellType, *_DICTS):
         return kind.__qualname__
-    if kind in (types.UnionType, types.GenericAlias):
-        return kind.__qualname__, repr(x)
     if kind.__flags__ & _ON_HEAP and not isinstance(x, torch.Tensor):
         in_c = [base for base in kind.__mro__ if not base.__flags__ & _ON_HEAP]
         if in_c == [object] or {*in_c} <= {object, dict, list}:  # facts tell the rest
@@ -402,7 +401,7 @@ def _found(found: dict[tuple[str, str], str], module: str, name: str) -> Iterato
 
 def _called(function: types.FunctionType, home: str) -> Iterator[tuple[str, str]]:
     """Where a function may look for what it calls: each of its names in all that it can mean."""
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in codes(function.__code__) for name in code.co_names}
     held = map(function.__globals__.get, names)
     owners: list[types.ModuleType] = [x for x in held if _is_open(x)]
     for name in names:
@@ -421,13 +420,6 @@ def _is_open(x: Any) -> TypeGuard[types.ModuleType]:
     """Whether names are looked for in a module: those of operators appear when they are used."""
     is_module = isinstance(x, types.ModuleType) and sys.modules.get(x.__name__) is x
     return is_module and (type(x) is types.ModuleType or x is torch._VF)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for x in code.co_consts:
-        if isinstance(x, types.CodeType):
-            yield from _codes(x)
 
 
 def _mark(x: Any) -> str:

@@ -94,9 +94,6 @@ class Array(Computed):
     def _need(self, *_: Any) -> Any:
         raise GraphBreak(f"the program {_UNKNOWN}")
 
-    __bool__ = __int__ = __float__ = __complex__ = __index__ = __repr__ = __format__ = _need
-    __hash__ = __array__ = __contains__ = __round__ = __trunc__ = _need
-
     def __len__(self) -> int:
         return len(self.shadow)
 
@@ -132,6 +129,9 @@ def _operators() -> None:
         setattr(Array, f"__i{name}__", in_place(changing, plain))
     for name, order in (("__divmod__", 1), ("__rdivmod__", -1)):
         setattr(Array, name, way(divmod, order))
+    needing = "bool int float complex index repr format hash array contains round trunc"
+    for name in needing.split():
+        setattr(Array, f"__{name}__", Array._need)
 
 
 _operators()
