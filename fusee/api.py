@@ -154,8 +154,13 @@ def compile(
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
-# What compiles graphs where a stance forces a backend.
-POLICY.lookup = lambda backend: GuardedBackend(registry.lookup(backend), registry.name_of(backend))
+def _forced(backend: Any) -> tuple[GuardedBackend, dict[str, bool]]:
+    """What compiles graphs where a stance forces a backend, and which sizes it takes."""
+    guarded = GuardedBackend(registry.for_capture(backend), registry.name_of(backend))
+    return guarded, registry.sizes_of(backend)
+
+
+POLICY.lookup = _forced
 machinery.append("fusee.torch_functions")  # its stand-ins
 
 
@@ -186,7 +191,7 @@ class Compiler:
                 )
         if self.name and "name" in known:
             given.setdefault("name", self.name)
-        backend = registry.lookup(self.backend, given, self.mode)
+        backend = registry.for_capture(self.backend, given, self.mode)
         self.compile_graph = GuardedBackend(
             backend,
             registry.name_of(self.backend),
@@ -248,7 +253,8 @@ class Compiler:
         return types.MethodType(compiled, *before) if before else compiled
 
     def function(self, function: types.FunctionType) -> CompiledFunction:
-        takes_symbols = registry.takes_symbols(self.backend)
+        sizes = registry.sizes_of(self.backend)
+        sizes["with_symbols"] |= self.dynamic is True
         return CompiledFunction(
             function,
             self.compile_graph,
@@ -258,9 +264,8 @@ class Compiler:
             varying=functools.partial(
                 Varying,
                 dynamic=self.dynamic,
-                with_symbols=self.dynamic is True or takes_symbols,
-                with_unbacked=takes_symbols,
                 options=self.chosen,
+                **sizes,
             ),
             guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,

@@ -143,8 +143,8 @@ __all__ = [
     "error_on_graph_break", "get_default_backend", "is_compiling", "is_dynamo_compiling",
     "is_exporting", "keep_portable_guards_unsafe", "keep_tensor_guards_unsafe", "list_backends",
     "load_cache_artifacts", "load_compiled_function", "mark_dynamic", "mark_static",
-    "mark_static_address", "maybe_mark_dynamic", "nested_compile_region", "nonstrict_trace",
-    "precompile", "reset", "save_cache_artifacts", "set_default_backend",
+    "mark_static_address", "mark_unbacked", "maybe_mark_dynamic", "nested_compile_region",
+    "nonstrict_trace", "precompile", "reset", "save_cache_artifacts", "set_default_backend",
     "set_enable_guard_collectives", "set_stance", "skip_all_guards_unsafe",
     "skip_guard_on_all_nn_modules_unsafe", "skip_guard_on_globals_unsafe",
     "skip_guard_on_inbuilt_nn_modules_unsafe", "substitute_in_graph", "wrap_numpy",
@@ -419,6 +419,42 @@ def maybe_mark_dynamic(x: Tensor, index: int | Sequence[int]) -> None:
     """
     for one in _axes("maybe_mark_dynamic", x, index):
         x.__dict__.setdefault("_dynamo_weak_dynamic_indices", set()).add(one)
+        _note_mark(x)
+
+
+def mark_unbacked(
+    x: Tensor,
+    index: int | Sequence[int],
+    hint_override: int | None = None,
+    strict: bool = False,
+    specialize_on: Sequence[Any] | None = None,
+    shape_id: str | None = None,
+    min: int | None = None,
+    max: int | None = None,
+) -> None:
+    """Say that one version is good for all sizes there, from `min` to `max`, that of 1 as well.
+
+    A branch of the program on one is a ConstantSizeError; what torch._check says of it holds.
+
+    strict         also if an operator makes a constant of it
+    shape_id       all sizes that are marked with one are equal
+    hint_override, specialize_on   TorchInductor's; noted for it
+
+    raises   OptionError
+    source   torch._dynamo.decorators.mark_unbacked
+    """
+    for one in _axes("mark_unbacked", x, index):
+        name = "_dynamo_strict_unbacked_indices" if strict else "_dynamo_unbacked_indices"
+        x.__dict__.setdefault(name, set()).add(one)
+        for name, value in (
+            ("_specialize_on", [*(specialize_on or ())]),
+            ("_dynamo_hint_overrides", hint_override or None),
+            ("_dynamo_shape_ids", shape_id),
+            ("_dynamo_unbacked_bounds", None if min is None is max else (min, max)),
+        ):
+            noted = x.__dict__.setdefault(name, {})
+            if value is not None:
+                noted[one] = value
         _note_mark(x)
 
 

@@ -54,6 +54,7 @@ BY_NAME: dict[str, set[str]] = {
     "fusee.api": {"persist.captures", "torch_functions"},
     "fusee.backends": {"backends.aot_autograd"},
     "fusee.backends.registry": {
+        "aten.symbolic_shapes",
         "backends.aot_autograd",
         "backends.cudagraphs",
         "backends.native",

@@ -57,6 +57,7 @@ def aot(
         forward = _by(fw_compiler, split.forward)
         return bind_split(gm, split, forward, partial(_by, compile_backward), report)
 
+    compile_graph.__dict__["takes_symbols"] = False
     return compile_graph
 
 

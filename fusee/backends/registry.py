@@ -21,7 +21,7 @@ from typing import Any, Union
 import torch
 from torch import fx
 
-from fusee.aten.torch_api import OpOverload, OpOverloadPacket, overloads
+from fusee.aten.torch_api import FakeTensor, OpOverload, OpOverloadPacket, overloads
 from fusee.backends import dynamo
 from fusee.config import Options, Table, knob, knobs, settings
 from fusee.errors import (
@@ -57,7 +57,8 @@ class Backend:
               None, are the options that all others get
     is_named  whether it takes the option `name`, what reports call it
     is_open   whether it takes graphs with open sizes, those too that only the data knows:
-              placeholders for them, and each size as an expression over these
+              placeholders for them, and each size as an expression over these; None: as
+              TorchDynamo gives them, with SymInts and FakeTensors of a ShapeEnv of torch's
     keeps     whether, with these options, what is captured for it outlives the process
     begin     called with the options when a capture begins, so that files are read meanwhile
     resume    the compiled graph from what another process kept of it, beside the capture, or None:
@@ -74,7 +75,7 @@ class Backend:
     install: str | None = None
     absent: Callable[[], str | None] | None = None
     is_named: bool = False
-    is_open: bool = False
+    is_open: bool | None = None
     keeps: Callable[[Any], bool] | None = None
     begin: Callable[[Any], object] | None = None
     resume: Callable[..., CompiledFn | None] | None = None
@@ -129,8 +130,25 @@ class BoundBackend:
         self.options = backend.checked(given)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        if _are_fake((*gm.parameters(), *gm.buffers())):
+            return gm.forward
+        if _are_fake(example_inputs):
+            return self._once_real(gm)
         with process.paused():
             return self.backend.compile(gm, example_inputs, self.options)
+
+    def _once_real(self, gm: fx.GraphModule) -> CompiledFn:
+        """Runs the graph itself for FakeTensors, which have no data; compiles it for others."""
+        compiled: CompiledFn | None = None
+
+        def call(*given: Any) -> Any:
+            nonlocal compiled
+            if _are_fake(given):
+                return gm.forward(*given)
+            compiled = compiled or self(gm, given)
+            return compiled(*given)
+
+        return call
 
     @property
     def keeps(self) -> bool:
@@ -149,6 +167,10 @@ class BoundBackend:
         if self.backend.resume is None:
             return None
         return self.backend.resume(self.options, sidecar, examples, recompile)
+
+
+def _are_fake(inputs: Iterable[Any]) -> bool:
+    return any(isinstance(x, FakeTensor) for x in inputs)
 
 
 def _minor(version: str) -> str:
@@ -262,6 +284,17 @@ def known_options(backend: BackendLike) -> tuple[str, ...]:
     return tuple(row.name for row in knobs(Options)) if found.name == "fusee" else ("name",)
 
 
+def sizes_of(backend: BackendLike) -> dict[str, Any]:
+    """Which open sizes a backend takes, as Varying has it; functions say so by `takes_symbols`."""
+    found: Any = _backends.get(backend) if isinstance(backend, str) else backend
+    found = found.backend if isinstance(found, BoundBackend) else found
+    is_open = found.is_open if isinstance(found, Backend) else getattr(found, "takes_symbols", None)
+    return {
+        "with_symbols": is_open is not False, "with_unbacked": is_open is True,
+        "as_torch": is_open is None,
+    }  # fmt: skip
+
+
 def keeps_captures(found: CompiledFn) -> bool:
     """Whether another process shall find what is captured for what `lookup` gave."""
     return (isinstance(found, BoundBackend) and found.keeps) or settings().keep_captures
@@ -296,6 +329,26 @@ def lookup(
         f"a backend is a name or a function (gm, example_inputs), not {type(backend).__name__}",
         remedy=f"known names: {_known_names()}",
     )
+
+
+def for_capture(
+    backend: BackendLike, options: Mapping[str, object] | None = None, mode: str | None = None
+) -> CompiledFn:
+    """As `lookup`, for graphs of our capture: with open sizes as the backend takes them."""
+    found = lookup(backend, options, mode)
+    if not sizes_of(backend)["as_torch"]:
+        return found
+    compile_as_torch = later("fusee.aten.symbolic_shapes", "compile_as_torch")
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledFn:
+        inputs = gm.graph.find_nodes(op="placeholder")
+        if any(type(x.meta.get("example_value")) is torch.SymInt for x in inputs):
+            made: CompiledFn = compile_as_torch(found, name_of(backend), gm, example_inputs)
+        else:
+            made = found(gm, example_inputs)
+        return made
+
+    return compile_graph
 
 
 def _foreign(name: str) -> CompiledFn:
@@ -389,6 +442,7 @@ def _engine(names: Iterable[str], module: str, kind: str, help: str, **more: Any
         compiled: CompiledFn = compile_with(make(options), gm, inputs)
         return compiled
 
+    more.setdefault("is_open", False)
     for name in names:
         by = ", by its name in stock torch.compile" if name.startswith("fusee_") else ""
         register(Backend(name, compile, help + by, is_named=True, **more))
@@ -483,12 +537,3 @@ for _name, _run, _help in (
 ):
     _run_graph = later("fusee.backends.aot_autograd", _run)
     register(Backend(_name, _run_graph, _help, tags=("debug",), is_open=True))
-
-
-def takes_symbols(backend: Any) -> bool:
-    """Whether a backend takes graphs with open sizes; functions say so by `takes_symbols`."""
-    found = _backends.get(backend) if isinstance(backend, str) else backend
-    found = found.backend if isinstance(found, BoundBackend) else found
-    if isinstance(found, Backend):
-        return found.is_open
-    return getattr(found, "takes_symbols", False) is True

@@ -45,7 +45,7 @@ from fusee.capture.torch_api import (
     without_dynamo,
 )
 from fusee.capture.versions import Entry, Site
-from fusee.errors import GraphBreakError, RecompileError, source_line
+from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler
 
@@ -344,7 +344,9 @@ class CompiledFunction:
         backend = self.policy.now().backend
         if backend is not None and not self.is_forced and self.policy.lookup is not None:
             if backend not in self._forced:
-                made = replace(self, compile_graph=self.policy.lookup(backend))
+                graphs, sizes = self.policy.lookup(backend)
+                varying = functools.partial(self.varying, **sizes)
+                made = replace(self, compile_graph=graphs, varying=varying)
                 made.is_forced = True
                 self._forced[backend] = made
             return self._forced[backend]
@@ -484,7 +486,12 @@ class CompiledFunction:
         # under fullgraph Python runs all of a function that raises: it has no pieces
         if not captured.eager and not (self.fullgraph and captured.raises):
             begin = time.perf_counter()
-            compiled = twin or captured.compiled(self.compile_graph)
+            try:
+                compiled = twin or captured.compiled(self.compile_graph)
+            except BackendError as error:
+                if not self._goes_without_symbols(captured, error):
+                    raise
+                return self._made(place, values)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
             run = captured.run(compiled, self.nested)
@@ -501,6 +508,15 @@ class CompiledFunction:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
         return Entry(captured, check, check_source, run, compiled, times)
+
+    def _goes_without_symbols(self, captured: Captured, error: BackendError) -> bool:
+        """Whether a backend that is not ours may do better with sizes that are constants."""
+        varies, symbols = self.varies, captured.symbols
+        if not (varies.as_torch and varies.with_symbols and symbols) or symbols.strict:
+            return False
+        varies.with_symbols = False
+        self.tell(f"each set of sizes has a version: with open ones {error.what}", "")
+        return True
 
     def _of_copy(self, place: Place, values: Values) -> tuple[Captured | None, Any]:
         """What was captured for a copy of a module, and the compiled graph if it serves both."""

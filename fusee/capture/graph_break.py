@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fusee.capture.torch_api import State
-from fusee.errors import FuseeError
+from fusee.errors import FuseeError, RegionError
 
 # ---------------------------------------------------------------------------- breaks
 
@@ -37,6 +37,8 @@ class GraphBreak(BaseException):
 
 class Forbidden(GraphBreak):
     """What a compiled function must not do at all: an error, not the end of a graph."""
+
+    kind: Callable[..., FuseeError] = RegionError
 
 
 class Unready(BaseException):

@@ -467,7 +467,8 @@ class Empty(Fact):
 class TensorMatch(Fact):
     """A tensor as a TensorFact says."""
 
-    TORCH, INDEX = "TENSOR_MATCH", (lambda x: tuple(x.shape), lambda known: known.size)
+    TORCH = "TENSOR_MATCH"
+    INDEX = lambda x: tuple(x.shape), lambda known: _closed(known.size)
     REMEDY = "tensors of one dtype, device and number of axes"
 
     def conditions(self, at: str, source: Source) -> list[str]:
@@ -522,6 +523,12 @@ class TensorMatch(Fact):
     def remedy(self, found: Any) -> str:
         is_size = isinstance(found, TensorFact) and found.is_like(self.value)
         return _OPEN if is_size else Fact.remedy(self, found)
+
+
+def _closed(size: tuple[int | None, ...]) -> Hashable:
+    if None in size:
+        raise TypeError("open sizes are no key")
+    return size
 
 
 def _equal(found: Any, value: Any) -> bool:

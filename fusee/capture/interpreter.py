@@ -282,9 +282,11 @@ class Machine(Capturing):
 
     def expects(self, x: Any) -> bool:
         """Let the graph check what only data knows; False: it may not, or nobody needs it."""
+        node = x.node
+        if node.env.data.are_marked(node.a, node.b):
+            return bool(node.env.data.require(node.a, node.op, node.b))
         if self.checks is None or self.policy.is_exporting or opcodes.is_caught(self.frames):
             return False
-        node = x.node
         self.checks.append(x)
         self.world.recorder.check(x)
         node.env.note(node.a, node.op, node.b)

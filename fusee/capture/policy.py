@@ -83,7 +83,7 @@ class Policy:
         self.constant: set[Any] = set()
         self.substitutes: dict[Any, Any] = {}
         self.stance = Stance()
-        self.lookup: Callable[[Any], Callable[..., Any]] | None = None
+        self.lookup: Callable[[Any], tuple[Callable[..., Any], dict[str, bool]]] | None = None
         self.recompile_limit = 8
         self.is_unusual = False
         self.is_exporting = False

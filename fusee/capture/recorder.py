@@ -51,6 +51,7 @@ from fusee.capture.writes import is_in_place, refuse_new_geometry, refuse_overla
 from fusee.errors import source_line
 from fusee.fake.mode import name_may_raise, python_dispatcher, raises
 from fusee.source import Args
+from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- effects
 # What a call in a graph may do besides computing its result.
@@ -678,12 +679,22 @@ class Recorder(TorchFunctionMode):
             now = wanted
         return ambient
 
-    def finish(self, outputs: Sequence[torch.Tensor]) -> fx.GraphModule:
-        """The module, its outputs a tuple in this order; without what nobody needs."""
+    def finish(self, outputs: Sequence[torch.Tensor], *, binds: bool = False) -> fx.GraphModule:
+        """The module, its outputs a tuple in this order; without what nobody needs.
+
+        binds   whether all symbols that an input's sizes have are inputs, before it
+        """
         self.graph.output(tuple(self.node(x) for x in outputs))
         self.graph.eliminate_dead_code(has_effect)
+        bound: set[fx.Node] = set()
+        for node in self.graph.find_nodes(op="placeholder") if binds else ():
+            for symbol in self.symbols.of(node.meta["example_value"]) if node.users else ():
+                size = self._symbol(symbol, wrapped(self.symbols.env, symbol.expr))
+                if size is not node and size not in bound:
+                    node.prepend(size)
+                bound.add(size)
         for node in self.graph.find_nodes(op="placeholder"):
-            if not node.users:
+            if not node.users and node not in bound:
                 self.graph.erase_node(node)
         return graph_module(self.graph, self.bodies)
 

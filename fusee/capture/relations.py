@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,15 @@ class Relation:
     def symbols(self) -> tuple[Symbol, ...]:
         return tuple(dict.fromkeys((*symbols(self.a), *symbols(self.b))))
 
+    def condition(self, source: Source) -> str:
+        """Python that holds as long as it does."""
+        left, right = (size_source(x, self.origins, source) for x in (self.a, self.b))
+        return f"{left} {self.op} {right}"
+
+    def holds(self, given: Mapping[Symbol, Any]) -> bool:
+        """Whether it does for these values."""
+        return COMPARISONS[self.op](substitute(self.a, given), substitute(self.b, given))
+
     def fixes(self) -> Symbol | None:
         """The symbol that it makes a number of; None if it makes none."""
         if self.op != "==" or not isinstance(self.b, int) or isinstance(self.a, int):
@@ -37,15 +47,41 @@ class Relation:
         return f"{in_words(self.a, self.origins)} {self.op} {in_words(self.b, self.origins)}"
 
 
+@dataclass(frozen=True)
+class Condition:
+    """`function` of sizes: what a backend relied on, and no Relation says. `text` has its names."""
+
+    function: Callable[..., bool]
+    text: str
+    names: tuple[tuple[str, Symbol], ...]
+    origins: Mapping[Symbol, Origin] = field(compare=False)
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        return tuple(symbol for _, symbol in self.names)
+
+    def condition(self, source: Source) -> str:
+        given = ", ".join(source.variable(self.origins[symbol]) for symbol in self.symbols)
+        return f"{source.constant(self.function)}({given})"
+
+    def holds(self, given: Mapping[Symbol, Any]) -> bool:
+        return self.function(*(given[symbol] for symbol in self.symbols))
+
+    def fixes(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        words = {name: str(self.origins[symbol]) for name, symbol in self.names}
+        return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), self.text)
+
+
 class SizeRelation(Fact):
-    """A Relation of the size at its origin, or the stride, to others."""
+    """A Relation of the size at its origin, or the stride, to others; or a Condition."""
 
     TORCH, REMEDY = "SHAPE_ENV", "sizes that go the same way there"
 
     def conditions(self, at: str, source: Source) -> list[str]:
-        known: Relation = self.value
-        left, right = (size_source(x, known.origins, source) for x in (known.a, known.b))
-        return [f"{left} {known.op} {right}"]
+        return [self.value.condition(source)]
 
     def reads(self) -> Iterable[Origin]:
         return [self.value.origins[symbol] for symbol in self.value.symbols]
@@ -56,10 +92,8 @@ class SizeRelation(Fact):
         return steps.compared(substitute(known.a, named), known.op, substitute(known.b, named))
 
     def holds(self, look: Look) -> bool:
-        given = {symbol: look(self.value.origins[symbol]) for symbol in self.value.symbols}
-        return COMPARISONS[self.value.op](
-            *(substitute(x, given) for x in (self.value.a, self.value.b))
-        )
+        known = self.value
+        return bool(known.holds({symbol: look(known.origins[symbol]) for symbol in known.symbols}))
 
     def found(self, look: Look) -> str:
         return self._numbers(lambda symbol: look(self.value.origins[symbol]))
@@ -67,8 +101,8 @@ class SizeRelation(Fact):
     def _numbers(self, value: Callable[[Symbol], Any]) -> str:
         return ", ".join(f"{self.value.origins[s]} = {value(s)}" for s in self.value.symbols)
 
-    def moved(self, at: Callable[[Origin], Origin]) -> Relation:
-        known: Relation = self.value
+    def moved(self, at: Callable[[Origin], Origin]) -> Relation | Condition:
+        known: Relation | Condition = self.value
         return replace(known, origins={symbol: at(x) for symbol, x in known.origins.items()})
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:

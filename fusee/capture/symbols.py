@@ -27,9 +27,9 @@ import torch
 from torch import fx
 
 from fusee.capture.dynamic import Varying
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
-from fusee.capture.relations import Relation, size_source
+from fusee.capture.relations import Condition, Relation, in_words, size_source
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
@@ -259,6 +259,9 @@ def _are_unbacked(numbers: Iterable[Any]) -> bool:
     return is_int and any(x.node.env.data.of(x.node.size) for x in open_ones)
 
 
+_OPEN = Mark(True)  # of what varies and is not marked
+
+
 class Symbols:
     """The symbols of one capture.
 
@@ -274,21 +277,34 @@ class Symbols:
         self.env.data.is_asked, self.env.data.refuse = True, self._refuse
         self.mode = mode
         self.dims: dict[str, Any] = {}
+        self.groups: dict[str, tuple[Any, Origin]] = {}  # of sizes that are equal, the first
         self.origins: dict[Symbol, Origin] = {}
         self.shown: dict[Symbol, tuple[torch.Tensor, int | None]] = {}
         self.places: dict[Symbol, int] = {}
         self.ends: dict[Symbol, int | None] = {}  # the greatest value, where there is one
         self.strict: set[Symbol] = set()  # marked: the program may not make constants of them
+        self._programs: set[int] = set()  # relations that it relied on, by id
 
     def closed(self) -> Symbols | None:
         """These, once the capture is over; None if there are none."""
         self.env.where, self.env.is_over = str, True  # a backend's questions have no line
+        self._programs = {*map(id, self.env.relations)}
         self.env.data.is_asked, self.env.data.refuse = False, refuse
         return self if self.origins or self.env.data.made else None
 
     def _refuse(self, asked: Any) -> NoReturn:
-        made = self.env.data.made
-        lines = {s: source_line(made[s]) for s in self.env.data.of(asked.a, asked.b) if made[s]}
+        made, unknown = self.env.data.made, self.env.data.of(asked.a, asked.b)
+        if marked := [str(self.origins[s]) for s in unknown if s not in made]:
+            needed = in_words(asked.a, self.origins)
+            if asked.op:
+                needed = f"whether {needed} {asked.op} {in_words(asked.b, self.origins)}"
+            found = Forbidden(
+                f"{', '.join(marked)} is marked as unbacked, and the program needs {needed}",
+                "torch._check() before, of what always holds there, or mark_dynamic",
+            )
+            found.kind = ConstantSizeError
+            raise found
+        lines = {s: source_line(made[s]) for s in unknown if made[s]}
         raise GraphBreak(
             f"the program needs to know {asked.asked}, which only the data tells"
             + "".join(f"; {s} is a size, or a number, of {line}" for s, line in lines.items()),
@@ -324,6 +340,13 @@ class Symbols:
         self.shown[symbol], self.places[symbol] = (values, None), place
         return wrapped(self.env, size)
 
+    @staticmethod
+    def of(x: Any) -> list[Symbol]:
+        """The symbols in an open number, or in the sizes and strides of a tensor."""
+        numbers = (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) else (x,)
+        sizes = (size_of(n) for n in numbers if type(n) is torch.SymInt)
+        return [*dict.fromkeys(s for a in sizes if a is not None for s in symbols(a))]
+
     def unbacked(self, x: Any) -> list[Symbol]:
         """The symbols that are to be read for an open number after the graph."""
         left, sizes = [x.node], []
@@ -335,7 +358,8 @@ class Symbols:
                 sizes.append(self.env.simplified(node.size))
             else:
                 sizes += [node.a, node.b] if node.op else []
-        return list(dict.fromkeys(self.env.data.of(*sizes)))
+        made = self.env.data.made
+        return [s for s in dict.fromkeys(self.env.data.of(*sizes)) if s in made]
 
     def moved(self, at: Callable[[Origin], Origin]) -> Symbols:
         """The same, from other origins."""
@@ -348,11 +372,18 @@ class Symbols:
         (symbol,) = symbols(x.node.size)
         return self.origins[symbol]
 
-    def load(self, number: int, origin: Origin, lo: int, hi: int | None = None) -> Any:
+    def load(
+        self, number: int, origin: Origin, lo: int, hi: int | None = None, mark: Mark = _OPEN
+    ) -> Any:
         """The open number for one from outside, which is `lo` to `hi` in all calls."""
         self.mode.cache_enabled = False  # whose keys know torch's own symbols alone
-        found = self.env.symbol(f"s{len(self.origins)}", number, lo, hi)
+        name = self.env.data.next_name() if mark.unbacked else f"s{len(self.origins)}"
+        found = self.env.symbol(name, number, lo, hi)
         (symbol,) = symbols(found.node.size)
+        if mark.is_strict:
+            self.strict.add(symbol)
+        if mark.unbacked:
+            self.env.data.marked.add(symbol)
         self.origins[symbol] = origin
         self.ends[symbol] = hi
         return found
@@ -377,12 +408,12 @@ class Symbols:
         for axis, n in enumerate(x.shape):
             place = SizeOf(origin, axis)
             mark = marked.get(axis) or Mark(n > 1 and varies(place, n))
-            if mark.is_strict and n < 2:
+            if mark.is_strict and n < 2 and not mark.unbacked:
                 raise ConstantSizeError(
                     f"{place} is marked as dynamic and is first seen as {n}, which is a constant",
                     remedy="mark it when it is larger, or use maybe_mark_dynamic",
                 )
-            if n > 1 and mark.dynamic:
+            if n > (not mark.unbacked) and mark.dynamic:
                 is_derived = hasattr(mark.dim, "root")  # whose ends these are
                 low, high = (None, None) if is_derived else (mark.min, mark.max)
                 if n < (low or 0) or (high is not None and n > high):
@@ -390,11 +421,11 @@ class Symbols:
                         f"{place} is {n}, and marked as dynamic with min={low}, max={high}",
                         remedy="mark it with a range that has all of its sizes",
                     )
-                sizes[axis] = self.load(n, place, max(1, low or 0), high)
-                if mark.is_strict:
-                    self.strict |= {*symbols(sizes[axis].node.size)}
+                sizes[axis] = self.load(n, place, max(1, low or 0), high, mark)
                 if mark.dim is not None:
                     self._declare(mark, sizes[axis], place)
+                if mark.group is not None:
+                    self._unite(mark.group, sizes[axis], place)
         if not any(map(is_open, sizes)):
             return fake_of(self.mode, x), fact, []
         strides = self._strides(x, sizes)
@@ -425,6 +456,16 @@ class Symbols:
             raise OptionError(
                 f"{place} is {size.node.hint}, and not what {mark.dim!r} says: {root.__name__} is"
                 f" {value.node.hint}",
+                did="stopped before running anything",
+            )
+
+    def _unite(self, group: str, size: Any, place: Origin) -> None:
+        """Let a size be that of the others that are marked with the same `shape_id`."""
+        first = self.groups.setdefault(group, (size, place))
+        if not self.env.data.require(_size(size), "==", _size(first[0])):
+            raise OptionError(
+                f"{place} is {size.node.hint}, and {first[1]} of the same shape_id {group!r} is"
+                f" {first[0].node.hint}",
                 did="stopped before running anything",
             )
 
@@ -516,7 +557,7 @@ class Symbols:
         operands = ", ".join(self._node_source(x, source, read) for x in node.operands)
         return f"{source.constant(node.function)}({operands})"
 
-    def facts(self) -> Iterable[tuple[Origin, Relation, str]]:
+    def facts(self) -> Iterable[tuple[Origin, Relation | Condition, str]]:
         """What was relied on, as facts about one of the symbols each.
 
         raises   ConstantSizeError where that makes a constant of a marked size
@@ -526,17 +567,23 @@ class Symbols:
                 yield origin, Relation(symbol.expr, ">=", symbol.lo, self.origins), ""
             if (most := self.ends[symbol]) is not None:
                 yield origin, Relation(symbol.expr, "<=", most, self.origins), ""
-        for a, op, b, where in self.env.relations:
-            related = Relation(a, op, b, self.origins)
+        for asked in self.env.relations:
+            related = Relation(asked.a, asked.op, asked.b, self.origins)
             fixed = related.fixes()
             if fixed is not None and fixed in self.strict:
+                who = self._asker(asked)
                 raise ConstantSizeError(
-                    f"{self.origins[fixed]} is marked as dynamic, and the program needs {related}",
-                    where=source_line(where) if where else None,
+                    f"{self.origins[fixed]} is marked as dynamic, and {who} needs {related}",
+                    where=source_line(asked.where) if asked.where else None,
                     remedy="do not ask for its value there, or use maybe_mark_dynamic",
                 )
-            first = next(iter((*symbols(a), *symbols(b))))
-            yield self.origins[first], related, where
+            yield self.origins[related.symbols[0]], related, asked.where
+        for written in self.env.written:
+            condition = Condition(written.holds, written.text, written.names, self.origins)
+            yield self.origins[condition.symbols[0]], condition, written.where
+
+    def _asker(self, asked: Any) -> str:
+        return "the program" if id(asked) in self._programs else self.env.asker
 
     def told(self) -> Iterable[str]:
         """Each symbol with its range, and what was relied on with the user's line."""
@@ -544,12 +591,27 @@ class Symbols:
             low, high = symbol.lo, self.ends[symbol]
             known = f"{low} <= {symbol}" if high is None else f"{low} <= {symbol} <= {high}"
             yield f"{symbol} = {origin}: {symbol.hint} in this call, {known}"
-        for a, op, b, where in self.env.relations:
-            related = Relation(a, op, b, self.origins)
+        for asked in self.env.relations:
+            related = Relation(asked.a, asked.op, asked.b, self.origins)
             fixed = related.fixes()
             what = f"{related}" if fixed is None else f"{fixed} is made a constant: {related}"
-            yield f"{what}   ({source_line(where) if where else 'asked by the backend'})"
+            yield f"{what}   ({self._told_by(self._asker(asked), asked.where)})"
+        for _, condition, where in self.facts():
+            if isinstance(condition, Condition):
+                yield f"{condition}   ({self._told_by(self.env.asker, where)})"
+
+    def _told_by(self, who: str, where: str) -> str:
+        line = source_line(where)
+        if who == "the program":
+            return line
+        return f"asked by {who}: {line}" if line else f"asked by {who}"
 
 
 _CALLS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
+
+
+def _size(x: Any) -> Size:
+    found = size_of(x)
+    assert found is not None
+    return found

@@ -158,6 +158,8 @@ class Mark(NamedTuple):
 
     dynamic   False: it is a constant
     is_strict whether it is an error that the program makes it one
+    unbacked  whether even a branch on it is an error
+    group     of sizes that are equal
     dim       the torch.export.Dim that it is, or is derived from
     """
 
@@ -166,6 +168,8 @@ class Mark(NamedTuple):
     min: int | None = None
     max: int | None = None
     dim: Any = None
+    unbacked: bool = False
+    group: str | None = None
 
 
 def marks(x: torch.Tensor) -> dict[int, Mark]:
@@ -181,6 +185,12 @@ def marks(x: torch.Tensor) -> dict[int, Mark]:
         low = max((end for end in (before.min, of.min) if end is not None), default=None)
         high = min((end for end in (before.max, of.max) if end is not None), default=None)
         found[of.dim] = Mark(True, True, low, high)
+    bounds, groups = (noted.get(f"_dynamo_{name}", {}) for name in ("unbacked_bounds", "shape_ids"))
+    for name in ("unbacked_indices", "strict_unbacked_indices"):
+        for axis in noted.get(f"_dynamo_{name}", ()):
+            low, high = bounds.get(axis, (None, None))
+            is_strict, group = name.startswith("strict"), groups.get(axis)
+            found[axis] = Mark(True, is_strict, low, high, None, True, group)
     return {axis % x.dim(): mark for axis, mark in found.items()} if x.dim() else {}
 
 

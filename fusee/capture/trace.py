@@ -54,7 +54,7 @@ from fusee.capture.torch_api import (
     state_restored,
     without_function_modes,
 )
-from fusee.errors import RegionError, source_line
+from fusee.errors import source_line
 from fusee.runtime import process
 
 _PROBES = 256  # places, at most, that are tried for a piece that must end earlier
@@ -98,7 +98,7 @@ def capture(
             anew, limit, stop, first = anew | {found.how}, -1, None, None
         except Forbidden as found:
             where = source_line(attempt.where)
-            raise RegionError(found.reason, where=where, remedy=found.remedy) from None
+            raise found.kind(found.reason, where=where, remedy=found.remedy) from None
         except GraphBreak as found:
             found.is_error = is_error(attempt.world)
             found.with_traceback(None).__context__ = None  # whose frames know all that is alive
@@ -271,7 +271,7 @@ class _Attempt:
         if has_modes := self.modes or self.machine.modes:
             rebuild.lines.append(f"_modes[:] = {rebuild.value(self.machine.modes)}")
         self.world.recorder.leave(self.state)
-        graph = self.world.recorder.finish(rebuild.outputs)
+        graph = self.world.recorder.finish(rebuild.outputs, binds=self.world.varies.as_torch)
         is_other = self.recorder.inference not in (None, torch.is_inference_mode_enabled())
         found.inference = self.recorder.inference if is_other else None
         found.grad = ambient = self.state.grad if not is_other else not found.inference

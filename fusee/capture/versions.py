@@ -185,8 +185,7 @@ def _by_key(entry: Any) -> dict[_Key, tuple[Fact, Hashable]]:
     found: dict[_Key, tuple[Fact, Hashable]] = {}
     for fact in entry.captured.facts.rows:
         if fact.INDEX:
-            value = fact.INDEX[1](fact.value)
             with contextlib.suppress(TypeError):  # no key of a dict
-                hash(value)
+                hash(value := fact.INDEX[1](fact.value))
                 found.setdefault((type(fact), str(fact.origin)), (fact, value))
     return found

@@ -6,6 +6,7 @@ Path("step.html").write_text(explain(step)(x).html())
 
 from __future__ import annotations
 
+import functools
 import html
 import runpy
 import sys
@@ -24,7 +25,7 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.backends import registry
 from fusee.backends.report import GuardedBackend
 from fusee.capture.bytecode import first_line, program
-from fusee.capture.dynamic import TABLES
+from fusee.capture.dynamic import TABLES, Varying
 from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.policy import POLICY, is_suspending, target_of
@@ -304,9 +305,9 @@ def explain(
     """
     function, before = target_of(fn)
     chosen = registry.default_backend() if backend is None else backend
-    compile_graph = GuardedBackend(registry.lookup(chosen), registry.name_of(chosen))
-
-    compiled = CompiledFunction(function, compile_graph, POLICY)
+    compile_graph = GuardedBackend(registry.for_capture(chosen), registry.name_of(chosen))
+    varying = functools.partial(Varying, **registry.sizes_of(chosen))
+    compiled = CompiledFunction(function, compile_graph, POLICY, varying=varying)
     served: dict[int, list[int]] = {}  # by an entry's number
 
     def observe(entry: Entry) -> None:

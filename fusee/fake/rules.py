@@ -99,13 +99,24 @@ def _pointwise(row: Row) -> Rule:
         # A number may stand for either operand of a binary operator.
         several = len(row.operands)
         operands = [x for x in args[:several] if isinstance(x, Tensor)]
-        dtype = args[0].dtype if several == 1 else torch.result_type(args[0], args[1])
+        dtype = args[0].dtype if several == 1 else _result_type(args[0], args[1])
         floats = dtype.is_floating_point
         if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
             return None
         return _combined(operands, torch.bool if row.to_bool else dtype)
 
     return rule
+
+
+def _result_type(*operands: Any) -> torch.dtype:
+    """torch.result_type, which for open sizes and numbers imports torch.distributed and sympy."""
+    return torch.result_type(*map(_closed, operands))
+
+
+def _closed(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return torch.empty((1,) * min(x.dim(), 1), dtype=x.dtype, device="meta")
+    return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
 
 
 def _gradient(place: int) -> Rule:

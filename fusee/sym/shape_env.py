@@ -53,12 +53,23 @@ class Relation(NamedTuple):
         return f"whether {self}" if self.op else f"the value of {self.a}"
 
 
+class Predicate(NamedTuple):
+    """A condition that no Relation says: `holds` of the values of the symbols; `text` shows it."""
+
+    holds: Callable[..., bool]
+    text: str
+    names: tuple[tuple[str, Symbol], ...]
+    where: str
+
+
 class ShapeEnv:
     """The open sizes of one capture, and what it relied on about them.
 
     where      gives the user's present line
     is_over    whether the program has ended: text of a size may say how it is computed
     relations  what must hold in later calls beside the symbols' own ranges
+    written    conditions beside them, which a backend has asked for
+    asker      who asks once the program has ended
     data       those that only data knows
     """
 
@@ -66,6 +77,8 @@ class ShapeEnv:
         self.where = where
         self.is_over = False
         self._relations: dict[tuple[Size, str, int | None], Relation] = {}
+        self.written: list[Predicate] = []
+        self.asker = "the backend"
         self.data = Unbacked(self)
         self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
         self._ranges = Ranges()
@@ -95,7 +108,9 @@ class ShapeEnv:
         if (known := self.known(a, op, b)) is not None:
             return known
         if self.data.of(self.simplified(a - b)):
-            return self.data.answer(self.simplified(a), op, self.simplified(b), OPPOSITE[op])
+            answer = self.data.answer(self.simplified(a), op, self.simplified(b), OPPOSITE[op])
+            if answer is not None:
+                return answer
         found = COMPARISONS[op](hint(self.simplified(a - b)), 0)
         core, op, k = self.note(a, op if found else OPPOSITE[op], b)
         # of two bounds of the same size the later one is the closer one
@@ -110,8 +125,9 @@ class ShapeEnv:
     def value(self, a: Size) -> int:
         """The number that `a` is; from here on it is this one in all calls."""
         found = hint(a)
-        if self.data.of(self.simplified(a)):
-            self.data.refuse(self.relation(a, "", found))
+        data, size = self.data, self.simplified(a)
+        if data.of(size) and (data.is_asked or not data.are_marked(size)):
+            data.refuse(self.relation(a, "", found))
         self.holds(a, "==", found)
         return found
 
@@ -321,10 +337,10 @@ class BoolNode(Node):
 
     def expect_true(self, file: str, line: int) -> bool:
         """What torch checks. Sizes that broadcast need not be equal, so that is no check."""
-        if self.op == "==" or not self.is_pending():
+        is_marked = self.env.data.are_marked(self.a, self.b)
+        if not self.is_pending() or (self.op == "==" and not is_marked):
             return self.guarded()
-        self.env.data.require(self.a, self.op, self.b)
-        return True
+        return self.env.data.require(self.a, self.op, self.b)
 
     def statically_known_true(self, file: str, line: int) -> bool:
         return bool(self.maybe_as_bool())
@@ -620,23 +636,15 @@ class SizeNode(Node):
         if known is None and other.size == 1 and not self.env.data.is_asked:  # of strides
             self.env.data.filled(self.size)
             known = True if self.env.data.of(self.size) else None
-        return (
-            self._made(maximum(self.size, other.size))
-            if known is None
-            else self
-            if known
-            else other
-        )
+        if known is None:
+            return self._made(maximum(self.size, other.size))
+        return self if known else other
 
     def sym_min(self, other: SizeNode) -> SizeNode:
         known = self.env.known(self.size, "<=", other.size)
-        return (
-            self._made(minimum(self.size, other.size))
-            if known is None
-            else self
-            if known
-            else other
-        )
+        if known is None:
+            return self._made(minimum(self.size, other.size))
+        return self if known else other
 
     def abs(self) -> SizeNode:
         return self if self.env.holds(self.size, ">=", 0) else self.neg()

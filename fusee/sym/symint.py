@@ -59,15 +59,16 @@ class Symbols:
         expr = x.node.expr
         found = self._sizes.get(expr)
         if found is None:
-            found = self._sizes[expr] = self._convert(expr, x.node.shape_env)
+            found = self._sizes[expr] = self.convert(expr, x.node.shape_env)
         return found
 
-    def _convert(self, expr: Any, env: Any) -> Size:
+    def convert(self, expr: Any, env: Any) -> Size:
+        """A size of sympy's, of symbols of this ShapeEnv of torch's."""
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
             return self._symbol(expr, env).expr
-        operands = [self._convert(item, env) for item in expr.args]
+        operands = [self.convert(item, env) for item in expr.args]
         if expr.is_Pow:
             return _power(operands[0], operands[1])
         combine = _OPERATORS.get(type(expr).__name__)

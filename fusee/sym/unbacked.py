@@ -21,6 +21,7 @@ class Unbacked:
     """The unbacked symbols of a ShapeEnv.
 
     made      the symbols in order, and the lines that made them
+    marked    sizes from outside that the program has said to be such: mark_unbacked
     required  what must hold of them in each call: else eager raises, or lays a result out otherwise
     is_asked  whether the program asks now; False: torch does
     refuse    raises for a question that has no answer
@@ -29,6 +30,7 @@ class Unbacked:
     def __init__(self, env: Any) -> None:
         self.env = env
         self.made: dict[Symbol, str] = {}
+        self.marked: set[Symbol] = set()
         self.required: list[Any] = []
         self.is_asked = False
         self.refuse: Callable[[Any], NoReturn] = refuse
@@ -36,10 +38,14 @@ class Unbacked:
 
     def new(self, lo: int = 0, hi: int | None = None) -> Expr:
         """A new symbol that is `lo` to `hi` (inclusive)."""
-        symbol = Symbol(f"u{len(self.made)}", lo, hint=_GUESS)
+        symbol = Symbol(self.next_name(), lo, hint=_GUESS)
         self.made[symbol] = self.env.where()
         self.env.bound(symbol, hi)
         return symbol.expr
+
+    def next_name(self) -> str:
+        """What the next symbol is called."""
+        return f"u{len(self.made) + len(self.marked)}"
 
     def count(self, mask: torch.Tensor) -> Expr:
         """How many elements of a mask are true: the same for all who ask before it changes."""
@@ -55,11 +61,19 @@ class Unbacked:
 
     def of(self, *sizes: Size) -> list[Symbol]:
         """The unbacked symbols in these sizes."""
-        return [s for a in sizes for s in symbols(a) if s in self.made] if self.made else []
+        if not (self.made or self.marked):
+            return []
+        return [s for a in sizes for s in symbols(a) if s in self.made or s in self.marked]
 
-    def answer(self, a: Size, op: str, b: Size, opposite: str) -> bool:
-        """Whether `a op b`, which is not known. raises what `refuse` does"""
+    def are_marked(self, *sizes: Size) -> bool:
+        """Whether each of these is known as soon as there are inputs."""
+        return not any(s in self.made for s in self.of(*sizes))
+
+    def answer(self, a: Size, op: str, b: Size, opposite: str) -> bool | None:
+        """Whether `a op b`, which is not known; None: as it is now. raises what `refuse` does"""
         guessed = None if self.is_asked else self.guessed(a, op, b)
+        if not self.is_asked and self.are_marked(a, b):
+            return guessed if op in ("==", "!=") else None
         if guessed is None:
             self.refuse(self.env.relation(a, op, b))
         if op not in ("==", "!=") or self._may_be_negative(a, b):  # it may be a check of bounds
@@ -81,11 +95,17 @@ class Unbacked:
         """Whether there are numbers in these that are no sizes yet."""
         return any(not self.env.known(s.expr, ">=", 0) for s in self.of(*sizes))
 
-    def require(self, a: Size, op: str, b: Size) -> None:
-        """Let `a op b` hold: where it does not, eager raises."""
+    def require(self, a: Size, op: str, b: Size) -> bool:
+        """Let `a op b` hold: where it does not, eager raises. False: it does not now."""
+        if self.are_marked(a, b):
+            asked, self.is_asked = self.is_asked, False
+            found: bool = self.env.holds(a, op, b)
+            self.is_asked = asked
+            return found
         if self.env.known(a, op, b) is None:
             self.required.append(self.env.relation(a, op, b))
             self.env.note(a, op, b)
+        return True
 
     def filled(self, a: Size) -> None:
         """A stride is a multiple of `a`, which it is not where `a` is 0: eager runs then."""

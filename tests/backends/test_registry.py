@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 import fusee
 from fusee.backends import Backend, list_backends, lookup, register, registry
@@ -232,3 +233,24 @@ def test_stock_torch_compile_takes_our_options() -> None:
     for options in (None, {"fuse": False, "threads": 1}):
         with torch.no_grad():
             torch.testing.assert_close(stock(options=options)(x), program(x))
+
+
+@pytest.mark.parametrize("name", ["fusee", "aot_eager"])
+def test_fake_tensors_are_no_arguments_for_machine_code(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2
+
+    mode, real = FakeTensorMode(), torch.randn(3, 4)
+    fake = mode.from_tensor(real)
+    run = torch.compile(program, backend=lookup(name))
+    for x in (fake, real, fake):
+        got = run(x)
+        assert isinstance(got, FakeTensor) == (x is fake) and got.shape == (3, 4)
+    torch.testing.assert_close(run(real), program(real))
+    compiled = lookup(name)(fx.symbolic_trace(program), [fake])
+    assert isinstance(compiled(fake), FakeTensor)
+    torch.testing.assert_close(compiled(real), program(real))
+    with mode:
+        layer = torch.nn.Linear(4, 2)
+        torch.compile(layer, backend=lookup(name))(fake).sum().backward()
+        assert isinstance(layer.weight.grad, FakeTensor)

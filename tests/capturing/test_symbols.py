@@ -21,10 +21,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.decorators import mark_unbacked
 
 import fusee
 from fusee import log
-from fusee.errors import ConstantSizeError
+from fusee.capture.entries import live
+from fusee.errors import ConstantSizeError, OptionError
 from tests.capturing.same import Traced
 
 SIZES = (6, 9, 8, 11, 16, 5)
@@ -610,6 +612,91 @@ def test_a_marked_size_that_the_program_needs() -> None:
     fusee.compiler.mark_dynamic(x, 0)
     with pytest.raises(ConstantSizeError, match="first seen as 1"):
         fusee.compile(loop)(x)
+
+
+def unbacked_check(x: Tensor) -> Tensor:
+    torch._check(x.shape[0] > 2)
+    return x * 2 if x.shape[0] > 2 else x
+
+
+def unbacked_assert(x: Tensor) -> Tensor:
+    assert x.shape[0] > 2
+    return x[2] + x.sum(0)
+
+
+def unbacked_view(x: Tensor) -> Any:
+    return x.view(-1), torch.cat([x, x]).softmax(0), x @ x.T, x * x.shape[0], x.shape
+
+
+@pytest.mark.parametrize("mark", [fusee.compiler.mark_unbacked, mark_unbacked])
+@pytest.mark.parametrize("program", [unbacked_check, unbacked_assert, unbacked_view])
+@pytest.mark.parametrize("backend", ["fusee", "aot_eager", lambda gm, _: gm.forward])
+def test_a_size_that_is_marked_as_unbacked(backend: Any, program: Any, mark: Any) -> None:
+    graphs: list[Any] = []
+    found = fusee.backends.lookup(backend)
+
+    def counted(gm: torch.fx.GraphModule, examples: Any) -> Any:
+        graphs.append(gm)
+        return found(gm, examples)
+
+    if isinstance(backend, str):
+        counted.__dict__["takes_symbols"] = True
+    compiled = fusee.compile(program, backend=counted, fullgraph=True)
+    for n in (5, 1, 3, 9, 1) if program is unbacked_view else (5, 3, 9):
+        x = torch.randn(n, 3)
+        mark(x, 0)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(graphs) == 1
+    if program is not unbacked_view:
+        for run in (compiled, program):
+            with pytest.raises((RuntimeError, AssertionError)):
+                run(torch.randn(2, 3))
+
+
+def test_a_branch_on_a_size_that_is_marked_as_unbacked() -> None:
+    for program, says in (
+        (
+            branch,
+            r"x\.size\(0\) is marked as unbacked, and the program needs whether x\.size\(0\) > 4",
+        ),
+        (loop, "is marked as unbacked, and the program needs x"),
+    ):
+        x = torch.randn(7, 2)
+        fusee.compiler.mark_unbacked(x, 0)
+        with pytest.raises(
+            ConstantSizeError, match=f"{says}[^>]*test_symbols.py.* in {program.__name__}"
+        ):
+            fusee.compile(program)(x)
+
+
+def test_operators_may_fix_an_unbacked_size_unless_it_is_strict() -> None:
+    y = torch.randn(5, 2)
+    for strict in (False, True):
+        x = torch.randn(5, 2)
+        fusee.compiler.mark_unbacked(x, 0, strict=strict)
+        compiled = fusee.compile(lambda x: x + y)
+        if strict:
+            with pytest.raises(ConstantSizeError, match="needs x"):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), x + y)
+
+
+def test_ends_and_groups_of_unbacked_sizes() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return (x + y) * 2 if x.shape[0] < 100 else x
+
+    compiled = fusee.compile(program)
+    for n in (5, 1, 8):
+        x, y = torch.randn(n, 2), torch.randn(n, 2)
+        for one in (x, y):
+            fusee.compiler.mark_unbacked(one, 0, shape_id="batch", max=64)
+        torch.testing.assert_close(compiled(x, y), program(x, y))
+    (piece,) = [one for one in live if one.call is compiled]
+    assert len(piece.entries) == 1
+    fusee.compiler.mark_unbacked(y := torch.randn(3, 2), 0, shape_id="batch")
+    with pytest.raises(OptionError, match="of the same shape_id 'batch' is 8"):
+        compiled(x, y)
 
 
 def test_training_with_batches_of_many_sizes() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
+from fusee.capture.entries import live
 from tests.capturing.same import Traced
 from tests.counting import Counting
 
@@ -432,3 +433,24 @@ def test_copies_that_are_made_within() -> None:
     for k in range(7):
         torch.testing.assert_close(compiled(X + k), fn(X + k))
     assert len(counting.graphs) == 2
+
+
+def test_open_sizes_are_found_among_many_versions() -> None:
+    def program(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        return x + [k for k in (4, 8, 16, 32, 64, 128) if n > k][-1] if n > 4 else x
+
+    graphs: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    backend.__dict__["takes_symbols"] = True
+    compiled = fusee.compile(program, backend=backend)
+    sizes = [k + more for k in (3, 5, 9, 17, 33, 65) for more in (0, 2, 1)]
+    for n in (*sizes, *sizes[::-1]):
+        x = torch.zeros(n)
+        assert torch.equal(compiled(x), program(x))
+    (piece,) = [one for one in live if one.call is compiled]
+    assert len(piece.entries) == 7 and len(graphs) == 5  # two give `x` itself

@@ -1,0 +1,296 @@
+"""Adapter to torch's ShapeEnv: graphs with open sizes, as TorchDynamo hands them to a backend.
+
+    torch.fx.experimental.symbolic_shapes   symbols of sympy, their ranges, the guards on them
+    torch.utils._sympy.printers             a guard as Python
+    torch._guards                           the context in which TorchDynamo calls a backend
+    torch._subclasses                       which FakeTensor stands for which tensor
+    torch._dynamo.source                    what symbols are named after
+
+Tested with torch 2.11 and 2.13. All of it imports sympy: it is loaded for such backends alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import Tensor, fx
+from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
+from torch.utils._sympy.printers import PythonPrinter
+
+from fusee.aten.torch_api import autocast_restored, storage_id
+from fusee.errors import TraceError
+from fusee.fake.mode import fake_of, python_dispatcher
+from fusee.source import define
+from fusee.sym.expr import Size, Symbol, hint, symbols
+from fusee.sym.ranges import COMPARISONS
+from fusee.sym.shape_env import Predicate, ShapeEnv, size_of
+from fusee.sym.symint import Symbols
+
+_FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
+_LARGEST = 2**62  # what torch writes for no end at all
+
+
+def compile_as_torch(
+    backend: Callable[..., Any], name: str, gm: fx.GraphModule, examples: Sequence[Any]
+) -> Any:
+    """What a backend makes of a graph whose sizes are SymInts of ours.
+
+    It gets a copy over SymInts of a ShapeEnv of torch's. What that has relied on in the end is a
+    relation of ours, as if the program had asked.
+    """
+    inputs = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+    env = next(x.node.env for x in inputs if type(x) is torch.SymInt)
+    handed = _Handed(env, name)
+    _fix_shared(inputs, examples)
+    module = handed.module(gm)
+    given = handed.examples(inputs, examples)
+    with tracing(TracingContext(handed.mode)):
+        compiled = backend(module, given)
+    handed.learn()
+    return compiled
+
+
+class _Handed:
+    """One graph in torch's symbols.
+
+    mode   in which the backend has FakeTensors for its inputs; those beside the graph's nodes are
+           of another one, since running the graph may change what they are
+    """
+
+    def __init__(self, env: ShapeEnv, name: str) -> None:
+        self.env, env.asker = env, f"the backend {name!r}"
+        self.shape_env = symbolic_shapes.ShapeEnv(
+            tracked_fakes=[], allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True
+        )
+        self.mode, self.own_mode = (FakeTensorMode(shape_env=self.shape_env) for _ in range(2))
+        self.made: dict[Symbol, Any] = {}
+        self.known: set[tuple[Size, str, Size]] = set()
+        self._keep: list[Any] = []
+
+    # ---------------------------------------------------------------------- from ours
+
+    def symbol(self, symbol: Symbol) -> Any:
+        """The SymInt for a symbol; a number if torch knows none for it."""
+        found = self.made.get(symbol)
+        if found is None:
+            found = self.made[symbol] = self._new(symbol)
+        return found
+
+    def _new(self, symbol: Symbol) -> Any:
+        number, source = hint(symbol.expr), LocalSource(symbol.name)
+        dynamic = symbolic_shapes.DimDynamic.DYNAMIC
+        asked = {s for x in self.env.relations for s in (*symbols(x.a), *symbols(x.b))}
+        if symbol in self.env.data.marked - asked:  # else caches of graphs take two for one
+            with self.shape_env.ignore_fresh_unbacked_symbols():
+                unbacked = symbolic_shapes.DimDynamic.UNBACKED
+                expr = self.shape_env.create_symbol(number, source, unbacked)
+        elif symbol.lo < 0:  # an integer that the program was given
+            expr = self.shape_env.create_unspecified_symbol(number, source, dynamic)
+        elif number < 2:
+            return self.env.value(symbol.expr)
+        else:
+            self.env.holds(symbol.expr, ">=", 2)  # torch's sizes are neither 0 nor 1
+            expr = self.shape_env.create_symbol(number, source, dynamic)
+        return self.shape_env.create_symintnode(expr, hint=number, source=source)
+
+    def size(self, a: Size) -> Any:
+        """A size over torch's symbols."""
+        if isinstance(a, int):
+            return a
+        names = {s.name: self.symbol(s) for s in symbols(a)}
+        text = f"def size({', '.join(names)}): return {a}"
+        return define(text, "size", "size", _FUNCTIONS)(*names.values())
+
+    def value(self, x: Any) -> Any:
+        """A SymInt or FakeTensor with sizes of torch's in place of ours."""
+        if isinstance(x, Tensor):
+            return self.fake(x, self.own_mode)
+        return self.size(_size(x)) if type(x) is torch.SymInt else x
+
+    def fake(self, x: Tensor, mode: FakeTensorMode) -> Any:
+        """A FakeTensor with torch's sizes."""
+        sizes, strides = ([*map(self.value, row)] for row in (x.shape, x.stride()))
+        return fake_of(mode, x, sizes, strides)
+
+    def examples(self, inputs: Sequence[Any], examples: Sequence[Any]) -> list[Any]:
+        """The inputs for a backend: tensors as they are, which the mode knows, and SymInts."""
+        given = []
+        for x, real in zip(inputs, examples, strict=True):
+            given.append(real if isinstance(x, Tensor) else self.value(x))
+            if isinstance(x, Tensor):
+                fake = self.fake(x, self.mode)
+                if all(type(n) is int for n in (*fake.shape, *fake.stride())):
+                    fake = self.mode.from_tensor(real, static_shapes=True)
+                self._keep.append(fake)
+                self.mode.fake_tensor_converter.set_tensor_memo(real, fake)
+        return given
+
+    # ---------------------------------------------------------------------- the graph
+
+    def module(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """A copy of a graph, and of those that it calls, with torch's values beside its nodes."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(gm.graph, {}))
+        made = fx.GraphModule(gm, graph)
+        for node in graph.find_nodes(op="get_attr"):
+            inner = made.get_submodule(node.target) if "." not in node.target else None
+            if isinstance(inner, fx.GraphModule):
+                setattr(made, node.target, self.module(inner))
+        inputs = graph.find_nodes(op="placeholder")
+        given = [self.value(node.meta["example_value"]) for node in inputs]
+        for node, x in zip(inputs, given, strict=True):
+            if type(x) is torch.SymInt:
+                node.type, node.target = torch.SymInt, str(x)
+                node._rename(str(x))
+            elif type(x) is int:  # it has become one
+                _put(x, node)
+        self._tell()
+        grad = torch.set_grad_enabled(torch.is_grad_enabled())
+        with (
+            grad, autocast_restored(), python_dispatcher(), self.own_mode,
+            self.shape_env.ignore_fresh_unbacked_symbols(),
+        ):  # fmt: skip
+            _Values(made, self.own_mode).run(*given)
+        made.recompile()
+        return made
+
+    def _tell(self) -> None:
+        """Let torch know what is known of the symbols, so that it asks no more."""
+        for symbol in self.made:
+            for op, end in zip((">=", "<="), self.env.limits(symbol.expr)):
+                if end is not None and abs(end) < _LARGEST:
+                    self._tell_of(symbol.expr, op, end)
+        for a, op, b, _ in self.env.relations:
+            a, b = self.env.simplified(a), self.env.simplified(b)
+            if self.made.keys() >= {*symbols(a), *symbols(b)}:
+                self._tell_of(a, op, b)
+
+    def _tell_of(self, a: Size, op: str, b: Size) -> None:
+        if (a, op, b) not in self.known:
+            self.known.add((a, op, b))
+            check: Any = torch._check
+            check(COMPARISONS[op](self.size(a), self.size(b)))
+
+    # ---------------------------------------------------------------------- to ours
+
+    def learn(self) -> None:
+        """Rely on what torch's ShapeEnv has relied on; what it would from now on, is too late."""
+        self.shape_env.freeze()
+        self.ours = Symbols()
+        self.names = {
+            str(x.node._expr): symbol for symbol, x in self.made.items() if type(x) is torch.SymInt
+        }
+        self.ours.by_name.update(self.names)
+        for guard in self.shape_env.guards:
+            self._rely(guard.expr, _line(guard.sloc))
+        for asserted in chain(*self.shape_env.deferred_runtime_asserts.values()):
+            self._rely(asserted.expr, "")
+        for known, end in self._ends():
+            self._rely(known, end)
+        self.env.where = str
+
+    def _ends(self) -> Iterator[tuple[Any, str]]:
+        """What became of the symbols themselves."""
+        for x in self.made.values():
+            expr = x.node._expr if type(x) is torch.SymInt else None
+            if (instead := self.shape_env.replacements.get(expr)) is not None:
+                yield sympy.Eq(expr, instead), ""
+            elif (bounds := self.shape_env.var_to_range.get(expr)) is not None:
+                for compared, end in ((sympy.Ge, bounds.lower), (sympy.Le, bounds.upper)):
+                    if isinstance(end, sympy.Integer) and abs(int(end)) < _LARGEST:
+                        yield compared(expr, end, evaluate=False), ""
+
+    def _rely(self, known: Any, where: str) -> None:
+        if isinstance(known, sympy.And):
+            for part in known.args:
+                self._rely(part, where)
+            return
+        if known is sympy.true:
+            return
+        self.env.where = lambda: where
+        relation = self._relation(known)
+        if relation is not None:
+            self.env.holds(*relation)
+        else:
+            self._write(known, where)
+
+    def _relation(self, known: Any) -> tuple[Size, str, Size] | None:
+        """A guard as a relation of ours; None if it is none, or says something else."""
+        if not isinstance(known, sympy.core.relational.Relational):
+            return None
+        try:
+            a, b = (self.ours.convert(x, self.shape_env) for x in (known.lhs, known.rhs))
+        except TraceError:
+            return None
+        op = known.rel_op
+        return (a, op, b) if COMPARISONS[op](hint(a), hint(b)) else None
+
+    def _write(self, known: Any, where: str) -> None:
+        """A guard that no relation says, as Python."""
+        names = sorted(map(str, known.free_symbols))
+        text = PythonPrinter().doprint(known)
+        held = {"math": math, "torch": torch}
+        holds = define(f"def holds({', '.join(names)}): return {text}", "holds", "guard", held)
+        self.env.written.append(
+            Predicate(holds, text, tuple((name, self.names[name]) for name in names), where)
+        )
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph, and puts beside each node what it gave."""
+
+    def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(gm)
+        self.mode = mode
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        if n.op == "get_attr" and type(found) in (Tensor, torch.nn.Parameter):
+            found = self.mode.from_tensor(found, static_shapes=True)
+        if n.op != "output":
+            n.meta["example_value"] = found
+        return found
+
+
+def _size(x: Any) -> Size:
+    """The size of ours that an open number is."""
+    found = x if type(x) is int else size_of(x)
+    assert found is not None
+    return found
+
+
+def _fix_shared(inputs: Sequence[Any], examples: Sequence[Any]) -> None:
+    """Make constants of the sizes of tensors that share memory: they say how much of it."""
+    places: dict[int, list[Tensor]] = {}
+    for x, real in zip(inputs, examples, strict=True):
+        if isinstance(x, Tensor):
+            places.setdefault(storage_id(real), []).append(x)
+    for together in places.values():
+        for x in together if len(together) > 1 else ():
+            for n in (*x.shape, *x.stride()):
+                operator.index(n)
+
+
+def _put(number: int, node: fx.Node) -> None:
+    """Use a number in place of a node."""
+
+    def instead(x: fx.Node) -> Any:
+        return number if x is node else x
+
+    for user in list(node.users):
+        user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), instead)
+
+
+def _line(sloc: Any) -> str:
+    """The line that asked, `file.py:41 in step`."""
+    frame: Any = sloc.framework_loc
+    return f"{frame.filename}:{frame.lineno} in {frame.name}" if hasattr(frame, "lineno") else ""
