@@ -18,7 +18,7 @@ from fusee.capture.check import compile_check
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
-from fusee.capture.relations import SizeRelation
+from fusee.capture.relations import Relation, SizeCondition, SizeRelation
 from fusee.capture.sources import Origin, variable
 from fusee.capture.torch_api import MODE_STACK, without_function_modes
 from fusee.source import define
@@ -126,7 +126,8 @@ class Captured:
         """
         conditions, names = self.conditions
         for origin, value, where in self.symbols.facts() if self.symbols else ():
-            self.facts.add(SizeRelation, origin, value, functools.partial(str, where))
+            kind = SizeRelation if isinstance(value, Relation) else SizeCondition
+            self.facts.add(kind, origin, value, functools.partial(str, where))
         with torch._C.DisableTorchFunction():
             found = compile_check(self.facts, self.place.variables, names, conditions, values)
         if not MODE_STACK.length():

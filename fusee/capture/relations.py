@@ -67,29 +67,18 @@ class Condition:
     def holds(self, given: Mapping[Symbol, Any]) -> bool:
         return self.function(*(given[symbol] for symbol in self.symbols))
 
-    def fixes(self) -> None:
-        return None
-
     def __str__(self) -> str:
         words = {name: str(self.origins[symbol]) for name, symbol in self.names}
         return re.sub(r"\w+", lambda found: words.get(found[0], found[0]), self.text)
 
 
-class SizeRelation(Fact):
-    """A Relation of the size at its origin, or the stride, to others; or a Condition."""
+class SizeCondition(Fact):
+    """A Condition of the size at its origin and of others."""
 
     TORCH, REMEDY = "SHAPE_ENV", "sizes that go the same way there"
 
     def conditions(self, at: str, source: Source) -> list[str]:
         return [self.value.condition(source)]
-
-    def reads(self) -> Iterable[Origin]:
-        return [self.value.origins[symbol] for symbol in self.value.symbols]
-
-    def compared(self, steps: Steps, names: Mapping[Origin, str]) -> int:
-        known: Relation = self.value
-        named = {s: Symbol(names[known.origins[s]], s.lo).expr for s in known.symbols}
-        return steps.compared(substitute(known.a, named), known.op, substitute(known.b, named))
 
     def holds(self, look: Look) -> bool:
         known = self.value
@@ -105,21 +94,33 @@ class SizeRelation(Fact):
         known: Relation | Condition = self.value
         return replace(known, origins={symbol: at(x) for symbol, x in known.origins.items()})
 
-    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
-        if (symbol := self.value.fixes()) is not None:
-            yield str(self.value.origins[symbol]), False, None, None
-
     def miss(self, found: Any) -> str:
         then = self._numbers(lambda symbol: symbol.hint)
         return f"{self.value} held with {then}, and does not with {found}"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class SizeRelation(SizeCondition):
+    """A Relation of the size at its origin, or the stride, to others."""
+
+    def reads(self) -> Iterable[Origin]:
+        return [self.value.origins[symbol] for symbol in self.value.symbols]
+
+    def compared(self, steps: Steps, names: Mapping[Origin, str]) -> int:
+        known: Relation = self.value
+        named = {s: Symbol(names[known.origins[s]], s.lo).expr for s in known.symbols}
+        return steps.compared(substitute(known.a, named), known.op, substitute(known.b, named))
+
+    def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
+        if (symbol := self.value.fixes()) is not None:
+            yield str(self.value.origins[symbol]), False, None, None
 
     def remedy(self, found: Any) -> str:
         if self.value.fixes() is None:
             return Fact.remedy(self, found)
         return "do not ask for the number there (a loop over range(), a key), or give it one value"
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 def in_words(a: Size, names: Mapping[Symbol, Any], within: bool = False) -> str:
