@@ -286,6 +286,8 @@ def floordiv(a: Size, b: Size) -> Size:
     if isinstance(b, Expr) and (scale := gcd(*b.terms.values(), *(n for _, n in _terms(rest)))) > 1:
         return quotient + floordiv(_split(rest, scale)[0], _split(b, scale)[0])
     if isinstance(b, int):
+        if (even := _made_even(rest)) is not rest:
+            return quotient + floordiv(even, b)
         if _is_falling(rest):
             return quotient - floordiv(b - 1 - rest, b)
         low = _split_low(rest, b)
@@ -312,6 +314,8 @@ def mod(a: Size, b: Size) -> Size:
             atom = mono[0] if len(mono) == 1 else None
             if coef < 0 and isinstance(atom, Call) and atom.op == "%" and divides(b, atom.b):
                 return mod(rest + coef * (atom.a - _atom(atom)), b)
+        if (even := _made_even(rest)) is not rest:
+            return mod(even, b)
         if _is_falling(rest):  # what a size lacks of a multiple: with the size it is one
             return rest - b * floordiv(rest, b)
         low = _split_low(rest, b)
@@ -319,6 +323,18 @@ def mod(a: Size, b: Size) -> Size:
             g, high, tail = low
             return g * mod(high, b // g) + tail
     return _atom(Call("%", rest, b))
+
+
+def _made_even(a: Size) -> Size:
+    """`a` with n + n % 2 in it as 2 * ((n + 1) // 2)."""
+    for mono, coef in _terms(a):
+        atom = mono[0] if len(mono) == 1 else None
+        if isinstance(atom, Call) and atom.op == "%" and atom.b == 2:
+            more = 2 * floordiv(atom.a + 1, 2) - atom.a - _atom(atom)
+            changed = a + coef * more
+            if len([*_terms(changed)]) < len([*_terms(a)]):
+                return changed
+    return a
 
 
 def _is_falling(a: Size) -> bool:

@@ -81,6 +81,7 @@ class ShapeEnv:
         self.asker = "the backend"
         self.data = Unbacked(self)
         self._equal: dict[Symbol, Size] = {}  # what symbols turned out to be
+        self._simplified: dict[Size, Size] = {}  # with these
         self._ranges = Ranges()
 
     @property
@@ -97,7 +98,10 @@ class ShapeEnv:
         """`a` with all that is known about symbols that equal one another."""
         if not self._equal or isinstance(a, int):
             return a
-        return substitute(a, self._equal) if any(s in self._equal for s in symbols(a)) else a
+        if (found := self._simplified.get(a)) is None:
+            is_other = any(s in self._equal for s in symbols(a))
+            found = self._simplified[a] = substitute(a, self._equal) if is_other else a
+        return found
 
     def known(self, a: Size, op: str, b: Size) -> bool | None:
         """Whether `a op b`, if that is so for all values that the symbols may have."""
@@ -156,6 +160,7 @@ class ShapeEnv:
                 is_now = -found[1] if found[0] == 1 else found[1]
                 self._equal = {s: substitute(x, {symbol: is_now}) for s, x in self._equal.items()}
                 self._equal[symbol] = is_now
+                self._simplified.clear()
                 return
 
 

@@ -86,7 +86,7 @@ def test_buffers_of_unknown_sizes_are_apart_for_all_sizes() -> None:
         for symbol, ends in plan.places:
             found = [substitute(end, known) for end in ends]
             known[symbol] = max(x for x in found if isinstance(x, int))
-        places = {}
+        places: dict[Buffer, tuple[int, int, int, int]] = {}
         for buffer, first, last in lives:
             start, size = (substitute(x, known) for x in (plan.offsets[buffer], size_bytes(buffer)))
             end, total = substitute(start + size, known), substitute(plan.total_bytes, known)
@@ -101,13 +101,15 @@ def test_buffers_of_unknown_sizes_are_apart_for_all_sizes() -> None:
 def test_open_sizes_take_no_more_memory_in_the_first_call() -> None:
     n = Symbol("n", 1, hint=1000)
     lives = _random(60, 40, [16, 100, 1000, 4096])
-    open_ones = [
-        (Buffer(b.name, b.dtype, (b.shape[0] * n.expr,), (1,), "scratch"), *life)
-        for b, *life in lives
-    ]
-    closed = [
-        (Buffer(b.name, b.dtype, (b.shape[0] * 1000,), (1,), "scratch"), *life)
-        for b, *life in lives
-    ]
-    plans = [plan_memory(_schedule(some, 40)) for some in (open_ones, closed)]
+
+    def times(factor: Size) -> Schedule:
+        return _schedule(
+            [
+                (Buffer(b.name, b.dtype, (b.shape[0] * factor,), (1,), "scratch"), first, last)
+                for b, first, last in lives
+            ],
+            40,
+        )
+
+    plans = plan_memory(times(n.expr)), plan_memory(times(1000))
     assert hint(plans[0].total_bytes) == hint(plans[1].total_bytes)

@@ -106,6 +106,8 @@ def test_what_a_size_lacks_of_a_multiple() -> None:
     assert lower_bound(mod(-n, 7)) == 0 and upper_bound(mod(-n, 7)) == 6
     assert known_ge(padded, n) and known_ge(n + 6, padded)
     assert floordiv(-n, 7) == -floordiv(n + 6, 7)
+    assert floordiv(n + mod(n, 2), 2) == floordiv(n + 1, 2) == floordiv(n + mod(n, 2) + 1, 2)
+    assert mod(n + mod(n, 2), 2) == 0 and floordiv(n + mod(n, 2) + 13, 14) == floordiv(n + 13, 14)
 
 
 @given(expressions(), points())
