@@ -26,6 +26,7 @@ from fusee.capture.policy import (
     POLICY,
     WRAPPER,
     innermost,
+    is_skipped,
     is_suspending,
     target_of,
     whole_call,
@@ -240,13 +241,15 @@ class Compiler:
                 remedy="give a function, a method, an nn.Module or another callable",
             )
         function, before = target_of(model)
-        if "_torchdynamo_disable" in function.__dict__:
+        skips = is_skipped(function)
+        if "_torchdynamo_disable" in function.__dict__ and not skips:
             name = function.__qualname__
             self.notice(f"{name} is disabled: it runs eagerly", first_line(function))
             return model
-        if is_suspending(function):
+        if skips or is_suspending(function):
             what = f"{function.__qualname__} is asynchronous or a generator"
-            self._refuse(f"{what}, and no graph holds its own lines", first_line(function))
+            if not skips:
+                self._refuse(f"{what}, and no graph holds its own lines", first_line(function))
             compiled = suspending(self.function(function).nested, function)
         else:
             compiled = self.call_of(function)

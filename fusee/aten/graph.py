@@ -279,6 +279,10 @@ class OtherSizes(Exception):
     """Sizes that only the data knows are not as the graph takes them to be: eager runs."""
 
 
+def names_in(relation: Relation) -> set[str]:
+    return {s.name for s in (*symbols(relation.a), *symbols(relation.b))}
+
+
 class Readings:
     """How a call reads unbacked symbols, in lines of Python."""
 
@@ -298,8 +302,7 @@ class Readings:
         self.unread.difference_update(name for name, _ in places)
         left = []
         for one in self.required if lines else ():
-            names = (s.name for s in (*symbols(one.a), *symbols(one.b)))
-            if self.unread.isdisjoint(names):
+            if self.unread.isdisjoint(names_in(one)):
                 lines.append(f"if not {one}: raise OtherSizes")
             else:
                 left.append(one)

@@ -29,6 +29,7 @@ from fusee.aten.graph import (
     inverse,
     memory_root,
     must_run,
+    names_in,
     shown_symbols,
     tensor_input,
     used_symbols,
@@ -129,6 +130,9 @@ class Copier:
         """The AtenGraph of what was copied from `whole`. Inputs are numbered in their order."""
         self.graph.output(tuple(results))
         names = dict.fromkeys(str(n.target) for n in self.graph.find_nodes(op="get_attr"))
+        read = {name for name, at in symbols.items() if at.unbacked is not None}
+        # what must hold is looked at where the last of its symbols is read
+        required = [r for r in whole.required if (n := names_in(r)) & read and n <= symbols.keys()]
         return AtenGraph(
             graph=self.graph,
             constants={name: whole.constants[name] for name in names},
@@ -139,6 +143,7 @@ class Copier:
             symbols=symbols,
             to_size=whole.to_size,
             no_autocast=whole.no_autocast,
+            required=tuple(required),
         )
 
 

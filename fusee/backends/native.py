@@ -378,11 +378,14 @@ def bind_native(
 
     def backward(graph: AtenGraph) -> Run:
         report.backward = Report(f"{report.name}.backward")
+        given = _for_training(options)
+        if split.joint.aten.required:  # which checks by example know nothing of
+            given = dataclasses.replace(given, check=False)
         with log.graph(report.name):  # with several results this is at the first backward
             return compile_aten(
                 graph,
                 (),
-                _for_training(options),
+                given,
                 report.backward,
                 target=target,
                 consumes=True,

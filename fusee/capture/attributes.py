@@ -346,9 +346,12 @@ def _store_data(m: Capturing, fake: torch.Tensor, value: torch.Tensor) -> None:
             raise GraphBreak("a tensor gets data unlike its own, or loses track of gradients")
         before = fake.detach().requires_grad_(fake.requires_grad)
     data = recorder.call(torch.Tensor.detach, value)
+    if any(x is fake for x, *_ in recorder.turned):
+        raise GraphBreak("a tensor that was turned in place gets the data of another")
     recorder.rebind(fake, before, data)
+    if fake.requires_grad:  # and the graph would not give it any gradient
+        recorder.leaves[id(fake)] = recorder.leaves[id(data)] = True
     if is_input:
-        m.world.inputs[id(before)] = m.world.inputs[id(fake)]
         m.world.set_slot(fake, "data", data)
     with torch._C.DisableTorchFunction():
         fake.data = data

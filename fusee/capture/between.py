@@ -59,7 +59,11 @@ def around(nested: Nested, function: types.FunctionType, /, *args: Any, **kwargs
 
 
 def suspending(nested: Nested, function: types.FunctionType) -> Callable[..., Any]:
-    """A function of the same kind, generator or coroutine, whose lines `around` runs."""
+    """A function of the same kind, be it a generator or a coroutine, whose lines `around` runs."""
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return around(nested, function, *args, **kwargs)
 
     @functools.wraps(function)
     def generator(*args: Any, **kwargs: Any) -> Any:
@@ -72,6 +76,8 @@ def suspending(nested: Nested, function: types.FunctionType) -> Callable[..., An
     flags = function.__code__.co_flags
     if flags & _OTHERS:
         return function
+    if not flags & _SUSPENDING:
+        return plain
     return generator if flags & inspect.CO_GENERATOR else coroutine
 
 

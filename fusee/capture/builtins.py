@@ -41,10 +41,9 @@ from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
     STATE_SWITCHES,
+    SWITCHED_BY,
     FakeTensor,
     enter_inference_mode,
-    is_deterministic,
-    set_deterministic,
 )
 from fusee.source import Args, Kwargs
 
@@ -262,15 +261,16 @@ def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-_DETERMINISTIC = is_deterministic, torch.is_deterministic_algorithms_warn_only_enabled
-
-
-@stands_for_each(*_DETERMINISTIC)
-def _is_deterministic(function: Any, m: Capturing) -> bool:
-    found = bool(function())
-    if m.world.recorder.graph.find_nodes(op="call_function", target=set_deterministic):
+@stands_for_each(*SWITCHED_BY)
+def _asked_of_state(function: Any, m: Capturing) -> Any:
+    found = function()
+    if m.world.recorder.graph.find_nodes(op="call_function", target=SWITCHED_BY[function]):
         return found  # the program itself has set it
-    return bool(m.world.load(found, given_by(function, f"{function.__name__}()")))
+    place: Any = given_by(function, f"{function.__name__}()")
+    if type(found) is list:
+        m.world.fact(EqualsMatch, Call(place, tuple, ""), tuple(found))
+        return found
+    return m.world.load(found, place)
 
 
 @stands_for(torch.cuda.is_available)
@@ -406,15 +406,17 @@ def _answer(function: Any, *_: Any, **__: Any) -> Any:
     return FIXED_ANSWERS[function]
 
 
-@stands_for(set_deterministic)
-def _set_deterministic(m: Capturing, /, *args: Any, **kwargs: Any) -> None:
+@stands_for_each(*dict.fromkeys(SWITCHED_BY.values()))
+def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     if not m.world.recorder.is_main:
-        raise GraphBreak("whether algorithms are deterministic is switched in a function of a call")
+        raise GraphBreak("torch's state is switched in a function of a call")
     # as it was is what the graph ends with
-    for function in _DETERMINISTIC:
-        m.call(function)
-    m.world.recorder.graph.call_function(set_deterministic, args, kwargs)
-    set_deterministic(*args, **kwargs)
+    for get, set_ in SWITCHED_BY.items():
+        if set_ is function:
+            m.call(get)
+    args = tuple(m.plain(x) for x in args)
+    m.world.recorder.graph.call_function(function, args, kwargs)
+    function(*args, **kwargs)
 
 
 # Tensors that are made in inference mode are of another kind, so a graph runs in it wholly or not

@@ -16,6 +16,7 @@ import copyreg
 import enum
 import functools
 import inspect
+import itertools
 import math
 import operator
 import re
@@ -47,9 +48,19 @@ from fusee.capture.builtins import (
     say_later,
     special,
     stands_for,
+    stands_for_each,
 )
 from fusee.capture.containers import sort_key
-from fusee.capture.frame import ABSENT, CONTAINERS, OPCODES, Frame, called, is_scalar, suspended
+from fusee.capture.frame import (
+    ABSENT,
+    CONTAINERS,
+    OPCODES,
+    Frame,
+    called,
+    is_named,
+    is_scalar,
+    suspended,
+)
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.iterators import Stepping, new_tuple
@@ -188,6 +199,29 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return function(*given, **named) if named else function(*given)
 
 
+@stands_for_each(
+    torch.split, torch.Tensor.split, torch.split_with_sizes, torch.ops.aten.split_with_sizes,
+    torch.ops.aten.split_with_sizes.default,
+)  # fmt: skip
+def _split(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """Sizes of parts that only data knows: the graph checks what torch would."""
+    given: Any = (*args, None, None, None)
+    x, sizes, *rest = given
+    parts = m.plain(sizes)
+    if isinstance(x, FakeTensor) and isinstance(parts, (list, tuple)) and symbols.holds_open(parts):
+        whole = x.shape[kwargs.get("dim", rest[0] or 0)]
+        *ends, total = itertools.accumulate(
+            parts, functools.partial(symbols.operated, operator.add)
+        )
+        checks: list[Any] = [(operator.eq, total, whole)]  # which says what the last part is
+        checks += [(operator.ge, n, 0) for n in parts if symbols.is_open(n)]
+        for check in (*checks, *((operator.le, end, whole) for end in ends)):
+            holds = symbols.operated(*check)
+            if type(holds) is torch.SymBool and holds.node.is_pending():
+                m.expects(holds)
+    return on_tensors(m, function, args, kwargs)
+
+
 def with_numbers(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A torch call among whose arguments are floats that the graph computes."""
     owner = getattr(function, "__self__", None)
@@ -206,8 +240,10 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     of_class = getattr(type(owner), name, None)
     if refuses(of_class, len(args) + 1, *kwargs):
         return function(*args, **kwargs)  # the TypeError
-    if isinstance(owner, (re.Pattern, re.Match)) and not all(map(is_scalar, args)):
-        raise _unknown(function)
+    if isinstance(owner, (re.Pattern, re.Match)):
+        args = tuple(str.__str__(x) if isinstance(x, str) else x for x in args)
+        if not all(map(is_scalar, args)):
+            raise _unknown(function)
     is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
     if is_outside and name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
         return m.append(owner, *args)
@@ -511,13 +547,14 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     """A function with a cache: called again, as long as nobody could tell."""
     before, said = m.world.changes(), len(m.world.later)
     result = call(m, m.world.slot(function, "__wrapped__"), *args, **kwargs)
-    if m.world.changes() == before and is_scalar(result):
+    is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
+    if m.world.changes() == before and (is_scalar(result) or is_found):
         return result
     del m.world.later[said:]
     if result is None and m.world.changes() == before:
         say_later(m, function, args, kwargs)  # it warns, once
         return None
-    raise GraphBreak("a function under lru_cache does more than compute numbers or strings")
+    raise GraphBreak("a function under lru_cache gives more than numbers, texts and functions")
 
 
 BY_TYPE[functools._lru_cache_wrapper] = _call_cached

@@ -32,7 +32,7 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import EqualsMatch, Guard, Values
-from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_suspending, original
+from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_skipped, is_suspending, original
 from fusee.capture.sources import is_made_anew, is_trusted
 from fusee.capture.torch_api import (
     AROUND_FORWARD,
@@ -654,8 +654,7 @@ class CompiledFunction:
         if known is not None and _is_like(known.function, function):
             return known.call(function) if of_code else known.call
         code = function.__code__
-        is_around = function.__dict__.get("_torchdynamo_disable_recursive") is False
-        is_around = is_around or code in AROUND_FORWARD
+        is_around = is_skipped(function) or code in AROUND_FORWARD
         if is_python(function.__module__ or "") and not is_around:
             return function
         is_comprehension = code.co_varnames[:1] == (".0",)

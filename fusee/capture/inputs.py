@@ -100,7 +100,8 @@ class World:
         self.varies = varies
         self.facts = Facts()
         self.mode = fake_mode()
-        self.recorder = Recorder(self.mode, self._stray)
+        self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
+        self.recorder = Recorder(self.mode, self._stray, self.inputs)
         self.recorder.where = where
         self.recorder.begins = self._begins
         self.mirrors: dict[int, Mirror] = {}
@@ -109,7 +110,6 @@ class World:
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
-        self.inputs: dict[int, tuple[torch.Tensor, Origin]] = {}  # by id of the fake
         self.numbers: dict[str, numbers.Number] = {}
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols

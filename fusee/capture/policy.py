@@ -180,6 +180,12 @@ class Policy:
 POLICY = Policy()
 
 
+def is_skipped(function: Any) -> bool:
+    """Whether a function's own lines alone are disabled: what it calls is compiled."""
+    marks = function.__dict__
+    return "_torchdynamo_disable" in marks and not marks.get("_torchdynamo_disable_recursive")
+
+
 def enabled(function: Any) -> Any:
     """What TorchDynamo's disable was put around, once or several times."""
     while "_torchdynamo_disable" in function.__dict__:

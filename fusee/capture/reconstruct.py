@@ -385,6 +385,9 @@ class Rebuild:
             self.lines.append(
                 f"{self.source.python('object')}.__{'del' if is_gone else 'set'}attr__({given})"
             )
+        for x, name, args, kwargs in self.world.recorder.turned:
+            listed = [*map(self.value, args), *(f"{k}={self.value(v)}" for k, v in kwargs.items())]
+            self.lines.append(f"{self.value(x)}.{name}({', '.join(listed)})")
         self.lines += self._places
 
     def later(self) -> list[str]:

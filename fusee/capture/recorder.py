@@ -47,7 +47,7 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.capture.writes import is_in_place, refuse_new_geometry, refuse_overlaps
+from fusee.capture.writes import TURN, is_in_place, is_scale, refuse_new_geometry, refuse_overlaps
 from fusee.errors import source_line
 from fusee.fake.mode import name_may_raise, python_dispatcher, raises
 from fusee.source import Args
@@ -221,6 +221,10 @@ _VALUES = {
     "__repr__", "__format__", "__reduce_ex__", "apply_", "map_", "map2_", "is_shared", "is_pinned",
 }  # fmt: skip
 
+_AS_NUMBERS: dict[str, Any] = {
+    "item": lambda x: x, "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
+}  # fmt: skip
+
 # Methods that change what a tensor is, or what happens in a backward pass.
 _STATEFUL = {
     "register_hook", "register_post_accumulate_grad_hook",
@@ -258,12 +262,13 @@ class Recorder(TorchFunctionMode):
 
     lift   makes a FakeTensor of a tensor that came from outside; raises GraphBreak
     mode   the FakeTensorMode of the capture
+    given  by id, what is known of stand-ins for tensors from outside
     """
 
-    def __init__(self, mode: Any, lift: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, mode: Any, lift: Callable[..., torch.Tensor], given: dict[int, Any]) -> None:
         super().__init__()
         self.mode = mode
-        self.lift = lift
+        self.lift, self.given = lift, given
         self.graph = fx.Graph()
         self.nodes: dict[int, fx.Node] = {}
         self.bodies = torch.nn.Module()  # of functions that nodes call
@@ -292,6 +297,8 @@ class Recorder(TorchFunctionMode):
         self.is_heard: Callable[[], bool] = lambda: False  # by the program, if a call raises here
         self.is_handled = self.is_changing = False  # such a call, and one that writes to inputs
         self.is_parted = False  # whether the graph may not have both
+        self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
+        self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
@@ -328,9 +335,8 @@ class Recorder(TorchFunctionMode):
         self.adopt(before, node)
         if self._inputs.pop(id(fake), None) is not None:
             self._inputs[id(before)] = node
+            self.given[id(before)] = self.given[id(fake)]
         self.nodes[id(fake)] = self.nodes[id(data)]
-        if fake.requires_grad:  # and the graph would not give it any gradient
-            self.leaves[id(fake)] = self.leaves[id(data)] = True
 
     def item(
         self, fake: torch.Tensor, origins: frozenset[str] = frozenset(), kind: type = float
@@ -360,7 +366,8 @@ class Recorder(TorchFunctionMode):
         if self.replaced and isinstance(func, types.FunctionType) and func in self.replaced:
             raise GraphBreak(f"a method of torch.Tensor is replaced by {func.__qualname__}")
         if name in _VALUES:
-            if (found := read(self, name, args)) is not None:
+            found = self._written(name, args[0])
+            if (found := read(self, name, args) if found is None else found) is not None:
                 return found
             raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
         is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
@@ -392,6 +399,8 @@ class Recorder(TorchFunctionMode):
         if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
+        if name in TURN and args and id(args[0]) in self.given and self.is_main:
+            return self._turn(func, name, *args, **kwargs)
         if kwargs or name.endswith("_") or not name:
             refuse_new_geometry(func, args, kwargs, lambda x: id(x) in self._inputs, self._run)
         out = self._run(func, args, kwargs, name)
@@ -404,12 +413,44 @@ class Recorder(TorchFunctionMode):
                 self.answers.append((func, args, kwargs, out))
             return out
         self.write(func, name, args, kwargs, out)
+        if name in ("tensor", "as_tensor") and len(args) == 1 and not kwargs:
+            self._note_number(out, args[0])
         return out
+
+    def _note_number(self, fake: torch.Tensor, number: Any) -> None:
+        if type(number) in (int, bool) and not fake.is_inference():
+            self.literals[id(fake)] = number, fake._version
+
+    def _written(self, name: str, fake: torch.Tensor) -> Any:
+        """The number that a program has made a tensor of, if nothing has written to it since."""
+        with torch._C.DisableTorchFunction():
+            number, version = self.literals.get(id(fake), (None, 0))
+            is_known = number is not None and fake._version == version and name in _AS_NUMBERS
+            return _AS_NUMBERS[name](number) if is_known else None
+
+    def _turn(self, func: Any, name: str, fake: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""
+        if (fake.requires_grad and torch.is_grad_enabled()) or self.seen:
+            raise GraphBreak(f"{name}() turns a tensor from outside that autograd knows")
+        with torch._C.DisableTorchFunction():
+            before = fake.detach().requires_grad_(fake.requires_grad)
+        self.adopt(before, self.nodes[id(fake)])
+        view = self.call(getattr(torch.Tensor, name[:-1]), before, *args, **kwargs)
+        self._run(func, (fake, *args), kwargs, name)
+        self.rebind(fake, before, view)
+        self.turned.append((fake, name, args, kwargs))
+        return fake
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
         if name.startswith("_foreach_") and name.endswith("_"):
             # values change, and nothing else of hundreds of tensors
             return args[0] if args else kwargs["self"]
+        if name.startswith("_foreach_") and len(args) > 1 and is_scale(*args[:2]):
+            args = (
+                args[0],
+                1.0,
+                *args[2:],
+            )  # to know the results' shapes; torch asks for its value
         try:
             first = len(self.symbols.env.data.made)
             is_symbolic = bool(self.symbols.origins or first)
@@ -478,7 +519,7 @@ class Recorder(TorchFunctionMode):
         """`requires_grad_()`: of a tensor that the program made, or as it is already."""
         with torch._C.DisableTorchFunction():
             if fake.requires_grad != requires_grad:
-                if not self.is_main or id(fake) in self._inputs:
+                if not self.is_main or id(fake) in self.given:
                     raise GraphBreak("requires_grad_() changes a tensor from outside")
                 fake.requires_grad_(requires_grad)
                 self.leaves[id(fake)] = True

@@ -92,13 +92,26 @@ def enter_inference_mode(mode: bool) -> Any:
 
 set_deterministic: Any = torch._C._set_deterministic_algorithms
 
+# Which kernels attention may take, and in which order: torch.nn.attention.sdpa_kernel.
+_ATTENTION: dict[Any, Any] = {
+    getattr(torch._C, f"_get_{name}_sdp_enabled"): getattr(torch._C, f"_set_sdp_use_{name}")
+    for name in ("cudnn", "flash", "math", "mem_efficient", "overrideable")
+}
+_ATTENTION[torch._C._get_sdp_priority_order] = torch._C._set_sdp_priority_order
+
 # Each becomes a node of the graph, and runs while the graph is made: `State`.
 STATE_SWITCHES: tuple[Any, ...] = (
     set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled, torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting, torch.clear_autocast_cache,
-    set_deterministic,
+    set_deterministic, *_ATTENTION.values(),
 )  # fmt: skip
+# What a program may ask for, and what sets it: each is a fact until the program itself has set it.
+SWITCHED_BY: dict[Any, Any] = {
+    torch._C._get_deterministic_algorithms: set_deterministic,
+    torch.is_deterministic_algorithms_warn_only_enabled: set_deterministic,
+    **_ATTENTION,
+}
 
 _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks",
@@ -510,13 +523,14 @@ def without_function_modes() -> Iterator[list[Any]]:
 
 class State(NamedTuple):
     """Global state that programs switch: gradients; autocast by device, its cache, its depth;
-    whether algorithms are deterministic, and whether that only warns."""
+    whether algorithms are deterministic, and whether that only warns; what attention may take."""
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
     depth: int
     deterministic: tuple[bool, bool]
+    attention: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> State:
@@ -527,7 +541,9 @@ class State(NamedTuple):
         ]
         cache, depth = torch.is_autocast_cache_enabled(), torch.autocast_decrement_nesting()
         deterministic = is_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()
-        return cls(torch.is_grad_enabled(), tuple(autocast), cache, depth, deterministic)
+        attention = tuple(get() for get in _ATTENTION)
+        grad = torch.is_grad_enabled()
+        return cls(grad, tuple(autocast), cache, depth, deterministic, attention)
 
     def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
@@ -536,6 +552,9 @@ class State(NamedTuple):
         if self.deterministic != then.deterministic:
             is_on, warn_only = then.deterministic
             yield set_deterministic, (is_on,), {"warn_only": warn_only}
+        for set_, was, now in zip(_ATTENTION.values(), self.attention, then.attention):
+            if was != now:
+                yield set_, (now,), {}
 
     def _switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
         if self.grad != then.grad:

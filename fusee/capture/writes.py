@@ -33,7 +33,7 @@ def is_in_place(name: str) -> bool:
 _KEYWORDS = ("and_", "or_", "not_")
 
 # These change the shape or the strides of a tensor, and not its memory.
-_TURN = {
+TURN = {
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
 }  # fmt: skip
 # These change its memory, too.
@@ -57,7 +57,7 @@ def refuse_new_geometry(
     is_operator = isinstance(func, (OpOverload, OpOverloadPacket))
     if is_operator and name in _RESIZE:
         raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
-    if name in _TURN and args and isinstance(args[0], Tensor) and is_input(args[0]):
+    if name in TURN and args and isinstance(args[0], Tensor) and is_input(args[0]):
         raise GraphBreak(
             f"{name}() changes the shape or strides of a tensor from outside the graph"
         )
@@ -133,3 +133,13 @@ def _is_pointwise(name: str) -> bool:
     packet: Any = getattr(torch.ops.aten, name, None)
     overloads = () if packet is None else packet.overloads()
     return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+def is_scale(tensors: Any, other: Any) -> bool:
+    """Whether a tensor stands for a number that leaves tensors their dtypes."""
+    if not isinstance(other, torch.Tensor) or not isinstance(tensors, (list, tuple)):
+        return False
+    with torch._C.DisableTorchFunction():
+        return not other.dim() and all(
+            x.is_floating_point() and torch.result_type(x, other) is x.dtype for x in tensors
+        )

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from fusee.fake.layouts import Spec, broadcast, rows, strides
 from fusee.fake.rules import Found, Op, overload, overloads
-from fusee.sym.expr import Size, maximum
+from fusee.sym.expr import Size
 from fusee.sym.shape_env import ShapeEnv, SizeNode, size_of, wrapped
 
 # A rule that is given the ShapeEnv for its new symbols first.
@@ -105,7 +105,7 @@ def narrowed(
     stop = sys.maxsize if end is None else end
     n, *bounds = map(_known, (x.shape[axis], 0 if start is None else start, stop))
     first, last = (env.data.inside(at, n) for at in bounds)
-    return wrapped(env, first), wrapped(env, first + maximum(last - first, 0))
+    return wrapped(env, first), wrapped(env, first + env.data.least_0(last - first))
 
 
 def selected(x: Tensor, axis: int, index: Any) -> Any:

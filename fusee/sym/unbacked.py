@@ -127,7 +127,13 @@ class Unbacked:
         """A bound of a slice of `n` elements as Python takes it: from the end on, cut to them."""
         if not self.env.known(at, ">=", 0):
             at = at + n * maximum(minimum(-at, 1), 0)
-        return maximum(minimum(at, n), 0)
+        end = at if self.env.known(at, "<=", n) else minimum(at, n)
+        return self.least_0(end, at)
+
+    def least_0(self, a: Size, known_by: Size | None = None) -> Size:
+        """`max(a, 0)`; `known_by` is negative if `a` is."""
+        is_size = self.env.known(a if known_by is None else known_by, ">=", 0)
+        return a if is_size else maximum(a, 0)
 
     # ------------------------------------------------------------------ as a ShapeEnv of torch's
 

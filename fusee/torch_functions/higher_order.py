@@ -72,10 +72,16 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     before = m.world.changes()[1:]
     is_grad = torch.is_grad_enabled()
     calls = m.world.recorder.calls
+    if not (is_grad and any(needs)):  # nothing goes backward: it is what its lines do
+        m.call(set_grad_enabled, False)
+        try:
+            return _run_forward(m, cls, given, _Context((False,) * len(needs)))
+        finally:
+            m.call(set_grad_enabled, is_grad)
     with m.world.recorder.apart():
         set_grad_enabled(False)
         try:
-            _run_methods(m, cls, given, needs if is_grad else (False,) * len(needs))
+            _run_methods(m, cls, given, needs)
         finally:
             set_grad_enabled(is_grad)
     m.world.recorder.calls = calls
@@ -90,23 +96,26 @@ def _apply(m: Capturing, cls: Any, /, *given: Any, **kwargs: Any) -> Any:
     return m.world.recorder.call_whole(apply, *map(m.deep, given))
 
 
-def _run_methods(m: Capturing, cls: Any, given: Args, needs: tuple[bool, ...]) -> None:
-    """What forward does and, if there will be gradients, backward."""
-    context = _Context(needs)
+def _run_forward(m: Capturing, cls: Any, given: Args, context: _Context) -> Any:
     if cls.setup_context is _Function.setup_context:
-        out = m.call(m.attribute(cls, "forward"), context, *given)
-    else:
-        out = m.call(m.attribute(cls, "forward"), *given)
-        m.call(m.attribute(cls, "setup_context"), context, given, out)
-    if any(needs):
-        results = out if isinstance(out, tuple) else (out,)
-        grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
-        if len(grads) != len(results):
-            raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
-        try:
-            m.call(m.attribute(cls, "backward"), context, *grads)
-        except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
-            raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
+        return m.call(m.attribute(cls, "forward"), context, *given)
+    out = m.call(m.attribute(cls, "forward"), *given)
+    m.call(m.attribute(cls, "setup_context"), context, given, out)
+    return out
+
+
+def _run_methods(m: Capturing, cls: Any, given: Args, needs: tuple[bool, ...]) -> None:
+    """What forward and backward do."""
+    context = _Context(needs)
+    out = _run_forward(m, cls, given, context)
+    results = out if isinstance(out, tuple) else (out,)
+    grads = [m.call(torch.ones_like, x) for x in results if isinstance(x, FakeTensor)]
+    if len(grads) != len(results):
+        raise GraphBreak(f"{cls.__qualname__} gives more than tensors")
+    try:
+        m.call(m.attribute(cls, "backward"), context, *grads)
+    except Exception as error:  # noqa: BLE001  # whatever it raises in the backward pass
+        raise GraphBreak(f"{cls.__qualname__}.backward raises {error!r}") from None
 
 
 _CHECKPOINT: Any = checkpoint.checkpoint

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import operator
+import re
 import sys
 import threading
 import typing
@@ -18,8 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fusee
 from tests.capturing.same import Traced, same, shape_of
+from tests.counting import Counting
 
 T = Any
 X = torch.arange(3.0)
@@ -157,6 +162,28 @@ def foreach_by_name(x: T) -> T:
     return rows
 
 
+def scaled_by_a_tensor(x: T) -> T:
+    return torch._foreach_mul([x, x + 1], x.sum()), torch._foreach_add([x], 1 - x[0])
+
+
+def numbers_written_down(x: T) -> T:
+    k, items = torch.tensor(1), [x, x + 1]
+    y = x + 1 if torch.as_tensor(True) else x
+    return items[k] * x.shape[torch.tensor(0)], items[torch.tensor(0)], y, k.item()
+
+
+MODULES = {"math": operator}
+
+
+@functools.lru_cache
+def module_named(name: str) -> T:
+    return MODULES[name]
+
+
+def a_module_from_a_cache(x: T) -> T:
+    return module_named("math").neg(x), re.compile("[0-9]+").match(torch.__version__).group()
+
+
 def state_of_torch(x: T) -> T:
     if torch._C._are_functorch_transforms_active():
         return x
@@ -167,7 +194,7 @@ PROGRAMS = [
     keywords_of_pythons, attributes_of_a_thread, a_descriptor_that_only_sets, operators_by_name,
     warnings_caught, warnings_recorded, weak_references, numbers_in_tensors, values_for_numbers,
     hints, descriptors_of_type, aggregates, letters_of_a_version, int_copied, foreach_by_name,
-    state_of_torch,
+    state_of_torch, scaled_by_a_tensor, numbers_written_down, a_module_from_a_cache,
 ]  # fmt: skip
 
 
@@ -312,3 +339,171 @@ def test_views_of_dicts_from_outside() -> None:
         told.append(shape_of([*found, run(X, table, table.keys())]))
     assert told[0] == told[1]
     assert traced.stops == []
+
+
+# ------------------------------------------------------------------------------ torch's state
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+def test_kernels_of_attention_are_chosen(backend: str) -> None:
+    def fn(x: T) -> T:
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            y = nn.functional.scaled_dot_product_attention(x, x, x)
+            inside = torch.backends.cuda.mem_efficient_sdp_enabled()
+        return y * 2, inside, torch.backends.cuda.mem_efficient_sdp_enabled()
+
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    x, told = torch.randn(1, 2, 4, 8), []
+    before = torch._C._get_sdp_priority_order()
+    for run in (fn, compiled):
+        found = []
+        for is_on in (True, False, True):
+            torch.backends.cuda.enable_mem_efficient_sdp(is_on)
+            y, *asked = run(x)
+            found += [y.numpy().round(4).tolist(), asked, torch._C._get_sdp_priority_order()]
+        told.append(found)
+        torch._C._set_sdp_priority_order(before)
+    assert told[0] == told[1]
+
+
+def test_kernels_of_attention_stay_chosen() -> None:
+    def fn(x: T) -> T:
+        torch.backends.cuda.enable_flash_sdp(False)
+        return x * 2
+
+    traced = Traced(fn)
+    for run in (fn, traced, traced):
+        run(X)
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert traced.stops == []
+
+
+# ------------------------------------------------------------------------------ geometry
+
+
+def turned(x: T, y: T) -> T:
+    row = x[0]
+    x.unsqueeze_(1)
+    x.mul_(2)
+    return row, x + 1, x.shape, x
+
+
+def turned_twice(x: T, y: T) -> T:
+    y.t_()
+    first = y.shape
+    y.transpose_(dim0=0, dim1=1).squeeze_()
+    return y * 2, first, y is y.squeeze_()
+
+
+def turned_at_a_break(x: T, y: T) -> T:
+    y.t_()
+    print(end="")
+    return y.shape, y + x[0]
+
+
+@pytest.mark.parametrize("program", [turned, turned_twice, turned_at_a_break])
+def test_an_input_gets_another_shape(program: Callable[[T, T], T]) -> None:
+    is_broken = program is turned_at_a_break
+    same(program, torch.ones(3), torch.arange(6.0).reshape(2, 3), breaks=is_broken)
+
+
+def test_a_number_that_is_written_over() -> None:
+    def fn(x: T) -> T:
+        k = torch.tensor(1)
+        k.add_(1)
+        return x[k.item()], [x, x + 1, x + 2][k]
+
+    same(fn, X, breaks=True)
+
+
+# ------------------------------------------------------------------------------ autograd functions
+
+
+class Layered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: T, x: T, layers: T, notes: T) -> T:
+        ctx.layers = layers
+        for layer in layers:
+            x = layer(x)
+        notes.append(x.shape)
+        return x, torch.is_grad_enabled()
+
+    @staticmethod
+    def backward(ctx: T, grad: T, _: T) -> T:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("is_grad", [True, False])
+def test_a_function_of_autograd_that_nothing_goes_back_through(is_grad: bool) -> None:
+    layers = nn.ModuleList([nn.Linear(3, 3), nn.ReLU()])
+    notes: list[T] = []
+
+    def fn(x: T) -> T:
+        y, inside = Layered.apply(x * 2, layers, notes)
+        return y + 1, inside, y.requires_grad
+
+    traced = Traced(fn)
+    with torch.set_grad_enabled(is_grad):
+        got, want = traced(X), fn(X)
+    torch.testing.assert_close(got, want)
+    assert (traced.stops, len(traced.graphs)) == ([], 1)
+    assert notes == [(3,), (3,)]
+
+
+# ------------------------------------------------------------------------------ disabled
+
+
+@pytest.mark.parametrize("disable", [fusee.compiler.disable, torch.compiler.disable])
+def test_what_a_function_calls_whose_own_lines_are_disabled(disable: T) -> None:
+    def inner(x: T) -> T:
+        return x + 2
+
+    @functools.partial(disable, recursive=False)
+    def outer(x: T) -> T:
+        return inner(x) * 2
+
+    counting = Counting()
+    compiled = fusee.compile(outer, backend=counting)
+    torch.testing.assert_close(compiled(X), (X + 2) * 2)
+    assert counting.targets == [[operator.add]]
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+def test_parts_whose_sizes_only_data_knows(backend: str) -> None:
+    def fn(x: T, sizes: T) -> T:
+        first, *others = torch.split(x, sizes.tolist())
+        return (first * 2).sum() + sum(part.exp().sum() for part in others)
+
+    compiled = fusee.compile(fn, backend=backend, fullgraph=True)
+    for sizes in ([2, 3, 4], [0, 9, 0], [1, 3, 5], [4, 4, 2], [10, -1, 0]):
+        told = []
+        for run in (fn, compiled):
+            x = torch.linspace(0, 1, 9, requires_grad=True)
+            try:
+                loss = run(x, torch.tensor(sizes))
+                loss.backward()
+                told.append([loss.item(), *x.grad.tolist()])
+            except RuntimeError as error:
+                told.append(str(error).splitlines()[0])
+        assert told[1] == (told[0] if isinstance(told[0], str) else pytest.approx(told[0]))
+
+
+@pytest.mark.parametrize("is_grad", [False, True])
+def test_what_must_hold_of_sizes_is_checked_in_training_too(is_grad: bool) -> None:
+    def fn(x: T, k: T) -> T:
+        n = k.item()
+        torch._check(n >= 0)
+        torch._check(n <= 9)
+        return (x[:n] * 2).sum() + x.narrow(0, n, 2).sum()
+
+    compiled = fusee.compile(fn, fullgraph=True)
+    x = torch.linspace(0, 1, 9, requires_grad=is_grad)
+    for n in (3, 7, 0):
+        torch.testing.assert_close(compiled(x, torch.tensor(n)), fn(x, torch.tensor(n)))
+    for n in (8, 20, -1):
+        with pytest.raises(RuntimeError):
+            compiled(x, torch.tensor(n))
