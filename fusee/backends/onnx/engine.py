@@ -148,6 +148,8 @@ def _power(node: fx.Node) -> str | None:
 
 @_AT_TIMES.rule(*named("linalg_vector_norm"))
 def _norm(node: fx.Node) -> str | None:
+    if _argument(node, 2, "dim") is not None and (why := _of_number(node)) is not None:
+        return why
     order = _argument(node, 1, "ord")
     if isinstance(order, float) and math.isinf(order):
         return "ONNX Runtime passes over what is not a number"
