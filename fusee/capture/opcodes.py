@@ -755,18 +755,42 @@ def is_caught(frames: Iterable[Frame]) -> bool:
 
 
 def is_heard(frames: Iterable[Frame]) -> bool:
-    """Whether code of the program's runs if an error is raised where these stand."""
+    """Whether an error that is raised where these stand may end there, in code of the program's.
+
+    `finally` passes it on: as where nobody hears of it, what Python did since the call is left out.
+    """
     for f in frames:
         handler = f.program.handler(f.at) if f.program.handlers else None
         while handler is not None:
             first, second, *_ = f.program.instructions[handler.target :]
-            if first.name == "PUSH_EXC_INFO":
-                leave = f.stack[handler.depth - 1] if second.name == "WITH_EXCEPT_START" else None
+            if first.name == "PUSH_EXC_INFO" and second.name == "WITH_EXCEPT_START":
+                leave = f.stack[handler.depth - 1]
                 home = type(getattr(leave, "__self__", None)).__module__
-                if leave is None or home == "contextlib" or not is_trusted(home):
+                if home == "contextlib" or not is_trusted(home):
                     return True
+            elif first.name == "PUSH_EXC_INFO" and _takes(f, handler.target):
+                return True
             handler = f.program.handler(handler.target)
     return False
+
+
+_ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE"}
+_BY_VALUES = (IndexError, ValueError, RuntimeError, AssertionError, torch.linalg.LinAlgError)
+
+
+def _takes(f: Frame, at: int) -> bool:
+    """Whether the handler that begins here may take what a call raises for its values."""
+    taken = f.program.instructions
+    while True:
+        at = next(k for k in range(at, len(taken)) if taken[k].name in _ENDS)
+        if taken[at].name != "CHECK_EXC_MATCH":
+            return taken[at].name != "RERAISE"
+        asked = taken[at - 1]
+        name = asked.value if asked.name == "LOAD_GLOBAL" else None
+        kind = f.globals.get(name, vars(builtins).get(name))
+        if not isinstance(kind, type) or any(issubclass(one, kind) for one in _BY_VALUES):
+            return True
+        at = taken[at + 1].target
 
 
 def condition(x: FakeTensor, wanted: bool) -> torch.Tensor | None:
