@@ -152,12 +152,14 @@ class Machine(Capturing):
             return symbols.operated(function, left, right)
         name = function.__name__.strip("_")
         plain = name[1:] if in_place else name
-        tries = [(left, name, right), (left, plain, right), (right, f"r{plain}", left)]
-        custom = self._by_method(*tries[not in_place :])
+        tries = [(left, name, right)] if in_place else []
+        tries += self._in_turn((left, plain, right), (right, f"r{plain}", left))
+        custom = self._by_method(*(tries[:-1] if type(left) is type(right) else tries))
         if custom is not NotImplemented:
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
             return self.tensor_operator(function, left, right)
+        self._refuse_asked(function, left, right, name, plain, f"r{plain}")
         if name == "iadd" and isinstance(left, (list, collections.deque)):
             right = self.listed(right) if isinstance(left, list) else self.items(right)
         if name == "ior" and isinstance(left, dict):
@@ -170,6 +172,28 @@ class Machine(Capturing):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = function(plain_left, plain_right)
         return left if result is plain_left and in_place else result
+
+    def _in_turn(self, first: Any, second: Any) -> list[Any]:
+        """Which operand is asked first: the right one if its class derives from the left one's."""
+        (left, _, right), (_, name, _) = first, second
+        if type(left) is type(right) or not issubclass(type(right), type(left)):
+            return [first, second]
+        own, other = (attributes.python_method(self, x, f"__{name}__") for x in (left, right))
+        return [first, second] if own is other and name[0] == "r" else [second, first]
+
+    def _refuse_asked(self, function: Any, left: Any, right: Any, *names: str) -> None:
+        """Raise if methods in Python were asked and do not know: C code would ask them again."""
+        shown, is_known = [], True
+        for x in (left, right):
+            found = (attributes.python_method(self, x, f"__{name}__") for name in names)
+            is_asked = any(method is not None for method in found)
+            in_c = [base for base in type(x).__mro__[:-1] if base.__flags__ & _IMMUTABLE]
+            is_known &= not in_c or (type(x).__module__ == "builtins" and not is_asked)
+            shown.append(type(type(x).__name__, (), {})() if is_asked else x)
+        if any(x is not y for x, y in zip(shown, (left, right))):
+            if not is_known:
+                raise GraphBreak("C code would ask a method in Python again, which does not know")
+            function(*shown)  # the TypeError
 
     def _by_method(self, *tries: tuple[Any, str, Any]) -> Any:
         """What methods in Python make of an operator; NotImplemented if there are none."""
@@ -203,7 +227,7 @@ class Machine(Capturing):
             return symbols.operated(function, left, right)
         name = function.__name__
         swapped = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}.get(name, name)
-        custom = self._by_method((left, name, right), (right, swapped, left))
+        custom = self._by_method(*self._in_turn((left, name, right), (right, swapped, left)))
         if custom is not NotImplemented:
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
@@ -216,6 +240,8 @@ class Machine(Capturing):
                 return not self.truth(custom)
         if symbol in ("==", "!=") and all(_answered(symbol, *pair) for pair in pairs):
             return (left is right) is (symbol == "==")
+        if symbol not in ("==", "!="):
+            self._refuse_asked(function, left, right, name, swapped)
         left, right = self.deep(left), self.deep(right)
         if symbols.Text in (type(left), type(right)):
             left, right = symbols.value(left), symbols.value(right)

@@ -151,12 +151,24 @@ _DIVIDE = frozenset("floordiv ifloordiv floor_divide mod imod remainder fmod div
 _OF_FLOATS = {"around", "ceil", "floor", "rint", "round", "trunc"}
 
 
-def _raises(numpy: Any) -> bool:
-    """Whether wrong values raise an error."""
-    return "raise" in numpy.geterr().values()
+# Of ordinary values these may make others that NumPy warns of.
+_WARN = frozenset(
+    """
+    arccos arccosh arcsin arctanh cosh divide divmod exp exp2 expm1 float_power floor_divide
+    floordiv fmod ifloordiv imod ipow itruediv log log10 log1p log2 mod pow power remainder sinh
+    sqrt tan true_divide truediv
+""".split()
+)
+_KINDS = "divide", "over", "invalid", "under"
 
 
-_ERRORS = Call(Held(np, "numpy"), _raises, "what raises in ")
+def _wanted(numpy: Any) -> tuple[str, ...]:
+    """What is done about each kind of wrong value."""
+    found = numpy.geterr()
+    return tuple(found[kind] for kind in _KINDS)
+
+
+_ERRORS = Call(Held(np, "numpy"), _wanted, "what is done about wrong values in ")
 
 
 @contextlib.contextmanager
@@ -220,7 +232,41 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     ]
     if any(m.world.recorder.has_gradients(x.tensor) for x in written):
         raise GraphBreak(f"{name} writes to memory of a tensor with gradients, unknown to autograd")
+    if _is_loop(function) and name.strip("_") in _WARN and _warns(m):
+        for x in found if isinstance(found, tuple) else (found,):
+            _expect_no_warning(m, name, tensor_of(x), [x for x in operands if x not in written])
     return _joined(m, name, operands, shadow, found)
+
+
+def _warns(m: Capturing) -> bool:
+    """Whether NumPy is to warn of wrong values here."""
+    wanted = _wanted(np)
+    for manager, _ in m.regions:
+        if isinstance(manager, np.errstate):
+            wanted = tuple(map(functools.partial(_set_by, manager), _KINDS, wanted))
+    return "warn" in wanted
+
+
+def _set_by(manager: Any, kind: str, before: str) -> str:
+    """What np.errstate sets for a kind of wrong value; `before` if nothing."""
+    found = [getattr(manager, f"_{name}", None) for name in (kind, "all")]
+    return next((x for x in found if isinstance(x, str)), before)
+
+
+def _expect_no_warning(m: Capturing, name: str, x: Any, operands: list[Array]) -> None:
+    """Let the graph check that no wrong value came of right ones: else NumPy does it, and warns."""
+    if x is None or not x.is_floating_point():
+        return
+    if m.checks is None or m.policy.is_exporting:
+        raise GraphBreak(f"NumPy's {name} may warn of values")
+    wrong, is_nan = torch.logical_not(torch.isfinite(x)), torch.isnan(x)
+    for one in operands:
+        if one.tensor.is_floating_point():
+            wrong = torch.logical_and(wrong, torch.isfinite(one.tensor))
+            is_nan = torch.logical_and(is_nan, torch.logical_not(torch.isnan(one.tensor)))
+    holds = torch.logical_not(torch.any(torch.logical_or(wrong, is_nan)))
+    m.checks.append(holds)
+    torch._assert_async(holds)
 
 
 def _versions(operands: list[Array]) -> list[int]:
@@ -299,9 +345,10 @@ def _other(x: Any, to: torch.dtype | None) -> Any:
 
 def _by_numpy(m: Capturing, name: str, function: Any, is_shadow: bool, *given: Any) -> Any:
     """What NumPy itself makes of a call."""
-    if _raises(np):
-        raise GraphBreak("np.seterr has it that wrong values raise")
-    m.world.fact(EqualsMatch, _ERRORS, False)
+    wanted = _wanted(np)
+    m.world.fact(EqualsMatch, _ERRORS, wanted)
+    if {*wanted} - {"warn", "ignore"}:
+        raise GraphBreak("np.seterr has it that wrong values raise, or are told otherwise")
     values = "ignore" if is_shadow else "warn"  # those of a shadow mean nothing
     with np.errstate(all=values), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -519,10 +566,10 @@ def _constant(r: Rebuild, x: Any) -> str:
 
 
 def _enter_errstate(m: Capturing, manager: Any) -> None:
-    """A graph neither warns nor raises: what is wanted of warnings makes no difference to it."""
-    wanted = {getattr(manager, key, None) for key in ("all", "divide", "over", "under", "invalid")}
-    if wanted & {"raise", "call", "print", "log"}:
-        raise GraphBreak("np.errstate has it that wrong values raise")
+    """A graph checks what NumPy would warn of, and does nothing else about wrong values."""
+    wanted = {_set_by(manager, kind, "warn") for kind in _KINDS}
+    if wanted - {"warn", "ignore"}:
+        raise GraphBreak("np.errstate has it that wrong values raise, or are told otherwise")
     m.regions.append((manager, contextlib.nullcontext()))
 
 

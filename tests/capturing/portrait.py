@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import re
 import types
@@ -153,7 +154,8 @@ class Portrait:
             yield ".__func__", x.__func__
             yield ".__self__", x.__self__
         elif isinstance(x, dict):
-            for k, (key, item) in enumerate(dict.items(x)):
+            kind = collections.OrderedDict if isinstance(x, collections.OrderedDict) else dict
+            for k, (key, item) in enumerate(kind.items(x)):
                 yield f".key{k}", key
                 yield f"[{key!r}]" if type(key) in _PLAIN else f".item{k}", item
         elif isinstance(x, (set, frozenset)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -387,3 +388,39 @@ def test_function(name: str) -> None:
     assert taken
     for args, kwargs in taken[:: len(taken) // _MOST + 1]:
         agree(_calling(function, kwargs), *args, calls=1)
+
+
+def _logs(x: Any) -> Any:
+    return np.sqrt(x) / (x - 1), np.log(x) + 1
+
+
+def _logs_quietly(x: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _logs(x)
+
+
+def _logs_strictly(x: Any) -> Any:
+    with np.errstate(all="raise"):
+        return _logs(x)
+
+
+def _logs_in_place(x: Any) -> Any:
+    x /= 2.0
+    return np.log(x)
+
+
+@pytest.mark.parametrize("fn", [_logs, _logs_quietly, _logs_strictly, _logs_in_place])
+def test_wrong_values_are_warned_of_as_numpy_does(fn: Any) -> None:
+    traced = Traced(fn)
+    for value in (3.0, 0.0, 1.0, -1.0, np.inf, np.nan, 5.0):
+        told = []
+        for run in (fn, traced):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                try:
+                    found = str(run(np.array([value, 2.0])))
+                except FloatingPointError as error:
+                    found = str(error)
+            told.append((found, [str(one.message) for one in said]))
+        assert told[0] == told[1]
+    assert fn is not _logs or len(traced.graphs) == 1

@@ -217,3 +217,52 @@ def test_an_equal_set_in_another_order() -> None:
     traced = Traced(fn)
     for some in ({8, 0}, {0, 8}, {1, 2}, {True, 2}, {1.0, 2}):
         assert str(traced(torch.ones(1), some)) == str(fn(torch.ones(1), some))
+
+
+class Adding:
+    """Its methods tell that they were asked, and know integers alone."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def _asked(name):
+        def method(self, other):
+            LOG.append((name, self.k))
+            return self.k + other if isinstance(other, int) else NotImplemented
+
+        return method
+
+    __add__, __radd__, __iadd__ = _asked("add"), _asked("radd"), _asked("iadd")
+    __lt__, __gt__, __eq__ = _asked("lt"), _asked("gt"), _asked("eq")
+
+
+class Derived(Adding):
+    __radd__, __gt__ = Adding._asked("own radd"), Adding._asked("own gt")
+
+
+def operates(x, one):
+    found = []
+    others = (1, 1.5, "a", None, [1], (1,), {}, one, Adding(5), Derived(6))
+    for a, b in [*((one, y) for y in others), *((y, one) for y in others)]:
+        for symbol in ("+", "+=", "<", "=="):
+            try:
+                if symbol == "+=":
+                    a += b
+                    found.append(a)
+                else:
+                    of = {"+": operator.add, "<": operator.lt, "==": operator.eq}
+                    found.append(of[symbol](a, b))
+            except TypeError as error:
+                found.append(str(error))
+    return x + 1, [str(y) for y in found]
+
+
+@pytest.mark.parametrize("kind", [Adding, Derived])
+def test_no_operator_is_asked_twice_or_out_of_turn(kind: type) -> None:
+    traced = Traced(operates)
+    for k in (2, 3, 2):
+        told = []
+        for run in (operates, traced):
+            LOG.clear()
+            told.append((str(run(torch.ones(1), kind(k))), [*LOG]))
+        assert told[0] == told[1], traced.stops
