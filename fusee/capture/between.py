@@ -167,9 +167,11 @@ class Between(Semantics):
             names = (name, name[1:]) if kind >= _IN_PLACE else (name,)
             for each in names:
                 if getattr(own, f"__{each}__", None) is not None:
-                    found = self._ask(left, f"__{each}__", right)
-                    if found is not ABSENT and found is not NotImplemented:
-                        return found
+                    method = _python_method(left, f"__{each}__")
+                    # what it does not know Python asks others, and would ask it twice
+                    if method is not None and "NotImplemented" not in method.__code__.co_names:
+                        if (found := self.call(method, left, right)) is not NotImplemented:
+                            return found
                     break
         return super().binary(kind, left, right)
 
