@@ -300,22 +300,23 @@ class Results:
         store, tensor = value.store, value.tensor
         size = tuple(map(self.to_size, tensor.shape))
         stride = tuple(map(self.to_size, tensor.stride()))
-        if store.origin is not None:
-            base = self.inputs[store.origin]
-            assert base is not None
-            if value is base:
-                return InputItself(store.origin)
-            offset = self._offset(tensor, base.tensor)
-            bits = _bits(tensor, base.tensor)
-            if _is_detached(value):
-                bits = (*bits, "detach")
-            return ViewOfInput(store.origin, size, stride, offset, tensor.dtype, bits)
-        position, carrier = self.carriers[id(store)]
-        if carrier is value:
-            return Fresh(position, size, stride)
-        offset = self._offset(tensor, carrier.tensor)
-        bits = _bits(tensor, carrier.tensor)
-        return ViewOfOutput(position, size, stride, offset, tensor.dtype, bits)
+        if store.origin is None:
+            position, carrier = self.carriers[id(store)]
+            if carrier is value:
+                return Fresh(position, size, stride)
+            where = self._offset(tensor, carrier.tensor), tensor.dtype
+            return ViewOfOutput(position, size, stride, *where, _bits(tensor, carrier.tensor))
+        base = self.inputs[store.origin]
+        assert base is not None
+        if value is base:
+            return InputItself(store.origin)
+        bits, at = _bits(tensor, base.tensor), value
+        while not at.is_detached and at.parent is not None:
+            at = at.parent
+        if at.is_detached:  # autograd does not know what it shares memory with
+            bits = (*bits, "detach")
+        where = self._offset(tensor, base.tensor), tensor.dtype
+        return ViewOfInput(store.origin, size, stride, *where, bits)
 
     def _offset(self, view: torch.Tensor, base: torch.Tensor) -> Size:
         start = base.storage_offset()
@@ -385,13 +386,6 @@ class Results:
         self.nodes.append(node)
         self.tensors.append(value.tensor)
         return len(self.nodes) - 1
-
-
-def _is_detached(value: Value | None) -> bool:
-    """Whether autograd does not know what a tensor shares memory with."""
-    while value is not None and not value.is_detached:
-        value = value.parent
-    return value is not None
 
 
 def _bits(view: torch.Tensor, base: torch.Tensor) -> tuple[str, ...]:

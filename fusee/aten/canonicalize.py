@@ -373,8 +373,10 @@ def convert(
     kwargs: dict[str, Any] = {}
     if dtype is not None and dtype != x.dtype:
         kwargs["dtype"] = dtype
-    if device is not None and not _is_there(torch.device(device), value.store.device):
-        kwargs["device"] = torch.device(device)
+    asked, here = torch.device(device or "meta"), value.store.device
+    # "meta": nothing is asked, or code that asked a meta twin for its device
+    if asked.type != "meta" and (asked.type != here.type or asked.index not in (None, here.index)):
+        kwargs["device"] = asked
     if layout is not None and layout is not torch.preserve_format:
         if always or not x.is_contiguous(memory_format=layout):
             kwargs["memory_format"] = layout
@@ -468,12 +470,6 @@ def _without_masks(t: Tracer, indices: Sequence[Any]) -> list[Any]:
         for x in indices
         for index in (t.places(x) if x is not None and _has_mask((x,)) else (x,))
     ]
-
-
-def _is_there(asked: torch.device, present: torch.device) -> bool:
-    if asked.type == "meta":  # code that asked a meta twin for its device
-        return True
-    return asked.type == present.type and asked.index in (None, present.index)
 
 
 # ---------------------------------------------------------------------------- canonical
@@ -586,11 +582,16 @@ _SCALED = {
 }
 
 
+FOREACH: Rules[OpOverload, Rule] = Rules()
+
+
+@FOREACH.rule(*_BINARY)
 def _binary(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     tensors, other = args[:2]
     return [t.call(_BINARY[op], x, other, **kwargs) for x in tensors]
 
 
+@FOREACH.rule(*_SCALED)
 def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """x + factor * a * b, or x + factor * a / b, with a factor for each tensor."""
     found = []
@@ -601,12 +602,6 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         product = t.call(_SCALED[op], t.call(aten.mul.Tensor, a, factor), b)
         found.append(t.call(aten.add.Tensor, x, product))
     return found
-
-
-FOREACH: dict[OpOverload, Rule] = {
-    **dict.fromkeys(_BINARY, _binary),
-    **dict.fromkeys(_SCALED, _scaled),
-}
 
 
 # ---------------------------------------------------------------------------- decompose

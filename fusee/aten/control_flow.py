@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fusee.aten.torch_api import active, below_autograd, with_autograd
+from fusee.aten.torch_api import active, below_autograd, laid_out, library, with_autograd
 from fusee.aten.tracer import Tracer
 from fusee.source import Rules
 
@@ -25,8 +25,6 @@ NAMES = {"cond", "while_loop", "map_impl", "scan"}
 # lies above; graphs run by torch where there is none.
 COMPILERS: list[Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]] = []
 
-_make: Any = torch.library.Library  # torch does not annotate it
-_library = _make("fusee", "FRAGMENT")  # operators live as long as it does
 _numbers = itertools.count()
 
 
@@ -106,8 +104,8 @@ def called(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
 
 def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
     own = f"{name}_{next(_numbers)}"
-    _library.define(f"{own}(Tensor[] given) -> Tensor[]")
-    _library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
+    library.define(f"{own}(Tensor[] given) -> Tensor[]")
+    library.define(f"{own}_backward(Tensor[] given, Tensor[] grads) -> Tensor[]")
     forward: Any = getattr(torch.ops.fusee, own).default
     backward: Any = getattr(torch.ops.fusee, f"{own}_backward").default
 
@@ -146,11 +144,11 @@ def _operator(name: str, functions: list[_Function], spec: Any) -> Any:
         with below_autograd():
             return forward(given)
 
-    _library.impl(own, run, "CompositeExplicitAutograd")
-    _library.impl(own, shaped, "Meta")
-    _library.impl(own, differentiated, "Autograd")
-    _library.impl(f"{own}_backward", gradients, "CompositeExplicitAutograd")
-    _library.impl(
+    library.impl(own, run, "CompositeExplicitAutograd")
+    library.impl(own, shaped, "Meta")
+    library.impl(own, differentiated, "Autograd")
+    library.impl(f"{own}_backward", gradients, "CompositeExplicitAutograd")
+    library.impl(
         f"{own}_backward",
         lambda given, grads: [torch.empty_like(x) for x in given if _is_float(x)],
         "Meta",
@@ -185,4 +183,4 @@ def _fresh(x: Tensor, like: Tensor, taken: set[int]) -> Tensor:
     """A result in memory of its own, with the strides that were told of it."""
     if x.stride() == like.stride() and x.untyped_storage()._cdata not in taken:
         return x
-    return torch.empty_strided(x.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return laid_out(x, like.stride())

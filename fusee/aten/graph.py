@@ -63,7 +63,9 @@ def function_source(graph: AtenGraph, for_people: bool = False) -> str:
     write = HostSource("graph", ", ".join(names), names.__getitem__)
     write.read_symbols(graph.symbols)
     readings = Readings(graph)
-    last = {} if for_people else _last_uses(nodes)
+    calls = [] if for_people else [node for node in nodes if node.op == "call_function"]
+    last = last_reads(graph.results, [((node,), node.all_input_nodes) for node in calls])
+    gone = {calls[k]: ", ".join(map(_name, some)) for k, some in last.items()}
     line = None
     for node in nodes:
         if for_people and node.op == "call_function":
@@ -81,8 +83,8 @@ def function_source(graph: AtenGraph, for_people: bool = False) -> str:
         elif node.op == "output":
             write.add(f"return {value_source(node.args[0])}")
         write.add(*readings.lines(node, node.name))
-        if node in last:
-            write.add(f"del {', '.join(last[node])}")
+        if node in gone:
+            write.add(f"del {gone[node]}")
     return str(write)
 
 
@@ -110,18 +112,6 @@ def value_source(x: Any, name: Callable[[fx.Node], str] = _name) -> str:
     if isinstance(x, float) and not math.isfinite(x):
         return f'float("{x}")'
     return repr(x)
-
-
-def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[str]]:
-    """For each node, the names that nobody needs after it."""
-    seen: set[fx.Node] = set()
-    found: dict[fx.Node, list[str]] = {}
-    for node in reversed(nodes):
-        ends = [x for x in node.all_input_nodes if x not in seen and x.op == "call_function"]
-        seen.update(ends)
-        if ends and node.op != "output":
-            found[node] = [x.name for x in ends]
-    return found
 
 
 def _note(val: Any) -> str:
@@ -218,16 +208,8 @@ class ViewOfInput:
     bits: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ViewOfOutput:
-    """A view of the result at `position`, which may be an output too, or only carry views."""
-
-    position: int
-    size: Sizes
-    stride: Sizes
-    offset: Size
-    dtype: torch.dtype
-    bits: tuple[str, ...] = ()
+class ViewOfOutput(ViewOfInput):
+    """The same of the result at `index`, which may be an output too, or only carry views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,16 +451,11 @@ def inverse(order: Order) -> Order:
 increment_version = torch.autograd.graph.increment_version
 
 
-def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
-    """What the traced program returns for these inputs, which it may write to.
-
-    inputs   one per InputSpec: the caller's arguments, then `graph.attributes(module)`
-    """
-    return executable(graph)(*inputs)
-
-
 def executable(graph: AtenGraph) -> Callable[..., Any]:
-    """`run` with the graph compiled to Python once, for many calls."""
+    """What the traced program returns, by a function of the graph's inputs, which it may write to.
+
+    These are one per InputSpec: the caller's arguments, then `graph.attributes(module)`.
+    """
     return around(graph, function(function_source(graph), graph.constants))
 
 
@@ -600,7 +577,7 @@ def _output(spec: OutputSpec, number: int, write: HostSource) -> str:
         return str(spec.expr)
     if isinstance(spec, Constant):
         return write.hold(f"constant{number}", spec.value)
-    at = write.input(spec.index) if isinstance(spec, ViewOfInput) else f"results[{spec.position}]"
+    at = f"results[{spec.index}]" if isinstance(spec, ViewOfOutput) else write.input(spec.index)
     dtype = write.hold(str(spec.dtype).removeprefix("torch."), spec.dtype)
     text = f"retyped({at}, {listed(spec.size)}, {listed(spec.stride)}, {spec.offset}, {dtype})"
     for name in spec.bits:
@@ -630,11 +607,11 @@ def retyped(
 # ---------------------------------------------------------------------------- tidy
 # Dead code and common subexpressions of a functional graph.
 
-# Random only if this argument is not zero.
-_DROPOUT = {
-    torch.ops.aten.scaled_dot_product_attention.default: (4, "dropout_p"),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: (3, "dropout_p"),
-}
+# Random only if their `dropout_p` is not zero.
+_DROPOUT = (
+    aten.scaled_dot_product_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 
 
 def is_pure(node: fx.Node) -> bool:
@@ -644,8 +621,7 @@ def is_pure(node: fx.Node) -> bool:
         if not target._schema.returns:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
-            at = _DROPOUT.get(target)
-            return at is not None and not argument(node, *at)
+            return target in _DROPOUT and not arguments(node)["dropout_p"]
     return True
 
 
@@ -666,9 +642,11 @@ def refuses(node: fx.Node) -> bool:
     return may_raise(target) or raises(node, name, "val")
 
 
-def argument(node: fx.Node, position: int, name: str) -> Any:
-    """An argument of a call; None if it is not given."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """What an operator is called with, by its schema's names, defaults filled in."""
+    op: Any = node.target
+    defaults = {argument.name: argument.default_value for argument in op._schema.arguments}
+    return {**defaults, **dict(zip(defaults, node.args)), **node.kwargs}
 
 
 def remove_dead(graph: fx.Graph) -> None:
@@ -777,6 +755,25 @@ def closure(
         new = [x for x in operands(node) if x not in found]
         found.update(new)
         row += new
+    return found
+
+
+def last_reads(
+    kept: Iterable[fx.Node], steps: Iterable[tuple[Iterable[fx.Node], Iterable[Any]]]
+) -> dict[int, list[fx.Node]]:
+    """After which step nobody reads a value again that one of them made.
+
+    kept    are read at the end
+    steps   what each makes, and what it is given
+    """
+    last: dict[fx.Node, int] = {}
+    for k, (made, given) in enumerate(steps):
+        last.update({x: k for x in given if x in last} | dict.fromkeys(made, k))
+    found: dict[int, list[fx.Node]] = {}
+    ends = {*kept}
+    for node, k in last.items():
+        if node not in ends:
+            found.setdefault(k, []).append(node)
     return found
 
 

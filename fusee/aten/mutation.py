@@ -19,7 +19,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, mutated_arguments
+from fusee.aten.torch_api import (
+    OpOverload,
+    is_composite,
+    is_explicit,
+    library,
+    mutated_arguments,
+)
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
 from fusee.fake.layouts import is_dense, is_row_major
 from fusee.source import Rules
@@ -36,8 +42,6 @@ from fusee.sym.symint import same_ints
 #     fusee::mylib__step__default(Tensor x, Tensor y) -> (Tensor, Tensor)
 
 _ALIAS = re.compile(r"\([a-z]\w*!?\)")
-_make: Any = torch.library.Library  # torch does not annotate it
-_library = _make("fusee", "FRAGMENT")  # operators live as long as it does
 
 
 @functools.cache
@@ -52,7 +56,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     taken, _, returned = _ALIAS.sub("", str(op._schema)).partition("(")[2].rpartition(" -> ")
     plain = [part for part in returned.strip("()").split(", ") if part]
     name = re.sub(r"\W+", "__", f"{op._schema.name}__{op._overloadname or 'default'}")
-    _library.define(f"{name}({taken} -> ({', '.join([*plain, *['Tensor'] * len(written)])})")
+    library.define(f"{name}({taken} -> ({', '.join([*plain, *['Tensor'] * len(written)])})")
     positions = {a.name: i for i, a in enumerate(op._schema.arguments)}
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +72,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
         results = [*first, *copies]
         return results[0] if len(results) == 1 else tuple(results)
 
-    _library.impl(name, run, "CompositeExplicitAutograd")
+    library.impl(name, run, "CompositeExplicitAutograd")
     twin: OpOverload = getattr(torch.ops.fusee, name).default
     return twin
 

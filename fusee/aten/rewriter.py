@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
@@ -203,20 +202,6 @@ def only_user(node: fx.Node) -> fx.Node | None:
         return None
     (user,) = node.users
     return user
-
-
-def bound(node: fx.Node, names: tuple[str, ...], defaults: tuple[Any, ...] = ()) -> list[Any]:
-    """A call's first arguments, called `names`; the last of these have `defaults`."""
-    found = list(node.args[: len(names)])
-    first_default = len(names) - len(defaults)
-    for i in range(len(found), len(names)):
-        default = defaults[i - first_default] if i >= first_default else None
-        found.append(node.kwargs.get(names[i], default))
-    return found
-
-
-def overload(target: object) -> OpOverload | None:
-    return target if isinstance(target, OpOverload) else None
 
 
 def _meta(node: fx.Node) -> Any:

@@ -25,8 +25,11 @@ from fusee.aten.graph import (
     Mutation,
     Order,
     OutputSpec,
+    Readings,
     SymbolSource,
+    call_source,
     inverse,
+    last_reads,
     memory_root,
     must_run,
     names_in,
@@ -35,7 +38,7 @@ from fusee.aten.graph import (
     used_symbols,
 )
 from fusee.fake.layouts import is_contiguous
-from fusee.source import HostSource, listed
+from fusee.source import listed
 from fusee.sym.expr import Expr, Size, hint
 
 aten = torch.ops.aten
@@ -171,41 +174,56 @@ class Part:
     output_orders: tuple[Order | None, ...]
 
 
-def last_readers(
-    kept: Iterable[fx.Node], steps: Sequence[Part | fx.Node]
-) -> Mapping[int, list[fx.Node]]:
-    """After which step nobody reads a computed value again; `kept` are read at the end."""
-    last: dict[fx.Node, int] = {}
-    for k, step in enumerate(steps):
-        made, given = (
-            ((step,), step.all_input_nodes)
-            if isinstance(step, fx.Node)
-            else (step.outputs, step.inputs)
-        )
-        for node in made:
-            last.setdefault(node, k)
-        last.update({x: k for x in given if isinstance(x, fx.Node) and x in last})
-    found: dict[int, list[fx.Node]] = {}
-    ends = {*kept}
-    for node, k in last.items():
-        if node not in ends:
-            found.setdefault(k, []).append(node)
-    return found
+def body_lines(
+    aten: AtenGraph,
+    steps: Sequence[Part | fx.Node],
+    name: dict[fx.Node, str],
+    given: Callable[[str, Part, int], str] = lambda value, part, number: value,
+) -> list[str]:
+    """From a split graph's inputs, which are named, to its results: step k is a call of `part{k}`.
 
-
-def write_results(write: HostSource, aten: AtenGraph, name: Mapping[fx.Node, str]) -> None:
-    """Strides of results, what inputs are written with, and what is returned."""
+    steps   parts, and calls that run by themselves: how their results lie is ATen's to choose
+    given   a tensor, as a part takes it for the input of a number
+    """
+    inputs = [name[node] for node in aten.placeholders]
+    readings, lines = Readings(aten), []
     is_staged = any(at.unbacked is not None for at in aten.symbols.values())
+    rows: list[Any] = [
+        ((x,), x.all_input_nodes) if isinstance(x, fx.Node) else (x.outputs, x.inputs)
+        for x in steps
+    ]
+    last = last_reads(aten.results, rows)
+    for k, (step, (made, _)) in enumerate(zip(steps, rows)):
+        names = {node: f"v{len(name) + n}" for n, node in enumerate(made)}
+        if isinstance(step, fx.Node):
+            lines.append(f"{names[step]} = {call_source(step, f'part{k}', name.__getitem__)}")
+        else:
+            args = [
+                given(name[x], step, n) if isinstance(x, fx.Node) else x
+                for n, x in enumerate(step.inputs)
+            ]
+            results = "".join(f"{x}, " for x in names.values())
+            lines.append(f"{results}{'= ' * bool(results)}part{k}({listed(args)})")
+            for x, order in zip(names.values(), step.output_orders, strict=True):
+                lines += [] if order is None else [f"{x} = {permuted(x, inverse(order))}"]
+        name.update(names)
+        for node in made:
+            lines += readings.lines(node, name[node])
+        if gone := [name[node] for node in last.get(k, ())]:
+            lines.append(f"del {', '.join(gone)}")
     for node in dict.fromkeys(aten.results):
-        val = node.meta["val"]
+        val, x = node.meta["val"], name[node]
         if node.op == "call_function" and (is_staged or not is_contiguous(val)):
-            x, steps = name[node], listed(map(aten.to_size, val.stride()))
-            write.add(f"if {x}.stride() != {steps}: {x} = laid_out({x}, {steps})")
-    if aten.mutations:
-        write.add("with no_grad():")
+            strides = listed(map(aten.to_size, val.stride()))
+            lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
+    lines += ["with no_grad():"] if aten.mutations else []
     for m in aten.mutations:
-        write.add(f"    {write.input(m.index)}.copy_({name[aten.results[m.position]]})")
-    write.add(f"return {listed(name[node] for node in aten.results)}")
+        lines.append(f"    {inputs[m.index]}.copy_({name[aten.results[m.position]]})")
+    return [*lines, f"return {listed(name[node] for node in aten.results)}"]
+
+
+def permuted(value: str, order: Order) -> str:
+    return f"{value}.permute({', '.join(map(str, order))})"
 
 
 def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) -> list[Part]:

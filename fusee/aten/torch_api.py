@@ -86,6 +86,15 @@ class active:
         _pop_mode()
 
 
+_make: Any = torch.library.Library  # torch does not annotate it
+library = _make("fusee", "FRAGMENT")  # its operators live as long as it does
+
+
+def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """A copy of `x` with these strides."""
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
 def storage_id(x: torch.Tensor) -> int:
     """Equal for tensors that share memory; unique among the living storages."""
     found: int = x.untyped_storage()._cdata

@@ -50,6 +50,7 @@ from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.unbacked import UNBACKED, unbacked_env
+from fusee.source import Rules
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- scalars
@@ -201,12 +202,8 @@ def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _FORMS: dict[str, Callable[..., Tensor]] = {
     "add": _scaled(torch.add),
     "sub": _scaled(torch.sub),
-    "mul": _binary(torch.mul),
-    "multiply": _binary(torch.mul),
-    "div": _binary(torch.true_divide),
-    "truediv": _binary(torch.true_divide),
-    "divide": _binary(torch.true_divide),
-    "true_divide": _binary(torch.true_divide),
+    **dict.fromkeys(("mul", "multiply"), _binary(torch.mul)),
+    **dict.fromkeys(("div", "truediv", "divide", "true_divide"), _binary(torch.true_divide)),
     "pow": _binary(torch.pow),
     "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
@@ -320,8 +317,6 @@ def _run(
         )
     else:
         call = _module(t, gm, target, attribute)
-    if call is torch.Tensor.new_tensor:
-        args, call = (t, *args), _new_tensor
     if is_read(call, args):
         call = read
     elif call is torch.Tensor.item and t.b.twins.env is not None and _is_integer(args[0]):
@@ -340,11 +335,9 @@ def _run(
             args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
         call = form or call
     try:
-        special = _DATA.get(call)
-        if special is not None:
-            args, kwargs = special(t, args, dict(kwargs))
         t.look_at_autocast()
-        with active(t), t.above or (WithData(t) if _is_python(call) else _NOTHING):
+        is_seen = call in _DATA or isinstance(call, _PYTHON)
+        with active(t), t.above or (WithData(t) if is_seen else _NOTHING):
             return call(*args, **kwargs)
     except (TraceError, torch.OutOfMemoryError):
         raise
@@ -385,14 +378,26 @@ def failed(t: Tracer, name: str, error: Exception) -> TraceError:
 # For a meta twin that loses the data, so the data is made into a real tensor first.
 
 Literal = Callable[[Tracer, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
+_DATA: Rules[Any, Literal] = Rules()
 
 
+@_DATA.rule(torch.tensor, torch.as_tensor, torch.asarray)
 def _tensor(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
         kwargs["device"] = t.device
     return args, kwargs
 
 
+@_DATA.rule(torch.Tensor.new_tensor)
+def _new_tensor(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    x, *data = args
+    kwargs = {"dtype": x.dtype, "device": t.value(x).store.device, **kwargs}
+    kwargs.pop("requires_grad", None)
+    return data, kwargs
+
+
+@_DATA.rule(operator.getitem, torch.Tensor.__getitem__)
+@_DATA.rule(operator.setitem, torch.Tensor.__setitem__)
 def _index(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     x, index, *rest = args
     if not isinstance(x, torch.Tensor):
@@ -453,17 +458,6 @@ def _is_index_list(index: Any) -> bool:
     return all(isinstance(i, (int, bool)) or _is_index_list(i) for i in index)
 
 
-_DATA: dict[Any, Literal] = {
-    torch.tensor: _tensor,
-    torch.as_tensor: _tensor,
-    torch.asarray: _tensor,
-    operator.getitem: _index,
-    operator.setitem: _index,
-    torch.Tensor.__getitem__: _index,
-    torch.Tensor.__setitem__: _index,
-}
-
-
 class WithData(torch.overrides.TorchFunctionMode):
     """Does the same for what Python functions of torch call, and sees them switch autocast."""
 
@@ -474,11 +468,11 @@ class WithData(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.t.look_at_autocast()
-        if func is torch.Tensor.new_tensor:
-            return _new_tensor(self.t, *args, **kwargs)
         special = _DATA.get(func)
         if special is not None:
             args, kwargs = special(self.t, args, kwargs)
+        if func is torch.Tensor.new_tensor:
+            return torch.tensor(*args, **kwargs)
         opened = _opened(func)
         if opened is not None:
             with self:
@@ -515,17 +509,8 @@ def _opened(func: Any) -> Callable[..., Any] | None:
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-def _is_python(call: Any) -> bool:
-    """Whether Python code runs in a call: only that may look at a tensor's device."""
-    return isinstance(call, (types.FunctionType, torch.nn.Module))
-
-
-def _new_tensor(t: Tracer, x: torch.Tensor, data: Any, **kwargs: Any) -> Any:
-    kwargs = {"dtype": x.dtype, "device": t.value(x).store.device, **kwargs}
-    kwargs.pop("requires_grad", None)
-    return torch.tensor(data, **kwargs)
+# What runs Python code when it is called: only that may look at a tensor's device.
+_PYTHON = (types.FunctionType, torch.nn.Module)
 
 
 # ------------------------------------------------------------------------------ inner graphs

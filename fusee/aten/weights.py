@@ -21,8 +21,17 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import folded_bias, folded_weight, norm_scale, norm_shift
-from fusee.aten.graph import AtenGraph, closure, is_creation, is_view, tensor_input
-from fusee.aten.rewriter import Editor, Pass, bound, only_user, val
+from fusee.aten.graph import (
+    AtenGraph,
+    arguments,
+    closure,
+    is_creation,
+    is_view,
+    last_reads,
+    tensor_input,
+)
+from fusee.aten.rewriter import Editor, Pass, only_user, val
+from fusee.aten.torch_api import laid_out
 from fusee.config import Options
 
 # ---------------------------------------------------------------------------- constants
@@ -78,7 +87,7 @@ class Derived:
                 args, kwargs = fx.node.map_aggregate((step.args, step.kwargs), load)
                 made = step.target(*args, **kwargs)
                 if step.stride is not None and made.stride() != step.stride:
-                    made = made.new_empty_strided(made.shape, step.stride).copy_(made)
+                    made = laid_out(made, step.stride)
                 values.append(made)
                 for number in step.done:
                     values[number] = None
@@ -211,15 +220,11 @@ def _derived(aten: AtenGraph, position: dict[fx.Node, int], targets: dict[fx.Nod
         [n for n in own if n.op == op] for op in ("placeholder", "get_attr", "call_function")
     )
     slots = {node: Slot(k) for k, node in enumerate([*given, *constants, *calls])}
-    last = {arg: node for node in calls for arg in node.all_input_nodes}
-    done: dict[fx.Node, list[int]] = {}
-    for arg, reader in last.items():
-        if arg.op == "call_function" and arg not in targets:
-            done.setdefault(reader, []).append(slots[arg])
+    done = last_reads(targets, [((node,), node.all_input_nodes) for node in calls])
     steps = []
-    for node in calls:
+    for k, node in enumerate(calls):
         args, kwargs = fx.map_arg((node.args, node.kwargs), slots.__getitem__)
-        numbers = tuple(map(int, done.get(node, ())))
+        numbers = tuple(int(slots[x]) for x in done.get(k, ()))
         target: Any = node.target
         steps.append(DeriveStep(node.name, target, args, kwargs, numbers, _stride(node)))
     return Derived(
@@ -324,17 +329,11 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
 
 aten = torch.ops.aten
 
-_FORMS: dict[Any, tuple[str, ...]] = {
-    aten.batch_norm.default: (
-        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps",
-    ),
-    aten.native_batch_norm.default: (
-        "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps",
-    ),
-    aten._native_batch_norm_legit_no_training.default: (
-        "input", "weight", "bias", "running_mean", "running_var", "momentum", "eps",
-    ),
-}  # fmt: skip
+_NORMS = (
+    aten.batch_norm.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_no_training.default,
+)
 
 
 class Norm(NamedTuple):
@@ -352,7 +351,7 @@ class Norm(NamedTuple):
 
 def fold_norm(edit: Editor) -> None:
     """Run the pass."""
-    for node in edit.calls(*_FORMS):
+    for node in edit.calls(*_NORMS):
         norm = _match(edit, node)
         if norm is None:
             continue
@@ -361,8 +360,7 @@ def fold_norm(edit: Editor) -> None:
 
 
 def _match(edit: Editor, node: fx.Node) -> Norm | None:
-    names = _FORMS[node.target]
-    named = dict(zip(names, bound(node, names), strict=True))
+    named = arguments(node)
     if named.get("training"):
         return None
     x, mean, variance = named["input"], named["running_mean"], named["running_var"]
@@ -442,7 +440,7 @@ def _into_linear(edit: Editor, norm: Norm) -> bool:
     linear = norm.input
     if linear.op != "call_function" or linear.target is not aten.linear.default:
         return False
-    x, weight, bias = bound(linear, ("input", "weight", "bias"))
+    x, weight, bias = arguments(linear).values()
     # batch norm's channels are axis 1, a linear layer's the last
     if val(linear).dim() != 2 or not _foldable(edit, norm, weight, bias):
         return False

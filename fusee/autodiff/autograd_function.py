@@ -26,6 +26,7 @@ from fusee.aten.torch_api import (
     has_saved_tensor_hooks,
     has_storage,
     keeps_graph,
+    laid_out,
     modified,
     without_autocast,
 )
@@ -245,7 +246,7 @@ class Again:
             if isinstance(spec, Fresh):
                 by_position[spec.position] = leaf
             elif isinstance(spec, ViewOfOutput) and leaf.requires_grad:
-                by_position.setdefault(spec.position, leaf._base)
+                by_position.setdefault(spec.index, leaf._base)
         for position, index in self.rebinds.items():
             by_position[position] = twins[index]
         found = []
@@ -521,7 +522,7 @@ def _tangents(
     def zeros(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype).zero_()
 
-    write = HostSource("tangents", "grads, numbers", zeros=zeros, laid_out=_laid_out)
+    write = HostSource("tangents", "grads, numbers", zeros=zeros, laid_out=laid_out)
     if joint.aten.symbols:
         write.add(f"{', '.join(joint.aten.symbols)}, = numbers")
     for k, spec in enumerate(joint.aten.inputs[joint.forward_inputs :]):
@@ -541,10 +542,6 @@ def _tangents(
     return write.function("tangents")
 
 
-def _laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
-
-
 def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
     """What a hook gave back, as the backward takes it.
 
@@ -559,5 +556,5 @@ def _as_saved(x: Tensor, spec: InputSpec) -> Tensor:
         )
     stride = tuple(spec.stride)
     if all(isinstance(n, int) for n in stride) and x.stride() != stride:
-        return _laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
+        return laid_out(x, stride)  # type: ignore[arg-type]  # ints, by the line above
     return x

@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph, argument, dependents
+from fusee.aten.graph import AtenGraph, arguments, dependents
+from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake.layouts import is_row_major, like
 from fusee.sym.symint import same_ints
@@ -302,10 +303,8 @@ def open_norm(graph: fx.Graph, node: fx.Node) -> None:
 # state, which is 5 KB, and leaves the stream alone. Eager does so from the state of a region's
 # begin.
 
-_make: Any = torch.library.Library  # torch does not annotate it
-_library = _make("fusee", "FRAGMENT")  # operators live as long as it does
-_library.define("generator_state(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-_library.define("redrawn_bernoulli(Tensor state, SymInt[] size, float p) -> Tensor")
+library.define("generator_state(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+library.define("redrawn_bernoulli(Tensor state, SymInt[] size, float p) -> Tensor")
 
 
 def _state(x: Tensor) -> Tensor:
@@ -318,8 +317,8 @@ def _redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
     return torch.empty(size, dtype=torch.bool).bernoulli_(p, generator=generator)
 
 
-_library.impl("generator_state", _state, "CompositeExplicitAutograd")
-_library.impl("redrawn_bernoulli", _redrawn, "CompositeExplicitAutograd")
+library.impl("generator_state", _state, "CompositeExplicitAutograd")
+library.impl("redrawn_bernoulli", _redrawn, "CompositeExplicitAutograd")
 REDRAWN = torch.ops.fusee.redrawn_bernoulli.default
 _STATE = torch.ops.fusee.generator_state.default
 
@@ -411,22 +410,22 @@ def _narrow(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> None:
         user.replace_input_with(node, wide)
 
 
-# The number that fills the result: itself, or the position and name of the argument that says it.
-_FILLS: dict[Any, float | tuple[int, str]] = {
+# The number that fills the result; None: an argument says it.
+_FILLS: dict[Any, Any] = {
     aten.zeros_like.default: 0,
     aten.ones_like.default: 1,
-    aten.full_like.default: (1, "fill_value"),
+    aten.full_like.default: None,
     aten.new_zeros.default: 0,
     aten.new_ones.default: 1,
-    aten.new_full.default: (2, "fill_value"),
+    aten.new_full.default: None,
 }
 
 
 def _fill(joint: Joint, node: fx.Node) -> None:
     val = node.meta["val"]
-    value: Any = _FILLS[node.target]
-    if isinstance(value, tuple):
-        value = argument(node, *value)
+    value = _FILLS[node.target]
+    if value is None:
+        value = arguments(node)["fill_value"]
     if not is_row_major(val) or isinstance(value, fx.Node):
         return
     sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ from fusee.aten.tracer import Tracer, Value
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import python_dispatcher, unseen_by_hooks
+from fusee.source import Rules
 from fusee.sym.expr import Size, hint
 
 # ---------------------------------------------------------------------------- functions
@@ -53,6 +54,9 @@ from fusee.sym.expr import Size, hint
 # autocast and recurrent layers ask for more: there the twins are FakeTensors, which say "cpu".
 
 aten = torch.ops.aten
+
+
+_FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules({torch.embedding: sparse_embedding})
 
 
 class AboveAutograd(WithData):
@@ -70,6 +74,7 @@ def _is_plain(x: Tensor) -> bool:
     return x.device.type == "meta"
 
 
+@_FUNCTIONS.rule(torch.nn.functional.scaled_dot_product_attention)
 def _attention(
     t: Tracer,
     query: Tensor,
@@ -93,6 +98,7 @@ def _attention(
     return op(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
 
 
+@_FUNCTIONS.rule(torch.group_norm)
 def _group_norm(
     t: Tracer,
     input: Tensor,
@@ -112,6 +118,7 @@ def _group_norm(
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
+@_FUNCTIONS.rule(Tensor.to)
 def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not _is_plain(x):
         return x.to(*args, **kwargs)
@@ -121,6 +128,7 @@ def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return x.to(*rest, **kwargs) if rest or kwargs else x
 
 
+@_FUNCTIONS.rule(torch.nn.functional.dropout, torch.dropout)
 def _dropout(
     t: Tracer, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
@@ -132,15 +140,9 @@ def _dropout(
     return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
 
 
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.nn.functional.dropout: _dropout,
-    torch.dropout: _dropout,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-    torch.group_norm: _group_norm,
-    torch.embedding: sparse_embedding,
-    Tensor.to: _to,
-    Tensor.cpu: lambda t, x, **kwargs: _to(t, x, torch.device("cpu"), **kwargs),
-}
+@_FUNCTIONS.rule(Tensor.cpu)
+def _cpu(t: Tracer, x: Tensor, **kwargs: Any) -> Any:
+    return _to(t, x, torch.device("cpu"), **kwargs)
 
 
 def _is_home(x: object, home: torch.device) -> bool:
@@ -176,6 +178,10 @@ def needs_devices(gm: fx.GraphModule) -> bool:
 # ------------------------------------------------------------------------------ inner graphs
 
 
+HIGHER_ORDER: Rules[str, Callable[..., Any]] = Rules()
+
+
+@HIGHER_ORDER.rule("wrap_with_set_grad_enabled")
 def _with_grad_mode(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     with torch.set_grad_enabled(args[0]):
         return run_inner(t, args[1], list(args[2:]), attribute)
@@ -184,6 +190,7 @@ def _with_grad_mode(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) 
 _regions = itertools.count()
 
 
+@HIGHER_ORDER.rule("tag_activation_checkpoint", "wrap_activation_checkpoint")
 def _checkpoint(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     outer = t.b.marks.get("recompute")
     if outer is not None:  # the outermost region recomputes all
@@ -195,6 +202,7 @@ def _checkpoint(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> A
         del t.b.marks["recompute"]
 
 
+@HIGHER_ORDER.rule("autograd_function_apply")
 def _custom_function(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any) -> Any:
     """A torch.autograd.Function that capture has made two graphs of."""
     forward_graph, backward_graph, *inputs = args
@@ -218,14 +226,6 @@ def _custom_function(t: Tracer, op: Any, args: Any, kwargs: Any, attribute: Any)
             return tuple(found) if isinstance(found, list) else found
 
     return Inlined.apply(*inputs)  # type: ignore[no-untyped-call]
-
-
-HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
-    "wrap_with_set_grad_enabled": _with_grad_mode,
-    "tag_activation_checkpoint": _checkpoint,
-    "wrap_activation_checkpoint": _checkpoint,
-    "autograd_function_apply": _custom_function,
-}
 
 
 # ---------------------------------------------------------------------------- trace
@@ -425,12 +425,12 @@ class _Finish:
 
     def _is_detached(self, x: Any, spec: OutputSpec) -> bool:
         """Whether an output shares the memory of another tensor, but not its place in autograd."""
-        if isinstance(spec, ViewOfInput):
+        if isinstance(spec, ViewOfOutput):
+            of = self.results.tensors[spec.index]
+        elif isinstance(spec, ViewOfInput):
             value = self.inputs.values[spec.index]
             assert value is not None
             of = value.tensor
-        elif isinstance(spec, ViewOfOutput):
-            of = self.results.tensors[spec.position]
         else:
             return False
         base = x._base

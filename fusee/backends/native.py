@@ -1,4 +1,4 @@
-"""The backend "fusee": our compiler. Read `compile_native` and `_run` first.
+"""The backend "fusee": our compiler. Read `compile_native` and `compile_aten` first.
 
 A graph goes down as a value, each step taking a form and giving the next:
 
@@ -45,7 +45,7 @@ from fusee.backends.report import (
     remember,
 )
 from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
-from fusee.backends.stages import is_staged, staged
+from fusee.backends.stages import Staged, is_staged
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
@@ -110,7 +110,8 @@ def _weights(
     return derived
 
 
-def _lower(aten: AtenGraph, targets: set[int], target: Target, report: Report) -> LoopGraph:
+def _lower(aten: AtenGraph, count: int, target: Target, report: Report) -> LoopGraph:
+    """The first `count` inputs are the caller's."""
     inputs = [
         Buffer(
             spec.name,
@@ -118,7 +119,7 @@ def _lower(aten: AtenGraph, targets: set[int], target: Target, report: Report) -
             spec.size,
             # packed weights have no strides; the calls that they go to take them whole
             spec.stride or contiguous(spec.size),
-            "derived" if spec.index in targets else "input",
+            "input" if spec.index < count else "derived",
         )
         for spec in aten.inputs
         if spec.dtype is not None
@@ -187,22 +188,26 @@ _FORMS: dict[str, tuple[Callable[[Any], None], str, Callable[[Any], str]]] = {
 }
 
 
-def _run(
+def compile_aten(
     aten: AtenGraph,
     example_inputs: Sequence[Any],
-    target: Target,
     options: Options,
     report: Report,
     *,
+    target: Target = TARGETS["cpu"],
     consumes: bool = False,
     large_bytes: int | None = None,
     plain: bool = False,
 ) -> Run:
-    """A traced graph as machine code: from a list of its inputs to its results. Changes it.
+    """Compile a graph that is traced already, and reads nothing from a module; changes it: from a
+    list of inputs to what the graph says, in its structure.
 
-    The others are arguments of `compile_aten`.
-
-    plain   it takes inputs as arguments, and refuses those that are to be differentiated
+    example_inputs   one per InputSpec; only those that are static are looked at
+    report           receives the kernels, and the time of each stage on top of what it has
+    consumes         the list is emptied: each input is let go as soon as nothing reads it any more
+    large_bytes      larger intermediates are no part of the arena, which is kept between calls
+    plain            it takes inputs as arguments, none to be differentiated; results as they are
+    raises           as compile_native
     """
 
     def step(name: str, take: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -212,68 +217,37 @@ def _run(
             check, artefact, show = _FORMS[name]
             log.publish(artefact, "", partial(show, form))
             if options.check:
-                with report.timed("check"):
-                    check(form)
+                step("check", check, form)
         return form
 
     target.prepare()
+    refuse = partial(_refuse, report.name) if plain else None
     if is_staged(aten):
         if aten.required:  # which checks by example know nothing of
             options = dataclasses.replace(options, check=False)
-        given: Any = {"target": target, "options": options, "report": report}
-        compile_part: Any = partial(_run, **given, large_bytes=large_bytes)
-        body = staged(
-            aten, compile_part, example_inputs, partial(_refuse, report.name) if plain else None
-        )
-        return body if plain else lambda inputs: body(*inputs)
+        given: Any = {"options": options, "report": report, "target": target}
+        part = partial(compile_aten, **given, large_bytes=large_bytes)
+        body = Staged(aten, part, example_inputs).function(refuse)
+        return body if plain else returning(aten, lambda inputs: body(*inputs), spread=False)
+    count = len(aten.inputs)  # of the caller's; the derived ones follow
     with process.paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
-        targets = {k for one in derived for k in one.targets}
-        loops = step("lower", _lower, aten, targets, target, report)
+        loops = step("lower", _lower, aten, count, target, report)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", _memory, schedule, large_bytes)
-        # What is called with what: the caller's inputs, by position
         named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
         arguments = Arguments(
-            [named.get(spec.name) for spec in aten.inputs if spec.index not in targets],
+            [named.get(spec.name) for spec in aten.inputs[:count]],
             {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
             consumed=consumes,
             spread=plain,
-            refuse=partial(_refuse, report.name) if plain else None,
+            refuse=refuse,
             followed=any(one.sources for one in derived),
         )
         kept = _kept(aten, derived, loops)
-        built = target.build(plan, arguments, kept, options, report.timed)
-    _fill_report(report, plan, built.functions)
-    return built.run
-
-
-def compile_aten(
-    aten: AtenGraph,
-    example_inputs: Sequence[Any],
-    options: Options,
-    report: Report,
-    *,
-    target: Target | None = None,
-    consumes: bool = False,
-    large_bytes: int | None = None,
-) -> Run:
-    """Compile a graph that is traced already, and reads nothing from a module; changes it.
-
-    What it returns takes a list of inputs and gives what the graph says, in its structure.
-
-    example_inputs   one per InputSpec; only those that are static are looked at
-    target           None: the CPU
-    report           receives the kernels, and the time of each stage on top of what it has
-    consumes         the list is emptied: each input is let go as soon as nothing reads it any more
-    large_bytes      larger intermediates are no part of the arena, which is kept between calls
-    raises           as compile_native
-    """
-    target = target or TARGETS["cpu"]
-    run = _run(
-        aten, example_inputs, target, options, report, consumes=consumes, large_bytes=large_bytes
-    )
-    return returning(aten, run, spread=False)
+        run, functions = target.build(plan, arguments, kept, options, report.timed)
+    _fill_report(report, plan, functions)
+    return run if plain else returning(aten, run, spread=False)
 
 
 def compile_native(
@@ -307,7 +281,7 @@ def compile_native(
                 with report.timed("trace"), process.paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", partial(str, aten))
-                run = _run(aten, example_inputs, target, parsed, report, plain=True)
+                run = compile_aten(aten, example_inputs, parsed, report, target=target, plain=True)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
             log.publish("kernels", "", lambda: str(report))
@@ -337,7 +311,7 @@ def split_native(
     example_inputs: Sequence[Any],
     options: Options,
     report: Report,
-    target: Target | None = None,
+    target: Target = TARGETS["cpu"],
     keeps: Callable[[OpOverload], bool] = lambda op: False,
     decompositions: Table | None = None,
 ) -> Split:
@@ -347,13 +321,12 @@ def split_native(
     decompositions   of operators that are not kept, ours or not
     raises           TraceError for an operator without a form, before anything has run
     """
-    prices = (target or TARGETS["cpu"]).prices
     known = supported().union(WHOLE).difference(decompositions or ())
     with process.paused():
         split = differentiate(
             gm,
             example_inputs,
-            halved=partial(partition, budget=options.memory_budget, prices=prices),
+            halved=partial(partition, budget=options.memory_budget, prices=target.prices),
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,
@@ -369,7 +342,7 @@ def bind_native(
     forward: Run,
     options: Options,
     report: Report,
-    target: Target | None = None,
+    target: Target = TARGETS["cpu"],
 ) -> Callable[..., Any]:
     """The callable that takes the graph's inputs, given what runs its forward: ours or another's.
 

@@ -167,7 +167,12 @@ def _apart(
             if found is not None:
                 if not is_told:
                     is_told = True
-                    _tell(report, *(inputs[places[k]].name for k in found))
+                    one, other = (inputs[places[k]].name for k in found)
+                    what = f"the inputs {one} and {other} share memory, and {one} is written to"
+                    report.notes.append(f"calls run eagerly in which {what}")
+                    _warn(
+                        report, what, f"pass {other}.clone(), if it needs not see what is written"
+                    )
                 return gm.forward(*given)
             latest = where
         return call(*given)
@@ -238,12 +243,6 @@ def _overlapping(
         if before is None or ends[k] > ends[before]:
             reaches[changes[k]] = k
     return None
-
-
-def _tell(report: Report, written: str, other: str) -> None:
-    what = f"the inputs {written} and {other} share memory, and {written} is written to"
-    report.notes.append(f"calls run eagerly in which {what}")
-    _warn(report, what, f"pass {other}.clone(), if it needs not see what is written")
 
 
 def _warn(report: Report, what: str, remedy: str) -> None:

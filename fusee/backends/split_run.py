@@ -20,14 +20,12 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten.graph import (
     AtenGraph,
-    Order,
     PartSource,
-    inverse,
     is_pure,
     part_source,
     returning,
 )
-from fusee.aten.subgraph import Part, cut, last_readers, write_results
+from fusee.aten.subgraph import Part, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.regions import (
@@ -52,10 +50,10 @@ from fusee.backends.report import (
 )
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
 from fusee.backends.runtime_wrapper import bind, is_differentiated
-from fusee.backends.stages import is_staged, staged
+from fusee.backends.stages import Staged, is_staged
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
-from fusee.source import HostSource, listed
+from fusee.source import HostSource
 
 # Loops and LLVM, which graphs that are an engine's as a whole don't wait for.
 _NATIVE = "fusee.backends.native"
@@ -84,12 +82,10 @@ def compile_with(
         log.publish("graph", "", lambda: captured_source(gm))
         try:
             if trains:
-                keeps = engine.keeps
-                both = split_native(
-                    gm, example_inputs, options, report, None, keeps, decompositions
-                )
-                more = len(both.forward.inputs) - len(example_inputs)
-                given = [*example_inputs, *[None] * more]
+                more = {"keeps": engine.keeps, "decompositions": decompositions}
+                both = split_native(gm, example_inputs, options, report, **more)
+                unseen = len(both.forward.inputs) - len(example_inputs)
+                given = [*example_inputs, *[None] * unseen]
                 forward = compile_split(both.forward, given, engine, options, report).call
                 remember(report)
                 run = bind_native(gm, both, lambda inputs: forward(*inputs), options, report)
@@ -148,7 +144,7 @@ def compile_split(
             call = compile_split(graph, examples, engine, options, report, is_whole=False).call
             return lambda inputs: call(*inputs)
 
-        return SplitCall(staged(aten, compile_part, example_inputs, None), None)
+        return SplitCall(Staged(aten, compile_part, example_inputs).function(None), None)
     with report.timed("split"):
         fold(aten, options)
         restride(aten)
@@ -169,15 +165,17 @@ def compile_split(
         if part.is_claimed:
             call = _EngineCall(region, engine, options, report)
             calls.append(call)
-            if call.spec is None:
-                kept.append(None)
-            else:
-                kept.append(ClaimedPart(call.row.name, call.row.ops, call.spec, places))
+            claimed = ClaimedPart(call.row.name, call.row.ops, call.spec, places)
+            kept.append(None if call.spec is None else claimed)
         else:
             rest, source = _rest(region, options, report)
             calls.append(rest)
             kept.append(source)
-    text = _source(aten, parts)
+    name = {node: f"x{k}" for node, k in place.items()}
+    write = HostSource("body", ", ".join(name.values()), "x{}".format)
+    write.read_symbols(aten.symbols)
+    write.add(*body_lines(aten, parts, name, _given))
+    text = str(write)
     log.publish("host", "split", text)
     body = body_of(text, calls)
     is_whole = returning(aten, body) is body  # what it gives is what the program returned
@@ -285,41 +283,9 @@ def culprit(region: Region, text: str) -> fx.Node | None:
     return None
 
 
-# ------------------------------------------------------------------------------ host
-
-
-def _source(aten: AtenGraph, parts: Sequence[Part]) -> str:
-    """The function `body`: inputs to results, through all parts."""
-    name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
-    write = HostSource("body", ", ".join(name.values()), "x{}".format)
-    write.read_symbols(aten.symbols)
-    last = last_readers(aten.results, parts)
-    for k, part in enumerate(parts):
-        args = [
-            _given(name[x], part, n) if isinstance(x, fx.Node) else x
-            for n, x in enumerate(part.inputs)
-        ]
-        for node in part.outputs:
-            name[node] = f"v{len(name)}"
-        made = "".join(f"{name[node]}, " for node in part.outputs)
-        write.add(f"{made}{'= ' * bool(made)}part{k}({listed(args)})")
-        for node, order in zip(part.outputs, part.output_orders, strict=True):
-            if order is not None:
-                write.add(f"{name[node]} = {name[node]}.permute({_axes(inverse(order))})")
-        if gone := [name[node] for node in last.get(k, ())]:
-            write.add(f"del {', '.join(gone)}")
-    write_results(write, aten, name)
-    return str(write)
-
-
 def _given(value: str, part: Part, number: int) -> str:
     """A tensor as the part takes it."""
-    spec = part.graph.inputs[number]
-    if not part.is_claimed or spec.is_static:
+    if not part.is_claimed or part.graph.inputs[number].is_static:
         return value
-    order: Order | None = part.input_orders[number]
-    return f"row_major({value if order is None else f'{value}.permute({_axes(order)})'})"
-
-
-def _axes(order: Sequence[int]) -> str:
-    return ", ".join(map(str, order))
+    order = part.input_orders[number]
+    return f"row_major({value if order is None else permuted(value, order)})"

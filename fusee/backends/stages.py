@@ -19,12 +19,10 @@ from torch import fx
 from fusee.aten.graph import (
     AtenGraph,
     OtherSizes,
-    Readings,
-    call_source,
     must_run,
     used_symbols,
 )
-from fusee.aten.subgraph import Part, cut, last_readers, write_results
+from fusee.aten.subgraph import Part, body_lines, cut
 from fusee.backends.resume import laid_out
 from fusee.source import HostSource, listed
 
@@ -70,76 +68,37 @@ def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     return found
 
 
-class _Body:
-    """The function that calls the parts."""
+class Staged:
+    """A graph that runs stage by stage, writes included.
+
+    examples   one per InputSpec
+    """
 
     def __init__(self, aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any]) -> None:
         self.aten, self.compile_part, self.examples = aten, compile_part, examples
-        self.readings = Readings(aten)
-        self.name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
-        self.place = {node: k for k, node in enumerate(aten.placeholders)}
-        self.write = HostSource(
-            "body",
-            listed(self.name.values())[1:-1],
-            "x{}".format,
-            torch=torch,
-            laid_out=laid_out,
-            no_grad=torch.no_grad,
-            OtherSizes=OtherSizes,
-        )
-        self.count = 0
 
     def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
-        aten, write = self.aten, self.write
-        if refuse is not None:
-            write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
-            write.add(f"if is_grad_enabled(): refuse({listed(self.name.values())})")
-        write.read_symbols(aten.symbols)
-        for node in aten.graph.find_nodes(op="get_attr"):
-            self.name[node] = write.hold(f"c{len(self.name)}", aten.constants[str(node.target)])
+        """From its inputs to its results. refuse: looks at them where grad mode is on."""
+        aten = self.aten
         steps: list[Part | fx.Node] = []
         for together, alone in levels(aten):
             steps += [*cut(aten, [(False, tuple(together))]), *alone]
-        gone = last_readers(self.aten.results, steps)
+        name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
+        names = {"torch": torch, "laid_out": laid_out, "no_grad": torch.no_grad}
+        given, names["OtherSizes"] = listed(name.values()), OtherSizes
         for k, step in enumerate(steps):
-            made = self._call(step) if isinstance(step, fx.Node) else self._part(step)
-            for node in made:
-                write.add(*self.readings.lines(node, self.name[node]))
-            if names := [self.name[node] for node in gone.get(k, ())]:
-                write.add(f"del {', '.join(names)}")
-        write_results(write, aten, self.name)
+            names[f"part{k}"] = step.target if isinstance(step, fx.Node) else self._part(step)
+        for node in aten.graph.find_nodes(op="get_attr"):
+            name[node] = f"c{len(name)}"
+            names[name[node]] = aten.constants[str(node.target)]
+        write = HostSource("body", given[1:-1], "x{}".format, **names)
+        if refuse is not None:
+            write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
+            write.add(f"if is_grad_enabled(): refuse({given})")
+        write.read_symbols(aten.symbols)
+        write.add(*body_lines(aten, steps, name))
         return write.function("body")
 
-    def _named(self, node: fx.Node) -> str:
-        self.name[node] = f"v{len(self.name)}"
-        return self.name[node]
-
-    def _part(self, part: Part) -> Sequence[fx.Node]:
-        examples = [
-            self.examples[self.place[x]] if isinstance(x, fx.Node) and x in self.place else None
-            for x in part.inputs
-        ]
-        call = self.write.hold(f"part{self.count}", self.compile_part(part.graph, examples))
-        self.count += 1
-        given = listed(self.name[x] if isinstance(x, fx.Node) else x for x in part.inputs)
-        names = "".join(f"{self._named(node)}, " for node in part.outputs)
-        self.write.add(f"{names}{'= ' * bool(names)}{call}({given})")
-        return part.outputs
-
-    def _call(self, node: fx.Node) -> Sequence[fx.Node]:
-        """A call that runs by itself. Its result lies as the graph takes it to."""
-        call = self.write.hold(f"call_{node.name}", node.target)
-        text = call_source(node, call, self.name.__getitem__)
-        self.write.add(f"{self._named(node)} = {text}")
-        return (node,)
-
-
-def staged(
-    aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any], refuse: Refuse | None
-) -> Callable[..., Sequence[Any]]:
-    """What runs a graph, writes included: from its inputs to its results.
-
-    examples   one per InputSpec
-    refuse     looks at the inputs where grad mode is on, and may raise
-    """
-    return _Body(aten, compile_part, examples).function(refuse)
+    def _part(self, part: Part) -> Any:
+        known: dict[Any, Any] = dict(zip(self.aten.placeholders, self.examples))
+        return self.compile_part(part.graph, [known.get(x) for x in part.inputs])

@@ -57,6 +57,8 @@ from fusee.sym.expr import Expr, Size, Steps, maximum
 # A thread gets at least this much work, in elements times the cost of one; less is not worth
 # waking it.
 GRAIN_WORK = 1 << 15
+# Roles of buffers that are there before a call, and stay for the next.
+_KEPT = ("derived", "constant")
 
 
 @dataclass(eq=False)
@@ -64,7 +66,6 @@ class HostCode:
     """The host function's source, the names it needs, and how frames are laid out for sizes.
 
     codes    the kernels of its launches, in order; LaunchSpec.function indexes `functions`
-    pinned   (slot, buffer) of derived tensors and constants: pointers that stay for many calls
     layout   what a frame is made of
     """
 
@@ -72,7 +73,6 @@ class HostCode:
     names: dict[str, Any]
     codes: list[KernelCode]
     functions: list[KernelCode]
-    pinned: list[tuple[int, Buffer]]
     layout: FrameSpec
 
 
@@ -150,18 +150,17 @@ class _Writer:
             self._release(position)
         results = ", ".join(self._constant(output) for output in self.graph.outputs)
         results = f"({results}{',' if results else ''})"
-        pinned = [(slot, b) for b, slot in self.slots.items() if b.role in ("derived", "constant")]
         body = ["n = threads()"] if self.launches else []
         body += ["views = frame.views"] if self.views else []
         body += ["sized = frame.sized"] if self.sized else []
-        body += [*self._pinned_lines(pinned), *self.lines]
+        body += [*self._pinned_lines(), *self.lines]
         body.append(f"return {results}")
         back = "frames" if self.arguments.sizes else "frame"
         tail = ["    finally:", f"        give({back})", ""]
         source = "\n".join([*head, *("        " + line for line in body), *tail])
         functions = list({code.name: code for code in self.launches}.values())
         layout = self._layout([code.name for code in functions])
-        return HostCode(source, self.names, self.launches, functions, pinned, layout)
+        return HostCode(source, self.names, self.launches, functions, layout)
 
     # -------------------------------------------------------------------- names
 
@@ -171,7 +170,7 @@ class _Writer:
             if item is not None:
                 self._name(item, f"a{k}")
         for k, kept in enumerate(b for b in self.graph.inputs if isinstance(b, Buffer)):
-            if kept.role in ("derived", "constant"):
+            if kept.role in _KEPT:
                 self.variables[kept] = f"{kept.role[0]}{k}"
         given = self.arguments
         names = [f"a{k}" for k in range(len(given.buffers))]
@@ -201,21 +200,18 @@ class _Writer:
             heapq.heappush(self.large, last)
         self.variables[buffer] = name
 
-    def _pinned_lines(self, pinned: list[tuple[int, Buffer]]) -> list[str]:
+    def _pinned_lines(self) -> list[str]:
         """What is kept between calls; pointers to it are bound only when it has changed."""
-        names = [
-            self.variables[b]
-            for b in self.graph.inputs
-            if isinstance(b, Buffer) and b.role in ("derived", "constant")
-        ]
+        names = [name for b, name in self.variables.items() if b.role in _KEPT]
         if not names:
             return []
         lines = ["kept = weights.snapshot"]
         if self.arguments.followed:
             lines.append("if same(kept.state, inputs, 0): kept = weights.refreshed(inputs)")
         lines.append(f"{', '.join(names)}, = kept.tensors")
+        pinned = [(slot, self.variables[b]) for b, slot in self.slots.items() if b.role in _KEPT]
         if pinned:
-            pairs = ", ".join(f"({slot}, {self.variables[b]}.data_ptr())" for slot, b in pinned)
+            pairs = ", ".join(f"({slot}, {name}.data_ptr())" for slot, name in pinned)
             lines.append(f"if frame.version != kept.version: frame.bind(kept.version, ({pairs},))")
         return lines
 
@@ -265,11 +261,7 @@ class _Writer:
         if turned and len(view.shape) == 2 and offset == 0:
             return f"{name}.t()"
         shape, strides = self._constant(view.shape), self._constant(view.strides)
-        base = (
-            ""
-            if buffer.role not in ("input", "derived", "constant")
-            else f"{name}.storage_offset() + "
-        )
+        base = "" if buffer.role not in ("input", *_KEPT) else f"{name}.storage_offset() + "
         return f"as_strided({name}, {shape}, {strides}, {base}{self._constant(offset)})"
 
     # -------------------------------------------------------------------- steps
@@ -314,7 +306,7 @@ class _Writer:
             self.launches.append(code)
             for buffer in code.buffers:
                 slot = self.slots.setdefault(buffer, len(self.slots))
-                if buffer.role in ("scratch", "derived", "constant") or buffer in self.bound:
+                if buffer.role in ("scratch", *_KEPT) or buffer in self.bound:
                     continue
                 self._allocate(buffer)
                 self.bound.add(buffer)

@@ -447,8 +447,12 @@ def rewrite(
     """
     done: dict[int, Value] = {}
     for value in walk(roots):
-        args = tuple(done[id(arg)] for arg in value.args)
-        new = value.table.make(value.op, args, value.dtype, _rewrite_attr(value, axes, done))
+        args, attr = tuple(done[id(arg)] for arg in value.args), value.attr
+        if value.op == "load":
+            attr = attr[0], rewrite_index(attr[1], axes, done)
+        elif value.op == "index":
+            attr = rewrite_index(attr, axes, done)
+        new = value.table.make(value.op, args, value.dtype, attr)
         if replace is not None:
             new = replace(new) or new
         done[id(value)] = new
@@ -467,15 +471,6 @@ def rewrite_index(index: Size, axes: dict[Symbol, Size] | None, done: dict[int, 
             new = done[id(payload)]
             values[symbol] = new.table.indirect(new, symbol.hi)
     return substitute(index, values) if values else index
-
-
-def _rewrite_attr(value: Value, axes: dict[Symbol, Size] | None, done: dict[int, Value]) -> object:
-    if value.op == "load":
-        buffer, index = value.attr
-        return buffer, rewrite_index(index, axes, done)
-    if value.op == "index":
-        return rewrite_index(value.attr, axes, done)
-    return value.attr
 
 
 # ------------------------------------------------------------------------------ loops and externs

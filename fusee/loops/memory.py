@@ -48,7 +48,11 @@ def size_bytes(buffer: Buffer) -> Size:
 
 def plan_memory(schedule: Schedule) -> Plan:
     """Lay out the scratch buffers: those of known size best-fit, the others after them."""
-    lives = _lives(schedule)
+    lives: dict[Buffer, Life] = {}
+    for position, item in enumerate(schedule.items):
+        for buffer in (*writes(item), *reads(item)):
+            if buffer.role == "scratch":
+                lives[buffer] = lives.get(buffer, (position, position))[0], position
     known = {b: live for b, live in lives.items() if isinstance(size_bytes(b), int)}
     neighbours = _neighbours(known)
     offsets, total = _in_order(known) if neighbours is None else _best_fit(known, neighbours)
@@ -157,16 +161,6 @@ def reuse_operands(schedule: Schedule) -> None:
                 item.mutates = (view.buffer,)
         if item.owns:
             owned.update(b for b in item.results if b is not None)
-
-
-def _lives(schedule: Schedule) -> dict[Buffer, Life]:
-    lives: dict[Buffer, Life] = {}
-    for position, item in enumerate(schedule.items):
-        for buffer in (*writes(item), *reads(item)):
-            if buffer.role == "scratch":
-                first, _ = lives.get(buffer, (position, position))
-                lives[buffer] = (first, position)
-    return lives
 
 
 def _neighbours(lives: dict[Buffer, Life]) -> dict[Buffer, list[Buffer]] | None:

@@ -6,7 +6,7 @@ captured(fn, x)     the graphs and example inputs that stock torch.compile hands
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fusee.aten.canonicalize import keep_core
-from fusee.aten.graph import AtenGraph, executable, run
+from fusee.aten.graph import AtenGraph, executable
 from fusee.aten.trace import trace
 
 Fn = Callable[..., Any]
@@ -31,6 +31,11 @@ def one_node(fn: Fn, inputs: list[Any]) -> fx.GraphModule:
 
 def traced(fn: Fn, *inputs: Any, keep: Any = keep_core) -> AtenGraph:
     return trace(one_node(fn, list(inputs)), inputs, keep=keep)
+
+
+def run(graph: AtenGraph, inputs: Sequence[Any]) -> Any:
+    """What the traced program returns for these inputs, which it may write to."""
+    return executable(graph)(*inputs)
 
 
 def same(fn: Fn, *inputs: Any) -> AtenGraph:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusee.aten.graph import WHOLE, run
+from fusee.aten.graph import WHOLE
 from fusee.loops.lower.tensor import supported
-from tests.aten.harness import assert_functional, assert_same_call, assert_vals, traced
+from tests.aten.harness import assert_functional, assert_same_call, assert_vals, run, traced
 
 aten = torch.ops.aten
 ROWS, LAST = torch.contiguous_format, torch.channels_last

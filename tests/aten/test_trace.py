@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusee.aten.graph import AtenGraph, SymbolSource, run
+from fusee.aten.graph import AtenGraph, SymbolSource
 from fusee.aten.torch_api import below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
 from fusee.aten.tracer import kind_of
@@ -23,6 +23,7 @@ from tests.aten.harness import (
     captured,
     compiled,
     operators,
+    run,
     same,
     traced,
 )

@@ -29,25 +29,11 @@ from fusee.source import Rules
 # Each is range reduction and one or two polynomials, the textbook schemes of Cody and Waite
 # ("Software Manual for the Elementary Functions", 1980) and Muller ("Elementary Functions", 2016).
 # The coefficients are our own minimax fits; `python -m bench.fit_polynomials` prints them. Results
-# are right for every float32: NaN, infinities, zeros, denormal operands and results. BOUNDS states
-# the errors; tests sweep all of them.
+# are right for every float32: NaN, infinities, zeros, denormal operands and results. What errors
+# they have is stated beside the tests that sweep all of them.
 #
 # Every operation is a plain IEEE one. With `fused` products and sums are one instruction; without,
 # two, and the constants of the reductions are short enough for their products to be exact.
-
-# Largest error in units in the last place: with fused multiply-add, and without. Measured on ten
-# million operands each and rounded up.
-BOUNDS: dict[str, tuple[float, float]] = {
-    "exp": (1.05, 1.05),
-    "exp2": (0.9, 1.15),
-    "expm1": (1.1, 1.15),
-    "log": (0.95, 0.95),
-    "log1p": (0.95, 0.95),
-    "sin": (1.05, 1.0),  # the second is SLEEF's
-    "cos": (1.05, 1.0),
-    "tanh": (1.0, 1.15),
-    "erf": (1.0, 1.3),
-}
 
 # Their reductions need exact products, and hold for |x| up to this only.
 NEEDS_FUSED = frozenset({"sin", "cos"})

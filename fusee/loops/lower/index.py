@@ -289,33 +289,22 @@ def _scatter(
     reduce: str | None = None,
     include_self: bool = True,
 ) -> Tensor:
-    shape, x, index = x.shape, _flat(x), _flat(index)
     reduce = by_place or reduce
-    if isinstance(src, Tensor):
-        src = converted(_flat(src), x.dtype)
-    dim %= len(x.shape)
-    lowering = call.lowering
-    lowering.realise(index)
-    mode = MODES[reduce]
-    rows = Places(index, x.shape[dim], along(dim))
-    scatter = Scatter(call, x, mode != "set")
-
-    def target(ix: Index) -> Index:
-        return resized(ix, dim, rows.at(ix))
-
+    rows = Rows(call, x, dim, index)
+    places, dtype = rows.index.shape, opmath(x.dtype)
+    src = converted(_flat(src), x.dtype) if isinstance(src, Tensor) else src
+    element = src.at if isinstance(src, Tensor) else _element(call, src, places)
+    stores: list[tuple[Element, Mode]] = [(element, MODES[reduce])]
     if not include_self:
         assert reduce is not None
-        start = identity(STARTS[reduce], scatter.tensor.dtype)
-        fresh = lowering.values.const(start, scatter.tensor.dtype)
-        scatter.store(index.shape, target, lambda ix: fresh, "set", [dim])
-    element = src.at if isinstance(src, Tensor) else _element(call, src, index.shape)
-    scatter.store(index.shape, target, element, mode, [dim])
-    return reshape(scatter.result(), shape)
+        fresh = call.lowering.values.const(identity(STARTS[reduce], dtype), dtype)
+        stores.insert(0, (lambda ix: fresh, "set"))
+    return rows.store(places, along(rows.dim), *stores)
 
 
-@lowers(*named("scatter_add"), unless=_odd)
-def _scatter_add(call: Call, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return _scatter(call, x, dim, index, src, "sum")
+lowers(*named("scatter_add"), unless=_odd)(
+    lambda call, x, dim, index, src: _scatter(call, x, dim, index, src, "sum")
+)
 
 
 # ------------------------------------------------------------------------------ index_put
@@ -361,23 +350,27 @@ def _index_put(
 
 
 class Rows:
-    """Rows of `x` that are stored one after another, at the places that `index` names."""
+    """What is stored into `x` along `dim`, at the places that `index` names: one after another.
+
+    index   of one axis; or of all that `x` has, with a place for each element
+    """
 
     def __init__(self, call: Call, x: Tensor, dim: int, index: Tensor) -> None:
         self.call, self.shape = call, x.shape
         self.x, self.index = _flat(x), _flat(index)
         self.dim = dim % len(self.x.shape)
 
-    def store(self, shape: Shape, element: Element, mode: Mode, refused: Refused) -> Tensor:
+    def store(self, shape: Shape, refused: Refused, *stores: tuple[Element, Mode]) -> Tensor:
         self.call.lowering.realise(self.index)
-        dim = self.dim
-        rows = Places(self.index, self.x.shape[dim], refused)
-        scatter = Scatter(self.call, self.x, mode != "set")
+        dim, is_of_all = self.dim, len(self.index.shape) == len(self.x.shape)
+        places = Places(self.index, self.x.shape[dim], refused)
+        scatter = Scatter(self.call, self.x, any(mode != "set" for _, mode in stores))
 
         def target(ix: Index) -> Index:
-            return resized(ix, dim, rows.at((ix[dim],)))
+            return resized(ix, dim, places.at(ix if is_of_all else (ix[dim],)))
 
-        scatter.store(shape, target, element, mode, [dim])
+        for element, mode in stores:
+            scatter.store(shape, target, element, mode, [dim])
         return reshape(scatter.result(), self.shape)
 
 
@@ -392,7 +385,7 @@ def _index_add(
         return value if alpha == 1 else value * alpha
 
     refused = ROW if len(rows.x.shape) == 1 else along(rows.dim)
-    return rows.store(source.shape, element, "add", refused)
+    return rows.store(source.shape, refused, (element, "add"))
 
 
 @lowers(*named("index_copy"))
@@ -400,7 +393,7 @@ def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) 
     rows, source = Rows(call, x, dim, index), _flat(source)
     refused = along(rows.dim, IndexError)
     refused = replace(refused, text=f"index_copy_(): {refused.text}")
-    return rows.store(source.shape, source.at, "set", refused)
+    return rows.store(source.shape, refused, (source.at, "set"))
 
 
 @lowers(*named("index_fill", "int_Scalar", "int_Tensor"))
@@ -409,7 +402,7 @@ def _index_fill(call: Call, x: Tensor, dim: int, index: Tensor, value: Operand) 
     shape = resized(rows.x.shape, rows.dim, rows.index.shape[0])
     value = converted(value, x.dtype) if isinstance(value, Tensor) else value
     refused = along(rows.dim, IndexError, wraps=True)
-    return rows.store(shape, _element(call, value, shape), "set", refused)
+    return rows.store(shape, refused, (_element(call, value, shape), "set"))
 
 
 # ------------------------------------------------------------------------------ through views

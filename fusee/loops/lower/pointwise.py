@@ -6,6 +6,7 @@ that return bool, what its operands promote to. Each op rounds to its result's d
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -66,42 +67,22 @@ Operand = Tensor | Number
 # ------------------------------------------------------------------------------ promotion
 
 
-def _rank(dtype: torch.dtype) -> int:
-    return 0 if dtype is torch.bool else 2 if dtype.is_floating_point else 1
-
-
-def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
-    """torch's rule for a group of operands that outranks another."""
-    if higher is None or lower is None:
-        return lower if higher is None else higher
-    if _rank(lower) > _rank(higher):
-        return torch.promote_types(higher, lower)
-    return higher
-
-
-def _number_dtype(x: Number) -> torch.dtype:
-    if isinstance(x, bool):
-        return torch.bool
-    if isinstance(x, float):
-        return torch.get_default_dtype()
-    if isinstance(x, Value) and x.dtype.is_floating_point:
-        return torch.get_default_dtype()
-    return torch.int64
+@functools.cache
+def _example(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
+    return torch.empty(() if is_scalar else (1,), dtype=dtype, device="meta")
 
 
 def promote(operands: Sequence[Operand]) -> torch.dtype:
-    """torch.result_type: tensors with dimensions, then those without, then numbers."""
-    groups: list[torch.dtype | None] = [None, None, None]
+    """torch.result_type of one operand, or of two."""
+    given: list[Any] = []
     for x in operands:
         if isinstance(x, Tensor):
-            level, dtype = (0 if x.shape else 1), x.dtype
+            given.append(_example(x.dtype, not x.shape))
+        elif isinstance(x, (Value, Expr)):
+            given.append(1.0 if isinstance(x, Value) and x.dtype.is_floating_point else 1)
         else:
-            level, dtype = 2, _number_dtype(x)
-        known = groups[level]
-        groups[level] = dtype if known is None else torch.promote_types(known, dtype)
-    result = _combine(_combine(groups[0], groups[1]), groups[2])
-    assert result is not None
-    return result
+            given.append(x)
+    return torch.result_type(given[0], given[-1])
 
 
 # ------------------------------------------------------------------------------ operands

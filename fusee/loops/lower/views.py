@@ -527,39 +527,16 @@ class Growth:
 def growing(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[Growth, fx.Node]]:
     """The family of each concatenation that has one, with the family's longest member."""
     found: dict[fx.Node, tuple[Growth, fx.Node]] = {}
-    cats = [node for node in nodes if _is_plain_cat(node)]
-    by_start: dict[tuple[Any, Any, int], list[fx.Node]] = {}
-    for node in cats:
-        parts = node.args[0]
-        assert isinstance(parts, (list, tuple))
-        by_start.setdefault((parts[0], parts[1], _dim(node)), []).append(node)
-    for (_, _, dim), family in by_start.items():
-        longest = max(family, key=lambda node: len(node.args[0]))  # type: ignore[arg-type]
-        everything = list(longest.args[0])  # type: ignore[arg-type]
-        members = [
-            node
-            for node in family
-            if list(node.args[0]) == everything[: len(node.args[0])]  # type: ignore[arg-type]
-        ]
+    families: dict[tuple[Any, ...], list[Any]] = {}
+    for node in nodes:
+        parts: Any = node.args[0] if node.target is torch.ops.aten.cat.default else ()
+        kinds = {(part.meta["val"].dtype, part.meta["val"].dim()) for part in parts}
+        if len(parts) > 1 and len(kinds) == 1 and (rank := node.meta["val"].dim()):
+            dim: Any = [*node.args[1:], node.kwargs.get("dim", 0)][0]
+            families.setdefault((*parts[:2], dim % rank), []).append(node)
+    for (*_, dim), family in families.items():
+        longest = max(family, key=lambda node: len(node.args[0]))
+        members = [n for n in family if n.args[0] == longest.args[0][: len(n.args[0])]]
         if len(members) > 1:
-            growth = Growth(dim)
-            found.update(dict.fromkeys(members, (growth, longest)))
+            found.update(dict.fromkeys(members, (Growth(dim), longest)))
     return found
-
-
-def _is_plain_cat(node: fx.Node) -> bool:
-    """A cat of two or more tensors of one dtype that are not empty."""
-    if node.target is not torch.ops.aten.cat.default:
-        return False
-    parts = node.args[0]
-    if not isinstance(parts, (list, tuple)) or len(parts) < 2:
-        return False
-    metas = [part.meta["val"] for part in parts if isinstance(part, fx.Node)]
-    first = metas[0]
-    return first.dim() > 0 and all(m.dtype == first.dtype and m.dim() == first.dim() for m in metas)
-
-
-def _dim(node: fx.Node) -> int:
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    assert isinstance(dim, int)
-    return int(dim % node.meta["val"].dim())

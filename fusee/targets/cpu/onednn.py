@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import is_view
-from fusee.aten.rewriter import Editor, bound, only_user, same_shape, val
+from fusee.aten.graph import arguments, is_view
+from fusee.aten.rewriter import Editor, only_user, same_shape, val
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -131,7 +131,7 @@ def _packed_linear(
 
 
 def _linear(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
-    x, weight, bias = bound(node, ("input", "weight", "bias"))
+    x, weight, bias = arguments(node).values()
     rank = val(x).dim()
     plain = val(weight).dim() == 2 and (bias is None or val(bias).dim() == 1)
     if not plain or rank < 2 or val(node).dtype not in _FLOATS:
@@ -345,13 +345,12 @@ def _unary(user: fx.Node) -> PostOp | None:
     if target is aten.hardswish.default:
         return "hardswish", [], ""
     if target is aten.leaky_relu.default:
-        _, slope = bound(user, ("self", "negative_slope"), (0.01,))
-        return "leaky_relu", [slope], ""
+        return "leaky_relu", [arguments(user)["negative_slope"]], ""
     if target is aten.hardtanh.default:
-        _, low, high = bound(user, ("self", "min_val", "max_val"), (-1.0, 1.0))
+        _, low, high = arguments(user).values()
         return "hardtanh", [low, high], ""
     if target is aten.clamp.default:
-        _, low, high = bound(user, ("self", "min", "max"))
+        _, low, high = arguments(user).values()
         if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
             return "hardtanh", [low, high], ""
     return None

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fusee.aten.graph import WHOLE, run
+from fusee.aten.graph import WHOLE
 from fusee.aten.trace import trace
 from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU
 from fusee.targets.cpu.onednn import is_native, packed
+from tests.aten.harness import run
 from tests.aten.passes.graphs import kept
 from tests.compare import assert_same
 
