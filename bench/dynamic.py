@@ -153,6 +153,7 @@ _LENGTHS = tuple(range(32, 232, 10))
 
 PROGRAMS = {
     "bert": Program(inference, "bert", "tokens", _LENGTHS, {"batch": 1}, _THREE, ("all",)),
+    "bert in batches": Program(inference, "bert", "tokens", _LENGTHS, {}, _THREE, ("all",)),
     "llama generate": Program(generation, "llama", "tokens", (24,), _TEXT, _THREE),
     "t5 generate": Program(generation, "t5", "tokens", (24,), _TEXT, _THREE),
     "llama beams": Program(

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fusee.capture import attributes, containers, opcodes, symbols, tensor_objects
+from fusee.capture import attributes, containers, handlers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.calls import call
 from fusee.capture.frame import (
@@ -60,7 +60,7 @@ class Machine(Capturing):
         super().__init__(*settings)
         self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
-        self.world.recorder.is_heard = functools.partial(opcodes.is_heard, self.frames)
+        self.world.recorder.is_heard = functools.partial(handlers.is_heard, self.frames)
 
     # ---------------------------------------------------------------------- names
 
@@ -291,15 +291,15 @@ class Machine(Capturing):
 
     def decides(self, f: Frame, at: int, x: Any) -> bool:
         if type(x) is torch.SymBool and x.node.is_pending():
-            raising = opcodes.raising_truth(f.program, at)
+            raising = handlers.raising_truth(f.program, at)
             if raising is not None and self.expects(
                 symbols.operated(operator.not_, x) if raising else x
             ):
                 return not raising
         if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
-            raising = opcodes.raising_truth(f.program, at)
-            if raising is not None and not opcodes.is_caught(self.frames):
-                holds = opcodes.condition(x, not raising)
+            raising = handlers.raising_truth(f.program, at)
+            if raising is not None and not handlers.is_caught(self.frames):
+                holds = handlers.condition(x, not raising)
                 if holds is not None:
                     self.checks.append(holds)
                     torch._assert_async(holds)
@@ -311,7 +311,7 @@ class Machine(Capturing):
         node = x.node
         if node.env.data.are_marked(node.a, node.b):
             return bool(node.env.data.require(node.a, node.op, node.b))
-        if self.checks is None or self.policy.is_exporting or opcodes.is_caught(self.frames):
+        if self.checks is None or self.policy.is_exporting or handlers.is_caught(self.frames):
             return False
         self.checks.append(x)
         self.world.recorder.check(x)

@@ -791,9 +791,7 @@ class SizeNode(Node):
 
 def python_source(a: Size, names: Callable[[Symbol], str]) -> str:
     """Python for a size, given what stands for each symbol."""
-    if isinstance(a, Expr):
-        return f"({substituted(a, names)})"
-    return str(a)
+    return f"({substituted(a, names)})" if isinstance(a, Expr) else str(a)
 
 
 def substituted(a: Expr, names: Callable[[Symbol], str]) -> str:
