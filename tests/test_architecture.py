@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loops": ("sym",),
     "capture": ("sym", "fake", "runtime"),
     "torch_functions": ("capture",),
-    "persist": ("capture", "runtime"),
+    "persist": ("capture", "fake", "sym", "runtime"),
     "fake": ("sym", "loops"),
     "aten": ("sym", "fake"),
     "debug": (

@@ -48,9 +48,11 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
+from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.unbacked import UNBACKED, unbacked_env
 from fusee.source import Rules
+from fusee.sym.shape_env import FUNCTIONS
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- scalars
@@ -92,7 +94,7 @@ def read(x: Tensor) -> Scalar:
 
 def of_sizes(call: Any) -> Callable[..., Any] | None:
     """What computes a float from open sizes as a Scalar; None if `call` is no such function."""
-    form = _OF_SIZES.get(call)
+    form = _OF_SIZES.get(call) or _OF_FLOATS.get(call)
     if form is None:
         return None
 
@@ -107,7 +109,11 @@ def of_sizes(call: Any) -> Callable[..., Any] | None:
 _OF_SIZES: dict[Any, Callable[..., Tensor]] = {
     operator.truediv: torch.true_divide,
     torch.sym_float: torch.Tensor.clone,
+}
+# Of one number.
+_OF_FLOATS: dict[Any, Callable[[Tensor], Tensor]] = {
     sym_sqrt: torch.sqrt,
+    **{x: getattr(torch, x.__name__) for x in FUNCTIONS},
 }
 
 
@@ -131,13 +137,15 @@ def returned(x: Any) -> Any:
 
 def on_tensors(call: Any) -> Callable[..., Any] | None:
     """What stands for a call that takes Scalars; None if nothing does."""
+    if call in _OF_FLOATS:
+        return lambda x: Scalar(_OF_FLOATS[call](x.value))
     if call in _ARITHMETIC:
         return _arithmetic(call)
     full = call.__name__
     name = full.strip("_").removeprefix("foreach_")
     form = _FORMS.get(name) or _FORMS.get(name.removeprefix("i"))
     if form is None:
-        return None
+        return _OTHERS.get(full.strip("_"))
     writes = name not in _FORMS or (full.endswith("_") and not full.endswith("__"))
     one = _writing(form) if writes else _keeping_dtype(form)
     return _for_each(one) if "foreach" in full else one
@@ -152,7 +160,6 @@ _ARITHMETIC: dict[Any, Callable[..., Tensor]] = {
     operator.truediv: torch.true_divide,
     operator.pow: torch.pow,
     operator.neg: torch.neg,
-    sym_sqrt: torch.sqrt,
 }
 
 
@@ -164,7 +171,7 @@ def _arithmetic(call: Any) -> Callable[..., Any]:
                 return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
             return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
         numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
-        return Scalar(torch.sqrt(*numbers) if call is sym_sqrt else call(*numbers))
+        return Scalar(call(*numbers))
 
     return compute
 
@@ -207,9 +214,34 @@ _FORMS: dict[str, Callable[..., Tensor]] = {
     "pow": _binary(torch.pow),
     "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
     "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
+    "clamp": lambda x, min=None, max=None: _bound(
+        _bound(x, torch.clamp_min, min), torch.clamp_max, max
+    ),
     "lerp": lambda x, end, weight: torch.lerp(
         x, end, _cast(_number(weight, x), x.dtype).expand_as(x)
     ),
+}
+
+
+def _bound(x: Tensor, clamp: Callable[..., Tensor], end: Any) -> Tensor:
+    return x if end is None else clamp(x, _number(end, x))
+
+
+def _compared(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: call(x, _number(y, x))
+
+
+def _full(size: Any, value: Scalar, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return value.value.to(dtype or torch.get_default_dtype()).expand(size).clone()
+
+
+# Of results in dtypes of their own.
+_OTHERS: dict[str, Callable[..., Tensor]] = {
+    **{x: _compared(getattr(torch, x)) for x in ("gt", "ge", "lt", "le", "eq", "ne")},
+    "full": _full,
+    "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),
+    "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),
+    "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.value.to(x.dtype)),
 }
 
 
@@ -285,7 +317,7 @@ def run_nodes(
         if region is not None:
             del t.b.marks["recompute"]
         if type(env[node]) is Scalar:
-            env[node].known = node.meta.get("example_value")
+            env[node].known = node.meta.get("example_value", env[node].known)
         t.b.stack_trace = outer
     raise TraceError("the captured graph has no output node")
 
@@ -334,6 +366,8 @@ def _run(
         if form is None:
             args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
         call = form or call
+    if t.above is not None and t.b.to_size is not None:
+        call = COMPOSITES.get(call, call)
     try:
         t.look_at_autocast()
         is_seen = call in _DATA or isinstance(call, _PYTHON)

@@ -25,6 +25,7 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
+from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import Twins
 from fusee.fake.unbacked import UNBACKED
 from fusee.source import Rules
@@ -501,6 +502,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         """Run the operators that torch composes `op` of."""
         run = composite if self.b.to_size is None else composite_in_python
         with active(self):
+            if self.b.to_size is not None and op in COMPOSITES:
+                return COMPOSITES[op](*args, **kwargs)
             return run(op, args, kwargs)
 
     def explicit(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:

@@ -15,6 +15,7 @@ from torch import fx
 
 from fusee.capture.bytecode import parameters
 from fusee.capture.check import compile_check
+from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
@@ -176,5 +177,9 @@ class Captured:
 class Keeper(Protocol):
     """Keeps captures for other processes: fusee/persist."""
 
-    def find(self, place: Place, values: Values, policy: Policy) -> Captured | None: ...
-    def keep(self, captured: Captured, compiled: Any, values: Values, policy: Policy) -> None: ...
+    def find(
+        self, place: Place, values: Values, policy: Policy, varies: Varying
+    ) -> Captured | None: ...
+    def keep(
+        self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
+    ) -> None: ...

@@ -165,6 +165,12 @@ class Varying:
             return True
         return self.named(origin, value)
 
+    def settings(self) -> Any:
+        """All that decides what a capture leaves open."""
+        inputs = sorted(words for words, is_input in self.known.items() if is_input)
+        named = self.named.names, sorted(self.named.values)
+        return self.dynamic, inputs, named, self.reads_sizes, self.reads_numbers
+
     @property
     def reads_sizes(self) -> bool:
         """Whether graphs go on behind sizes that only data knows."""

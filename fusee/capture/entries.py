@@ -471,11 +471,11 @@ class CompiledFunction:
 
     def _made(self, place: Place, values: Values) -> Entry:
         begin = time.perf_counter()
-        is_kept = not (place.of_code or place.at >= 0 or self.guard_filter or self.varies.is_any())
+        is_kept = not (place.of_code or place.at >= 0 or self.guard_filter)
         keeper = self.keeper if is_kept else None
         if isinstance(self.compile_graph, GraphCompiler):
             self.compile_graph.begin()
-        known = None if keeper is None else keeper.find(place, values, self.policy)
+        known = keeper.find(place, values, self.policy, self.varies) if keeper else None
         captured, twin = known, None
         if known is None and self.guard_filter is None:
             captured, twin = self._of_copy(place, values)
@@ -502,8 +502,8 @@ class CompiledFunction:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
         times["guards"] = _milliseconds(begin)
-        if keeper is not None and known is None and captured.symbols is None:
-            keeper.keep(captured, compiled, values, self.policy)
+        if keeper is not None and known is None:
+            keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry

@@ -49,7 +49,8 @@ from fusee.capture.torch_api import (
 )
 from fusee.capture.writes import TURN, is_in_place, is_scale, refuse_new_geometry, refuse_overlaps
 from fusee.errors import source_line
-from fusee.fake.mode import name_may_raise, python_dispatcher, raises
+from fusee.fake.composites import COMPOSITES
+from fusee.fake.mode import is_symbolic, name_may_raise, python_dispatcher, raises
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
@@ -453,8 +454,9 @@ class Recorder(TorchFunctionMode):
             )  # to know the results' shapes; torch asks for its value
         try:
             first = len(self.symbols.env.data.made)
-            is_symbolic = bool(self.symbols.origins or first)
-            kernels = python_dispatcher() if is_symbolic else contextlib.nullcontext()
+            is_open = bool(self.symbols.origins or first) and is_symbolic((args, kwargs))
+            func = COMPOSITES.get(func, func) if is_open else func
+            kernels = python_dispatcher() if is_open else contextlib.nullcontext()
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
@@ -506,8 +508,9 @@ class Recorder(TorchFunctionMode):
         if name in _LEFT_TO_EAGER:
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
-        # the getter in C goes through torch's dispatcher, which imports torch.distributed for it
-        out = args[0].device if name == "device" else func(*args)
+        # otherwise torch's dispatcher imports torch.distributed for a getter in C
+        with torch._C.DisableTorchFunction(), self.mode:
+            out = args[0].device if name == "device" else func(*args)
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             node = self.graph.call_function(getattr, (self.node(args[0]), name))
             self._finish(node, out)

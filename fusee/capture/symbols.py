@@ -37,7 +37,7 @@ from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS
-from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
+from fusee.sym.shape_env import FUNCTIONS, FloatNode, Node, ShapeEnv, size_of, wrapped
 from fusee.sym.unbacked import refuse
 
 
@@ -204,10 +204,11 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function in TAKE:
         return operated(function, *args, **kwargs)
-    if getattr(function, "__module__", None) == "math" and len(args) == 1 and is_open(args[0]):
-        of_torch = getattr(torch, f"_sym_{function.__name__}", None)
-        if of_torch is not None:
-            return of_torch(args[0])
+    if function is math.log and len(args) == 2:
+        return called(function, args[:1], {}) / called(function, args[1:], {})
+    if function in FUNCTIONS and len(args) == 1 and type(args[0]) in (torch.SymInt, torch.SymFloat):
+        made = converted(args[0], float).node.of(function)
+        return torch.SymFloat(made)  # type: ignore[no-untyped-call]
     return function(*value(args), **value(kwargs))
 
 
@@ -360,6 +361,18 @@ class Symbols:
                 sizes += [node.a, node.b] if node.op else []
         made = self.env.data.made
         return [s for s in dict.fromkeys(self.env.data.of(*sizes)) if s in made]
+
+    def written(self) -> tuple[Any, ...]:
+        """What is left of a capture that is over, as values; `read` makes these again."""
+        return self.origins, self.ends, self.strict, self.env.written()
+
+    @classmethod
+    def read(cls, origins: Any, ends: Any, strict: Any, env: Any) -> Symbols:
+        made = cls(str, None)
+        made.origins, made.ends, made.strict = origins, ends, strict
+        made.env.read(*env)
+        made.closed()
+        return made
 
     def moved(self, at: Callable[[Origin], Origin]) -> Symbols:
         """The same, from other origins."""
@@ -607,7 +620,10 @@ class Symbols:
         return f"asked by {who}: {line}" if line else f"asked by {who}"
 
 
-_CALLS = {"//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max}
+_CALLS = {
+    "//": operator.floordiv, "%": operator.mod, "min": torch.sym_min, "max": torch.sym_max,
+    "&": operator.and_, "<<": operator.lshift,
+}  # fmt: skip
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
 
 

@@ -1,6 +1,6 @@
 """A result's sizes, strides and dtype, and how kernels lay results out in memory.
 
-Sizes are ints or SymInts, on which nothing here leaves a guard but `suggested_layout`.
+Sizes are ints or SymInts. What decides is asked of them, and is a guard then.
 """
 
 from __future__ import annotations
@@ -37,22 +37,13 @@ def known(sizes: Iterable[Any]) -> bool:
 
 
 def equal(a: Sizes, b: Sizes) -> bool:
-    """Whether two rows of sizes are equal. raises Unsure"""
-    if same_ints(a, b):
-        return True
-    if len(a) == len(b) and not (known(a) and known(b)):
-        raise Unsure
-    return False
+    """Whether two rows of sizes are equal; asked of open ones, as torch asks it. raises Unsure"""
+    return same_ints(a, b) or (len(a) == len(b) and all(_is(n, m) for n, m in zip(a, b)))
 
 
 def is_empty(*tensors: Tensor) -> bool:
     """Whether one of these has no element. raises Unsure"""
-    sizes = [n for x in tensors for n in x.shape]
-    if any(type(n) is int and n == 0 for n in sizes):
-        return True
-    if not known(sizes):
-        raise Unsure
-    return False
+    return any(_is(n, 0) for x in tensors for n in x.shape)
 
 
 def broadcast(*shapes: Sizes) -> list[Any]:
@@ -67,7 +58,11 @@ def broadcast(*shapes: Sizes) -> list[Any]:
             here = found[axis]
             if type(here) is int and here == 1:
                 found[axis] = size
-            elif not (type(size) is int and size == 1) and not equal([size], [here]):
+            elif (type(size) is int and size == 1) or _is(size, here) or _is(size, 1):
+                pass
+            elif _is(here, 1):
+                found[axis] = size
+            else:
                 raise RuntimeError(f"sizes {', '.join(map(str, shapes))} do not broadcast")
     return found
 
@@ -114,18 +109,29 @@ def is_contiguous(x: Tensor) -> bool:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether the elements of `x` fill its memory without gaps. raises Unsure for open sizes"""
+    """Whether the elements of `x` fill its memory without gaps.
+
+    An axis of one element lies anywhere: where that is open, it lies as the others of its order.
+    """
     axes = [(n, step) for n, step in zip(x.shape, x.stride()) if not (type(n) is int and n == 1)]
     expected: Any = 1
     while axes:
         at = next((k for k, (_, step) in enumerate(axes) if same_ints((step,), (expected,))), None)
         if at is None:
-            if known((*x.shape, *x.stride())):
-                return False
-            raise Unsure
+            at = next((k for k, (_, step) in enumerate(axes) if _is(step, expected)), None)
+        if at is None:
+            return False
         n, _ = axes.pop(at)
         expected = expected * n
     return True
+
+
+def _is(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal. raises Unsure where only data tells"""
+    found = a == b
+    if type(found) is torch.SymBool and getattr(found.node, "is_pending", bool)():
+        raise Unsure
+    return bool(found)
 
 
 def like(x: Tensor, dtype: torch.dtype) -> Spec:
@@ -154,6 +160,44 @@ def _order(x: Tensor) -> list[int]:
             elif stride[a] < stride[b]:
                 break
     return order[::-1]
+
+
+def iterated(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec:
+    """What TensorIterator makes of operands that lie in several ways.
+
+    source   TensorIteratorBase::reorder_dimensions, aten/src/ATen/TensorIterator.cpp
+    """
+    shape = broadcast(*(x.shape for x in operands))
+    steps = []
+    for x in operands:
+        lead = len(shape) - x.dim()
+        given = zip(x.shape, x.stride(), shape[lead:])
+        ones = [
+            0 if same_ints((n,), (1,)) and not same_ints((m,), (1,)) else s for n, s, m in given
+        ]
+        steps.append([0] * lead + ones)
+
+    def is_outer(a: int, b: int) -> bool | None:
+        for row in steps:
+            if any(type(row[k]) is int and row[k] == 0 for k in (a, b)):
+                continue
+            if not same_ints((row[a],), (row[b],)) and row[a] != row[b]:
+                return bool(row[a] > row[b])
+            if not same_ints((shape[a],), (shape[b],)) and shape[a] > shape[b]:
+                return True
+        return None
+
+    inner_first = [*range(len(shape))][::-1]
+    for i in range(1, len(shape)):
+        place = i
+        for k in range(i - 1, -1, -1):
+            found = is_outer(inner_first[k], inner_first[place])
+            if found:
+                inner_first[k], inner_first[place] = inner_first[place], inner_first[k]
+                place = k
+            elif found is False:
+                break
+    return Spec(shape, strides(shape, inner_first[::-1]), dtype)
 
 
 def suggested_layout(x: Tensor) -> torch.memory_format:

@@ -30,8 +30,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
 
+import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
-from fusee.fake.rules import RULES, VIEWS, Found, overload, overloads, results
+from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
 from fusee.fake.unbacked import GEOMETRIES, UNBACKED
 from fusee.fake.views import OPEN_MAKERS, OPEN_VIEWS
 from fusee.sym.shape_env import ShapeEnv, size_of
@@ -304,7 +305,8 @@ def _quick() -> dict[Any, Callable[..., Any]]:
         x if generator is None and 0 <= p <= 1 else None
     )
     table.update((op, op) for op in overloads("result_type.Tensor result_type.Scalar"))
-    view = overload("view")
+    view, permute = overload("view"), overload("permute")
+    table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
     return table
@@ -327,34 +329,33 @@ def _quick_mode() -> type[FakeTensorMode]:
         kwargs = kwargs or {}
         if func is device_of:
             return _META if self.in_kernel_invocation else args[0].fake_device
-        is_symbolic = _is_symbolic((args, kwargs))
+        is_open = is_symbolic((args, kwargs))
         if self.env is not None and func._schema.is_mutable:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
         if self.env is not None and func in UNBACKED and _is_plain(self, args, kwargs):
             return _wrapped(self, _on_device(UNBACKED[func](self.env, *args, **kwargs), _new))
-        if is_symbolic and func in _SQUEEZES:
+        if is_open and func in _SQUEEZES:
             _refuse_squeeze(*args)
-        elif is_symbolic and (place := GEOMETRIES.get(func)) is not None:
+        elif is_open and (place := GEOMETRIES.get(func)) is not None:
             if (geometry := place(*args, **kwargs)) is not None:
                 func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
         if _takes_any_size(func) and _is_plain(self, args, kwargs):
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
-            make = OPEN_MAKERS.get(func) if is_symbolic else func
-            if device == _CPU and make is not None:
-                found = _on_meta(self, make, args, {**kwargs, "device": _META})
+            for make in (OPEN_MAKERS.get(func), None if is_open else func):
+                if device == _CPU and make is not None:
+                    found = _on_meta(self, make, args, {**kwargs, "device": _META})
+                    if found is not None:
+                        return _wrapped(self, found)
+        elif _is_plain(self, args, kwargs):
+            there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
+            for run in ((with_open if is_open else runs).get(func), _by_elements(func, is_open)):
+                found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found)
-        elif (run := (with_open if is_symbolic else runs).get(func)) and _is_plain(
-            self, args, kwargs
-        ):
-            there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
-            found = _on_meta(self, run, args, there)
-            if found is not None:
-                return _wrapped(self, found)
-        if is_symbolic:
+        if is_open:
             if func is select:
                 _refuse_place(*args)
             elif func in _PART_OF:
@@ -365,6 +366,26 @@ def _quick_mode() -> type[FakeTensorMode]:
 
     # env   the ShapeEnv for sizes that only data knows; None: such operators raise
     return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch, "env": None})
+
+
+@functools.cache
+def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
+    """How to run an operator without a rule that goes element by element; None: another one."""
+    if goes_by_elements(op):
+        return _unless_unsure(functools.partial(_by_rule, op)) if is_open else _if_in_cpp(op)
+    is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
+    is_one = is_open and is_in_place and len(op._schema.returns) == 1
+    return _unless_unsure(_written) if is_one else None
+
+
+def _if_in_cpp(op: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return op(*args, **kwargs)
+        except NotImplementedError:
+            return None
+
+    return run
 
 
 # Besides operators that go element by element: sizes of one and places of zero suit them.
@@ -475,12 +496,12 @@ def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     return True
 
 
-def _is_symbolic(x: Any) -> bool:
+def is_symbolic(x: Any) -> bool:
     """Whether an open size is among arguments."""
     if type(x) in (list, tuple, torch.Size):
-        return any(map(_is_symbolic, x))
+        return any(map(is_symbolic, x))
     if type(x) is dict:
-        return any(map(_is_symbolic, x.values()))
+        return any(map(is_symbolic, x.values()))
     if isinstance(x, torch.Tensor):
         return bool(x._has_symbolic_sizes_strides)
     return isinstance(x, _OPEN)
@@ -499,7 +520,8 @@ def _uncached(mode: _Mode) -> Iterator[None]:
 def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a kernel on the meta tensors that fakes are."""
     before = mode.in_kernel_invocation
-    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+    by_cpp = torch._C._DisablePythonDispatcher()
+    with by_cpp, torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
         mode.in_kernel_invocation = True
         torch._C._set_meta_in_tls_dispatch_include(True)
         try:
@@ -596,11 +618,18 @@ class Twins:
                 if type(n) is torch.SymInt and (size := size_of(n)) is not None:
                     self.env.data.filled(size)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
-        found = results(op, args, kwargs) if found is None else found
+        if found is None:
+            with torch._C._DisablePythonDispatcher():
+                found = results(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
         if self.mode is None:
             return op(*args, **kwargs)
+        make = OPEN_MAKERS.get(op)
+        if make is not None and torch.device(kwargs.get("device") or _CPU) == _CPU:
+            made = _unless_unsure(make)(*args, **{**kwargs, "device": _META})
+            if made is not None:
+                return _fake(self.mode, made)
         with python_dispatcher(), self.mode:
             return op(*args, **kwargs)
 

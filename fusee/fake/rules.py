@@ -1,13 +1,14 @@
 """Sizes, strides and dtypes of operators' results, as the CPU's kernels give them.
 
 Said once, for capture and for tracing, with known sizes and with open ones: sizes are ints or
-SymInts, on which a rule leaves no guard. A rule returns None, or raises Unsure, where torch is to
-say what comes out: its own meta kernels, which take milliseconds where they are in Python, and
-tens of them for SymInts.
+SymInts, of which a rule asks what torch would ask. A rule returns None, or raises Unsure, where
+torch is to say what comes out: its own meta kernels, which take milliseconds where they are in
+Python, and tens of them for SymInts.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from fusee.fake.layouts import (
     is_dense,
     is_empty,
     is_row_major,
+    iterated,
     known,
     laid_out,
     like,
@@ -55,10 +57,10 @@ def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
     raises   RuntimeError where the operator would
     """
     rule = RULES.get(op)
-    if rule is None:
-        return None
     try:
-        return rule(*args, **kwargs)
+        found = None if rule is None else rule(*args, **kwargs)
+        is_left = found is None and goes_by_elements(op)
+        return _by_elements(op, args, kwargs) if is_left else found
     except Unsure:
         return None
 
@@ -74,7 +76,7 @@ def overloads(names: str) -> list[Op]:
     return [overload(name) for name in names.split()]
 
 
-def _in_layout_of(x: Tensor) -> Spec:
+def in_layout_of(x: Tensor) -> Spec:
     return laid_out(x.shape, x.dtype, suggested_layout(x))
 
 
@@ -91,7 +93,38 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
         return like(first, dtype)
     if all(map(is_contiguous, operands)):
         return rows(broadcast(*(x.shape for x in operands)), dtype)
-    return None
+    if all(known((*x.shape, *x.stride())) for x in operands):
+        return None
+    return iterated(operands, dtype)
+
+
+def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec | None:
+    """Of an operator that goes element by element over tensors, some with open sizes."""
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if all(known((*x.shape, *x.stride())) for x in operands):
+        return None
+
+    def one(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return torch.ones((1,) * x.dim(), dtype=x.dtype)
+        return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
+
+    made = op(*map(one, args), **{key: one(x) for key, x in kwargs.items()})
+    return _combined(operands, made.dtype)
+
+
+@functools.cache
+def goes_by_elements(op: Op) -> bool:
+    """Whether an operator gives one new tensor, element by element of its operands."""
+    returns = op._schema.returns
+    is_one = len(returns) == 1 and str(returns[0].type) == "Tensor" and not returns[0].alias_info
+    lists = any("[]" in str(a.type) for a in op._schema.arguments)
+    is_pointwise = torch.Tag.pointwise in op.tags or op in _UNTAGGED
+    return is_one and not lists and is_pointwise and _SEEDED not in op.tags
+
+
+_SEEDED = torch.Tag.nondeterministic_seeded
+_UNTAGGED = {*overloads("where.ScalarOther where.ScalarSelf where.Scalar")}
 
 
 def _pointwise(row: Row) -> Rule:
@@ -99,7 +132,7 @@ def _pointwise(row: Row) -> Rule:
         # A number may stand for either operand of a binary operator.
         several = len(row.operands)
         operands = [x for x in args[:several] if isinstance(x, Tensor)]
-        dtype = args[0].dtype if several == 1 else _result_type(args[0], args[1])
+        dtype = args[0].dtype if several == 1 else _result_type(*args[:2])
         floats = dtype.is_floating_point
         if (row.shape == "floats" and not floats) or (row.shape == "integers" and floats):
             return None
@@ -246,8 +279,9 @@ def _pooled(
             raise Unsure
         reach = n + 2 * p - d * (k - 1) - 1
         count = (reach + (step - 1 if ceil else 0)) // step + 1
-        if ceil and (count - 1) * step >= n + p:
-            count -= 1
+        if ceil:  # the last window begins inside
+            inside = (n + p + step - 1) // step
+            count = torch.sym_min(count, inside)  # type: ignore[no-untyped-call]
         if count < 1:
             raise Unsure
         size.append(count)
@@ -267,6 +301,9 @@ def _max_pool2d(
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
+RULES.rule(aten.max_pool2d.default)(lambda *args: _max_pool2d(*args)[0])
+
+
 @RULES.rule(aten.avg_pool2d.default)
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
@@ -275,7 +312,7 @@ def _avg_pool2d(
     return laid_out(size, x.dtype, suggested_layout(x))
 
 
-@RULES.rule(aten._adaptive_avg_pool2d.default)
+@RULES.rule(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
         return None
@@ -323,6 +360,11 @@ RULES.rule(*overloads("empty_like zeros_like ones_like full_like"))(_of_one(is_l
 RULES.rule(*overloads("new_empty new_zeros new_ones new_full"))(_of_one(is_like=False))
 
 
+@RULES.rule(aten.native_dropout.default)
+def _dropout(x: Tensor, p: float, train: bool | None) -> Found:
+    return (like(x, x.dtype), like(x, torch.bool)) if x.is_floating_point() else None
+
+
 @RULES.rule(aten.nonzero_static.default)
 def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
     return rows((size, x.dim()), torch.int64)
@@ -331,12 +373,26 @@ def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
 @RULES.rule(aten.roll.default)
 def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     layout = suggested_layout(x)
+    if is_row_major(x) and not known(x.shape):
+        axes = len(_reduced(x, dims, True)) and len(shifts) - len(dims)
+        return rows(x.shape, x.dtype) if axes == 0 or (len(shifts) == 1 and not dims) else None
     # a cat of two parts for each axis: an empty part suggests rows
     if layout == torch.contiguous_format or not dims:
         return None
     if any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
         return None
     return laid_out(aten.roll.default(x, shifts, dims).shape, x.dtype, layout)
+
+
+@RULES.rule(aten.constant_pad_nd.default)
+def _constant_pad(x: Tensor, padding: Sizes, value: Any = 0) -> Found:
+    size = list(x.shape)
+    if len(padding) % 2 or len(padding) > 2 * x.dim() or not is_row_major(x) or known(size):
+        return None
+    for k in range(len(padding) // 2):
+        size[-1 - k] = size[-1 - k] + padding[2 * k] + padding[2 * k + 1]
+    are_more = all(type(p) is int and p >= 0 for p in padding)
+    return rows(size, x.dtype) if are_more or all(n >= 0 for n in size) else None
 
 
 def _padded(op: Op) -> Rule:
@@ -393,7 +449,7 @@ RULES.rule(aten.nll_loss_forward.default)(_nll_loss(2))
 RULES.rule(aten.nll_loss2d_forward.default)(_nll_loss(4))
 
 
-@RULES.rule(aten._softmax.default, aten._log_softmax.default)
+@RULES.rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
 def _softmax(x: Tensor, axis: int, *_: Any) -> Found:
     return rows(_along(x, axis), x.dtype)
 
@@ -412,11 +468,12 @@ def _layer_norm(x: Tensor, shape: Sizes, weight: Any, bias: Any, eps: float) -> 
 def _group_norm(
     x: Tensor, weight: Any, bias: Any, n: Any, channels: Any, pixels: Any, groups: int, eps: float
 ) -> Found:
-    sizes = {p.numel() for p in (weight, bias) if p is not None and known(p.shape)}
-    if type(channels) is int and (sizes - {channels} or channels % groups):
+    sizes = [p.shape for p in (weight, bias) if p is not None]
+    fits = all(equal(size, (channels,)) for size in sizes) and channels % groups == 0
+    if not fits or not equal((math.prod(x.shape),), (n * channels * pixels,)):
         raise RuntimeError(f"group_norm of {channels} channels in {groups} groups, weights {sizes}")
     statistics = rows((n, groups), _statistics_dtype(x, weight, bias))
-    return _in_layout_of(x), statistics, statistics
+    return in_layout_of(x), statistics, statistics
 
 
 def _statistics_dtype(x: Tensor, *parameters: Tensor | None) -> torch.dtype:
@@ -439,9 +496,10 @@ def _batch_norm(
 ) -> tuple[Spec, ...]:
     channels = (x.shape[1],) if training else (0,)
     statistics = rows(channels, _statistics_dtype(x, weight, bias, mean, var))
-    return _in_layout_of(x), statistics, statistics
+    return in_layout_of(x), statistics, statistics
 
 
+RULES.rule(aten._native_batch_norm_legit.default)(_batch_norm)
 RULES.rule(aten._native_batch_norm_legit_no_training.default)(
     lambda x, *rest: _batch_norm(x, *rest[:4], False)
 )
@@ -522,7 +580,7 @@ def _convolution(
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
     if transposed and x.dim() == 5 and not _is_onednns(x, weight, groups):
         return rows(size, x.dtype)
-    return laid_out(size, x.dtype, _convolution_layout(x, weight))
+    return laid_out(size, x.dtype, convolution_layout(x, weight))
 
 
 def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
@@ -538,7 +596,7 @@ def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
     return groups > 1 or is_large or x.shape[0] > 1
 
 
-def _convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
+def convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
     found = suggested_layout(x)
     return suggested_layout(weight) if found is torch.contiguous_format else found
 
@@ -568,12 +626,10 @@ def _takes_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gq
     """
     if not q.dim() == k.dim() == v.dim() == 4:
         return False
-    if not known((*q.shape, *k.shape, *v.shape)):
-        raise Unsure
-    _, heads, lengths, widths = zip(q.shape, k.shape, v.shape)
-    if 0 in lengths or len({*widths}) > 1 or q.shape[0] != k.shape[0]:
+    (first, heads, _, width), *others = (x.shape for x in (q, k, v))
+    if is_empty(q, k, v) or not all(equal((x[0], x[3]), (first, width)) for x in others):
         return False
-    if len({*heads}) > 1 and not enable_gqa:
+    if not enable_gqa and not all(equal(x[1:2], (heads,)) for x in others):
         return False
     operands = [q, k, v] if mask is None else [q, k, v, mask]
     return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in operands)
@@ -597,6 +653,8 @@ def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
 @RULES.rule(aten.index.Tensor)
 def _index(x: Tensor, indices: list[Tensor | None]) -> Found:
     given = [index for index in indices if index is not None]
+    if len(given) == len(indices) == x.dim() and all(i.dtype == torch.int64 for i in given):
+        return iterated(given, x.dtype)
     are_first = len(given) == len(indices) <= x.dim() and is_contiguous(x)
     if not are_first or any(i.dtype != torch.int64 or not is_contiguous(i) for i in given):
         return None
@@ -650,63 +708,6 @@ if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
     RULES.rule(aten._fft_c2r.default)(_complex_to_real)
 
 
-# ---------------------------------------------------------------------------- gradients
-# Gradients lie in memory as what they are gradients of, or row by row.
-
-
-def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | None, ...]:
-    return tuple(spec if asked else None for spec, asked in zip(specs, mask))
-
-
-@RULES.rule(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(
-    grad: Tensor, x: Tensor, shape: Sizes, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
-) -> Found:
-    parts = (x, weight, bias)
-    return _asked((None if p is None else rows(p.shape, p.dtype) for p in parts), mask)
-
-
-@RULES.rule(aten.native_batch_norm_backward.default)
-def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Found:
-    channels = rows((x.shape[1],), x.dtype if weight is None else weight.dtype)
-    return _asked((_in_layout_of(x), channels, channels), rest[-1])
-
-
-@RULES.rule(aten.native_group_norm_backward.default)
-def _group_norm_backward(
-    grad: Tensor, x: Tensor, mean: Any, rstd: Any, weight: Any, n: Any, channels: Any, *rest: Any
-) -> Found:
-    row = rows((channels,), x.dtype if weight is None else weight.dtype)
-    return _asked((_in_layout_of(x), row, row), rest[-1])
-
-
-@RULES.rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
-    return rows(grad.shape, dtype)
-
-
-@RULES.rule(*overloads(
-    "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
-    " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
-    " multilabel_margin_loss_backward fractional_max_pool3d_backward"
-))  # fmt: skip
-def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
-    return rows(x.shape, x.dtype)
-
-
-RULES.rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
-RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
-
-
-@RULES.rule(aten.convolution_backward.default)
-def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
-    if x.dim() != 4:
-        return None
-    layout = _convolution_layout(x, weight)
-    image, kernel = (laid_out(y.shape, y.dtype, layout) for y in (x, weight))
-    return _asked((image, kernel, rows((grad.shape[1],), weight.dtype)), rest[-1])
-
-
 # ---------------------------------------------------------------------------- recurrent layers
 # ATen runs all their time steps in one call.
 
@@ -738,7 +739,7 @@ def _iterated(op: Op) -> Rule:
 
     def rule(a: Any, b: Any, *rest: Any, **named: Any) -> Found:
         if not all(known(getattr(x, "shape", ())) for x in (a, b)):
-            return None
+            return _by_elements(op, (a, b, *rest), named)
         made = op(a, b, *rest, **named)
         first = aten.add.Tensor(a, b) if isinstance(b, Tensor) else made
         return Spec(made.shape, first.stride(), made.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusee.fake.layouts import Sizes, Unsure, rows
+from fusee.fake.layouts import Sizes, Unsure, equal, is_row_major, rows
 from fusee.fake.rules import overloads
 from fusee.sym.shape_env import SizeNode
 from fusee.sym.symint import same_ints
@@ -97,7 +97,7 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
             sizes[k] = n
         elif type(n) is int and n == 1:
             step = 0
-        else:
+        elif not equal((n,), (size[k],)):
             return None
         strides.append(step)
     return _strided(x, sizes, strides)
@@ -171,6 +171,46 @@ def _unbound(x: Tensor, axis: int = 0) -> Any:
     return [_selected(x, axis, k) for k in range(count)] if type(count) is int else None
 
 
+@_view("diagonal")
+def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor | None:
+    a, b = _axis(first, x.dim()), _axis(second, x.dim())
+    high, wide = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
+    if a == b or not (high > 0 and wide > 0):
+        return None
+    kept = [k for k in range(x.dim()) if k not in (a, b)]
+    size, stride = [x.shape[k] for k in kept], [x.stride(k) for k in kept]
+    more = offset * x.stride(b) if offset > 0 else -offset * x.stride(a)
+    size.append(torch.sym_min(high, wide))  # type: ignore[no-untyped-call]
+    return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
+
+
+@_view("diagonal_scatter")
+def _diagonal_scattered(x: Tensor, src: Tensor, *place: int) -> Tensor | None:
+    return _scattered(x, src, _diagonal(x, *place))
+
+
+@_view("slice_scatter")
+def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tensor | None:
+    """Torch's own does not ask whether `src` fits."""
+    if any(type(n) is torch.SymInt and _now(n) is None for n in (*place, *named.values())):
+        return None
+    return _scattered(x, src, _sliced(x, *place, **named))
+
+
+@_view("select_scatter")
+def _select_scattered(x: Tensor, src: Tensor, axis: int, index: Any) -> Tensor | None:
+    is_known = type(index) is int or _now(index) is not None
+    return _scattered(x, src, _selected(x, axis, index)) if is_known else None
+
+
+def _scattered(x: Tensor, src: Tensor, part: Tensor | None) -> Tensor | None:
+    if part is None or not is_row_major(x):
+        return None
+    if not equal(src.shape, part.shape):
+        raise RuntimeError(f"a part of size {[*part.shape]} is written with {[*src.shape]}")
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
 # ---------------------------------------------------------------------------- shapes
 
 
@@ -196,6 +236,20 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
     return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
 
 
+@_view("reshape")
+def _reshaped(x: Tensor, size: Any) -> Tensor | None:
+    found: Tensor | None = _viewed(x, size)
+    if found is not None or not isinstance(size, (list, tuple)):
+        return found
+    count = math.prod(n for n in size if type(n) is not int or n != -1)
+    sizes = [math.prod(x.shape) // count if type(n) is int and n == -1 else n for n in size]
+    if 0 in [n for n in (*sizes, *x.shape) if type(n) is int] or math.prod(sizes) != x.numel():
+        return None
+    if (steps := _steps(x.shape, x.stride(), sizes, lambda a, b: equal((a,), (b,)))) is not None:
+        return _strided(x, sizes, steps)
+    return torch.empty_strided(*rows(sizes, x.dtype)[:2], dtype=x.dtype, device="meta")
+
+
 def _ask_pairs(new: Sizes, old: Sizes) -> None:
     """Ask whether sizes are equal of which one is the new one's alone, if they are in this call.
 
@@ -217,8 +271,14 @@ def _now(n: Any) -> int | None:
     return found
 
 
-def _steps(old: Sizes, stride: Sizes, new: Sizes) -> list[Any] | None:
-    """The strides of a view, where sizes say so as they are written.
+def _is_written(a: Any, b: Any) -> bool:
+    return same_ints((a,), (b,))
+
+
+def _steps(
+    old: Sizes, stride: Sizes, new: Sizes, same: Callable[[Any, Any], bool] = _is_written
+) -> list[Any] | None:
+    """The strides of a view, where sizes say so as they are written, or asked.
 
     source   computeStride_impl, aten/src/ATen/TensorUtils.cpp
     """
@@ -226,21 +286,17 @@ def _steps(old: Sizes, stride: Sizes, new: Sizes) -> list[Any] | None:
     at, base, count, taken = len(new) - 1, stride[-1] if old else 1, 1, 1
     for k in reversed(range(len(old))):
         count = count * old[k]
-        if k and (_is_written(old[k - 1], 1) or _is_written(stride[k - 1], count * base)):
+        if k and (same(old[k - 1], 1) or same(stride[k - 1], count * base)):
             continue
-        while at >= 0 and (not _is_written(taken, count) or _is_written(new[at], 1)):
+        while at >= 0 and (not same(taken, count) or same(new[at], 1)):
             found[at] = taken * base
             taken = taken * new[at]
             at -= 1
-        if not _is_written(taken, count):
+        if not same(taken, count):
             return None
         if k:
             base, count, taken = stride[k - 1], 1, 1
     return found if at < 0 else None
-
-
-def _is_written(a: Any, b: Any) -> bool:
-    return same_ints((a,), (b,))
 
 
 # Their kernels take open sizes.

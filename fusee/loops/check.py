@@ -551,6 +551,8 @@ _ON_SIZES: dict[str, Callable[..., torch.Tensor]] = {
     "%": torch.remainder,
     "min": torch.minimum,
     "max": torch.maximum,
+    "&": torch.bitwise_and,
+    "<<": torch.bitwise_left_shift,
 }
 # Of integers and truth values alone: what masks of indices are made of.
 _ON_VALUES: dict[str, Callable[..., torch.Tensor]] = {

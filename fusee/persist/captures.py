@@ -23,12 +23,17 @@ import torch
 from torch import fx
 
 from fusee.capture.captured import Captured, Place
+from fusee.capture.dynamic import Varying
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
+from fusee.capture.relations import Relation
 from fusee.capture.sources import Origin, looking
-from fusee.capture.torch_api import State, allowed_by_torch, graph_module, state_conditions
+from fusee.capture.symbols import Symbols as OpenSizes
+from fusee.capture.symbols import is_open
+from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
+from fusee.fake.mode import FakeTensor, fake_mode
 from fusee.log import publish
 from fusee.persist.references import (
     Names,
@@ -50,6 +55,10 @@ from fusee.runtime.cache import (
     content_key,
     object_cache,
 )
+from fusee.sym.expr import Call, Expr, Size, Symbol
+from fusee.sym.shape_env import Relation as Asked
+from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
+from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- graphs
 
@@ -69,15 +78,18 @@ class Waiting:
 
     data    operator, target, arguments, name and meta of each node
     named   what these have instead of a _Ref
+    env     of the sizes that are open in it
     """
 
     data = b""
     named: Sequence[Any] = ()
+    env: ShapeEnv | None = None
 
     @functools.cached_property
     def module(self) -> fx.GraphModule:
         """The graph as it was captured, without what only the capture itself needs."""
         graph, nodes = fx.Graph(), list[fx.Node]()
+        mode = fake_mode() if self.env is not None else None
 
         def part(x: Any) -> Any:
             return x if type(x) is not _Ref else (nodes if x.to_node else self.named)[x.k]
@@ -87,6 +99,8 @@ class Waiting:
             node.args = _mapped(args, part)  # given above, they are searched for symbols
             if kwargs:
                 node.kwargs = _mapped(kwargs, part)
+            if isinstance(example := meta.get("example_value"), (Expr, _Open)):
+                meta["example_value"] = _stand_in(example, self.env, mode)
             node.meta.update(meta)
             nodes.append(node)
         return graph_module(graph)
@@ -94,6 +108,35 @@ class Waiting:
     def forward(self, *inputs: Any) -> Any:
         """What the graph gives, run by torch."""
         return self.module.forward(*inputs)
+
+
+class _Open(NamedTuple):
+    """A tensor some of whose sizes are open."""
+
+    size: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def _open(x: Any) -> _Open | Size | None:
+    """What is written of an example with open sizes; None of others."""
+    if type(x) is torch.SymInt:
+        return size_of(x)
+    if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
+        return None
+    to_size = Symbols()
+    size, stride = (tuple(map(to_size, row)) for row in (x.shape, x.stride()))
+    return _Open(size, stride, x.dtype, str(x.device))
+
+
+def _stand_in(x: _Open | Size, env: Any, mode: Any) -> Any:
+    """The example that `_open` is about."""
+    if not isinstance(x, _Open):
+        return wrapped(env, x)
+    size, stride = ([wrapped(env, n) for n in row] for row in (x.size, x.stride))
+    meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
+    return FakeTensor(mode, meta, torch.device(x.device))
 
 
 def _mapped(x: Any, part: Callable[[Any], Any]) -> Any:
@@ -129,7 +172,9 @@ def _written_graph(graph: fx.Graph) -> tuple[bytes, list[Any]]:
         if not {*meta} <= {"stack_trace", "is_buffer"}:
             raise NotKept(f"a node knows of {', '.join(map(str, meta))}")
         known = node.meta.get("example_value")
-        if isinstance(known, float):  # FakeTensors only the capture itself needs
+        if not isinstance(known, float):  # FakeTensors only the capture itself needs
+            known = _open(known)
+        if known is not None:
             meta["example_value"] = known
         rows.append((node.op, part(node.target), args, kwargs, node.name, meta))
     return pickle.dumps(rows, protocol=5), named
@@ -145,30 +190,41 @@ class Keeper:
         self.cache = cache or object_cache()
 
     @process.paused()
-    def find(self, place: Place, values: Values, policy: Policy) -> Captured | None:
+    def find(
+        self, place: Place, values: Values, policy: Policy, varies: Varying
+    ) -> Captured | None:
         """The capture that another process kept, if all that it relied on is as it was."""
         try:
-            key = self._key(place, values, policy)
-            data = self.cache.get(key)
-            if data is None:
-                return None
-            found = _read(data, place, values)
-            found.sidecar = self._sidecar(key, data)
+            keys = self._keys(place, values, policy, varies)
         except NotKept as reason:
-            _tell(place, f"the kept capture is of no use: {reason}")
+            _tell(place, f"no capture of it is kept: {reason}")
             return None
-        _tell(place, f"the capture was kept as {key}")
-        return found
+        for key in keys:
+            if (data := self.cache.get(key)) is None:
+                return None
+            try:
+                found = _read(data, place, values)
+            except NotKept as reason:
+                _tell(place, f"the kept capture is of no use: {reason}")
+                continue
+            found.sidecar = self._sidecar(key, data)
+            _tell(place, f"the capture was kept as {key}")
+            return found
+        return None
 
     @process.paused()
-    def keep(self, captured: Captured, compiled: Any, values: Values, policy: Policy) -> None:
+    def keep(
+        self, captured: Captured, compiled: Any, values: Values, policy: Policy, varies: Varying
+    ) -> None:
         """Keep a capture and what its backend made of it, if another process can use them."""
         place = captured.place
         try:
             data = _written(captured)
-            key = self._key(place, values, policy)
+            keys = self._keys(place, values, policy, varies)
+            key = next((key for key in keys if self.cache.get(key) is None), keys[-1])
             self.cache.put(key, data)
-            _keep_compiled(self._sidecar(key, data), compiled)
+            if captured.symbols is None:
+                _keep_compiled(self._sidecar(key, data), compiled)
         except NotKept as reason:
             _tell(place, f"the capture cannot be kept: {reason}")
         self.cache.report()
@@ -176,32 +232,50 @@ class Keeper:
     def _sidecar(self, key: str, data: bytes) -> Sidecar:
         return Sidecar(self.cache, content_key(key, data))
 
-    def _key(self, place: Place, values: Values, policy: Policy) -> str:
+    def _keys(self, place: Place, values: Values, policy: Policy, varies: Varying) -> list[str]:
+        """Where captures for such values are: several, if relations between sizes tell them apart.
+
+        raises   NotKept
+        """
         conditions, names = state_conditions()
         dtypes = [x for x in names.values() if isinstance(x, torch.dtype)]
         tables = (policy.in_graph, policy.constant, policy.substitutes)
         said = [sorted(map(repr, map(known_by, table))) for table in tables]
         known = known_by(place.function)
-        parts = conditions, dtypes, said, allowed_by_torch(), known, _sketch(dict(values))
-        return content_key(code_salt(), repr(parts))
+        sketch = repr(_sketch(dict(values), varies.is_any()))
+        parts = conditions, dtypes, said, allowed_by_torch(), known, sketch, varies.settings()
+        text = repr(parts)
+        count = _VERSIONS if "'open'" in sketch or varies.is_any() else 1
+        return [content_key(code_salt(), text, str(k)) for k in range(count)]
+
+
+_VERSIONS = 8  # as many as a place has unless said otherwise
 
 
 def _tell(place: Place, what: str) -> None:
     publish("cache", place.function.__qualname__, what)
 
 
-def _sketch(x: Any) -> Any:
-    """What is plain to see of a value: two captures differ in it more often than not."""
+def _sketch(x: Any, varies: bool) -> Any:
+    """What is plain to see of a value: two captures differ in it more often than not.
+
+    varies   whether sizes and numbers may be open, which are left out then
+    """
     if isinstance(x, torch.Tensor):
-        return str(x.dtype), tuple(x.shape), x.requires_grad
+        marked = marks(x)
+        size = [
+            "open" if n > 1 and (varies or axis in marked) else n for axis, n in enumerate(x.shape)
+        ]
+        return str(x.dtype), size, x.requires_grad, marked
     if isinstance(x, torch.nn.Module):
-        state = [_sketch(tensor) for tensor in (*x.parameters(), *x.buffers())]
+        state = [_sketch(tensor, False) for tensor in (*x.parameters(), *x.buffers())]
         return known_by(type(x)), x.training, state
     if type(x) in (list, tuple):
-        return [_sketch(item) for item in x]
+        return [_sketch(item, varies) for item in x]
     if type(x) is dict:
-        return [(_sketch(key), _sketch(item)) for key, item in x.items()]
-    return repr(x) if is_scalar(x) else type(x).__qualname__
+        return [(_sketch(key, False), _sketch(item, varies)) for key, item in x.items()]
+    is_told = is_scalar(x) and not (varies and type(x) in (int, float))
+    return repr(x) if is_told else type(x).__qualname__
 
 
 # ------------------------------------------------------------------------------ all of it
@@ -220,6 +294,7 @@ def _written(captured: Captured) -> bytes:
 
     names = Names(captured.facts, captured.place.function, captured.taken, reduced)
     found = {name: getattr(captured, name) for name in _FIELDS}
+    found["symbols"] = captured.symbols and captured.symbols.written()
     parts = None if graph is None else (*_written_graph(graph.graph), reached(graph))
     return names.written((found, parts))
 
@@ -234,7 +309,13 @@ def _reduced(x: Any) -> Any:
         return _facts, (list(zip(*rows)), x.kinds)
     if type(x) is State:
         return State, tuple(x)
-    return (Failing, (x.eagerly, x.state, x.changes)) if type(x) is Failing else NotImplemented
+    if type(x) is Failing:
+        return Failing, (x.eagerly, x.state, x.changes)
+    if type(x) is Relation:
+        return Relation, (x.a, x.op, x.b, dict(x.origins))
+    if type(x) is Asked:
+        return Asked, tuple(x)
+    return x.__reduce__() if type(x) in (Symbol, Call, Expr) else NotImplemented
 
 
 def _facts(columns: list[tuple[Any, ...]], kinds: dict[Origin, type]) -> Facts:
@@ -262,6 +343,7 @@ class _Kept(Captured):
     def compiled(self, compile_graph: Callable[..., Any]) -> Callable[..., Any] | None:
         if (
             self.waiting is None
+            or self.symbols is not None
             or not isinstance(compile_graph, GraphCompiler)
             or not all(map(is_torchs, self.waiting.named))
         ):
@@ -303,6 +385,9 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
     found = Resolved(data, place.function, values, waiting)
     fields, graph = found.content
     captured = _Kept(place, conditions=state_conditions(), **fields)
+    if captured.symbols is not None:
+        captured.symbols = OpenSizes.read(*captured.symbols)
+        waiting.env = captured.symbols.env
     if graph is not None:
         waiting.data, waiting.named, calls = graph
         captured.waiting = waiting

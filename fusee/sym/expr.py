@@ -4,6 +4,7 @@
     Expr    ::= sum of int * Monomial           never a constant: those are plain ints
     Monomial::= product of Atom
     Atom    ::= Symbol | FloorDiv(Size, Size) | Mod(Size, Size) | Min(Size, Size) | Max(Size, Size)
+              | And(Size, Size) | Shift(1, Size)
 
 A Symbol is an axis variable (0 <= i < size), a size that only the call knows (lo <= s), or an
 index that is itself data. Results are canonical where the rules below reach, so that equality of
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import gcd
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
 
 # ---------------------------------------------------------------------------- expr
 
@@ -73,6 +74,9 @@ class Symbol(Atom):
 
     __hash__ = Atom.__hash__
 
+    def __reduce__(self) -> Any:
+        return Symbol, (self.name, self.lo, self.hi, self.hint, self.payload)
+
     @property
     def key(self) -> str:
         return self.name
@@ -83,7 +87,7 @@ class Symbol(Atom):
 
 
 class Call(Atom):
-    """FloorDiv, Mod, Min or Max of two sizes that no rule could resolve."""
+    """FloorDiv, Mod, Min, Max, And or Shift of two sizes that no rule could resolve."""
 
     __slots__ = ("op", "a", "b", "_key", "range")
     FORMS: ClassVar[dict[str, str]] = {
@@ -91,6 +95,8 @@ class Call(Atom):
         "%": "({a})%({b})",
         "min": "min({a}, {b})",
         "max": "max({a}, {b})",
+        "&": "({a})&({b})",
+        "<<": "({a})<<({b})",
     }
 
     def __init__(self, op: str, a: Size, b: Size) -> None:
@@ -99,6 +105,9 @@ class Call(Atom):
         self._hash = hash((op, a, b))
         # now, so that no question about the size it is part of goes deeper than one division
         self.range = _call_range(self)
+
+    def __reduce__(self) -> Any:
+        return Call, (self.op, self.a, self.b)
 
     @property
     def key(self) -> str:
@@ -130,6 +139,9 @@ class Expr:
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
         self._symbols: dict[Symbol, None] | None = None
+
+    def __reduce__(self) -> Any:  # hashes of texts differ between processes
+        return Expr, (self.terms,)
 
     def __hash__(self) -> int:
         return self._hash
@@ -367,6 +379,18 @@ def maximum(a: Size, b: Size) -> Size:
     return _atom(Call("max", a, b))
 
 
+def common_bits(a: Size, b: Size) -> Size:
+    """a & b of what is not negative."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a & b
+    return _atom(Call("&", a, b))
+
+
+def power_of_two(exponent: Size) -> Size:
+    """1 << exponent, for exponents from 0 to 62."""
+    return 1 << exponent if isinstance(exponent, int) else _atom(Call("<<", 1, exponent))
+
+
 # ------------------------------------------------------------------------------ facts
 
 
@@ -480,6 +504,10 @@ def _call_range(atom: Call) -> tuple[int | None, int | None]:
             return (0, hi_a) if lo_a is not None and lo_a >= 0 else (None, None)
         return (None if lo_a is None else lo_a // b), (None if hi_a is None else hi_a // b)
     lo_b, hi_b = lower_bound(b), upper_bound(b)
+    if atom.op == "<<":
+        return 1 << (lo_b or 0), 1 << (62 if hi_b is None else hi_b)
+    if atom.op == "&":
+        return 0, min((x for x in (hi_a, hi_b) if x is not None), default=None)
     lows = [x for x in (lo_a, lo_b) if x is not None]
     highs = [x for x in (hi_a, hi_b) if x is not None]
     if atom.op == "min":
@@ -670,6 +698,8 @@ CALLS: dict[str, Callable[[Size, Size], Size]] = {
     "%": mod,
     "min": minimum,
     "max": maximum,
+    "&": common_bits,
+    "<<": lambda _, exponent: power_of_two(exponent),
 }
 
 

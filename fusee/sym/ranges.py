@@ -45,6 +45,12 @@ class Ranges:
         self._unequal: set[tuple[Size, int]] = set()
         self._found: dict[Size, Range] = {}
 
+    def written(self) -> tuple[Any, Any]:
+        return self._noted, self._unequal
+
+    def read(self, noted: dict[Size, Range], unequal: set[tuple[Size, int]]) -> None:
+        self._noted, self._unequal = noted, unequal
+
     def symbol(self, symbol: Symbol, hi: int | None) -> None:
         """Note the ends (inclusive) of a new symbol."""
         self._noted[symbol.expr] = symbol.lo, hi
@@ -182,3 +188,14 @@ def _both(x: Range, y: Range) -> Range:
     lows = [low for low, _ in (x, y) if low is not None]
     highs = [high for _, high in (x, y) if high is not None]
     return max(lows, default=None), min(highs, default=None)
+
+
+def sides(core: Expr, op: str, k: int) -> tuple[Size, str, Size]:
+    """`core op k` without minus signs."""
+    less = collect({mono: -count for mono, count in core.terms.items() if count < 0})
+    if less != 0 and (op, k) in (("<=", -1), (">=", 1)):
+        op, k = op[0], 0
+    if (op, k) == (">=", 1) and less == 0 and lower_bound(core) == 0:
+        op, k = "!=", 0
+    left, right = core + less, less + k
+    return (left - k, op, less) if k < 0 else (left, op, right)

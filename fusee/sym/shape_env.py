@@ -18,21 +18,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fusee.sym.expr import (
-    Expr,
     Size,
     Symbol,
     coefficient,
-    collect,
+    common_bits,
     floordiv,
     hint,
-    lower_bound,
     maximum,
     minimum,
     mod,
+    power_of_two,
     substitute,
     symbols,
 )
-from fusee.sym.ranges import COMPARISONS, OPPOSITE, Form, Ranges
+from fusee.sym.ranges import COMPARISONS, OPPOSITE, Form, Ranges, sides
 from fusee.sym.unbacked import Unbacked
 
 
@@ -118,7 +117,7 @@ class ShapeEnv:
         found = COMPARISONS[op](hint(self.simplified(a - b)), 0)
         core, op, k = self.note(a, op if found else OPPOSITE[op], b)
         # of two bounds of the same size the later one is the closer one
-        relation = Relation(*_sides(core, op, k), self.where())
+        relation = Relation(*sides(core, op, k), self.where())
         self._relations[core, op, k if op == "!=" else None] = relation
         return found
 
@@ -144,6 +143,15 @@ class ShapeEnv:
             self._identify(core - k)
         return core, op, k
 
+    def written(self) -> tuple[Any, ...]:
+        """All that is known, as values; `read` of another one knows it too."""
+        return self._relations, self._equal, self._ranges.written(), self.data.written()
+
+    def read(self, relations: Any, equal: Any, ranges: Any, data: Any) -> None:
+        self._relations, self._equal = relations, equal
+        self._ranges.read(*ranges)
+        self.data.made, self.data.required = data
+
     def bound(self, symbol: Symbol, hi: int | None) -> None:
         """Note the greatest value of a new symbol."""
         self._ranges.symbol(symbol, hi)
@@ -162,17 +170,6 @@ class ShapeEnv:
                 self._equal[symbol] = is_now
                 self._simplified.clear()
                 return
-
-
-def _sides(core: Expr, op: str, k: int) -> tuple[Size, str, Size]:
-    """`core op k` without minus signs."""
-    less = collect({mono: -count for mono, count in core.terms.items() if count < 0})
-    if less != 0 and (op, k) in (("<=", -1), (">=", 1)):
-        op, k = op[0], 0
-    if (op, k) == (">=", 1) and less == 0 and lower_bound(core) == 0:
-        op, k = "!=", 0
-    left, right = core + less, less + k
-    return (left - k, op, less) if k < 0 else (left, op, right)
 
 
 # ---------------------------------------------------------------------------- nodes
@@ -453,7 +450,14 @@ class FloatNode(Node):
         return self
 
     def sym_sqrt(self) -> FloatNode:
-        return self._with(math.sqrt)
+        return self.of(math.sqrt)
+
+    def of(self, function: Callable[[float], float]) -> FloatNode:
+        """What one of `FUNCTIONS` gives. raises what that raises"""
+        op, bound = FUNCTIONS[function]
+        if op:
+            self._compared(op, self.wrap_float(bound)).expect_true("", 0)
+        return self._with(function)
 
     def _compared(self, op: str, other: Any) -> BoolNode:
         left, right = _exactly(self, False), _exactly(other, False)
@@ -520,6 +524,14 @@ class FloatNode(Node):
         return str(self.value)
 
 
+# Functions of math whose results stay open, and the numbers that they take.
+FUNCTIONS: dict[Callable[[float], float], tuple[str, float]] = {
+    math.sqrt: (">=", 0.0),
+    **dict.fromkeys((math.log, math.log2, math.log10), (">", 0.0)),
+    math.log1p: (">", -1.0),
+    **dict.fromkeys((math.exp, math.expm1, math.sinh, math.cosh), ("<=", 700.0)),
+    **dict.fromkeys((math.sin, math.cos, math.tan, math.atan, math.tanh, math.erf), ("", 0.0)),
+}
 _LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
 
 _Quotient = tuple[Size, Size]
@@ -631,6 +643,8 @@ class SizeNode(Node):
         return 1 if env.holds(size, ">", 0) else -1
 
     def pow_by_natural(self, other: SizeNode) -> SizeNode:
+        if self.is_constant() and self.hint > 1 and not self.hint & (self.hint - 1):
+            return self.wrap_int(1).lshift(other.mul(self.wrap_int(self.hint.bit_length() - 1)))
         total: Size = 1
         for _ in range(other.guarded()):
             total = total * self.size
@@ -666,13 +680,25 @@ class SizeNode(Node):
         return self.wrap_bool(True)
 
     def lshift(self, other: SizeNode) -> SizeNode:
-        return self._made(self.size * (1 << other.guarded()))
+        return self._made(self.size * self._power(other))
 
     def rshift(self, other: SizeNode) -> SizeNode:
-        return self._made(floordiv(self.size, 1 << other.guarded()))
+        return self._made(floordiv(self.size, self._power(other)))
+
+    def _power(self, exponent: SizeNode) -> Size:
+        at = exponent.size
+        if self.env.data.of(at) or not (
+            self.env.holds(at, ">=", 0) and self.env.holds(at, "<=", 62)
+        ):
+            at = exponent.guarded()  # it may raise, or be more than a word holds
+        return power_of_two(at)
 
     def bitwise_and(self, other: SizeNode) -> SizeNode:
         """The bits of runs of ones in a mask, each a remainder."""
+        open_ones = (self.size, other.size)
+        if not any(isinstance(x, int) or self.env.data.of(x) for x in open_ones):
+            if all(self.env.holds(x, ">=", 0) for x in open_ones):
+                return self._made(common_bits(*open_ones))
         of, mask = (other.size, self.size) if self.is_constant() else (self.size, other.guarded())
         assert isinstance(mask, int)
         ones, total = mask if mask >= 0 else ~mask, 0 * of
@@ -787,13 +813,3 @@ class SizeNode(Node):
 
     def __str__(self) -> str:
         return str(self.env.simplified(self.size))
-
-
-def python_source(a: Size, names: Callable[[Symbol], str]) -> str:
-    """Python for a size, given what stands for each symbol."""
-    return f"({substituted(a, names)})" if isinstance(a, Expr) else str(a)
-
-
-def substituted(a: Expr, names: Callable[[Symbol], str]) -> str:
-    """The text of a size with other names for its symbols."""
-    return str(substitute(a, {s: Symbol(names(s)).expr for s in symbols(a)}))

@@ -36,6 +36,9 @@ class Unbacked:
         self.refuse: Callable[[Any], NoReturn] = refuse
         self._counts: dict[int, tuple[torch.Tensor, int, Expr]] = {}  # of masks, by id
 
+    def written(self) -> tuple[Any, Any]:
+        return self.made, self.required
+
     def new(self, lo: int = 0, hi: int | None = None) -> Expr:
         """A new symbol that is `lo` to `hi` (inclusive)."""
         symbol = Symbol(self.next_name(), lo, hint=_GUESS)

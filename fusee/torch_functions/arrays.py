@@ -31,6 +31,7 @@ from fusee.capture.iterators import Indexed
 from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Call, Held, Origin
+from fusee.capture.symbols import holds_open, is_open, kind_of
 from fusee.capture.torch_api import FakeTensor, pytree
 from fusee.source import Args, Kwargs
 from fusee.torch_functions.torch_api import (
@@ -539,6 +540,7 @@ def _numpy(m: Capturing, x: Any, *, force: Any = False) -> Any:
 _COPIES = {torch.from_numpy: False, torch.as_tensor: False, torch.tensor: True}
 
 
+@stands_for_each(*_COPIES)
 def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """torch.tensor and the like."""
     if len(args) == 1 and isinstance(args[0], (list, tuple)) and not {*kwargs} - {"dtype"}:
@@ -546,7 +548,11 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
     if not args or not isinstance(args[0], Array):
-        return calls.on_tensors(m, function, args, kwargs)
+        is_open = (
+            args and holds_open(args[0]) and len(args) == 1 and {*kwargs} <= {"dtype", "device"}
+        )
+        made = _of_numbers(m, args[0], kwargs) if is_open else None
+        return calls.on_tensors(m, function, args, kwargs) if made is None else made
     (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)
     if rest or {*kwargs} - {"dtype", "device"} or not (is_array and x.shadow.flags.writeable):
         raise GraphBreak(f"torch.{function.__name__} of this {x.kind.__name__}")
@@ -559,6 +565,23 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         given = {"dtype": x.tensor.dtype, **kwargs, "copy": copies}
         plain = m.call(torch.Tensor.detach, x.tensor)
         return m.call(torch.Tensor.to, plain, **given) if copies or kwargs else plain
+
+
+def _of_numbers(m: Capturing, x: Any, kwargs: Kwargs) -> Any:
+    """The tensor of numbers some of which vary; None of other things."""
+    leaves = pytree.tree_leaves(x)
+    kinds = {kind_of(n) if is_open(n) else type(n) for n in leaves}
+    if not kinds <= {int, float}:
+        return None
+    usual = torch.get_default_dtype() if float in kinds else torch.int64
+    given = {**kwargs, "dtype": kwargs.get("dtype") or usual}
+
+    def made(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return m.call(torch.stack, [*map(made, x)])
+        return m.call(torch.full, (), x, **given)
+
+    return made(x)
 
 
 def _constant(r: Rebuild, x: Any) -> str:
@@ -588,7 +611,6 @@ def _register() -> None:
         LOADERS[type(np.dtype(kind))], MAKERS[type(np.dtype(kind))] = _load_dtype, Maker(_constant)
     LOADERS[np.ndarray], MAKERS[Array] = _load, Maker(_rebuilt, lambda x: (x.tensor,))
     SPECIAL[torch.Tensor.numpy] = _numpy
-    stands_for_each(*_COPIES)(_from_data)
     SPECIAL[np.errstate.__enter__] = _enter_errstate
     SPECIAL[np.errstate.__exit__] = SPECIAL[torch.inference_mode.__exit__]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -15,8 +17,10 @@ import pytest
 import torch
 
 import fusee
+from fusee.backends import lookup
 from fusee.capture import entries
 from fusee.capture.builtins import SPECIAL
+from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.guards import Fact
 from fusee.capture.policy import Policy
@@ -413,3 +417,99 @@ def test_a_kind_of_guard_and_one_of_source_are_a_class_each(
     missed = first.captured.facts.first_miss({"x": X, "items": {1, 2, 3, 4}})
     assert missed is not None and str(missed[0]) == "the length of items is at most 3"
     assert missed[0].miss(missed[1]) == "the length of items was 3, is 4"
+
+
+# ---------------------------------------------------------------------------- sizes that vary
+# By what f does: the sizes of X of its calls, and captures in the first process and in the next.
+
+SIZED = {
+    "a size": ("def f(x): return x * x.shape[0], x.shape, x.numel() // 2", (3, 5, 7), 2, 0),
+    "a relation": ("def f(x): return x * 2 if x.shape[0] > 4 else x", (6, 8, 3, 9), 3, 0),
+    "floats": ("def f(x): return x / math.sqrt(x.shape[0]), math.log(x.shape[0])", (3, 5), 2, 0),
+    "a result's size": ("def f(x): return x[x[:, 0] > 0.2].sum(), x.nonzero().shape", (3, 5), 2, 0),
+    "a module": (
+        "m = nn.Sequential(nn.Linear(4, 3), nn.GELU())\ntorch.nn.init.ones_(m[0].weight)\n"
+        "torch.nn.init.ones_(m[0].bias)\ndef f(x): return m(x).reshape(-1, 1)",
+        (3, 5, 7), 2, 0,
+    ),
+    "it always fails": ("def f(x): return x + [*range(x.shape[0])][-1]", (3, 5, 7), 3, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["as it is", "fusee"])
+@pytest.mark.parametrize("what", SIZED)
+def test_sizes_that_vary_are_kept(what: str, backend: str, processes: Processes) -> None:
+    source, sizes, first, then = SIZED[what]
+    for count in (first, then):
+        program = processes.start(HEAD + source)
+        processes.captures.clear()
+        fast = CompiledFunction(
+            program.f,
+            lookup(backend) if backend == "fusee" else lambda gm, _: gm.forward,
+            Policy(),
+            keeper=Keeper(processes.cache),
+        )
+        with torch.no_grad():
+            for n in sizes:
+                x = torch.linspace(-1, 1, 4 * n).reshape(n, 4)
+                torch.testing.assert_close(fast(x), program.f(x))
+        assert len(processes.captures) == count
+
+
+def test_marks_make_versions_of_their_own(processes: Processes) -> None:
+    source = "def f(x): return x * 2"
+    for mark, count in ((False, 3), (True, 1)):
+        for again in (False, True):
+            program = processes.start(source)
+            processes.captures.clear()
+            fast = CompiledFunction(
+                program.f,
+                lambda gm, _: gm.forward,
+                Policy(),
+                varying=lambda f: Varying(f, None if mark else False),  # noqa: B023  called at once
+                keeper=Keeper(processes.cache),
+            )
+            for n in (3, 5, 7):
+                x = torch.ones(n, 4)
+                if mark:
+                    fusee.compiler.mark_dynamic(x, 0)
+                assert fast(x).shape == (n, 4)
+            assert len(processes.captures) == (0 if again else count)
+
+
+IN_ORDER = """
+import os, sys, torch, fusee
+from fusee.capture import entries
+captures, whole = [], entries.capture
+entries.capture = lambda *args: captures.append(args) or whole(*args)
+@fusee.compile
+def step(x, n):
+    return torch.relu(x @ x.T).sum(-1) * n, x.shape
+for n in (3, 5, 7):
+    x = torch.linspace(-1, 1, 4 * n).reshape(n, 4)
+    got, size = step(x, n)
+    assert torch.allclose(got, torch.relu(x @ x.T).sum(-1) * n)
+    assert size == x.shape
+print(len(captures), *(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
+"""
+
+
+def test_the_next_process_captures_no_size_again(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(IN_ORDER)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_COMPILE_JOB", "FUSEE"))}
+
+    def told(**variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(path)], capture_output=True, text=True, check=True,
+            env={**kept, "FUSEE_CACHE_DIR": str(tmp_path / "cache"), **variables},
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    keeps = {"FUSEE_KEEP_CAPTURES": "1", "FUSEE_JOB_ID": "sizes"}
+    assert told(**keeps) == "2"
+    assert told(**keeps) == "0"
+    for path_of in (tmp_path / "cache").rglob("*"):
+        if path_of.is_file() and "jobs" not in path_of.parts:
+            path_of.write_bytes(path_of.read_bytes()[:-9])
+    assert told(**keeps) == "1"

@@ -1,12 +1,13 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee [gradients | errors] [one] < pairs.json
+    python -m tests.opinfo.chunk fusee [gradients | errors | sizes [gradients]] [one] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import signal
@@ -20,6 +21,7 @@ import torch
 from fusee.backends import lookup
 from tests.opinfo.errors import run_errors
 from tests.opinfo.gradients import run_gradients
+from tests.opinfo.sizes import run_sizes
 from tests.opinfo.sweep import Backend, Outcome, run_op
 
 SECONDS_PER_OP = 300
@@ -44,9 +46,11 @@ def _timeout(*_: Any) -> None:
 
 
 def main() -> None:
-    kinds = {"gradients": run_gradients, "errors": run_errors}
-    run: Any = next((kinds[kind] for kind in sys.argv[2:] if kind in kinds), run_op)
-    backend: Any = sys.argv[1] if run is run_errors else backend_named(sys.argv[1])
+    kinds = {"sizes": run_sizes, "gradients": run_gradients, "errors": run_errors}
+    run: Any = next((kinds[kind] for kind in kinds if kind in sys.argv[2:]), run_op)
+    backend: Any = sys.argv[1] if run in (run_sizes, run_errors) else backend_named(sys.argv[1])
+    if run is run_sizes:
+        run = functools.partial(run_sizes, learns="gradients" in sys.argv[2:])
     which: Literal["all", "other"] = "other" if "one" in sys.argv[2:] else "all"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

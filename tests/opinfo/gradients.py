@@ -93,7 +93,7 @@ def run_gradient_sample(op: OpInfo, sample: SampleInput, backend: Backend) -> st
     def oracle() -> Any:
         if not exact:
             try:
-                exact.append(_eager(function, pytree.tree_map(_widen, call)))
+                exact.append(_eager(function, pytree.tree_map(widen, call)))
             except Skip:
                 exact.append(want)
         return exact[0]
@@ -103,7 +103,7 @@ def run_gradient_sample(op: OpInfo, sample: SampleInput, backend: Backend) -> st
     for _ in range(2):
         given = copy_tree(call)
         torch.manual_seed(SEED)
-        got = _gradients(functools.partial(_compiled, compiled, rebuild), given)
+        got = gradients(functools.partial(_compiled, compiled, rebuild), given)
         assert_same(got, want, oracle)
     report = getattr(compiled, "report", None)
     reason: str | None = report().eager if report is not None else None
@@ -118,14 +118,14 @@ def _eager(function: Callable[..., Any], call: Call) -> Any:
     given = copy_tree(call)
     torch.manual_seed(SEED)
     try:
-        return _gradients(lambda given: function(*given), given)
+        return gradients(lambda given: function(*given), given)
     except Skip:
         raise
     except Exception as error:  # eager may refuse a sample in any way
         raise Skip from error
 
 
-def _gradients(run: Callable[[Any], Any], given: Any) -> tuple[list[Tensor], list[Tensor | None]]:
+def gradients(run: Callable[[Any], Any], given: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     """The results that require grad, detached, and the gradient of each input that does."""
     results = [
         leaf
@@ -168,7 +168,7 @@ def gradcheck(op: OpInfo, sample: SampleInput, backend: Backend) -> None:
     torch.autograd.gradcheck(run, inputs, fast_mode=True, nondet_tol=1e-12)
 
 
-def _widen(x: Any) -> Any:
+def widen(x: Any) -> Any:
     if isinstance(x, Tensor) and x.is_floating_point():
         return x.detach().double().requires_grad_(x.requires_grad)
     if isinstance(x, Tensor) and x.is_complex():

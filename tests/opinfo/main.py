@@ -1,4 +1,4 @@
-"""The full sweep: `scripts/opinfo [--gradients | --errors] [--backend NAME] [--ops a,b] ...`.
+"""The full sweep: `scripts/opinfo [--gradients | --errors | --sizes] [--ops a,b] ...`.
 
 Ops run in child processes of some tens, so that a crash costs one op. Outcomes are appended to
 out/opinfo/BACKEND.jsonl (others: BACKEND.gradients.jsonl) as they come; a second run does only
@@ -24,7 +24,7 @@ from rich.progress import Progress
 from tests.opinfo.errors import wanted_errors
 from tests.opinfo.exclusions import EXCLUDED
 from tests.opinfo.gradients import GRADIENT_DTYPES, wanted_gradients
-from tests.opinfo.results import errors_markdown, gradients_markdown, markdown
+from tests.opinfo.results import errors_markdown, gradients_markdown, markdown, sizes_markdown
 from tests.opinfo.sweep import DTYPES, wanted
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,6 +103,7 @@ def main() -> int:
     parser.add_argument("--backend", default="fusee", help="a name, or module:function")
     parser.add_argument("--gradients", action="store_true", help="of ops that have any")
     parser.add_argument("--errors", action="store_true", help="inputs that eager refuses, and few")
+    parser.add_argument("--sizes", action="store_true", help="samples as groups whose sizes vary")
     parser.add_argument("--one", action="store_true", help="one sample of each op, not all")
     parser.add_argument("--ops", default="", help="comma-separated; all unless given")
     parser.add_argument("--dtypes", default=",".join(dict.fromkeys([*DTYPES, *GRADIENT_DTYPES])))
@@ -111,7 +112,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a file for the summary, in Markdown")
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
-    kind = ["gradients"] * given.gradients + ["errors"] * given.errors + ["one"] * given.one
+    kind = ["sizes"] * given.sizes + ["gradients"] * given.gradients
+    kind += ["errors"] * given.errors + ["one"] * given.one
     name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])
     path = ROOT / "out" / "opinfo" / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,6 +142,7 @@ def main() -> int:
     if given.write is not None:
         write = gradients_markdown if given.gradients else markdown
         write = errors_markdown if given.errors else write
+        write = sizes_markdown if given.sizes else write
         given.write.write_text(write(rows, given.backend))
     console.print(summary(rows), markup=False, highlight=False, soft_wrap=True)
     return int(any(row["failures"] for row in rows))

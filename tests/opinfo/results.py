@@ -62,6 +62,46 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
     return "\n".join([*lines, *_failures_and_reasons(found), ""])
 
 
+def sizes_markdown(rows: Iterable[Row], backend: str) -> str:
+    """The same of a sweep over groups of samples: tests/opinfo/SIZES.md."""
+    found = _in_order(rows)
+    lines = [
+        f"# One version for all sizes: the op database through fusee.compile, {backend!r}",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}, CPU, one thread. Written by",
+        "`scripts/opinfo --sizes --write tests/opinfo/SIZES.md`.",
+        "",
+        "A group is samples that differ in the lengths of their axes alone, and the same with axes"
+        " twice as long. One",
+        "function is compiled for it with `dynamic=True`. An op passes if each call gives what"
+        " eager gives: results,",
+        "strides, changed inputs, shared memory, or an exception of the same class.",
+        "",
+        "| dtype | ops | ops passed | groups passed | failed | one version | more, or a break |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [*_by_dtype(DTYPES, found), *_failures(found)]
+    lines += ["", "## More than one version, or a graph that ends", "", "| groups | ops | why |"]
+    lines.append("|---|---|---|")
+    ops: dict[str, set[str]] = {}
+    reasons: Counter[str] = Counter()
+    for row in found:
+        for text, count in row.get("eager", {}).items():
+            for reason in dict.fromkeys(map(_general, text.split(" / "))):
+                reasons[reason] += count
+                ops.setdefault(reason, set()).add(row["op"])
+    for reason, count in sorted(reasons.items(), key=lambda x: -x[1]):
+        named = sorted(ops[reason])
+        shown = ", ".join(named[:12]) + f", {len(named) - 12} more" * (len(named) > 12)
+        lines.append(f"| {count} | {shown} | {reason} |")
+    return "\n".join([*lines, ""])
+
+
+def _general(reason: str) -> str:
+    """Why a group has another version, without the numbers of this one."""
+    return re.sub(r"\d+", "N", reason.partition(" held with ")[0])
+
+
 def _by_dtype(dtypes: Iterable[str], found: list[Row]) -> list[str]:
     rows = {dtype: [row for row in found if row["dtype"] == dtype] for dtype in dtypes}
     return [_counts(dtype, some) for dtype, some in rows.items() if some]
@@ -108,10 +148,14 @@ def _in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["op"], row["dtype"]))
 
 
-def _failures_and_reasons(found: list[Row]) -> list[str]:
-    lines = ["", "## Failures", ""]
+def _failures(found: list[Row]) -> list[str]:
     failed = [row for row in found if row["failures"]]
-    lines += [f"- {r['op']} {r['dtype']}: {_short(r['failures'][0])}" for r in failed] or ["None."]
+    rows = [f"- {r['op']} {r['dtype']}: {_short(r['failures'][0])}" for r in failed]
+    return ["", "## Failures", "", *(rows or ["None."])]
+
+
+def _failures_and_reasons(found: list[Row]) -> list[str]:
+    lines = _failures(found)
     lines += ["", "## Left to eager, by reason", "", "| samples | reason |", "|---|---|"]
     reasons: Counter[str] = Counter()
     for row in found:

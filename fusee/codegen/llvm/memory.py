@@ -193,6 +193,8 @@ def _call(ctx: Context, rank: int, atom: Call, a: str, b: str, lanes: int) -> st
     kind = vector("i64", lanes)
     if atom.op in ("min", "max"):
         return t.intrinsic(f"s{atom.op}", "i64", a, b)
+    if atom.op in ("&", "<<"):
+        return t.level.op(f"{'and' if atom.op == '&' else 'shl'} {kind} {a}, {b}")
     if known_ge(atom.a, 0):
         return t.level.op(f"{'udiv' if atom.op == '//' else 'urem'} {kind} {a}, {b}")
     # divisors are positive: only a negative remainder has to be moved

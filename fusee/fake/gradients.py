@@ -1,0 +1,78 @@
+"""Sizes, strides and dtypes of gradients: they lie as what they are gradients of, or row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.fake.layouts import Sizes, Spec, laid_out, like, rows, strides
+from fusee.fake.rules import RULES, Found, convolution_layout, in_layout_of, overloads
+
+aten = torch.ops.aten
+
+
+def _asked(specs: Iterable[Spec | None], mask: Sequence[bool]) -> tuple[Spec | None, ...]:
+    return tuple(spec if asked else None for spec, asked in zip(specs, mask))
+
+
+@RULES.rule(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: Sizes, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> Found:
+    parts = (x, weight, bias)
+    return _asked((None if p is None else rows(p.shape, p.dtype) for p in parts), mask)
+
+
+@RULES.rule(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> Found:
+    channels = rows((x.shape[1],), x.dtype if weight is None else weight.dtype)
+    return _asked((in_layout_of(x), channels, channels), rest[-1])
+
+
+@RULES.rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Any, rstd: Any, weight: Any, n: Any, channels: Any, *rest: Any
+) -> Found:
+    row = rows((channels,), x.dtype if weight is None else weight.dtype)
+    return _asked((in_layout_of(x), row, row), rest[-1])
+
+
+@RULES.rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(grad: Tensor, out: Tensor, axis: int, dtype: torch.dtype) -> Found:
+    return rows(grad.shape, dtype)
+
+
+@RULES.rule(*overloads(
+    "mse_loss_backward huber_loss_backward smooth_l1_loss_backward glu_backward"
+    " nll_loss_backward nll_loss2d_backward multi_margin_loss_backward"
+    " multilabel_margin_loss_backward fractional_max_pool3d_backward"
+))  # fmt: skip
+def _row_by_row(grad: Tensor, x: Tensor, *_: Any) -> Found:
+    return rows(x.shape, x.dtype)
+
+
+@RULES.rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _flash_attention_backward(grad: Tensor, *operands: Any, **_: Any) -> Found:
+    return tuple(Spec(x.shape, strides(x.shape, (0, 2, 1, 3)), x.dtype) for x in operands[:3])
+
+
+@RULES.rule(aten.embedding_dense_backward.default)
+def _embedding_backward(grad: Tensor, index: Tensor, count: Any, *_: Any) -> Found:
+    return rows((count, grad.shape[-1]), grad.dtype)
+
+
+RULES.rule(aten.max_pool2d_with_indices_backward.default)(lambda grad, x, *_: in_layout_of(x))
+RULES.rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
+RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
+
+
+@RULES.rule(aten.convolution_backward.default)
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
+    if x.dim() != 4:
+        return None
+    layout = convolution_layout(x, weight)
+    image, kernel = (laid_out(y.shape, y.dtype, layout) for y in (x, weight))
+    return _asked((image, kernel, rows((grad.shape[1],), weight.dtype)), rest[-1])

@@ -1,0 +1,232 @@
+"""Torch's op database with sizes that vary: one version for each group of samples.
+
+Samples of an op that have all in common but the lengths of their axes are a group, together with
+copies of theirs whose axes are twice as long. One function is compiled for a group with
+dynamic=True and called with each of them; eager says what comes out, or what is raised. An axis of
+no element, or of one, is no length: broadcasting tells it apart.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal import common_methods_invocations as invocations
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils import _pytree as pytree
+
+import fusee
+from fusee.capture.entries import listeners
+from fusee.capture.versions import Entry
+from fusee.errors import FuseeError, FuseeWarning
+from fusee.log import subscribe
+from tests.check import copy_tree, sharing
+from tests.compare import Mismatch, assert_same
+from tests.opinfo.gradients import gradients, widen
+from tests.opinfo.sweep import DTYPES, OPS, SEED, Outcome, Skip, excluded_input, samples
+
+__all__ = ["KNOWN", "TELL_APART", "run_sizes"]
+
+# What differs, and why it stays.
+KNOWN: dict[str, str] = {}
+# Ops whose groups have several versions, or graphs, and why.
+TELL_APART: dict[str, str] = {}
+
+CALLS = 6  # of a group
+LARGEST = 2**16  # elements of a tensor that is made twice as long
+
+Call = tuple[Any, Any]
+
+
+def run_sizes(
+    name: str, dtype: str, backend: str = "fusee", which: str = "all", learns: bool = False
+) -> Outcome:
+    """All groups of one op, or with `which` other than "all" the first one of each function.
+
+    learns   with gradients, of inputs that have any
+    """
+    op = OPS[name]
+    outcome = Outcome(name, dtype)
+    # _outcome sets it, before the graph begins
+    invocations.wrapper_set_seed = _without_seed  # type: ignore[attr-defined]
+    functions = [op.op]
+    if not learns and op.inplace_variant is not None and op.inplace_variant is not op.op:
+        functions.append(op.inplace_variant)
+    for function in functions:
+        kind = "in place, " if function is not op.op else ""
+        found = groups([s for _, s in samples(op, DTYPES[dtype], "all", learns)], bool(kind))
+        for number, calls in enumerate(found if which == "all" else itertools.islice(found, 1)):
+            first, *rest = calls[0][0]
+            shown = SampleInput(first, args=tuple(rest), kwargs=calls[0][1])
+            outcome.count(lambda: _run(function, calls, backend), number, shown, kind)  # noqa: B023  called at once
+    return outcome
+
+
+def _without_seed(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def groups(found: list[SampleInput], in_place: bool) -> Iterator[list[Call]]:
+    """Arguments that differ in the lengths of axes alone."""
+    by_form: dict[Any, list[Call]] = {}
+    for sample in found:
+        call = (sample.input, *sample.args), sample.kwargs
+        if (in_place and sample.broadcasts_input) or excluded_input(call):
+            continue
+        for given in (call, pytree.tree_map(_longer, call)):
+            leaves, spec = pytree.tree_flatten(given)
+            calls = by_form.setdefault((str(spec), *map(_form, leaves)), [])
+            if len(calls) < CALLS:
+                calls.append(given)
+    yield from (calls for calls in by_form.values() if len(calls) > 1)
+
+
+def _form(x: Any) -> Any:
+    """What two leaves of a group have in common."""
+    if not isinstance(x, Tensor):
+        return type(x), repr(x)
+    order, step, steps = _outer_first(x), 1, []
+    for axis in reversed(order):
+        steps.append("dense" if x.stride(axis) == step else x.stride(axis))
+        step *= x.shape[axis]
+    few = tuple(n if n < 2 else 2 for n in x.shape)
+    return x.dtype, few, tuple(order), tuple(steps), x.is_conj(), x.is_neg(), x.requires_grad
+
+
+def _outer_first(x: Tensor) -> list[int]:
+    return sorted(range(x.dim()), key=lambda k: (-x.stride()[k], -x.shape[k], k))
+
+
+def _longer(x: Any) -> Any:
+    """A tensor that is twice as long along each axis that has a length, laid out as `x`."""
+    if not isinstance(x, Tensor) or not x.dim() or x.numel() > LARGEST >> x.dim():
+        return x
+    times = [2 if n > 1 else 1 for n in x.shape]
+    if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1 and x.dtype.is_floating_point:
+        longer = torch.kron(
+            torch.eye(2, dtype=x.dtype), x.contiguous()
+        )  # has an inverse if the matrix has one
+        longer = longer.repeat([*times[:-2], 1, 1])
+    else:
+        longer = x.repeat(times)
+    order = _outer_first(x)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return longer.permute(order).contiguous().permute(back).requires_grad_(x.requires_grad)
+
+
+def _run(function: Callable[..., Any], calls: list[Call], backend: str) -> str | None:
+    """Why a group has more versions than one, or None. raises Mismatch, Skip"""
+
+    def program(args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    compiled = fusee.compile(program, backend=backend, dynamic=True)
+    versions: list[Entry] = []
+    reasons: list[str] = []
+    with _seen() as (made, why, asked):
+        for call in calls:
+            want = _outcome(program, call)
+            with _imports(asked):
+                got = _outcome(compiled, call)
+            if isinstance(want, Exception) or isinstance(got, Exception):
+                if type(got) is not type(want) or isinstance(got, FuseeError):
+                    raise Mismatch(f"{_sizes(call)}: got {_shown(got)}, eager gives {_shown(want)}")
+            else:
+                try:
+                    assert_same(got, want, lambda: _outcome(program, pytree.tree_map(widen, call)))  # noqa: B023  called at once
+                except Mismatch as error:
+                    raise Mismatch(f"{_sizes(call)}: {error}") from error
+                if (ours := sharing(*got)) != (eagers := sharing(*want)):
+                    raise Mismatch(f"{_sizes(call)}: shared memory {ours}, eager's {eagers}")
+                if versions and made:
+                    reasons += why
+                versions += made
+            made.clear()
+            why.clear()
+    if not versions:
+        raise Skip
+    begun = [entry for entry in versions if entry.captured.place.at < 0]
+    found = [f"another version: {x}" for x in dict.fromkeys(reasons)] if len(begun) > 1 else []
+    stops = [e.captured.stop.reason for e in versions if e.captured.stop is not None]
+    found += [f"the graph ends: {x}" for x in dict.fromkeys(stops)]
+    found += [f"sympy: {x}" for x in dict.fromkeys(asked)]
+    return " / ".join(found) or None
+
+
+@contextlib.contextmanager
+def _seen() -> Iterator[tuple[list[Entry], list[str], list[str]]]:
+    """Versions as they are made, why they are, and what asked for sympy."""
+    made: list[Entry] = []
+    why: list[str] = []
+    listeners.append(made.append)
+    undo = subscribe(lambda record: why.append(record.text.splitlines()[0]), "recompiles")
+    try:
+        yield made, why, []
+    finally:
+        undo()
+        listeners.remove(made.append)
+
+
+_SYMPY = ("sympy", "torch.utils._sympy", "torch.fx.experimental.symbolic_shapes")
+
+
+@contextlib.contextmanager
+def _imports(asked: list[str]) -> Iterator[None]:
+    """Notes who imports sympy: it is in the process already, so that nothing else tells."""
+    by_python = builtins.__import__
+
+    def noting(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith(_SYMPY):
+            asked.append(_asker(sys._getframe(1)))
+        return by_python(name, *args, **kwargs)
+
+    builtins.__import__ = noting
+    try:
+        yield
+    finally:
+        builtins.__import__ = by_python
+
+
+def _asker(frame: Any) -> str:
+    """The operator that runs, or the function that asks."""
+    name = frame.f_code.co_name
+    while frame is not None:
+        for key in ("func", "op"):
+            if isinstance(found := frame.f_locals.get(key), torch._ops.OpOverload):
+                name = str(found)
+        frame = frame.f_back
+    return str(name)
+
+
+def _sizes(call: Call) -> str:
+    return str([tuple(x.shape) for x in pytree.tree_leaves(call) if isinstance(x, Tensor)])
+
+
+def _shown(x: Any) -> str:
+    first = (str(x).splitlines() or [""])[0]
+    return f"{type(x).__name__}: {first[:120]}" if isinstance(x, Exception) else "a result"
+
+
+def _outcome(program: Callable[..., Any], call: Call) -> Any:
+    """The arguments afterwards and the result, with gradients; or what is raised."""
+    given = copy_tree(call)
+    learns = any(isinstance(x, Tensor) and x.requires_grad for x in pytree.tree_leaves(given))
+    torch.manual_seed(SEED)
+    with warnings.catch_warnings(), torch.set_grad_enabled(learns):
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", FuseeWarning)
+        try:
+            return (
+                gradients(lambda given: program(*given), given)
+                if learns
+                else (given, program(*given))
+            )
+        except Exception as error:  # noqa: BLE001  which one is what is asked
+            return error

@@ -1,0 +1,22 @@
+"""A fixed sample of the sweep over groups of samples whose sizes vary: one group of each op."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    # torch's test modules import deprecated corners of torch and numpy.
+    warnings.simplefilter("ignore")
+    from tests.opinfo import sizes, sweep
+
+
+@pytest.mark.filterwarnings("ignore")  # eager itself warns in many samples
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in sweep.wanted([], ["float32"])))
+def test_one_version(name: str) -> None:
+    outcome = sizes.run_sizes(name, "float32", which="other")
+    failures = [text for text in outcome.failures if name not in sizes.KNOWN]
+    assert not failures, "\n".join(failures)
+    found = [*outcome.eager]
+    assert not found or name in sizes.TELL_APART, found
