@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import importlib
 import io
 import operator
 import pickle
@@ -264,6 +265,8 @@ def taken_now(module: str, name: str) -> Any:
 def _global(module: str, path: str) -> Any:
     if not module:
         return _MARKERS.get(path, ABSENT)
+    if module.startswith("fusee."):  # which capture itself would import
+        importlib.import_module(module)
     found: Any = sys.modules.get(module, ABSENT)
     for name in path.split("."):
         found = getattr(found, name, ABSENT)
@@ -276,7 +279,7 @@ def _global(module: str, path: str) -> Any:
 class Resolved(pickle.Unpickler):
     """A capture, with the objects that its recipes lead to in this process.
 
-    It imports nothing: what is not loaded yet is not there.
+    It imports nothing but ours: what else is not loaded yet is not there.
 
     data               what `Names.written` gave; `content` is the object
     function, values   what is compiled, and what it is called with

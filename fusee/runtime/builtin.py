@@ -123,7 +123,7 @@ def _c_api() -> dict[str, int]:
 # number c itself, or of the numbers a and b: a + c*b, or what the operation says.
 Step = tuple[str, int, int, int]
 
-_OPERATIONS = ("number", "+", "*", "min", "max", "==", "!=", "<=", "//", "%")
+_OPERATIONS = ("number", "+", "*", "min", "max", "==", "!=", "<=", "&", "<<", "//", "%")
 STEP_WORDS = 4
 
 
@@ -148,6 +148,7 @@ def evaluation() -> str:
         values = [c, op(f"add i64 {x}, {op(f'mul i64 {c}, {y}')}"), op(f"mul i64 {x}, {y}")]
         values += [level.call("i64", f"llvm.{m}.i64", ("i64", x), ("i64", y)) for m in _EXTREMES]
         values += [op(f"zext i1 {op(f'icmp {m} i64 {x}, {y}')} to i64") for m in _COMPARED]
+        values += [op(f"and i64 {x}, {y}"), op(f"shl i64 {x}, {op(f'and i64 {y}, 63')}")]
         found = values[0]
         for number, value in enumerate(values[1:], 1):
             found = op(f"select i1 {op(f'icmp eq i64 {kind}, {number}')}, i64 {value}, i64 {found}")
