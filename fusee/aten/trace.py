@@ -52,7 +52,7 @@ from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.unbacked import UNBACKED, unbacked_env
 from fusee.source import Rules
-from fusee.sym.shape_env import FUNCTIONS
+from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.symint import Symbols
 
 # ---------------------------------------------------------------------------- scalars

@@ -36,8 +36,8 @@ from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS
-from fusee.sym.shape_env import FUNCTIONS, FloatNode, Node, ShapeEnv, size_of, wrapped
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS
+from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
 from fusee.sym.unbacked import refuse
 
 
@@ -364,13 +364,13 @@ class Symbols:
 
     def written(self) -> tuple[Any, ...]:
         """What is left of a capture that is over, as values; `read` makes these again."""
-        return self.origins, self.ends, self.strict, self.env.written()
+        return self.origins, self.ends, self.strict, self.env.state()
 
     @classmethod
     def read(cls, origins: Any, ends: Any, strict: Any, env: Any) -> Symbols:
         made = cls(str, None)
         made.origins, made.ends, made.strict = origins, ends, strict
-        made.env.read(*env)
+        made.env.be(*env)
         made.closed()
         return made
 

@@ -301,7 +301,9 @@ def _max_pool2d(
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
-RULES.rule(aten.max_pool2d.default)(lambda *args: _max_pool2d(*args)[0])
+RULES.rule(aten.max_pool2d.default)(
+    lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0]
+)
 
 
 @RULES.rule(aten.avg_pool2d.default)
@@ -312,7 +314,7 @@ def _avg_pool2d(
     return laid_out(size, x.dtype, suggested_layout(x))
 
 
-@RULES.rule(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
+@RULES.rule(aten._adaptive_avg_pool2d.default)
 def _adaptive_avg_pool2d(x: Tensor, size: Sizes) -> Found:
     if x.dim() not in (3, 4) or len(size) != 2 or is_empty(x):
         return None

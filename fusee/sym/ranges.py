@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from math import gcd
@@ -32,6 +33,14 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _TURNED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
+# Functions of math whose results stay open, and the numbers that they take.
+FUNCTIONS: dict[Callable[[float], float], tuple[str, float]] = {
+    math.sqrt: (">=", 0.0),
+    **dict.fromkeys((math.log, math.log2, math.log10), (">", 0.0)),
+    math.log1p: (">", -1.0),
+    **dict.fromkeys((math.exp, math.expm1, math.sinh, math.cosh), ("<=", 700.0)),
+    **dict.fromkeys((math.sin, math.cos, math.tan, math.atan, math.tanh, math.erf), ("", 0.0)),
+}
 Range = tuple[int | None, int | None]  # least and greatest, as far as they are known
 # A sum without a constant whose terms have no factor in common; "==", "!=", ">=" or "<="; a number
 Form = tuple[Expr, str, int]
@@ -45,10 +54,10 @@ class Ranges:
         self._unequal: set[tuple[Size, int]] = set()
         self._found: dict[Size, Range] = {}
 
-    def written(self) -> tuple[Any, Any]:
+    def state(self) -> tuple[Any, Any]:
         return self._noted, self._unequal
 
-    def read(self, noted: dict[Size, Range], unequal: set[tuple[Size, int]]) -> None:
+    def be(self, noted: dict[Size, Range], unequal: set[tuple[Size, int]]) -> None:
         self._noted, self._unequal = noted, unequal
 
     def symbol(self, symbol: Symbol, hi: int | None) -> None:

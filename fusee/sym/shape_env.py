@@ -28,10 +28,11 @@ from fusee.sym.expr import (
     minimum,
     mod,
     power_of_two,
+    product,
     substitute,
     symbols,
 )
-from fusee.sym.ranges import COMPARISONS, OPPOSITE, Form, Ranges, sides
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, OPPOSITE, Form, Ranges, sides
 from fusee.sym.unbacked import Unbacked
 
 
@@ -143,14 +144,14 @@ class ShapeEnv:
             self._identify(core - k)
         return core, op, k
 
-    def written(self) -> tuple[Any, ...]:
-        """All that is known, as values; `read` of another one knows it too."""
-        return self._relations, self._equal, self._ranges.written(), self.data.written()
+    def state(self) -> tuple[Any, ...]:
+        """All that is known, as values that another one may be given."""
+        return self._relations, self._equal, self._ranges.state(), self.data.state()
 
-    def read(self, relations: Any, equal: Any, ranges: Any, data: Any) -> None:
+    def be(self, relations: Any, equal: Any, ranges: Any, data: Any) -> None:
         self._relations, self._equal = relations, equal
-        self._ranges.read(*ranges)
-        self.data.made, self.data.required = data
+        self._ranges.be(*ranges)
+        self.data.made, self.data.marked, self.data.required = data
 
     def bound(self, symbol: Symbol, hi: int | None) -> None:
         """Note the greatest value of a new symbol."""
@@ -524,14 +525,6 @@ class FloatNode(Node):
         return str(self.value)
 
 
-# Functions of math whose results stay open, and the numbers that they take.
-FUNCTIONS: dict[Callable[[float], float], tuple[str, float]] = {
-    math.sqrt: (">=", 0.0),
-    **dict.fromkeys((math.log, math.log2, math.log10), (">", 0.0)),
-    math.log1p: (">", -1.0),
-    **dict.fromkeys((math.exp, math.expm1, math.sinh, math.cosh), ("<=", 700.0)),
-    **dict.fromkeys((math.sin, math.cos, math.tan, math.atan, math.tanh, math.erf), ("", 0.0)),
-}
 _LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
 
 _Quotient = tuple[Size, Size]
@@ -645,10 +638,7 @@ class SizeNode(Node):
     def pow_by_natural(self, other: SizeNode) -> SizeNode:
         if self.is_constant() and self.hint > 1 and not self.hint & (self.hint - 1):
             return self.wrap_int(1).lshift(other.mul(self.wrap_int(self.hint.bit_length() - 1)))
-        total: Size = 1
-        for _ in range(other.guarded()):
-            total = total * self.size
-        return self._made(total)
+        return self._made(product([self.size] * other.guarded()))
 
     def sym_max(self, other: SizeNode) -> SizeNode:
         known = self.env.known(self.size, ">=", other.size)

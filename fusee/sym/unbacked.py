@@ -36,8 +36,8 @@ class Unbacked:
         self.refuse: Callable[[Any], NoReturn] = refuse
         self._counts: dict[int, tuple[torch.Tensor, int, Expr]] = {}  # of masks, by id
 
-    def written(self) -> tuple[Any, Any]:
-        return self.made, self.required
+    def state(self) -> tuple[Any, ...]:
+        return self.made, self.marked, self.required
 
     def new(self, lo: int = 0, hi: int | None = None) -> Expr:
         """A new symbol that is `lo` to `hi` (inclusive)."""
