@@ -447,16 +447,13 @@ class Recorder(TorchFunctionMode):
             # values change, and nothing else of hundreds of tensors
             return args[0] if args else kwargs["self"]
         if name.startswith("_foreach_") and len(args) > 1 and is_scale(*args[:2]):
-            args = (
-                args[0],
-                1.0,
-                *args[2:],
-            )  # to know the results' shapes; torch asks for its value
+            # to know the results' shapes; torch asks for its value
+            args = (args[0], 1.0, *args[2:])
         try:
             first = len(self.symbols.env.data.made)
-            is_open = bool(self.symbols.origins or first) and is_symbolic((args, kwargs))
-            func = COMPOSITES.get(func, func) if is_open else func
-            kernels = python_dispatcher() if is_open else contextlib.nullcontext()
+            kernels: Any = contextlib.nullcontext()
+            if (self.symbols.origins or first) and is_symbolic((args, kwargs)):
+                func, kernels = COMPOSITES.get(func, func), python_dispatcher()
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
@@ -508,8 +505,7 @@ class Recorder(TorchFunctionMode):
         if name in _LEFT_TO_EAGER:
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
-        # otherwise torch's dispatcher imports torch.distributed for a getter in C
-        with torch._C.DisableTorchFunction(), self.mode:
+        with torch._C.DisableTorchFunction(), self.mode:  # else torch imports torch.distributed
             out = args[0].device if name == "device" else func(*args)
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             node = self.graph.call_function(getattr, (self.node(args[0]), name))

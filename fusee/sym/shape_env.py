@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +32,7 @@ from fusee.sym.expr import (
     symbols,
 )
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, OPPOSITE, Form, Ranges, sides
-from fusee.sym.unbacked import Unbacked
+from fusee.sym.unbacked import Unbacked, Written
 
 
 class Relation(NamedTuple):
@@ -187,14 +186,6 @@ def size_of(x: Any) -> Size | None:
     """The size that a SymInt holds; None for one that torch made."""
     node = x.node
     return node.env.simplified(node.size) if type(node) is SizeNode else None
-
-
-@dataclass(frozen=True)
-class Written:
-    """What torch has a sympy expression for: it asks which symbols depend on data."""
-
-    size: Size
-    free_symbols: ClassVar[frozenset[Any]] = frozenset()
 
 
 class Node:

@@ -7,7 +7,8 @@ each size whether it is 0 or 1, and hears that it is neither, as it says of unba
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -158,3 +159,11 @@ def refuse(asked: Any) -> NoReturn:
     raise TraceError(
         f"{asked.asked} only the values of tensors tell",
     )
+
+
+@dataclass(frozen=True)
+class Written:
+    """What torch has a sympy expression for: it asks which symbols depend on data."""
+
+    size: Size
+    free_symbols: ClassVar[frozenset[Any]] = frozenset()
