@@ -217,6 +217,9 @@ class Capturing(Semantics):
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
+            is_state &= not methods or any(
+                getattr(cls, m, None) is not getattr(object, m, None) for m in methods
+            )
             if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
                 todo.append(self.world.slot(x, "args"))
                 is_state, is_held = False, True
