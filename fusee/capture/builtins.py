@@ -63,8 +63,8 @@ def special(function: Any) -> Stand | None:
     """What stands in for a function, if something does."""
     try:
         found = SPECIAL.get(function)
-    except TypeError:  # not hashable: an instance with its own __eq__
-        return None
+    except TypeError:  # not hashable: an instance with its own __eq__, a weak reference to a dict
+        found = None
     if found is not None:
         return found
     is_python = type(function) is types.FunctionType
