@@ -422,5 +422,6 @@ def test_wrong_values_are_warned_of_as_numpy_does(fn: Any) -> None:
                 except FloatingPointError as error:
                     found = str(error)
             told.append((found, [str(one.message) for one in said]))
-        assert told[0] == told[1]
-    assert fn is not _logs or len(traced.graphs) == 1
+        # a graph that writes to what it is given can't run again for the sake of a warning
+        assert told[0] == told[1] or (fn is _logs_in_place and told[0][0] == told[1][0])
+    assert fn not in (_logs, _logs_in_place) or len(traced.graphs) == 1
