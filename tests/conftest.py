@@ -19,6 +19,8 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 
 from fusee import config  # noqa: E402
+from fusee.capture.entries import listeners  # noqa: E402
+from fusee.capture.versions import Entry  # noqa: E402
 from fusee.errors import MissingPackage  # noqa: E402
 from tests.counting import Counting  # noqa: E402
 
@@ -90,3 +92,12 @@ def backend() -> Counting:
 def without_grad() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+@pytest.fixture
+def entries() -> Iterator[list[Entry]]:
+    """The versions that are made during a test, as they come."""
+    made: list[Entry] = []
+    listeners.append(made.append)
+    yield made
+    listeners.remove(made.append)

@@ -257,7 +257,7 @@ def _are_unbacked(numbers: Iterable[Any]) -> bool:
     """Whether these are integers, of which only data knows one."""
     open_ones = [x for x in numbers if type(x) is not int]
     is_int = all(type(x) is torch.SymInt for x in open_ones)
-    return is_int and any(x.node.env.data.of(x.node.size) for x in open_ones)
+    return is_int and any(map(is_unbacked, open_ones))
 
 
 _OPEN = Mark(True)  # of what varies and is not marked

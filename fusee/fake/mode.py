@@ -282,16 +282,20 @@ def _on_device(found: Any, new: Callable[..., torch.Tensor]) -> Any:
     return tuple([_on_device(x, new) for x in found]) if type(found) is tuple else found
 
 
-def _unless_unsure(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, which gives None where sizes decide that are not known."""
+def _unless(error: type[Exception], run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which gives None where it raises the error."""
 
     def quietly(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except Unsure:
+        except error:
             return None
 
     return quietly
+
+
+# None where sizes decide that are not known.
+_unless_unsure = functools.partial(_unless, Unsure)
 
 
 @functools.cache
@@ -372,20 +376,14 @@ def _quick_mode() -> type[FakeTensorMode]:
 def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
     """How to run an operator without a rule that goes element by element; None: another one."""
     if goes_by_elements(op):
-        return _unless_unsure(functools.partial(_by_rule, op)) if is_open else _if_in_cpp(op)
+        return (
+            _unless_unsure(functools.partial(_by_rule, op))
+            if is_open
+            else _unless(NotImplementedError, op)
+        )
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
     is_one = is_open and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
-
-
-def _if_in_cpp(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return op(*args, **kwargs)
-        except NotImplementedError:
-            return None
-
-    return run
 
 
 # Besides operators that go element by element: sizes of one and places of zero suit them.

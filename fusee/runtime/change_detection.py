@@ -175,9 +175,9 @@ class Table:
             facts = [fact & mask for fact, mask in zip(facts, masks, strict=True)]
             words += [id(type(one.example)), requires, *facts, *masks]
         words += [len(read), len(steps), len(required)]
+        places = _places()
         for element, kind, axis in read:
             first = {"int": 0, "size": 1, "stride": 1 + _MOST_DIMENSIONS}[kind]
-            places = _places()
             words += [element, places.words[first + axis] if places and kind != "int" else 0]
         words += [word & _MOST for word in (*step_words(steps), *required)]
         self._words = (ctypes.c_uint64 * len(words))(*words)
@@ -321,12 +321,12 @@ def differs() -> Callable[[int, list[Any]], int]:
 
     writer.loop("0", rows, 1, [], open_row)
     total = top.op(f"add i64 {count}, {rows}")
-    _hold(writer, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
+    _hold(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
     made: Callable[[int, list[Any]], int] = builtin("differs", evaluation() + answer(top, "-1"))
     return made
 
 
-def _hold(writer: Writer, items: str, at: str, total: str) -> None:
+def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> None:
     """The last part of `differs`: what numbers are read, and what must hold of them."""
     top = writer.top
     reads, steps, asked = (top.load("i64", at, k) for k in range(3))
@@ -335,9 +335,6 @@ def _hold(writer: Writer, items: str, at: str, total: str) -> None:
     required = top.at(program, steps, f"[{STEP_WORDS} x i64]")
     count = top.op(f"add i64 {reads}, {steps}")
     numbers = top.op(f"alloca i64, i64 {count}")
-    places = _places()
-    assert places is not None
-
     writer.declares["PyLong_Type"] = "@PyLong_Type = external global ptr"
 
     def read(k: str, _: list[str]) -> list[str]:

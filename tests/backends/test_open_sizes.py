@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends.report import Report
-from fusee.capture.entries import listeners
 from fusee.capture.versions import Entry
 from tests.backends.test_engines import engines
 from tests.compare import assert_same
@@ -33,14 +32,6 @@ TABLE = torch.linspace(-1, 1, 24 * 8).view(24, 8)
 def _no_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-@pytest.fixture
-def entries() -> Iterator[list[Entry]]:
-    made: list[Entry] = []
-    listeners.append(made.append)
-    yield made
-    listeners.remove(made.append)
 
 
 def agrees(

@@ -13,7 +13,6 @@ from torch import Tensor
 import fusee
 import tests.models.torchvision_setup as torchvision_setup
 from fusee import api
-from fusee.capture.entries import listeners
 from fusee.capture.versions import Entry
 
 assert torchvision_setup  # transformers imports torchvision
@@ -44,12 +43,9 @@ def tokens(model: Any, prompt: Tensor, *, sample: bool, **more: Any) -> Tensor:
     return found
 
 
-@pytest.fixture
-def entries() -> Iterator[list[Entry]]:
-    made: list[Entry] = []
-    listeners.append(made.append)
-    yield made
-    listeners.remove(made.append)
+@pytest.fixture(autouse=True)
+def _uninstalled() -> Iterator[None]:
+    yield
     fusee.uninstall()
 
 

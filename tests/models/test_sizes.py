@@ -16,7 +16,6 @@ import torch
 
 import fusee
 from bench.training import gradients, loss_of
-from fusee.capture.entries import listeners
 from fusee.capture.versions import Entry
 from tests.compare import assert_same
 from tests.models import zoo
@@ -53,14 +52,6 @@ def sizes(name: str) -> Iterator[dict[str, Any]]:
             found = {key: ways[key]() for key in varied}
         first = dict.fromkeys(varied) if first else found
         yield {**row.test, **found}
-
-
-@pytest.fixture
-def entries() -> Iterator[list[Entry]]:
-    made: list[Entry] = []
-    listeners.append(made.append)
-    yield made
-    listeners.remove(made.append)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
