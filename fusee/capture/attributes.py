@@ -217,7 +217,8 @@ class Capturing(Semantics):
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
             is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
-            is_state &= not methods or any(
+            # what has a comparison of object's own is compared by identity
+            is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods
             )
             if is_state and issubclass(cls, BaseException) and cls.__str__ in _SHOW_ARGS:
