@@ -36,7 +36,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.loops.operators import named
-from fusee.sym.expr import Size, only_symbol
+from fusee.sym.expr import Expr, Size, only_symbol
 
 # ---------------------------------------------------------------------------- extern
 # Calls that stay ATen's, and why.
@@ -52,6 +52,7 @@ class ExternSpec:
     exact     the tensors that it takes must have eager's strides: a kernel may rely on the
               contiguous copy that the program made for it
     owns      what it returns shares memory with nothing
+    any_size  what is called instead where the first operand has open sizes
     """
 
     call: Callable[..., Any]
@@ -60,6 +61,7 @@ class ExternSpec:
     operand: int = 0
     exact: bool = False
     owns: bool = False
+    any_size: ExternSpec | None = None
 
 
 CHANNELS_LAST = {3: (0, 2, 1), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
@@ -538,6 +540,8 @@ class GraphLowering:
         elif reason is None:
             reason = unlowered(op)
         spec = self.extern_of(op) or ExternSpec(op, exact=True)
+        if spec.any_size is not None and any(isinstance(n, Expr) for n in args[0].shape):
+            spec = spec.any_size
         if opaque is not None:
             spec = replace(spec, call=op, out=None, in_place=None)
         self.lowering.graph.notes.append(f"{op!s}: {reason}")

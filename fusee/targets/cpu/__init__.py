@@ -8,11 +8,11 @@ overload. `out` needs grad mode off where a parameter is among the arguments.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +39,14 @@ from fusee.runtime.launch import Frame, Frames, Program, runner
 from fusee.runtime.llvm_text import Machine
 from fusee.source import define
 from fusee.targets import Built, Kept
-from fusee.targets.cpu.onednn import channels_last, packed, postops, prepack, upcast
+from fusee.targets.cpu.onednn import (
+    channels_last,
+    for_any_size,
+    packed,
+    postops,
+    prepack,
+    upcast,
+)
 
 aten = torch.ops.aten
 
@@ -121,8 +128,12 @@ def _packed_rows() -> dict[OpOverload, ExternSpec]:
     ops = packed()
     if ops is None:
         return {}
-    sum_over = ExternSpec(ops.conv_binary, in_place=ops.conv_binary_inplace, operand=1, owns=True)
-    return {ops.conv_binary: sum_over}
+    alone, summed = ExternSpec(ops.conv, owns=True), ExternSpec(ops.conv_binary, owns=True)
+    alone = replace(alone, any_size=replace(alone, call=for_any_size(ops.conv)))
+    summed = replace(summed, in_place=ops.conv_binary_inplace, operand=1)
+    calls = for_any_size(ops.conv_binary), for_any_size(ops.conv_binary_inplace)
+    summed = replace(summed, any_size=replace(summed, call=calls[0], in_place=calls[1]))
+    return {ops.conv: alone, ops.conv_binary: summed}
 
 
 # ---------------------------------------------------------------------------- machine code
@@ -142,7 +153,7 @@ def _emit(plan: Plan, options: Options) -> tuple[dict[Kernel, KernelCode], dict[
             forms[key] = emit_kernel(item, machine), buffers
         twin, theirs = forms[key]
         ours = dict(zip(theirs, buffers, strict=True))
-        code = dataclasses.replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
+        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
         codes[item] = code
         if named.setdefault(code.name, code) is code:
             build.add(code.module)

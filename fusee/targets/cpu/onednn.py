@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -253,24 +254,63 @@ def _convolution(edit: Editor, ops: Packed | None, node: fx.Node) -> str:
 
 
 def _packed_kernel(edit: Editor, ops: Packed, node: fx.Node) -> fx.Node:
-    """The weight in the order that oneDNN wants for this image size.
-
-    An order for another size makes oneDNN reorder at each call by its slowest code (25 to 130 ms
-    were measured); a plain channels-last weight costs a tenth of that. Batch sizes do not matter.
-    """
+    """The weight in the order that oneDNN wants for this image size; see `for_any_size`."""
     x, weight, _, stride, padding, dilation, _, _, groups = node.args
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-    size = val(x).shape
-    if any(isinstance(n, torch.SymInt) for n in size[2:]):
-        made = edit.call(aten.clone.default, weight, like=node, memory_format=torch.channels_last)
-        made.meta["free"] = True
-        return made
     made = edit.call(
         ops.reorder_conv, weight, padding, stride, dilation, groups, edit.hints(x),
         like=node, val=val(weight),
     )  # fmt: skip
     made.meta["packed"] = True
     return made
+
+
+# How many sets of sizes a weight remembers its order for.
+_MOST_SIZES = 64
+
+# Of dnnl_memory_desc: int ndims, int64 dims[12], the int data type; int64s follow at 112.
+_GAP = slice(108, 112)
+
+
+def for_any_size(op: OpOverload) -> Callable[..., Tensor]:
+    """`op`, a packed convolution, for images of open sizes.
+
+    An order for another image size makes oneDNN reorder the weight at each call, by its slowest
+    code (25 to 130 ms were measured). So each size finds the order that it wants, on the weight,
+    which has it made where it meets the size first. Batch sizes do not matter.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+    image, place, rest = names.index("X"), names.index("W"), names.index("padding")
+
+    def call(*args: Any) -> Tensor:
+        weight, shape = args[place], args[image].shape
+        key = shape[2:], *args[rest : rest + 4]
+        try:
+            fitting = weight.by_size[key]
+        except (AttributeError, KeyError):
+            fitting = _fit(weight, shape, key)
+        return op(*args[:place], fitting, *args[place + 1 :])  # type: ignore[no-any-return]
+
+    return call
+
+
+def _fit(weight: Any, shape: torch.Size, key: Any) -> Tensor:
+    """The packed weight in the order for images of this shape, kept; equal orders share memory."""
+    by_size = weight.__dict__.setdefault("by_size", {})
+    plain = weight.to_dense().view(weight.shape)
+    made = torch.ops.mkldnn._reorder_convolution_weight(plain, *key[1:], shape)
+    wanted = order(made)
+    found: Tensor = next((old for old in (weight, *by_size.values()) if order(old) == wanted), made)
+    if len(by_size) == _MOST_SIZES:
+        by_size.clear()
+    by_size[key] = found
+    return found
+
+
+def order(weight: Tensor) -> list[int]:
+    """oneDNN's description of a packed weight, without its one gap, whose bytes say nothing."""
+    words: list[int] = torch.ops.mkldnn._get_mkldnn_serialized_md(weight).tolist()
+    return words[: _GAP.start] + words[_GAP.stop :]
 
 
 def _is_one_pixel(edit: Editor, node: fx.Node) -> bool:

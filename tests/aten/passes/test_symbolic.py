@@ -15,7 +15,7 @@ from fusee.aten.trace import trace
 from fusee.aten.weights import run_passes
 from fusee.config import Options
 from fusee.targets.cpu import CPU
-from fusee.targets.cpu.onednn import is_native, packed
+from fusee.targets.cpu.onednn import for_any_size, order, packed
 from tests.aten.harness import run
 from tests.aten.passes.graphs import kept
 from tests.compare import assert_same
@@ -57,9 +57,30 @@ def test_one_graph_for_many_sizes(dtype: torch.dtype) -> None:
             assert_same(step(x), module(x), lambda: exact(x.double()))  # noqa: B023  called at once
     targets = [str(n.target) for n in compiled[0].graph.nodes if n.op == "call_function"]
     assert not any("batch_norm" in t or "aten.convolution" in t for t in targets)
-    # an order of weights that depends on the image size cannot be chosen; linear layers that the
-    # processor multiplies in their own dtype are packed for any size
-    assert (dtype is torch.bfloat16 and is_native(dtype)) or not any(
-        n.meta.get("packed") for n in compiled[0].graph.nodes
-    )
+    assert any(n.meta.get("packed") for n in compiled[0].graph.nodes)
     assert len(compiled) <= 2
+
+
+@pytest.mark.skipif(packed() is None, reason="this build has no oneDNN")
+@pytest.mark.parametrize(("groups", "stride"), [(1, 1), (4, 2), (16, 1)])
+def test_a_packed_weight_meets_each_size_in_its_order(groups: int, stride: int) -> None:
+    ops = packed()
+    assert ops is not None
+    weight, given = torch.randn(32, 16 // groups, 3, 3), ([1, 1], [stride] * 2, [1, 1], groups)
+    opaque: Any = ops.reorder_conv(weight, *given, [2, 16, 12, 12])
+    alone, summed = for_any_size(ops.conv), for_any_size(ops.conv_binary)
+    for size in (12, 7, 40, 12, 1):
+        x = torch.randn(3, 16, size, size).to(memory_format=torch.channels_last)
+        want = torch.convolution(
+            x, weight, None, given[1], given[0], given[2], False, (0, 0), groups
+        )
+        held = tuple(map(tuple, given[:3]))
+        got = alone(x, opaque, None, *held, groups, "none", [], "")
+        torch.testing.assert_close(got, want)
+        got = summed(x, want, opaque, None, *held, groups, "add", None, None, [], None)
+        torch.testing.assert_close(got, want + want)
+        again = ops.reorder_conv(weight, *given, [3, 16, size, size])
+        assert order(opaque.by_size[x.shape[2:], *held, groups]) == order(again)
+    assert len(opaque.by_size) == 4
+    orders = {tuple(order(made)) for made in opaque.by_size.values()}
+    assert len(orders) == len({id(made) for made in opaque.by_size.values()})
