@@ -19,8 +19,8 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402  the environment must be clean before fusee is imported
 
 from fusee import config  # noqa: E402
+from fusee.capture.captured import Entry  # noqa: E402
 from fusee.capture.entries import listeners  # noqa: E402
-from fusee.capture.versions import Entry  # noqa: E402
 from fusee.errors import MissingPackage  # noqa: E402
 from tests.counting import Counting  # noqa: E402
 

@@ -18,7 +18,7 @@ BASE = ("errors", "config", "log", "source")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("api", "backends", "capture", "compiler", "debug", "installed", "runtime"),
     "__main__": ("api", "backends", "capture", "debug", "installed", "runtime"),
-    "installed": ("api", "backends", "compiler", "debug", "runtime"),
+    "installed": ("api", "backends", "capture", "compiler", "debug", "runtime"),
     "api": ("torch_functions", "capture", "backends", "runtime"),
     "compiler": ("api", "capture", "backends", "runtime"),
     "backends": ("autodiff", "aten", "loops", "codegen", "runtime", "sym", "targets"),

@@ -24,8 +24,8 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
+from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS, overloads
-from fusee.fake.unbacked import narrowed, selected
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
 

@@ -48,9 +48,8 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
-from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import Twins, fake_mode, may_raise
-from fusee.fake.unbacked import UNBACKED, unbacked_env
+from fusee.fake.open_sizes import COMPOSITES, UNBACKED, unbacked_env
 from fusee.source import Rules
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.symint import Symbols

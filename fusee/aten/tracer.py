@@ -25,9 +25,8 @@ from fusee.aten.torch_api import (
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
-from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import Twins
-from fusee.fake.unbacked import UNBACKED
+from fusee.fake.open_sizes import COMPOSITES, UNBACKED
 from fusee.source import Rules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.shape_env import Relation, size_of, wrapped

@@ -44,8 +44,7 @@ from fusee.backends.report import (
     first_line,
     remember,
 )
-from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
-from fusee.backends.stages import Staged, is_staged
+from fusee.backends.runtime_wrapper import Staged, bind, bind_split, is_differentiated, is_staged
 from fusee.codegen.host import Arguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn

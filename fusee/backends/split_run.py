@@ -49,8 +49,7 @@ from fusee.backends.report import (
     remember,
 )
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
-from fusee.backends.runtime_wrapper import bind, is_differentiated
-from fusee.backends.stages import Staged, is_staged
+from fusee.backends.runtime_wrapper import Staged, bind, is_differentiated, is_staged
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 from fusee.source import HostSource

@@ -33,8 +33,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
-from fusee.capture.iterators import Called
-from fusee.capture.mirrors import Later
+from fusee.capture.mirrors import Called, Later
 from fusee.capture.numbers import Computed, Number, converted
 from fusee.capture.sources import Call, Local, given_by, is_trusted
 from fusee.capture.torch_api import (

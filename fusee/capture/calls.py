@@ -63,8 +63,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
-from fusee.capture.iterators import Stepping, new_tuple
-from fusee.capture.mirrors import empty_like
+from fusee.capture.mirrors import Stepping, empty_like, new_tuple
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import Call, Held

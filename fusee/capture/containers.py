@@ -20,8 +20,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
 from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.guards import TypeMatch
-from fusee.capture.iterators import Called, Indexed, Stepping, is_finite_iterator
-from fusee.capture.mirrors import dict_class
+from fusee.capture.mirrors import Called, Indexed, Stepping, dict_class, is_finite_iterator
 from fusee.capture.numbers import LOADERS
 from fusee.capture.sources import Call, Origin
 from fusee.capture.torch_api import FakeTensor

@@ -27,7 +27,7 @@ import torch
 from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
-from fusee.capture.captured import Captured, Keeper, Place, tells_of_its_end
+from fusee.capture.captured import Captured, Entry, Keeper, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
@@ -44,7 +44,6 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
-from fusee.capture.versions import Entry, Site
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler

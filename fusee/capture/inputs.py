@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from fusee.capture import guards, numbers, torch_api
+from fusee.capture.check import Relation, SizeRelation
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import (
     ABSENT,
@@ -36,20 +37,22 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Fact, Facts, TensorFact
-from fusee.capture.iterators import FEW, coming, new_tuple, remaining
 from fusee.capture.mirrors import (
+    FEW,
     Later,
     Mirror,
     Opened,
+    coming,
     dict_class,
     empty_like,
     is_alone,
     items_of,
     keys_of,
+    new_tuple,
+    remaining,
     snapshot,
 )
 from fusee.capture.recorder import Recorder
-from fusee.capture.relations import Relation, SizeRelation
 from fusee.capture.sources import (
     Attr,
     Call,

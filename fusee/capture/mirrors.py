@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import collections
+import copy
+import gc
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -136,3 +141,157 @@ def snapshot(x: Any) -> Any:
     if isinstance(x, dict):
         return dict(pairs_of(x))
     return set(x) if isinstance(x, set) else list(x)
+
+
+# ---------------------------------------------------------------------------- iterators
+# Iterators of C from outside: what they still have to give, and how they are moved on.
+#
+# A program that goes through one is given a stand-in over the elements that are left. Afterwards
+# the real one is advanced by as many. Only what is copied without being moved is read like this.
+
+_EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
+_PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
+
+ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)
+
+
+class Called:
+    """A function of the program's for an iterator of C, which calls it on the machine.
+
+    is_test   whether C code asks for the truth of what it gives; the function may be None then
+    """
+
+    __slots__ = ("function", "is_test", "m")
+
+    def __init__(self, m: Any, function: Any, is_test: bool = False) -> None:
+        self.m = m
+        self.function = function
+        self.is_test = is_test
+
+    def __call__(self, *row: Any) -> Any:
+        found = self.m.call(self.function, *row) if self.function is not None else row[0]
+        return self.m.truth(found) if self.is_test else found
+
+
+class Stepping:
+    """An iterator in Python for one of C, which asks the machine for each element."""
+
+    __slots__ = ("iterator", "m")
+
+    def __init__(self, m: Any, iterator: Any) -> None:
+        self.m = m
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.m.next(self.iterator)
+
+
+class Indexed:
+    """A sequence in Python for one of C's iterators, which asks the machine by number.
+
+    end   its length, if the machine could not say that there is nothing more
+    """
+
+    __slots__ = ("end", "m", "sequence")
+
+    def __init__(self, m: Any, sequence: Any, end: int | None = None) -> None:
+        self.m = m
+        self.sequence = sequence
+        self.end = end
+
+    def __len__(self) -> int:
+        return int(self.m.call(len, self.sequence))
+
+    def __getitem__(self, k: int) -> Any:
+        if k == self.end:
+            raise IndexError
+        return self.m.subscript(self.sequence, k)
+
+
+# What says by `__reduce__` where it stands, up to Python 3.13.
+LAZY: tuple[Any, ...] = (
+    *ITERATORS, type(iter(Indexed(None, ()))), itertools.accumulate, itertools.starmap,
+    itertools.takewhile, itertools.dropwhile,
+    itertools.filterfalse, itertools.compress, itertools.islice, itertools.count, itertools.repeat,
+    itertools.cycle, itertools.product, itertools.permutations, itertools.combinations,
+    itertools.combinations_with_replacement, itertools.zip_longest,
+)  # fmt: skip
+
+
+def links(chain: itertools.chain[Any]) -> tuple[Any, ...]:
+    """Of a chain: the iterator of its iterables, and the iterator that it goes through."""
+    _, iterables, *state = reduced(chain)
+    return state[0] if state else (iter(iterables),)
+
+
+def reduced(x: Any) -> tuple[Any, ...]:
+    """What `__reduce__` gives; from 3.12 on it is deprecated to ask itertools."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return tuple(x.__reduce__())
+
+
+def put_back(iterator: Any, state: Any) -> None:
+    """Have an iterator stand where `reduced` said another of its kind stands."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        iterator.__setstate__(state)
+
+
+def is_finite_iterator(x: Any) -> bool:
+    """Whether `x` is an iterator of C that can be copied and that ends."""
+    if type(x) in (enumerate, zip):
+        _, parts, *_ = reduced(x)
+        return all(map(is_finite_iterator, parts[:1] if type(x) is enumerate else parts))
+    return type(x) in _PLAIN
+
+
+def remaining(iterator: Any) -> list[Any]:
+    """The elements that an iterator still has; it stays where it is."""
+    return list(_copied(iterator))
+
+
+FEW = 4  # elements that a piece takes one by one: a loop that is parted goes round about once
+
+
+def coming(iterator: Any) -> list[Any]:
+    """The next elements, at most one more than FEW of them; it stays where it is."""
+    return list(itertools.islice(_copied(iterator), FEW + 1))
+
+
+def _copied(x: Any) -> Any:
+    if type(x) in _PLAIN:
+        return copy.copy(x)
+    made, args, *_ = reduced(x)
+    return made(*(_copied(part) if is_finite_iterator(part) else part for part in args))
+
+
+def gone_through(iterator: Any) -> list[tuple[Any, Any]]:
+    """The containers that an iterator, or one of its parts, reads from, each with its reader."""
+    found: list[tuple[Any, Any]] = []
+    for part in gc.get_referents(iterator):
+        found += gone_through(part) if isinstance(part, ITERATORS) else [(iterator, part)]
+    return found
+
+
+def consumed(stand_in: Any, count: int) -> int:
+    """How often a list's iterator that had `count` elements was asked; one more if it ended."""
+    if stand_in is None:
+        return 0
+    _, _, *state = reduced(stand_in)
+    return state[0] if state else count + 1
+
+
+def advance(iterator: Any, count: int) -> None:
+    """Ask an iterator `count` times."""
+    for _ in range(count):
+        next(iterator, None)
+
+
+def new_tuple(kind: Any, items: Iterable[Any]) -> Any:
+    """A tuple of a class, whatever that does when it is called."""
+    is_in_c = getattr(kind.__new__, "__self__", tuple) is not tuple  # one of torch.return_types
+    return kind(items) if is_in_c else tuple.__new__(kind, items)

@@ -24,20 +24,23 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
 from fusee.capture.inputs import DELETED, World
-from fusee.capture.iterators import (
+from fusee.capture.mirrors import (
     LAZY,
     Called,
     Indexed,
+    Mirror,
+    Opened,
     Stepping,
     advance,
     consumed,
+    dict_class,
     gone_through,
     links,
     new_tuple,
+    pairs_of,
     put_back,
     reduced,
 )
-from fusee.capture.mirrors import Mirror, Opened, dict_class, pairs_of
 from fusee.capture.numbers import Number
 from fusee.capture.sources import Source
 from fusee.capture.symbols import Text, holds_open, is_open

@@ -25,7 +25,14 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusee.capture.graph_break import GraphBreak
+from fusee.capture.graph_break import (
+    TURN,
+    GraphBreak,
+    is_in_place,
+    is_scale,
+    refuse_new_geometry,
+    refuse_overlaps,
+)
 from fusee.capture.numbers import (
     TAKE_NUMBERS,
     Number,
@@ -47,10 +54,9 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.capture.writes import TURN, is_in_place, is_scale, refuse_new_geometry, refuse_overlaps
 from fusee.errors import source_line
-from fusee.fake.composites import COMPOSITES
 from fusee.fake.mode import is_symbolic, name_may_raise, python_dispatcher, raises
+from fusee.fake.open_sizes import COMPOSITES
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
@@ -101,17 +107,13 @@ def effects(node: fx.Node) -> set[str]:
     at = at[0] if at and type(at[0]) is tuple else at
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
-        refuses = name_may_raise(name) or raises(node, name, "example_value") or _is_of_data(node)
+        refuses = name_may_raise(name) or raises(node, name, "example_value")
+        operands = (x.meta.get("example_value") for x in node.all_input_nodes)
+        sizes = (n for x in operands if isinstance(x, torch.Tensor) for n in x.shape)
+        refuses = refuses or any(map(is_unbacked, sizes))
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")
     return found
-
-
-def _is_of_data(node: fx.Node) -> bool:
-    """Whether a call may raise for a size of its operands that only data knows."""
-    operands = (x.meta.get("example_value") for x in node.all_input_nodes)
-    sizes = (n for x in operands if isinstance(x, torch.Tensor) for n in x.shape)
-    return any(map(is_unbacked, sizes))
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -161,7 +163,12 @@ _TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
 
 def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
-    if _needs_values(error):
+    text = str(error)  # of a kernel in C++ that looked for values; of the indices in a mask
+    if (
+        isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
+        or "data is not allocated yet" in text
+        or "data-independent implementation" in text
+    ):
         return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
     operator = _without_fake(error)
     if operator is None:
@@ -183,14 +190,6 @@ def refuse_masked_gradients(name: str, *operands: Any) -> None:
     if (torch.bool in kinds or torch.uint8 in kinds) and torch.is_grad_enabled():
         if isinstance(value, torch.Tensor) and value.requires_grad:
             raise GraphBreak("the gradient of what is put at a mask " + VALUE, KEEP_ON_DEVICE)
-
-
-def _needs_values(error: Exception) -> bool:
-    """Whether a call on FakeTensors would have to know their elements."""
-    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return True
-    text = str(error)  # of a kernel in C++ that looked for them; of the indices in a mask
-    return "data is not allocated yet" in text or "data-independent implementation" in text
 
 
 def _without_fake(error: Exception) -> str | None:
@@ -681,9 +680,7 @@ class Recorder(TorchFunctionMode):
     def _lifted(self, x: Any) -> Any:
         """Arguments with FakeTensors in place of tensors from outside."""
         if isinstance(x, torch.Tensor):
-            if id(x) in self.nodes:
-                return x
-            return self.lift(x)
+            return x if id(x) in self.nodes else self.lift(x)
         if type(x) is dict:
             return {key: self._lifted(item) for key, item in x.items()}
         if type(x) in (tuple, list):

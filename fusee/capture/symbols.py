@@ -26,19 +26,18 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
+from fusee.capture.check import Condition, Relation, in_words, size_source
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact
-from fusee.capture.relations import Condition, Relation, in_words, size_source
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf
 from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS
+from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
 from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
-from fusee.sym.unbacked import refuse
 
 
 class Text:

@@ -25,12 +25,12 @@ from fusee import torch_functions as _torch_functions  # noqa: F401  # its stand
 from fusee.backends import registry
 from fusee.backends.report import GuardedBackend
 from fusee.capture.bytecode import first_line, program
+from fusee.capture.captured import Entry
 from fusee.capture.dynamic import TABLES, Varying
 from fusee.capture.entries import CompiledFunction, listeners
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.torch_api import OpOverload
-from fusee.capture.versions import Entry
 from fusee.errors import source_line
 
 # ---------------------------------------------------------------------------- page

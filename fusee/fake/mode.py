@@ -32,9 +32,8 @@ from torch._subclasses import FakeTensorMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
+from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
-from fusee.fake.unbacked import GEOMETRIES, UNBACKED
-from fusee.fake.views import OPEN_MAKERS, OPEN_VIEWS
 from fusee.sym.shape_env import ShapeEnv, size_of
 from fusee.sym.symint import same_ints
 

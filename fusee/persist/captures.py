@@ -23,12 +23,12 @@ import torch
 from torch import fx
 
 from fusee.capture.captured import Captured, Place
+from fusee.capture.check import Relation
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
-from fusee.capture.relations import Relation
 from fusee.capture.sources import Origin, looking
 from fusee.capture.symbols import Symbols as OpenSizes
 from fusee.capture.symbols import is_open

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fusee.errors import FuseeWarning, warn
 from fusee.log import publish
-from fusee.runtime.builtin import (
+from fusee.runtime.jit import (
     STEP_WORDS,
     Step,
     answer,
@@ -144,7 +144,7 @@ class Table:
     examples  the first elements: None, or a tensor with all of these facts and this class
     opened    those after them; further ones are looked at for numbers alone
     read      the numbers, in the order in which `steps` count them
-    steps     as fusee/runtime/builtin.py has them
+    steps     as fusee/runtime/jit.py has them
     required  the steps, and numbers, that must be 1
     """
 

@@ -38,8 +38,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusee.runtime import jit
-from fusee.runtime.builtin import (
+from fusee.runtime.jit import (
     STEP_WORDS,
+    Function,
     Step,
     answer,
     builtin,
@@ -48,7 +49,6 @@ from fusee.runtime.builtin import (
     raised,
     step_words,
 )
-from fusee.runtime.jit import Function
 from fusee.runtime.llvm_text import Writer
 
 # ---------------------------------------------------------------------------- runner

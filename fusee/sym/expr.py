@@ -637,7 +637,7 @@ def _with_atoms(a: Size, known: Mapping[Atom, Size]) -> Size:
 
 
 class Steps:
-    """How machine code computes sizes: `rows` as fusee/runtime/builtin.py has them, each once."""
+    """How machine code computes sizes: `rows` as fusee/runtime/jit.py has them, each once."""
 
     def __init__(self, inputs: Iterable[str]) -> None:
         self._inputs = {name: k for k, name in enumerate(inputs)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +32,16 @@ from fusee.sym.expr import (
     substitute,
     symbols,
 )
-from fusee.sym.ranges import COMPARISONS, FUNCTIONS, OPPOSITE, Form, Ranges, sides
-from fusee.sym.unbacked import Unbacked, Written
+from fusee.sym.ranges import (
+    COMPARISONS,
+    FUNCTIONS,
+    OPPOSITE,
+    Form,
+    Ranges,
+    Unbacked,
+    Written,
+    sides,
+)
 
 
 class Relation(NamedTuple):
@@ -268,6 +277,28 @@ class Node:
     def bool_(self) -> bool:
         return bool(self.guarded())
 
+    def compared(self, op: str, other: Any) -> BoolNode:
+        """`self op other`, where both are numbers."""
+        raise NotImplementedError
+
+    def eq(self, other: Any) -> BoolNode:
+        return self.compared("==", other)
+
+    def ne(self, other: Any) -> BoolNode:
+        return self.compared("!=", other)
+
+    def lt(self, other: Any) -> BoolNode:
+        return self.compared("<", other)
+
+    def le(self, other: Any) -> BoolNode:
+        return self.compared("<=", other)
+
+    def gt(self, other: Any) -> BoolNode:
+        return self.compared(">", other)
+
+    def ge(self, other: Any) -> BoolNode:
+        return self.compared(">=", other)
+
     def wrap_int(self, x: int) -> SizeNode:
         return SizeNode(self.env, int(x))
 
@@ -358,10 +389,10 @@ class BoolNode(Node):
     def sym_int(self) -> SizeNode:
         return self.wrap_int(self.guarded())
 
-    def eq(self, other: BoolNode) -> BoolNode:
+    def eq(self, other: Any) -> BoolNode:
         return BoolNode(self.env, self.guarded() is other.guarded(), "", 0)
 
-    def ne(self, other: BoolNode) -> BoolNode:
+    def ne(self, other: Any) -> BoolNode:
         return BoolNode(self.env, self.guarded() is not other.guarded(), "", 0)
 
     def __str__(self) -> str:
@@ -412,31 +443,19 @@ class FloatNode(Node):
         quotient = _EXACT[function](*ratios) if is_exact else None
         return FloatNode(self.env, function, operands, value, quotient)
 
-    def float_truediv(self, other: Any) -> FloatNode:
-        return self._with(operator.truediv, other)
+    float_truediv = partialmethod(_with, operator.truediv)
 
     def float_pow(self, other: Any) -> FloatNode:
         if other.hint < 0:  # zero has no such power
-            self._compared(">", self.wrap_float(0.0)).guarded()
+            self.compared(">", self.wrap_float(0.0)).guarded()
         return self._with(operator.pow, other)
 
-    def mod(self, other: Any) -> FloatNode:
-        return self._with(operator.mod, other)
-
-    def abs(self) -> FloatNode:
-        return self._with(abs)
-
-    def add(self, other: Any) -> FloatNode:
-        return self._with(operator.add, other)
-
-    def sub(self, other: Any) -> FloatNode:
-        return self._with(operator.sub, other)
-
-    def mul(self, other: Any) -> FloatNode:
-        return self._with(operator.mul, other)
-
-    def neg(self) -> FloatNode:
-        return self._with(operator.neg)
+    mod = partialmethod(_with, operator.mod)
+    abs = partialmethod(_with, abs)
+    add = partialmethod(_with, operator.add)
+    sub = partialmethod(_with, operator.sub)
+    mul = partialmethod(_with, operator.mul)
+    neg = partialmethod(_with, operator.neg)
 
     def sym_float(self) -> FloatNode:
         return self
@@ -448,10 +467,10 @@ class FloatNode(Node):
         """What one of `FUNCTIONS` gives. raises what that raises"""
         op, bound = FUNCTIONS[function]
         if op:
-            self._compared(op, self.wrap_float(bound)).expect_true("", 0)
+            self.compared(op, self.wrap_float(bound)).expect_true("", 0)
         return self._with(function)
 
-    def _compared(self, op: str, other: Any) -> BoolNode:
+    def compared(self, op: str, other: Any) -> BoolNode:
         left, right = _exactly(self, False), _exactly(other, False)
         if left is not None and right is not None:
             (a, b), (c, d) = left, right
@@ -460,24 +479,6 @@ class FloatNode(Node):
         self.guarded()
         other.guarded()
         return BoolNode(self.env, COMPARISONS[op](self.value, other.hint), "", 0)
-
-    def eq(self, other: Any) -> BoolNode:
-        return self._compared("==", other)
-
-    def ne(self, other: Any) -> BoolNode:
-        return self._compared("!=", other)
-
-    def lt(self, other: Any) -> BoolNode:
-        return self._compared("<", other)
-
-    def le(self, other: Any) -> BoolNode:
-        return self._compared("<=", other)
-
-    def gt(self, other: Any) -> BoolNode:
-        return self._compared(">", other)
-
-    def ge(self, other: Any) -> BoolNode:
-        return self._compared(">=", other)
 
     def _rounded(self, function: Callable[[float], int]) -> SizeNode:
         """What rounds down or up; exact as long as sizes are below 2^53, which memory sees to."""
@@ -717,25 +718,8 @@ class SizeNode(Node):
     def sym_sqrt(self) -> FloatNode:
         return self.sym_float().sym_sqrt()
 
-    # ------------------------------------------------------------------ comparisons
-
-    def eq(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, "==", other.size)
-
-    def ne(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, "!=", other.size)
-
-    def lt(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, "<", other.size)
-
-    def le(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, "<=", other.size)
-
-    def gt(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, ">", other.size)
-
-    def ge(self, other: SizeNode) -> BoolNode:
-        return BoolNode(self.env, self.size, ">=", other.size)
+    def compared(self, op: str, other: SizeNode) -> BoolNode:
+        return BoolNode(self.env, self.size, op, other.size)
 
     # ------------------------------------------------------------------ layouts
     # c10/core/Contiguity.h, c10/core/MemoryFormat.h

@@ -27,20 +27,21 @@ from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
-from fusee.capture.iterators import Indexed
+from fusee.capture.mirrors import Indexed
 from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Call, Held, Origin
 from fusee.capture.symbols import holds_open, is_open, kind_of
-from fusee.capture.torch_api import FakeTensor, pytree
-from fusee.source import Args, Kwargs
-from fusee.torch_functions.torch_api import (
+from fusee.capture.torch_api import (
+    FakeTensor,
     as_array,
     by_torch,
     counterparts,
+    pytree,
     shape_as_tensor,
     tensor_of,
 )
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- arrays
 

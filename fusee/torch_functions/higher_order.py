@@ -29,11 +29,11 @@ from fusee.capture.torch_api import (
     FakeTensor,
     apply_function,
     graph_module,
+    higher_order,
     pytree,
     set_grad_enabled,
 )
 from fusee.source import Args
-from fusee.torch_functions.torch_api import higher_order
 from fusee.torch_functions.transforms import Body, run_body
 
 # ---------------------------------------------------------------------------- higher order

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends.report import Report
-from fusee.capture.versions import Entry
+from fusee.capture.captured import Entry
 from tests.backends.test_engines import engines
 from tests.compare import assert_same
 from tests.models import zoo

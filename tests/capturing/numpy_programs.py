@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusee.torch_functions.torch_api import counterparts
+from fusee.capture.torch_api import counterparts
 from tests.capturing.same import Traced
 
 __all__ = ["DTYPES", "agree", "calls", "data", "functions"]

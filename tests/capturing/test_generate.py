@@ -13,7 +13,7 @@ from torch import Tensor
 import fusee
 import tests.models.torchvision_setup as torchvision_setup
 from fusee import api
-from fusee.capture.versions import Entry
+from fusee.capture.captured import Entry
 
 assert torchvision_setup  # transformers imports torchvision
 transformers: Any = importlib.import_module("transformers")

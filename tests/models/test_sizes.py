@@ -16,7 +16,7 @@ import torch
 
 import fusee
 from bench.training import gradients, loss_of
-from fusee.capture.versions import Entry
+from fusee.capture.captured import Entry
 from tests.compare import assert_same
 from tests.models import zoo
 

@@ -23,8 +23,8 @@ from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
 import fusee
+from fusee.capture.captured import Entry
 from fusee.capture.entries import listeners
-from fusee.capture.versions import Entry
 from fusee.errors import FuseeError, FuseeWarning
 from fusee.log import subscribe
 from tests.check import copy_tree, sharing

@@ -15,7 +15,7 @@ import torch
 
 from fusee.runtime import jit
 from fusee.runtime import launch as launch_module
-from fusee.runtime.builtin import Step
+from fusee.runtime.jit import Step
 from fusee.runtime.launch import (
     Computed,
     Frame,

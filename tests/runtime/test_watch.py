@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from fusee.runtime.builtin import Step
 from fusee.runtime.change_detection import (
     Open,
     Read,
@@ -22,6 +21,7 @@ from fusee.runtime.change_detection import (
     differs,
     pointer,
 )
+from fusee.runtime.jit import Step
 
 pytestmark = pytest.mark.skipif(not available(), reason="dicts have no version in this Python")
 

@@ -23,8 +23,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import fusee
+from fusee.capture.captured import Entry
 from fusee.capture.entries import listeners
-from fusee.capture.versions import Entry
 from tests.check import in_float64
 from tests.compare import Mismatch, assert_same, is_cancelled, is_within
 

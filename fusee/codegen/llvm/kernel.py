@@ -15,14 +15,16 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fusee.codegen.llvm.body import Body, Parts, Tile, choose_tile
-from fusee.codegen.llvm.ops import Context
-from fusee.codegen.llvm.reduce import (
+from fusee.codegen.llvm.body import (
+    Body,
     Carried,
+    Parts,
     Stage,
+    Tile,
     across,
     carried,
     choose_stages,
+    choose_tile,
     into_first_lane,
     is_light,
     is_short,
@@ -34,6 +36,7 @@ from fusee.codegen.llvm.reduce import (
     settle,
     two_sum,
 )
+from fusee.codegen.llvm.ops import Context
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
 from fusee.runtime.llvm_text import BITS, HELD, Machine, Target, vector
 from fusee.sym.expr import Size, Symbol, hint, minimum, product

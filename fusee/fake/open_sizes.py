@@ -1,4 +1,4 @@
-"""Views of tensors with open sizes, and new tensors of open sizes.
+"""Operators of open sizes: views, new tensors, matrix products, and results of unknown size.
 
 torch's kernels in C++ take known sizes alone, and those in Python ask about each size. Where a rule
 returns None, or raises Unsure, torch is to say what comes out, or what is wrong.
@@ -7,16 +7,28 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from fusee.fake.layouts import Sizes, Unsure, equal, is_row_major, rows
-from fusee.fake.rules import overloads
-from fusee.sym.shape_env import SizeNode
+from fusee.fake.layouts import (
+    Sizes,
+    Spec,
+    Unsure,
+    broadcast,
+    equal,
+    is_empty,
+    is_row_major,
+    rows,
+    strides,
+)
+from fusee.fake.rules import Found, Op, overload, overloads
+from fusee.sym.expr import Size
+from fusee.sym.shape_env import ShapeEnv, SizeNode, size_of, wrapped
 from fusee.sym.symint import same_ints
 
 Run = Callable[..., Any]
@@ -343,3 +355,244 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
 
 
 OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})
+
+
+# ---------------------------------------------------------------------------- matrix products
+# Matrix products of open sizes, from operators that have rules.
+#
+# torch runs its own decompositions of these in Python where sizes are open, which import sympy. The
+# steps are theirs, so that gradients and strides are.
+#
+# source   torch._decomp.decompositions.matmul; at::native::linear, aten/src/ATen/native/Linear.cpp
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b"""
+    if not a.dim() or not b.dim():
+        raise RuntimeError("matmul of a tensor without axes")
+    if a.dim() <= 2 and b.dim() <= 2:
+        if a.dim() == b.dim() == 1:
+            return torch.dot(a, b)
+        if b.dim() == 1:
+            return torch.mv(a, b)
+        return torch.mm(a, b) if a.dim() == 2 else torch.mm(a.unsqueeze(0), b).squeeze(0)
+    if _folds(a, b):
+        return _folded(a, b)
+    if a.dim() == b.dim() == 3 and type(a.shape[0]) is type(b.shape[0]) is int:
+        if a.shape[0] != b.shape[0]:
+            if a.shape[0] == 1 and a.requires_grad:
+                return matmul(a.squeeze(0), b)
+            if b.shape[0] == 1 and b.requires_grad:
+                return matmul(a, b.squeeze(0))
+    batch: list[Any] = broadcast(a.shape[:-2], b.shape[:-2])
+    count = math.prod(batch)
+    left = [1, *a.shape][-2:]
+    x = a.expand(*batch, *left).reshape(count, *left)
+    right = b.shape[-2:]
+    y = b.expand(*batch, *right).reshape(count, *right)
+    made = torch.bmm(x, y if b.dim() > 1 else y.unsqueeze(2))
+    return made.view([*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ())])
+
+
+def _folds(a: Tensor, b: Tensor) -> bool:
+    """Whether a batch of matrices is one tall matrix, times the other."""
+    x, y = (a, b) if a.dim() >= b.dim() else (b, a)
+    if x.dim() < 3 or y.dim() > 2:
+        return False
+    if y.requires_grad:
+        return True
+    return a.dim() != 2 and (is_empty(x) or is_row_major(x))
+
+
+def _folded(a: Tensor, b: Tensor) -> Tensor:
+    is_turned = b.dim() > a.dim()
+    x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if y.dim() == 1:
+        return torch.mv(flat, y).view(x.shape[:-1])
+    made = torch.mm(flat, y).view([*x.shape[:-1], y.shape[1]])
+    return made.mT.contiguous() if is_turned else made
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear"""
+    if x.dim() == 2 and bias is not None:
+        return torch.addmm(bias, x, weight.t())
+    made = matmul(x, weight.t())
+    return made if bias is None else made + bias
+
+
+COMPOSITES: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys(
+        (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
+    ),
+    torch.ops.aten.matmul.default: matmul,
+    torch._C._nn.linear: linear,
+}
+
+
+# ---------------------------------------------------------------------------- unbacked
+# Operators of whose results only the data knows the size, and what those look like.
+#
+# Each such size is a new unbacked symbol. Whoever runs the operator reads it off the result.
+
+# A rule that is given the ShapeEnv for its new symbols first.
+UNBACKED: dict[Op, Callable[..., Found]] = {}
+
+
+def _unbacked(*ops: Op) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    def register(function: Callable[..., Found]) -> Callable[..., Found]:
+        UNBACKED.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def _unbacked_size(env: ShapeEnv, lo: int = 0) -> Any:
+    return wrapped(env, env.data.new(lo))
+
+
+@_unbacked(overload("nonzero"))
+def _nonzero(env: ShapeEnv, x: Tensor) -> Spec:
+    count = wrapped(env, env.data.count(x))
+    return Spec((count, x.dim()), (1, count), torch.int64)
+
+
+@_unbacked(overload("masked_select"))
+def _masked_select(env: ShapeEnv, x: Tensor, mask: Tensor) -> Spec:
+    broadcast(x.shape, mask.shape)
+    return rows((_unbacked_size(env),), x.dtype)
+
+
+@_unbacked(overload("repeat_interleave.Tensor"))
+def _repeat_interleave(env: ShapeEnv, repeats: Tensor, output_size: Any = None) -> Spec:
+    return rows((_unbacked_size(env) if output_size is None else output_size,), torch.int64)
+
+
+@_unbacked(overload("bincount"))
+def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Spec:
+    dtype = torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    return rows((_unbacked_size(env, minlength if type(minlength) is int else 0),), dtype)
+
+
+@_unbacked(overload("_unique2"))
+def _unique(
+    env: ShapeEnv, x: Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
+) -> tuple[Spec, ...]:
+    count = _unbacked_size(env)
+    places = rows(x.shape if inverse else (0,), torch.int64)
+    return rows((count,), x.dtype), places, rows((count if counts else 0,), torch.int64)
+
+
+@_unbacked(overload("unique_consecutive"))
+def _unique_consecutive(
+    env: ShapeEnv, x: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> tuple[Spec, ...]:
+    if dim is not None:
+        return _of_rows(env, x, dim)
+    count = _unbacked_size(env)
+    places = rows(x.shape if inverse else (0,), torch.int64)
+    return rows((count,), x.dtype), places, rows((count if counts else 0,), torch.int64)
+
+
+@_unbacked(*overloads("unique_dim unique_dim_consecutive"))
+def _unique_dim(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Spec, ...]:
+    return _of_rows(env, x, dim)
+
+
+def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
+    count, size, dim = _unbacked_size(env), list(x.shape), dim % x.dim()
+    length, size[dim] = size[dim], count
+    order = (dim, *(k for k in range(x.dim()) if k != dim))  # it is moved to the front, and back
+    made = Spec(size, strides(size, order), x.dtype)
+    return made, rows((length,), torch.int64), rows((count,), torch.int64)
+
+
+# ---------------------------------------------------------------------------- slices
+
+
+def narrowed(
+    x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> tuple[Any, Any] | None:
+    """Start and end of a slice with bounds that only data knows, inside the axis; None: others."""
+    given = [at for at in (start, end) if type(at) is torch.SymInt]
+    env = next((at.node.env for at in given if type(at.node) is SizeNode), None)
+    if env is None or step != 1 or not env.data.of(*(at.node.size for at in given)):
+        return None
+    stop = sys.maxsize if end is None else end
+    n, *bounds = map(_known, (x.shape[axis], 0 if start is None else start, stop))
+    first, last = (env.data.inside(at, n) for at in bounds)
+    return wrapped(env, first), wrapped(env, first + env.data.least_0(last - first))
+
+
+def selected(x: Tensor, axis: int, index: Any) -> Any:
+    """The index of a selection from the start on, if only data knows it; None: another."""
+    if type(index) is not torch.SymInt or not isinstance(index.node, SizeNode):
+        return None
+    env, n = index.node.env, x.shape[axis]
+    if not env.data.of(index.node.size):
+        return None
+    return wrapped(env, env.data.place(_known(index), _known(n)))
+
+
+def _known(n: Any) -> Size:
+    size = n if type(n) is int else size_of(n)
+    assert size is not None
+    return size
+
+
+def select_geometry(x: Tensor, axis: int, index: Any) -> tuple[Any, Any, Any] | None:
+    """Size, strides and offset of such a selection."""
+    place = selected(x, axis, index)
+    if place is None:
+        return None
+    size, stride = list(x.shape), list(x.stride())
+    size.pop(axis)
+    return size, stride, x.storage_offset() + place * stride.pop(axis)
+
+
+def slice_geometry(
+    x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> tuple[Any, Any, Any] | None:
+    """Size, strides and offset of such a slice."""
+    ends = narrowed(x, axis, start, end, step)
+    if ends is None:
+        return None
+    size, stride = list(x.shape), x.stride()
+    size[axis] = ends[1] - ends[0]
+    return size, stride, x.storage_offset() + ends[0] * stride[axis]
+
+
+# By operator: how its result lies, if only data knows where it begins or ends.
+GEOMETRIES: dict[Op, Callable[..., tuple[Any, Any, Any] | None]] = {
+    overload("slice.Tensor"): slice_geometry,
+    overload("select.int"): select_geometry,
+}
+
+
+def unbacked_env(graph: fx.Graph) -> ShapeEnv | None:
+    """That of a captured graph with sizes that only data knows; None if it has none."""
+    env, is_needed = ShapeEnv(), False
+    env.is_over = True
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            numbers: Iterable[Any] = x.shape if isinstance(x, Tensor) else (x,)
+            for n in numbers:
+                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
+                    env = n.node.env
+                    is_needed = is_needed or bool(env.data.of(n.node.size))
+        is_needed = is_needed or _takes_at_a_mask(node)
+    return env if is_needed else None
+
+
+def _takes_at_a_mask(node: fx.Node) -> bool:
+    """Whether the gradient of a call is what is found where a mask is true."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if name.partition(".")[0].strip("_") not in ("setitem", "index_put"):
+        return False
+    vals = [x.meta.get("example_value") for x in node.all_input_nodes]
+    masks = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in vals[1:])
+    return masks and isinstance(vals[-1], Tensor) and vals[-1].requires_grad
