@@ -339,7 +339,7 @@ class CompiledModule:
     __slots__ = ()
     __class__ = _SeenClass()
     _orig_mod: nn.Module
-    _run: _Calls
+    _run: _ModuleCalls
     _forward: CompiledFunction
     _compiler: Compiler
 
@@ -372,7 +372,7 @@ _FOR_TORCH = (ORIGINAL, WRAPPER, "dynamo_ctx", "_compile_kwargs")
 _SLOTS = ("_compiler", "_forward", "_orig_mod", "_run", *_FOR_TORCH)
 
 
-class _Calls:
+class _ModuleCalls:
     """What runs when a module is called: its `forward`, compiled, as long as a call is no more.
 
     eagerly     calls the module, or what is given first, as if nothing had been compiled
@@ -413,7 +413,7 @@ def _call_of(cls: type[nn.Module]) -> Callable[..., Any]:
     """`__call__` of a compiled module. TorchDynamo inlines the original's in its place."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls: _Calls = self._run
+        calls: _ModuleCalls = self._run
         state = calls.state
         if (
             nn.Module.__call__ is not calls.plain_call
@@ -473,7 +473,7 @@ def _wrapped(module: nn.Module, compiler: Compiler) -> nn.Module:
     def eagerly(owner: Any, *args: Any, **kwargs: Any) -> Any:
         return cls.__call__(owner, *args, **kwargs)  # which a tracer may have replaced by now
 
-    calls = _Calls(module, compiler, eagerly, whole_call(cls))
+    calls = _ModuleCalls(module, compiler, eagerly, whole_call(cls))
     for_torch = (module, id(made), compiler, compiler.arguments())
     own = {"_compiler": compiler, "_orig_mod": module, "_run": calls}
     for name, value in (*own.items(), *zip(_FOR_TORCH, for_torch)):
@@ -487,7 +487,7 @@ def compile_in_place(module: nn.Module, **arguments: Any) -> None:
     if isinstance(compiler, Compiler):
         around = whole_call(type(module), "_call_impl")
         original = types.MethodType(call_impl, module)
-        calls = _Calls(
+        calls = _ModuleCalls(
             module, compiler, lambda _, *args, **kwargs: original(*args, **kwargs), around
         )
         run, owner = _call_of(type(module)), types.SimpleNamespace(_run=calls)

@@ -152,6 +152,15 @@ def function_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.name} has {length} lines"
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module_of(path))
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_modules_imported_by_name_are_listed() -> None:
     found: dict[str, set[str]] = {}
     for path in sources():

@@ -29,12 +29,12 @@ from fusee.aten.graph import (
     tensor_input,
 )
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
-from fusee.aten.tracer import Builder, Store, Value
+from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
 from fusee.fake.mode import with_bits
 from fusee.sym.expr import Size, hint, known_ge, product
 from fusee.sym.shape_env import wrapped
-from fusee.sym.symint import Symbols
+from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- sources
 
@@ -47,7 +47,7 @@ class Inputs:
     """The placeholders of the graph, and the meta twins of what comes in.
 
     given    what the captured graph is run with, one per placeholder of it
-    values   the Value of each input, None if it is no tensor; those read from the module last
+    values   of each input, None if it is no tensor; those read from the module last
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Inputs:
         b: Builder,
         gm: fx.GraphModule,
         examples: Sequence[Any],
-        to_size: Symbols,
+        to_size: TorchSymbols,
         prepare: Prepare | None = None,
     ) -> None:
         self.b = b
@@ -63,7 +63,7 @@ class Inputs:
         self.gm = gm
         self.to_size = to_size
         self.given: list[Any] = []
-        self.values: list[Value | None] = []
+        self.values: list[TracedTensor | None] = []
         self.examples: list[Any] = []
         self._specs: list[InputSpec] = []
         self._last: fx.Node | None = None
@@ -153,7 +153,7 @@ class Inputs:
         with below_autograd():  # to autograd it is no view
             return flat.as_strided(shaped.shape, shaped.stride(), offset)
 
-    def add_tangent(self, like: Value) -> torch.Tensor:
+    def add_tangent(self, like: TracedTensor) -> torch.Tensor:
         """Append an input of the geometry of `like`, to come with the backward."""
         name = f"tangent_{len(self._specs)}"
         found: torch.Tensor = self._add(name, like.tensor, None, device=like.store.device)
@@ -180,8 +180,8 @@ class Inputs:
         found = self.b.values.get(id(value))
         return (found or self.lift(value)).tensor
 
-    def lift(self, x: torch.Tensor) -> Value:
-        """The Value of a tensor that the program did not compute."""
+    def lift(self, x: torch.Tensor) -> TracedTensor:
+        """The TracedTensor of a tensor that the program did not compute."""
         if is_twin(x):
             raise self.b.unsupported("a tensor without data that does not come from this graph")
         name = self._known().get(id(x))
@@ -196,7 +196,7 @@ class Inputs:
         self.b.values[id(x)] = value
         return value
 
-    def _constant(self, x: torch.Tensor) -> Value:
+    def _constant(self, x: torch.Tensor) -> TracedTensor:
         reason = is_plain(x)
         if reason is not None:
             raise self.b.unsupported(f"the graph holds a constant that is {reason}")
@@ -253,9 +253,9 @@ class Results:
                 inputs.lift(leaf)
         self.nodes: list[fx.Node] = []
         self.tensors: list[torch.Tensor] = []
-        self.memory: dict[fx.Node, Store] = {}
+        self.memory: dict[fx.Node, Storage] = {}
         self.returned: dict[int, int] = {}
-        self.carriers: dict[int, tuple[int, Value]] = {}
+        self.carriers: dict[int, tuple[int, TracedTensor]] = {}
         self.mutations = tuple(
             Mutation(index, self.position(value))
             for index, value in enumerate(self.inputs)
@@ -324,9 +324,9 @@ class Results:
             start = start * base.dtype.itemsize // view.dtype.itemsize
         return self.to_size(view.storage_offset() - start)
 
-    def _choose_carriers(self, values: list[Value]) -> None:
+    def _choose_carriers(self, values: list[TracedTensor]) -> None:
         """For each storage that is returned, the tensor whose memory holds the others'."""
-        groups: dict[int, dict[int, Value]] = {}
+        groups: dict[int, dict[int, TracedTensor]] = {}
         for value in values:
             if value.store.origin is None:
                 groups.setdefault(id(value.store), {})[id(value)] = value
@@ -340,7 +340,7 @@ class Results:
                 carrier = whole[0] if whole else base
             self.carriers[key] = (self.position(carrier), carrier)
 
-    def _is_dense(self, value: Value) -> bool:
+    def _is_dense(self, value: TracedTensor) -> bool:
         size = [self.to_size(n) for n in value.tensor.shape]
         # Whether no two elements share memory, as far as it can be told from the strides alone
         stride = [self.to_size(s) for s in value.tensor.stride()]
@@ -355,7 +355,7 @@ class Results:
             expected = step * (count - 1) + 1
         return True
 
-    def _is_whole(self, value: Value, base: Value) -> bool:
+    def _is_whole(self, value: TracedTensor, base: TracedTensor) -> bool:
         """Whether every element of the storage is one of `value`, once."""
         x, y = value.tensor, base.tensor
         counts = [product(map(self.to_size, t.shape)) for t in (x, y)]
@@ -373,7 +373,7 @@ class Results:
             found[symbol.name] = SymbolSource(self.nodes.index(node), axis, number)
         return found
 
-    def position(self, value: Value) -> int:
+    def position(self, value: TracedTensor) -> int:
         """Append a result: what `value` holds, in memory that no other storage has."""
         node = self.b.node(value)
         root = memory_root(node)

@@ -39,7 +39,7 @@ from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
 from fusee.source import HostSource, define, listed
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
-from fusee.sym.shape_env import Relation
+from fusee.sym.shape_env import Comparison
 
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.
@@ -261,7 +261,7 @@ class OtherSizes(Exception):
     """Sizes that only the data knows are not as the graph takes them to be: eager runs."""
 
 
-def names_in(relation: Relation) -> set[str]:
+def names_in(relation: Comparison) -> set[str]:
     return {s.name for s in (*symbols(relation.a), *symbols(relation.b))}
 
 
@@ -344,7 +344,7 @@ class AtenGraph:
     to_size: Callable[[Any], Size] = int
     no_autocast: bool = False
     from_start: frozenset[int] = frozenset()
-    required: tuple[Relation, ...] = ()
+    required: tuple[Comparison, ...] = ()
     _module: fx.GraphModule | None = None
 
     @property

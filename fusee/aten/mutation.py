@@ -26,7 +26,7 @@ from fusee.aten.torch_api import (
     library,
     mutated_arguments,
 )
-from fusee.aten.tracer import Args, Kwargs, Rule, Tracer, Value
+from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.fake.layouts import is_dense, is_row_major
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
@@ -257,7 +257,7 @@ def store(t: Tracer, target: Any, result: Any, may_resize: bool = False) -> None
     t.b.write(value, t.node(convert(t, result, value.tensor.dtype, value.store.device)))
 
 
-def _become(t: Tracer, value: Value, result: torch.Tensor) -> None:
+def _become(t: Tracer, value: TracedTensor, result: torch.Tensor) -> None:
     """An empty tensor, resized by an operator's out=, takes over its result and storage."""
     tensor = value.tensor
     t.b.replace(value, tensor, aten.alias.default(tensor))
@@ -402,8 +402,8 @@ def _set(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-def _own(t: Tracer, op: OpOverload, target: torch.Tensor) -> Value:
-    """The Value of a tensor whose geometry may change: one that the caller doesn't hold."""
+def _own(t: Tracer, op: OpOverload, target: torch.Tensor) -> TracedTensor:
+    """The TracedTensor of a tensor whose geometry may change: one that the caller doesn't hold."""
     value = t.value(target)
     if value.store.origin is not None and value.parent is None:
         raise t.b.unsupported(f"{op} changes the shape or strides of an input")

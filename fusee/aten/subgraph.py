@@ -158,7 +158,7 @@ class Copier:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class GraphPart:
     """One level, compiled and called as one.
 
     inputs   what it is given: nodes of the whole graph, or names of symbols
@@ -176,9 +176,9 @@ class Part:
 
 def body_lines(
     aten: AtenGraph,
-    steps: Sequence[Part | fx.Node],
+    steps: Sequence[GraphPart | fx.Node],
     name: dict[fx.Node, str],
-    given: Callable[[str, Part, int], str] = lambda value, part, number: value,
+    given: Callable[[str, GraphPart, int], str] = lambda value, part, number: value,
 ) -> list[str]:
     """From a split graph's inputs, which are named, to its results: step k is a call of `part{k}`.
 
@@ -226,7 +226,7 @@ def permuted(value: str, order: Order) -> str:
     return f"{value}.permute({', '.join(map(str, order))})"
 
 
-def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) -> list[Part]:
+def cut(whole: AtenGraph, levels: Sequence[tuple[bool, tuple[fx.Node, ...]]]) -> list[GraphPart]:
     """The levels as parts, in their order."""
     wanted = set(whole.results)
     parts = []
@@ -249,7 +249,7 @@ class _Cutter(Copier):
         self.given = dict(zip(whole.placeholders, whole.inputs, strict=True))
         self.written = {mutation.index for mutation in whole.mutations}
 
-    def part(self, nodes: Sequence[fx.Node], outputs: tuple[fx.Node, ...]) -> Part:
+    def part(self, nodes: Sequence[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:
         inside = set(nodes)
         outer = list(dict.fromkeys(s for n in nodes for s in n.all_input_nodes if s not in inside))
         for node in outer:
@@ -269,7 +269,7 @@ class _Cutter(Copier):
         results, orders = self._results(outputs)
         fresh = [Fresh(k, *self._geometry(made.meta["val"])) for k, made in enumerate(results)]
         graph = self.finish(self.whole, results, self.specs, fresh, symbols)
-        return Part(
+        return GraphPart(
             graph, self.is_claimed, tuple(self.inputs), outputs, tuple(self.orders), tuple(orders)
         )
 
@@ -403,7 +403,7 @@ _MASKS = ("condition", "mask")
 
 def explicit(region: AtenGraph) -> fx.Graph:
     """The graph of a region. Constants become placeholders of their names, before the inputs."""
-    write = _Explicit()
+    write = _ExplicitNodes()
     constants = {name: write.input(name, x) for name, x in region.constants.items()}
     for node in region.graph.nodes:
         if node.op == "placeholder":
@@ -430,7 +430,7 @@ def single(node: fx.Node) -> fx.Graph:
     return write.graph
 
 
-class _Explicit(Sized):
+class _ExplicitNodes(Sized):
     def input(self, name: str, val: Any) -> fx.Node:
         made = self.graph.placeholder(name)
         made.meta["val"] = val
@@ -474,7 +474,7 @@ class _Explicit(Sized):
             return self.call(aten._to_copy.default, x, like=x, val=made, dtype=dtype)
 
 
-class _Single(_Explicit):
+class _Single(_ExplicitNodes):
     def size(self, size: Expr) -> fx.Node:
         return self.input(f"size_{len(self.graph.nodes)}", hint(size))
 

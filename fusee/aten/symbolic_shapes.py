@@ -33,7 +33,7 @@ from fusee.source import define
 from fusee.sym.expr import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS
 from fusee.sym.shape_env import Predicate, ShapeEnv, size_of
-from fusee.sym.symint import Symbols
+from fusee.sym.symint import TorchSymbols
 
 _FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
 _LARGEST = 2**62  # what torch writes for no end at all
@@ -185,7 +185,7 @@ class _Handed:
     def learn(self) -> None:
         """Rely on what torch's ShapeEnv has relied on; what it would from now on, is too late."""
         self.shape_env.freeze()
-        self.ours = Symbols()
+        self.ours = TorchSymbols()
         self.names = {
             str(x.node._expr): symbol for symbol, x in self.made.items() if type(x) is torch.SymInt
         }

@@ -52,7 +52,7 @@ from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.open_sizes import COMPOSITES, UNBACKED, unbacked_env
 from fusee.source import Rules
 from fusee.sym.ranges import FUNCTIONS
-from fusee.sym.symint import Symbols
+from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- scalars
 # Floats that a graph reads from tensors: a learning rate, a count of steps.
@@ -637,7 +637,7 @@ def start(
     mode = symbolic_mode(
         [*example_inputs, *(node.meta.get("example_value") for node in placeholders)]
     )
-    to_size = Symbols()
+    to_size = TorchSymbols()
     env = unbacked_env(gm.graph)
     if env is not None:
         mode = mode or fake_mode()

@@ -29,7 +29,7 @@ from fusee.fake.mode import Twins
 from fusee.fake.open_sizes import COMPOSITES, UNBACKED
 from fusee.source import Rules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
-from fusee.sym.shape_env import Relation, size_of, wrapped
+from fusee.sym.shape_env import Comparison, size_of, wrapped
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- autocast
@@ -107,12 +107,12 @@ aten = torch.ops.aten
 View = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
-class Store:
+class Storage:
     """One storage. `version` counts the writes to it; `origin` is the input that it belongs to."""
 
     __slots__ = ("base", "version", "origin", "device", "frozen")
 
-    def __init__(self, base: Value, device: torch.device) -> None:
+    def __init__(self, base: TracedTensor, device: torch.device) -> None:
         self.base = base
         self.version = 0
         self.device = device
@@ -120,7 +120,7 @@ class Store:
         self.frozen: str | None = None  # why nothing may write here
 
 
-class Value:
+class TracedTensor:
     """One traced tensor: its meta twin, and the node that computes it while `version` is current.
 
     `view` is None for an alias of the whole parent; `pick` makes the node on first use; `real` is
@@ -136,15 +136,15 @@ class Value:
         self.tensor = tensor
         self._node = node
         self.version = 0
-        self.parent: Value | None = None
+        self.parent: TracedTensor | None = None
         self.view: View | None = None
         self.pick: tuple[fx.Node, int] | None = None
         self.real: torch.Tensor | None = None
         self.is_detached = False
-        self.store: Store
+        self.store: Storage
 
 
-Inverse = Callable[["Builder", Value, fx.Node], fx.Node]
+Inverse = Callable[["Builder", TracedTensor, fx.Node], fx.Node]
 # How new contents of a view change its parent: (builder, view, contents) -> node.
 _INVERSES: Rules[OpOverload, Inverse] = Rules()
 
@@ -152,7 +152,7 @@ _INVERSES: Rules[OpOverload, Inverse] = Rules()
 class Builder:
     """The functional graph under construction, and the tensors it stands for.
 
-    values    keyed by id: each Value keeps its tensors alive, so ids stay unique
+    values    keyed by id: each TracedTensor keeps its tensors alive, so ids stay unique
     to_size   turns the SymInts among arguments into sizes of ours; None if there are none
     """
 
@@ -160,7 +160,7 @@ class Builder:
         self.twins = twins
         self.to_size = to_size
         self.graph = fx.Graph()
-        self.values: dict[int, Value] = {}
+        self.values: dict[int, TracedTensor] = {}
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
@@ -203,7 +203,7 @@ class Builder:
         node.meta = {"val": val, "device": x.device, "stack_trace": self.stack_trace}
         return node
 
-    def copy(self, node: fx.Node, value: Value) -> fx.Node:
+    def copy(self, node: fx.Node, value: TracedTensor) -> fx.Node:
         """Append a copy of `node` in memory of its own, with the strides of `value`."""
         op = aten.clone.default
         val = op(value.tensor)
@@ -230,24 +230,26 @@ class Builder:
 
     # -------------------------------------------------------------------------- values
 
-    def fresh(self, tensor: torch.Tensor, node: fx.Node | None, device: torch.device) -> Value:
+    def fresh(
+        self, tensor: torch.Tensor, node: fx.Node | None, device: torch.device
+    ) -> TracedTensor:
         """Register a tensor with a storage of its own."""
-        value = Value(tensor, node)
-        value.store = Store(value, device)
+        value = TracedTensor(tensor, node)
+        value.store = Storage(value, device)
         self.has_opaque = self.has_opaque or is_opaque(tensor)
         self.values[id(tensor)] = value
         return value
 
-    def alias(self, tensor: torch.Tensor, parent: Value, view: View | None) -> Value:
+    def alias(self, tensor: torch.Tensor, parent: TracedTensor, view: View | None) -> TracedTensor:
         """Register a view of `parent`, or with view=None another tensor that is all of it."""
-        value = Value(tensor, None)
+        value = TracedTensor(tensor, None)
         value.parent, value.view, value.store = parent, view, parent.store
         value.version = -1
         self.has_opaque = self.has_opaque or is_opaque(tensor)
         self.values[id(tensor)] = value
         return value
 
-    def node(self, value: Value) -> fx.Node:
+    def node(self, value: TracedTensor) -> fx.Node:
         """The node that holds the present contents of `value`."""
         store = value.store
         at, stale = value, []
@@ -271,7 +273,7 @@ class Builder:
 
     # -------------------------------------------------------------------------- writes
 
-    def write(self, value: Value, contents: fx.Node) -> None:
+    def write(self, value: TracedTensor, contents: fx.Node) -> None:
         """From here on `value` holds `contents`, of the same shape and dtype; so do its aliases."""
         store = value.store
         if store.frozen is not None:
@@ -293,7 +295,7 @@ class Builder:
         if value is not at and plain and _same_layout(contents.meta["val"], value.tensor):
             value._node, value.version = contents, store.version
 
-    def replace(self, value: Value, tensor: torch.Tensor, old: torch.Tensor) -> Value:
+    def replace(self, value: TracedTensor, tensor: torch.Tensor, old: torch.Tensor) -> TracedTensor:
         """`tensor`, until now `value`, gets another geometry; `old` stands for it in its views."""
         for node in self.graph.nodes:
             val = node.meta.get("val")
@@ -306,7 +308,7 @@ class Builder:
         del self.values[id(tensor)]
         return value
 
-    def required(self) -> tuple[Relation, ...]:
+    def required(self) -> tuple[Comparison, ...]:
         """What must hold of the unbacked symbols of this graph."""
         env = self.twins.env
         found = [] if env is None else env.data.required[self.known :]
@@ -352,13 +354,13 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @_INVERSES.rule(aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default)
 @_INVERSES.rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
-def _reshape(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _reshape(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     return b.reshape(contents, list(view.parent.tensor.shape))
 
 
 @_INVERSES.rule(aten.expand.default)
-def _expand(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _expand(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     if view.parent.tensor.numel() != view.tensor.numel():
         raise b.unsupported("an in-place write to an expanded tensor")
@@ -366,7 +368,7 @@ def _expand(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
 
 
 @_INVERSES.rule(aten.permute.default)
-def _permute(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _permute(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     dims = view.view[1][0]
     inverse = [0] * len(dims)
@@ -376,13 +378,13 @@ def _permute(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
 
 
 @_INVERSES.rule(aten.t.default, aten.transpose.int)
-def _transpose(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _transpose(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     return b.apply(view.view[0], contents, *view.view[1])
 
 
 @_INVERSES.rule(aten.view.dtype)
-def _bits(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _bits(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     before, after = view.parent.tensor.dtype, view.tensor.dtype
     if before.itemsize != after.itemsize:
@@ -400,7 +402,7 @@ _COMPLEX = {
 
 
 @_INVERSES.rule(*_COMPLEX)
-def _across(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _across(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.view is not None
     return b.apply(_COMPLEX[view.view[0]], contents)
 
@@ -414,7 +416,7 @@ _SCATTERS = {
 
 
 @_INVERSES.rule(*_SCATTERS)
-def _scatter(b: Builder, view: Value, contents: fx.Node) -> fx.Node:
+def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None and view.view is not None
     parent = view.parent
     op, args, kwargs = view.view
@@ -437,7 +439,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 
     policy      the rule of an operator that comes up for the first time
     opaque_rule the same for operators on complex tensors and lazily negated ones
-    lift        makes the Value of a tensor that the program did not compute
+    lift        makes the TracedTensor of a tensor that the program did not compute
     device      where factory functions put their results unless told
     above       sees the functions that the program calls, while autograd is between them and this
     higher_order   what runs a higher-order operator, by name, where it isn't run inline
@@ -448,7 +450,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         builder: Builder,
         policy: Callable[[OpOverload], Rule],
         opaque_rule: Callable[[OpOverload], Rule],
-        lift: Callable[[torch.Tensor], Value],
+        lift: Callable[[torch.Tensor], TracedTensor],
         device: torch.device,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -522,7 +524,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.autocast and self.device.type != "cpu":
             raise self.b.unsupported(f"autocast on {self.device.type}")
 
-    def value(self, x: torch.Tensor) -> Value:
+    def value(self, x: torch.Tensor) -> TracedTensor:
         found = self.b.values.get(id(x))
         return self.lift(x) if found is None else found
 

@@ -54,7 +54,7 @@ _REASON = "double backward or gradients in batches: the graph is differentiated 
 _FUNCTION = "autograd_function_apply"
 
 
-class Held(NamedTuple):
+class HeldValues(NamedTuple):
     """What one call keeps.
 
     values    of the inputs at `positions`
@@ -109,13 +109,13 @@ class Again:
 
     # -------------------------------------------------------------------------- the forward
 
-    def hold(self, inputs: Sequence[Any]) -> Held:
+    def hold(self, inputs: Sequence[Any]) -> HeldValues:
         """Called before the forward runs."""
         found = _watch([inputs[k] for k in self.plain])
         others = {k: self._other(k, inputs[k]) for k in self.others}
-        return Held(self.plain, *found, others, [g.get_state() for g in self.generators])
+        return HeldValues(self.plain, *found, others, [g.get_state() for g in self.generators])
 
-    def hold_saved(self, held: Held, saved: Sequence[Any]) -> Held:
+    def hold_saved(self, held: HeldValues, saved: Sequence[Any]) -> HeldValues:
         """`held` for a later backward, to which what was saved comes without autograd."""
         values, watched, versions = _watch([saved[k] for k in self.saved.values()])
         return held._replace(
@@ -131,7 +131,7 @@ class Again:
                 return x.clone()
         return x.detach() if isinstance(x, Tensor) else x
 
-    def inputs(self, held: Held, saved: Sequence[Any]) -> list[Any]:
+    def inputs(self, held: HeldValues, saved: Sequence[Any]) -> list[Any]:
         """The forward's inputs, with their places in autograd.
 
         saved    what came back of the values that the Function saved
@@ -153,7 +153,11 @@ class Again:
         return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
 
     def differentiable(
-        self, held: Held, inputs: list[Any], tangents: list[Tensor | None], found: Sequence[Any]
+        self,
+        held: HeldValues,
+        inputs: list[Any],
+        tangents: list[Tensor | None],
+        found: Sequence[Any],
     ) -> Sequence[Any]:
         """`found`, the gradients per input, as values that can be differentiated.
 
@@ -176,7 +180,7 @@ class Again:
 
     def gradients(
         self,
-        held: Held,
+        held: HeldValues,
         inputs: Sequence[Any],
         tangents: Sequence[Tensor | None],
         create_graph: bool,
@@ -262,7 +266,7 @@ class Again:
 
 
 def _watch(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """Values, watched and versions of Held for these inputs."""
+    """Values, watched and versions of HeldValues for these inputs."""
     versions = _versions(given)
     if all(map(_is_leaf, given)):
         return given, given, versions
@@ -301,7 +305,9 @@ class _Twice(torch.autograd.Function):
     """Gradients as compiled; their own gradients are eager's."""
 
     @staticmethod
-    def forward(ctx: Any, again: Again, held: Held, found: Sequence[Any], *operands: Any) -> Any:
+    def forward(
+        ctx: Any, again: Again, held: HeldValues, found: Sequence[Any], *operands: Any
+    ) -> Any:
         ctx.again, ctx.held = again, held
         ctx.are_tensors = [isinstance(x, Tensor) for x in operands]
         ctx.others = [None if isinstance(x, Tensor) else x for x in operands]

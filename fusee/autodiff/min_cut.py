@@ -296,7 +296,7 @@ class Choice(NamedTuple):
     recomputed: list[fx.Node]
 
 
-class Facts:
+class JointFacts:
     """What a joint graph says before anything is decided.
 
     forward   nodes that the forward's results need, and what must run once
@@ -419,7 +419,7 @@ class Facts:
 _CALLS = (Kind.HEAVY, Kind.ONCE)
 
 
-def choose(facts: Facts, scarcity: float | None) -> Choice:
+def choose(facts: JointFacts, scarcity: float | None) -> Choice:
     """The cheapest choice.
 
     scarcity   what memory is worth more than usual, at least 1; calls to ATen may then be repeated.
@@ -429,7 +429,7 @@ def choose(facts: Facts, scarcity: float | None) -> Choice:
 
 
 class _Chooser:
-    def __init__(self, facts: Facts, scarcity: float | None) -> None:
+    def __init__(self, facts: JointFacts, scarcity: float | None) -> None:
         self.facts, self.costs, self.scarcity = facts, facts.costs, scarcity
 
     def run(self) -> Choice:

@@ -47,7 +47,7 @@ from fusee.autodiff.joint import (
     prepare,
     sparse_nodes,
 )
-from fusee.autodiff.min_cut import Choice, Costs, Facts, Kind, Prices, choose, kind
+from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
 from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Size, hint, product
 from fusee.sym.symint import same_ints
@@ -66,7 +66,7 @@ aten = torch.ops.aten
 Instead = Mapping[fx.Node, fx.Node | None]
 
 
-def instead_of(joint: Joint, facts: Facts, absent: frozenset[int]) -> Instead:
+def instead_of(joint: Joint, facts: JointFacts, absent: frozenset[int]) -> Instead:
     """What becomes of the nodes of the backward without the tangents numbered `absent`."""
     if not absent:
         return {}
@@ -142,7 +142,7 @@ class _BackwardCopier(Copier):
 
 
 def split(
-    joint: Joint, facts: Facts, choice: Choice, absent: frozenset[int] = frozenset()
+    joint: Joint, facts: JointFacts, choice: Choice, absent: frozenset[int] = frozenset()
 ) -> Split:
     """The two graphs. The joint graph's nodes are copied; it stays as it is.
 
@@ -152,7 +152,9 @@ def split(
 
 
 class _Splitter:
-    def __init__(self, joint: Joint, facts: Facts, choice: Choice, absent: frozenset[int]) -> None:
+    def __init__(
+        self, joint: Joint, facts: JointFacts, choice: Choice, absent: frozenset[int]
+    ) -> None:
         self.joint, self.facts, self.choice, self.absent = joint, facts, choice, absent
         self.aten = joint.aten
         self.inputs = dict(zip(self.aten.placeholders, self.aten.inputs, strict=True))
@@ -321,7 +323,7 @@ def partition(joint: Joint, *, budget: float = 1.0, prices: Prices = Prices()) -
     raises   CheckError if nothing can be saved so that the backward could run
     """
     prepare(joint)
-    facts = Facts(joint, Costs(joint.aten, prices))
+    facts = JointFacts(joint, Costs(joint.aten, prices))
     return split(joint, facts, _within(facts, budget))
 
 
@@ -382,7 +384,7 @@ def describe(split: Split) -> str:
     return f"{count} values of {size} bytes are saved for the backward; {recomputed}"
 
 
-def saved_bytes(facts: Facts, choice: Choice) -> int:
+def saved_bytes(facts: JointFacts, choice: Choice) -> int:
     """Bytes that live until the backward for its sake alone. Unwritten inputs live anyway."""
     return sum(
         facts.costs.bytes(node)
@@ -391,7 +393,7 @@ def saved_bytes(facts: Facts, choice: Choice) -> int:
     )
 
 
-def _within(facts: Facts, budget: float) -> Choice:
+def _within(facts: JointFacts, budget: float) -> Choice:
     """The choice of least work whose saved values fit the budget."""
     best = choose(facts, None)
     if budget >= 1:

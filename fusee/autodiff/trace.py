@@ -39,7 +39,7 @@ from fusee.aten.torch_api import (
     without_torch_functions,
 )
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
-from fusee.aten.tracer import Tracer, Value
+from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import python_dispatcher, unseen_by_hooks
@@ -455,7 +455,9 @@ def _parts(ends: Sequence[Tensor], origins: set[Any]) -> tuple[int, ...]:
     return tuple(part)
 
 
-def _settled(t: Tracer, gradient: Value, target: Tensor, to_size: Callable[[Any], Size]) -> Value:
+def _settled(
+    t: Tracer, gradient: TracedTensor, target: Tensor, to_size: Callable[[Any], Size]
+) -> TracedTensor:
     """`gradient`, copied if it doesn't lie in memory as autograd keeps the gradient of `target`.
 
     source   torch/csrc/autograd/utils/grad_layout_contract.h: dense tensors give their strides

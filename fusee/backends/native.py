@@ -45,7 +45,7 @@ from fusee.backends.report import (
     remember,
 )
 from fusee.backends.runtime_wrapper import Staged, bind, bind_split, is_differentiated, is_staged
-from fusee.codegen.host import Arguments
+from fusee.codegen.host import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn
 from fusee.loops.check import (
@@ -170,7 +170,7 @@ def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept
         return Fixed((*(x for one in derived for x in one.compute(())), *constants))
     places = [place for one in derived for place in one.targets]
     order = sorted(range(len(places)), key=places.__getitem__)
-    computed = [change_detection.Derived(one.sources, one.compute) for one in derived]
+    computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
 
 
@@ -235,7 +235,7 @@ def compile_aten(
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", _memory, schedule, large_bytes)
         named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
-        arguments = Arguments(
+        arguments = HostArguments(
             [named.get(spec.name) for spec in aten.inputs[:count]],
             {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
             consumed=consumes,

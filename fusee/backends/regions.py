@@ -27,7 +27,7 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
-from fusee.runtime.change_detection import Derived, DerivedSet, Snapshot, why_not_derivable
+from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import Rules
 from fusee.sym.expr import Expr, Size, hint, known_ge, maximum, minimum
 from fusee.sym.ranges import COMPARISONS
@@ -241,7 +241,7 @@ class Engine:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Levels:
     """The levels, in the order in which they run.
 
     levels    (True: the engine's; nodes in program order)
@@ -262,7 +262,7 @@ class Split:
         return sum(len(_calls(nodes)) for is_claimed, nodes in self.levels if is_claimed)
 
 
-def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True) -> Split:
+def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True) -> Levels:
     """Decide which calls go to the engine.
 
     least     a region with fewer calls that compute, and none that is heavy, goes back to the rest;
@@ -301,7 +301,7 @@ def split(aten: AtenGraph, engine: Engine, least: int = 4, is_whole: bool = True
         UnclaimedRow(op_of(n), why, user_line(n.meta.get("stack_trace")))
         for n, why in reasons.items()
     ]
-    return Split(tuple(levels), tuple(rows))
+    return Levels(tuple(levels), tuple(rows))
 
 
 def op_of(node: fx.Node) -> str:
@@ -468,7 +468,7 @@ class Followed(Generic[T]):
     ) -> None:
         self._make, self._times = make, times
         self._fixed, self._bounds = tuple(fixed), bounds
-        self._known = DerivedSet([Derived(self._fixed, lambda tensors: ())])
+        self._known = DerivedSet([Derivation(self._fixed, lambda tensors: ())])
         self._lock = threading.Lock()
         self._count = 0
         self.latest: Made[T]

@@ -237,7 +237,7 @@ _LEAVES = (
 )  # fmt: skip
 
 
-class _Unknown(Exception):
+class _Indistinct(Exception):
     """Something whose equality says too little."""
 
 
@@ -269,7 +269,7 @@ def form(gm: fx.GraphModule, examples: Sequence[Any]) -> Hashable | None:
         )
         found = tuple(rows), situation(examples), kept
         hash(found)
-    except (_Unknown, TypeError):  # TypeError: a target that cannot be hashed
+    except (_Indistinct, TypeError):  # TypeError: a target that cannot be hashed
         return None
     return found
 
@@ -287,7 +287,7 @@ def _argument(x: Any, places: dict[fx.Node, int]) -> Hashable:
         return float, x.hex()  # which tells -0.0 from 0.0, and finds NaN again
     if type(x) in _LEAVES:
         return type(x), x
-    raise _Unknown
+    raise _Indistinct
 
 
 def situation(examples: Sequence[Any]) -> Hashable:

@@ -28,7 +28,7 @@ from fusee.aten.graph import (
     returning,
     used_symbols,
 )
-from fusee.aten.subgraph import Part, body_lines, cut
+from fusee.aten.subgraph import GraphPart, body_lines, cut
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.joint import Split
 from fusee.backends.report import Report
@@ -330,7 +330,7 @@ class Staged:
     def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
         """From its inputs to its results. refuse: looks at them where grad mode is on."""
         aten = self.aten
-        steps: list[Part | fx.Node] = []
+        steps: list[GraphPart | fx.Node] = []
         for together, alone in levels(aten):
             steps += [*cut(aten, [(False, tuple(together))]), *alone]
         name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
@@ -349,6 +349,6 @@ class Staged:
         write.add(*body_lines(aten, steps, name))
         return write.function("body")
 
-    def _part(self, part: Part) -> Any:
+    def _part(self, part: GraphPart) -> Any:
         known: dict[Any, Any] = dict(zip(self.aten.placeholders, self.examples))
         return self.compile_part(part.graph, [known.get(x) for x in part.inputs])

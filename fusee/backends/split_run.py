@@ -25,7 +25,7 @@ from fusee.aten.graph import (
     part_source,
     returning,
 )
-from fusee.aten.subgraph import Part, body_lines, cut, permuted
+from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
 from fusee.backends.regions import (
@@ -282,7 +282,7 @@ def culprit(region: Region, text: str) -> fx.Node | None:
     return None
 
 
-def _given(value: str, part: Part, number: int) -> str:
+def _given(value: str, part: GraphPart, number: int) -> str:
     """A tensor as the part takes it."""
     if not part.is_claimed or part.graph.inputs[number].is_static:
         return value

@@ -35,7 +35,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.mirrors import Called, Later
 from fusee.capture.numbers import Computed, Number, converted
-from fusee.capture.sources import Call, Local, given_by, is_trusted
+from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,
@@ -267,7 +267,7 @@ def _asked_of_state(function: Any, m: Capturing) -> Any:
         return found  # the program itself has set it
     place: Any = given_by(function, f"{function.__name__}()")
     if type(found) is list:
-        m.world.fact(EqualsMatch, Call(place, tuple, ""), tuple(found))
+        m.world.fact(EqualsMatch, ResultOf(place, tuple, ""), tuple(found))
         return found
     return m.world.load(found, place)
 
@@ -650,7 +650,7 @@ def _logs(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
         raise GraphBreak("logging with what is known only as the program runs")
     if m.world.is_changed_inside(*_asked(logger)):
         raise GraphBreak("logging, of which the program has changed something before")
-    asked = Call(origin, functools.partial(_who_sees, at), "what is logged by ")
+    asked = ResultOf(origin, functools.partial(_who_sees, at), "what is logged by ")
     seen_by = m.world.load(_who_sees(at, logger), asked)
     if seen_by == "the program":
         raise GraphBreak(_SEEN)

@@ -35,7 +35,7 @@ class Handler(NamedTuple):
     keeps_position: bool
 
 
-class Program(NamedTuple):
+class Bytecode(NamedTuple):
     """A code object, decoded. It does not keep the code alive.
 
     taking   code with the same parameters, which gives them as a dict
@@ -51,7 +51,7 @@ class Program(NamedTuple):
 
 
 # By id of the code, while it is alive.
-_programs: dict[int, tuple[weakref.ref[types.CodeType], Program]] = {}
+_programs: dict[int, tuple[weakref.ref[types.CodeType], Bytecode]] = {}
 
 # Executed by nothing here: they prepare the specialising interpreter.
 _CACHE, _LONGER = dis.opmap["CACHE"], dis.opmap["EXTENDED_ARG"]
@@ -73,7 +73,7 @@ _PAIRS = {op for name, op in dis.opmap.items() if name.count("_FAST") == 2}
 _JUMPS = {op: -1 if "BACKWARD" in dis.opname[op] else 1 for op in (*dis.hasjrel, *dis.hasjabs)}
 
 
-def program(code: types.CodeType) -> Program:
+def program(code: types.CodeType) -> Bytecode:
     """The decoded form of a code object, made once."""
     key = id(code)  # comparing code compares all its instructions
     known = _programs.get(key)
@@ -83,7 +83,7 @@ def program(code: types.CodeType) -> Program:
     return known[1]
 
 
-def _decode(code: types.CodeType) -> Program:
+def _decode(code: types.CodeType) -> Bytecode:
     units = code.co_code
     opcodes, low = units[::2], units[1::2]
     # of each unit, the instruction there: a jump may go to the prefix of one with a long argument
@@ -124,7 +124,7 @@ def _decode(code: types.CodeType) -> Program:
         co_varnames=tuple(names),
         co_nlocals=len(names),
     )
-    return Program(instructions, handlers, taking)
+    return Bytecode(instructions, handlers, taking)
 
 
 # Instructions of a function that gives a value made of its arguments and of what they hold.

@@ -66,7 +66,7 @@ from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import Stepping, empty_like, new_tuple
 from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
-from fusee.capture.sources import Call, Held
+from fusee.capture.sources import Held, ResultOf
 from fusee.capture.torch_api import (
     FakeTensor,
     OpOverload,
@@ -134,7 +134,7 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_torchs and _QUERY.match(function.__name__) and all(map(is_scalar, args)) and not kwargs:
         if is_scalar(found := function(*args)):
             asked = functools.partial(function, *args)
-            return m.world.load(found, Call(Held(asked, function.__name__), operator.call, ""))
+            return m.world.load(found, ResultOf(Held(asked, function.__name__), operator.call, ""))
     raise _unknown(function)
 
 
@@ -144,7 +144,7 @@ _QUERY = re.compile("_get_|_is_|_has_|_are_|get_|is_|has_|_accelerator_get")
 
 def _subclasses(m: Capturing, cls: type) -> list[type]:
     found: list[type] = type.__subclasses__(cls)
-    place = Call(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
+    place = ResultOf(Held(cls, cls.__qualname__), type.__subclasses__, "the subclasses of ")
     m.world.fact(Length, place, len(found))
     return [m.world.load(one, m.world.item(place, k)) for k, one in enumerate(found)]
 

@@ -177,7 +177,7 @@ class Captured:
         return define(self.source, "run", "segment", names)
 
 
-class Keeper(Protocol):
+class CaptureKeeper(Protocol):
     """Keeps captures for other processes: fusee/persist."""
 
     def find(

@@ -20,9 +20,9 @@ from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, looking
 from fusee.capture.watched import Watched
 from fusee.runtime import process
 from fusee.runtime.change_detection import (
+    CheckTable,
     Open,
     Read,
-    Table,
     available,
     can_watch,
     changed,
@@ -75,7 +75,9 @@ def compile_check(
     return check, source
 
 
-def _fresh(others: Facts, known: Sequence[Fact], values: Values) -> tuple[list[Fact], Table] | None:
+def _fresh(
+    others: Facts, known: Sequence[Fact], values: Values
+) -> tuple[list[Fact], CheckTable] | None:
     """Takes facts about tensors and their sizes out of `others` that machine code looks at.
 
     None if they are few, and no size is open.
@@ -127,7 +129,9 @@ def _fresh(others: Facts, known: Sequence[Fact], values: Values) -> tuple[list[F
     taken = [*closed, *opened, *related]
     gone = set(taken)
     others.rows = [fact for fact in others.rows if fact not in gone]
-    table = Table([*closed.values()], [*opened.values()], [*read.values()], [*steps.rows], required)
+    table = CheckTable(
+        [*closed.values()], [*opened.values()], [*read.values()], [*steps.rows], required
+    )
     return taken, table
 
 

@@ -22,7 +22,7 @@ from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.guards import TypeMatch
 from fusee.capture.mirrors import Called, Indexed, Stepping, dict_class, is_finite_iterator
 from fusee.capture.numbers import LOADERS
-from fusee.capture.sources import Call, Origin
+from fusee.capture.sources import Origin, ResultOf
 from fusee.capture.torch_api import FakeTensor
 
 # ---------------------------------------------------------------------------- iteration
@@ -298,7 +298,7 @@ def owner_of(view: Any) -> Any:
 
 def _load_view(world: Any, view: Any, origin: Origin) -> Any:
     world.fact(TypeMatch, origin, type(view))
-    owner = world.load(owner_of(view), Call(origin, owner_of, "the dict of "))
+    owner = world.load(owner_of(view), ResultOf(origin, owner_of, "the dict of "))
     shown = world.whole(owner)
     return getattr(dict_class(shown), type(view).__name__.rpartition("_")[2])(shown)
 

@@ -27,7 +27,7 @@ import torch
 from fusee import log
 from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
-from fusee.capture.captured import Captured, Entry, Keeper, Place, Site, tells_of_its_end
+from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
 from fusee.capture.graph_break import GraphFailed, Unready
@@ -253,7 +253,7 @@ class CompiledFunction:
     varying: Callable[[types.FunctionType], Varying] = Varying
     guard_filter: GuardFilter | None = None
     notice: Notice | None = None
-    keeper: Keeper | None = None
+    keeper: CaptureKeeper | None = None
     of_code: bool = False
 
     def __post_init__(self) -> None:

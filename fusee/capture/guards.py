@@ -18,10 +18,10 @@ import torch
 from fusee.capture.frame import ABSENT, Marker
 from fusee.capture.sources import (
     Attr,
-    Call,
     Held,
     Item,
     Origin,
+    ResultOf,
     SizeOf,
     Source,
     looking,
@@ -340,7 +340,7 @@ class EqualsMatch(Fact):
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is type(self.value):
-            if isinstance(self.origin, Call):  # of one of NumPy's
+            if isinstance(self.origin, ResultOf):  # of one of NumPy's
                 if type(found) in (bytes, str):
                     yield str(self.origin.of), True, 0.0, 0.0
             elif type(found) in (float, int):

@@ -55,15 +55,15 @@ from fusee.capture.mirrors import (
 from fusee.capture.recorder import Recorder
 from fusee.capture.sources import (
     Attr,
-    Call,
     Cell,
     ClassDict,
     Dict,
-    Entry,
     Held,
     Item,
+    KeyedItem,
     Local,
     Origin,
+    ResultOf,
     input_name,
     is_buffer,
     is_remade,
@@ -231,7 +231,9 @@ class World:
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
         self.fact(
-            guards.EqualsMatch, Call(origin, numbers.exactly, "the value of "), numbers.exactly(obj)
+            guards.EqualsMatch,
+            ResultOf(origin, numbers.exactly, "the value of "),
+            numbers.exactly(obj),
         )
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
@@ -259,7 +261,7 @@ class World:
         opened = self._opened(iterator)
         if opened.stand_in is None:
             origin = self._origins[id(iterator)]
-            rest = Call(origin, remaining, "the rest of ")
+            rest = ResultOf(origin, remaining, "the rest of ")
             items = remaining(iterator)
             self.fact(guards.Length, rest, len(items))
             listed = list(enumerate(items))[opened.asked :]
@@ -281,7 +283,7 @@ class World:
         opened = self._opened(iterator)
         if opened.stand_in is not None or opened.asked == FEW:
             return next(self.opened(iterator))
-        coming_of = Call(self._origins[id(iterator)], coming, "what comes of ")
+        coming_of = ResultOf(self._origins[id(iterator)], coming, "what comes of ")
         place, k = self._parts.setdefault(("coming", id(iterator)), coming_of), opened.asked
         opened.asked += 1
         items = coming(iterator)
@@ -304,7 +306,7 @@ class World:
             raise GraphBreak("a weak reference to what the program lets go of may lead nowhere")
         if origin is None:
             return obj
-        place = Call(origin, operator.call, "the object of ")
+        place = ResultOf(origin, operator.call, "the object of ")
         return self.load(obj, self._parts.setdefault(("referent", id(ref)), place))
 
     def _is_let_go(self, x: Any) -> bool:
@@ -341,10 +343,10 @@ class World:
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             self.fact(guards.TypeMatch, origin, type(x))
             self.allow(type(x))
-            place = Call(origin, torch_api.plain_tensor, "the tensor of ")
+            place = ResultOf(origin, torch_api.plain_tensor, "the tensor of ")
             plain = torch_api.plain_tensor(x)
             self.fact(
-                guards.EqualsMatch, Call(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf
+                guards.EqualsMatch, ResultOf(origin, torch_api.was_leaf, "is_leaf of "), x.is_leaf
             )
         if x.layout is not torch.strided or x.is_quantized or x.is_nested:
             kind = "nested" if x.is_nested else f"of layout {x.layout}"
@@ -359,7 +361,7 @@ class World:
             made, known, strided = self.symbols.fake(plain, known, place, self.varies, x)
         if torch_api.has_fixed_address(x):
             self.passing.append("an address")
-            place_in_memory = Call(origin, torch.Tensor.data_ptr, "the address of ")
+            place_in_memory = ResultOf(origin, torch.Tensor.data_ptr, "the address of ")
             self.fact(guards.EqualsMatch, place_in_memory, x.data_ptr())
         self.fact(guards.TensorMatch, place, known)
         for one in strided:
@@ -437,7 +439,9 @@ class World:
         real, origin = self.inputs[id(fake)]
         begin = int(real.storage_offset())
         self.fact(
-            guards.EqualsMatch, Call(origin, torch.Tensor.storage_offset, "the offset of "), begin
+            guards.EqualsMatch,
+            ResultOf(origin, torch.Tensor.storage_offset, "the offset of "),
+            begin,
         )
         return begin
 
@@ -502,7 +506,7 @@ class World:
 
     def entry(self, mirror: Mirror, key: Any, words: str) -> Origin:
         """The origin of an item of a dict whose key is an object."""
-        place = Entry(mirror.origin, key, words)
+        place = KeyedItem(mirror.origin, key, words)
         return self._parts.setdefault(("entry", id(mirror.obj), id(key)), place)
 
     def set(self, mirror: Mirror, key: Any, value: Any) -> None:
@@ -589,7 +593,7 @@ class World:
         copy, mirror = self.whole(obj), self.mirror(obj)
         if [*(mirror.before if mirror.is_changed() else copy)] != [*obj]:
             raise GraphBreak("the order of a set from outside, which a copy has not")
-        order = Call(mirror.origin, tuple, "the order of ")
+        order = ResultOf(mirror.origin, tuple, "the order of ")
         self.fact(guards.EqualsMatch, order, tuple(obj))
         return copy
 
@@ -606,11 +610,11 @@ class World:
             raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
         shown = keys
         if not all(fixed):
-            shown = self.load(keys, Call(mirror.origin, keys_of, "the keys of "))
+            shown = self.load(keys, ResultOf(mirror.origin, keys_of, "the keys of "))
             self.hash(shown)
         else:
             self.fact(guards.Keys, mirror.origin, keys)
-        copy, places = empty_like(obj), Call(mirror.origin, items_of, "the items of ")
+        copy, places = empty_like(obj), ResultOf(mirror.origin, items_of, "the items of ")
         for k, (key, name) in enumerate(zip(keys, shown)):
             place = self.part(mirror, key) if fixed[k] else self.item(places, k)
             dict_class(obj).__setitem__(copy, name, self.load(dict.__getitem__(obj, key), place))
@@ -664,7 +668,7 @@ class World:
             place = Cell(self._origins[id(cell)], name)
             self._parts.setdefault(("slot", id(cell), "cell_contents"), place)
             if is_empty(cell) and (id(cell), "cell_contents") not in self.slots:
-                asked = Call(self._origins[id(cell)], is_empty, "whether nothing is in ")
+                asked = ResultOf(self._origins[id(cell)], is_empty, "whether nothing is in ")
                 self.fact(guards.EqualsMatch, asked, True)
         return self.slot(cell, "cell_contents")
 

@@ -23,7 +23,7 @@ import torch
 
 from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
-from fusee.capture.bytecode import Program
+from fusee.capture.bytecode import Bytecode
 from fusee.capture.calls import call
 from fusee.capture.frame import (
     ABSENT,
@@ -54,7 +54,7 @@ _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
 _HOLD_NUMBERS = (tuple, list, torch.Size, range, set, frozenset, dict)
 
 
-class Machine(Capturing):
+class Interpreter(Capturing):
     """What instructions mean while a program is captured."""
 
     def __init__(self, *settings: Any) -> None:
@@ -535,7 +535,7 @@ def _answered(symbol: str, x: Any, other: Any) -> bool:
 _LEAVING = ("JUMP", "FOR_ITER", "SEND", "YIELD", "RETURN", "RERAISE", "BEFORE_WITH")
 
 
-def raising_truth(program: Program, at: int) -> bool | None:
+def raising_truth(program: Bytecode, at: int) -> bool | None:
     """The truth for which the jump at an index leads to nothing but an error; None: neither."""
     jump = program.instructions[at]
     if jump.target < 0 or not jump.name.endswith(("IF_TRUE", "IF_FALSE")):
@@ -545,7 +545,7 @@ def raising_truth(program: Program, at: int) -> bool | None:
     return found[0] if len(found) == 1 else None
 
 
-def _raises(program: Program, index: int) -> bool:
+def _raises(program: Bytecode, index: int) -> bool:
     for instruction in program.instructions[index:]:
         if instruction.name == "RAISE_VARARGS":
             return True

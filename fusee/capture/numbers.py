@@ -23,7 +23,7 @@ from torch import fx
 
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, TypeMatch
-from fusee.capture.sources import Call, Origin
+from fusee.capture.sources import Origin, ResultOf
 from fusee.capture.torch_api import OpOverload
 from fusee.source import Args
 
@@ -234,9 +234,9 @@ def load(world: Any, value: float, origin: Origin) -> Number:
         return known
     world.fact(TypeMatch, origin, type(value))
     if type(value) is int:
-        world.fact(EqualsMatch, Call(origin, is_held, "is_held of "), True)
+        world.fact(EqualsMatch, ResultOf(origin, is_held, "is_held of "), True)
     with torch._C.DisableTorchFunction():
-        fake = world.input(as_tensor(value), Call(origin, as_tensor, ""), origin)
+        fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
     number: Number = world.recorder.item(fake, frozenset({words}), type(value))
     world.numbers[words] = number
     world.know(number, origin)

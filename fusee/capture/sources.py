@@ -229,7 +229,7 @@ class Item(Part):
 
 
 @dataclass(frozen=True, eq=False)
-class Entry(Item):
+class KeyedItem(Item):
     """An element of a dict whose key is an object: `words` are shown for it."""
 
     words: str
@@ -239,7 +239,7 @@ class Entry(Item):
 
 
 @dataclass(frozen=True, eq=False)
-class Call(Part):
+class ResultOf(Part):
     """What a function gives for another source: `tuple` of the keys of a dict, for one."""
 
     function: Any
@@ -251,9 +251,9 @@ class Call(Part):
 
 
 @functools.cache
-def given_by(function: Callable[[], Any], words: str = "") -> Call:
+def given_by(function: Callable[[], Any], words: str = "") -> ResultOf:
     """What a function of the process gives."""
-    return Call(Held(function, words), operator.call, "")
+    return ResultOf(Held(function, words), operator.call, "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,12 +38,12 @@ from fusee.capture.guards import (
     overlap,
 )
 from fusee.capture.inputs import World
-from fusee.capture.interpreter import Machine
+from fusee.capture.interpreter import Interpreter
 from fusee.capture.numbers import Specialise
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
 from fusee.capture.recorder import BODY, effects, storages
-from fusee.capture.sources import Call, Held, Local, Origin, Source, is_buffer, looking
+from fusee.capture.sources import Held, Local, Origin, ResultOf, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
     State,
@@ -134,7 +134,7 @@ class _Attempt:
         varies: Varying,
     ) -> None:
         self.place = place
-        self.machine = Machine(policy, varies)
+        self.machine = Interpreter(policy, varies)
         self.world = self.machine.world
         self.captured = Captured(place, self.world.facts, conditions)
         self.recorder = self.world.recorder
@@ -392,7 +392,9 @@ def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
             x, origin = world.inputs[id(node.meta["example_value"])]
             if x.is_inference():
                 raise Lost(f"{origin} is of inference mode, and is written to outside of it")
-            world.fact(EqualsMatch, Call(origin, torch.is_inference, "inference mode of "), False)
+            world.fact(
+                EqualsMatch, ResultOf(origin, torch.is_inference, "inference mode of "), False
+            )
 
 
 def _keep_apart(world: World) -> str:

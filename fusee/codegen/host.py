@@ -44,10 +44,10 @@ from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import reads, views, writes
 from fusee.runtime.launch import (
-    Computed,
     FrameSpec,
     LaunchSpec,
     Number,
+    StepResult,
     ViewSpec,
     empty_strided,
 )
@@ -77,7 +77,7 @@ class HostCode:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class HostArguments:
     """What the host function is called with.
 
     buffers  per input: its buffer, or None for numbers and for tensors that no step reads
@@ -96,14 +96,14 @@ class Arguments:
     followed: bool = False
 
 
-def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: Arguments) -> HostCode:
+def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: HostArguments) -> HostCode:
     """Write the host function of a schedule."""
     return _Writer(plan, codes, arguments).write()
 
 
 class _Writer:
     def __init__(
-        self, plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: Arguments
+        self, plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: HostArguments
     ) -> None:
         self.plan, self.codes, self.arguments = plan, codes, arguments
         self.schedule, self.graph = plan.schedule, plan.schedule.graph
@@ -386,7 +386,7 @@ class _Writer:
             steps.greatest(symbol, ends)
 
         def number(size: Size) -> Number:
-            return size if isinstance(size, int) else Computed(steps.number(size))
+            return size if isinstance(size, int) else StepResult(steps.number(size))
 
         def launch(code: KernelCode) -> LaunchSpec:
             grain = (GRAIN_WORK - 1) // maximum(code.work, 1) + 1

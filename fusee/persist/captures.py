@@ -30,8 +30,7 @@ from fusee.capture.graph_break import Failing
 from fusee.capture.guards import Facts, Values
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, looking
-from fusee.capture.symbols import Symbols as OpenSizes
-from fusee.capture.symbols import is_open
+from fusee.capture.symbols import Symbols, is_open
 from fusee.capture.torch_api import State, allowed_by_torch, graph_module, marks, state_conditions
 from fusee.fake.mode import FakeTensor, fake_mode
 from fusee.log import publish
@@ -56,9 +55,8 @@ from fusee.runtime.cache import (
     object_cache,
 )
 from fusee.sym.expr import Call, Expr, Size, Symbol
-from fusee.sym.shape_env import Relation as Asked
-from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
-from fusee.sym.symint import Symbols
+from fusee.sym.shape_env import Comparison, ShapeEnv, size_of, wrapped
+from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- graphs
 
@@ -125,7 +123,7 @@ def _open(x: Any) -> _Open | Size | None:
         return size_of(x)
     if not isinstance(x, torch.Tensor) or not any(map(is_open, (*x.shape, *x.stride()))):
         return None
-    to_size = Symbols()
+    to_size = TorchSymbols()
     size, stride = (tuple(map(to_size, row)) for row in (x.shape, x.stride()))
     return _Open(size, stride, x.dtype, str(x.device))
 
@@ -313,8 +311,8 @@ def _reduced(x: Any) -> Any:
         return Failing, (x.eagerly, x.state, x.changes)
     if type(x) is Relation:
         return Relation, (x.a, x.op, x.b, dict(x.origins))
-    if type(x) is Asked:
-        return Asked, tuple(x)
+    if type(x) is Comparison:
+        return Comparison, tuple(x)
     return x.__reduce__() if type(x) in (Symbol, Call, Expr) else NotImplemented
 
 
@@ -386,7 +384,7 @@ def _read(data: bytes, place: Place, values: Values) -> _Kept:
     fields, graph = found.content
     captured = _Kept(place, conditions=state_conditions(), **fields)
     if captured.symbols is not None:
-        captured.symbols = OpenSizes.read(*captured.symbols)
+        captured.symbols = Symbols.read(*captured.symbols)
         waiting.env = captured.symbols.env
     if graph is not None:
         waiting.data, waiting.named, calls = graph

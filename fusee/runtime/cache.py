@@ -123,7 +123,7 @@ def write_whole(path: Path, *pieces: bytes) -> None:
         raise
 
 
-class Store:
+class FileStore:
     """Entries in one folder, a file for each key: a header with a checksum, then the content."""
 
     suffix: str
@@ -172,7 +172,7 @@ def _header(key: str, content: bytes | memoryview) -> bytes:
     return _HEADER.pack(_MARK, zlib.crc32(content), len(content), key.encode())
 
 
-class ObjectCache(Store):
+class ObjectCache(FileStore):
     """A folder of object code with a limit in bytes; the entries used longest ago go first.
 
     used   keys of entries that this process has read or written
@@ -349,7 +349,7 @@ class KeptGraph(Protocol):
 _told: set[tuple[str, str]] = set()
 
 
-class Blobs(Store):
+class Blobs(FileStore):
     """Compiled models of an engine in one folder, which is made when the first is written.
 
     What cannot be read or written is told once for each folder, and nothing is lost but time.

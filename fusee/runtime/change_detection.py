@@ -59,8 +59,8 @@ _ROW = 4 + _BEFORE + _AFTER
 
 # The word with dtype and device also has flags that follow from the others, and bits never written.
 _FLAGS, _DTYPE_AND_DEVICE = _BEFORE + 1, (1 << 40) - 1
-# A row of a Table: class, whether there is more to compare, requires_grad, then the words. One of a
-# tensor with open sizes: class, requires_grad, the words, and which of their bits are compared.
+# A row of a CheckTable: class, whether there is more to compare, requires_grad, then the words. One
+# with open sizes: class, requires_grad, the words, and which of their bits are compared.
 _FRESH_ROW = 3 + _BEFORE + _AFTER
 _OPEN_ROW = 2 + 2 * (_BEFORE + _AFTER)
 _MOST = (1 << 64) - 1
@@ -138,7 +138,7 @@ class Read(NamedTuple):
     axis: int = 0
 
 
-class Table:
+class CheckTable:
     """What the elements of a list should be, and what should hold of numbers that they tell.
 
     examples  the first elements: None, or a tensor with all of these facts and this class
@@ -271,9 +271,9 @@ def _compare_lists(writer: Writer, lists: str, before: str) -> None:
 def differs() -> Callable[[int, list[Any]], int]:
     """The builtin `differs(table.address, objects)`: the first element unlike its row, or -1.
 
-    A Table holds the number of its rows, and those; the same of open ones; how many numbers are
-    read, steps taken and required, and each of these. The list has as many elements as there are
-    rows, and more if numbers are read of others. Where only these are not as they should be the
+    A CheckTable holds the number of its rows, and those; the same of open ones; how many numbers
+    are read, steps taken and required, and each of these. The list has as many elements as there
+    are rows, and more if numbers are read of others. Where only these are not as they should be the
     answer is the number of rows. Only where can_watch() says so.
     """
     writer, places = Writer(), _places()
@@ -490,7 +490,7 @@ _PROBES = 4
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-class Derived(NamedTuple):
+class Derivation(NamedTuple):
     """One computation on parameters.
 
     inputs   positions of the parameters among the graph's inputs
@@ -505,7 +505,7 @@ class Snapshot:
     """All derived tensors as of some moment, and what tells whether they still hold.
 
     version  counts the snapshots of one set, from 1
-    groups   what each Derived computed; tensors: all of it, as DerivedSet arranges it
+    groups   what each Derivation computed; tensors: all of it, as DerivedSet arranges it
     state    the address of `words`, for the builtin that `same_as_recorded` gives
     """
 
@@ -536,7 +536,7 @@ class Fixed:
 
 
 class DerivedSet:
-    """Keeps what several Derived computed, for one compiled function.
+    """Keeps what several Derivations computed, for one compiled function.
 
     Does not keep its parameters alive. May be used from any thread; a call keeps the snapshot it
     got, whatever others change.
@@ -547,7 +547,7 @@ class DerivedSet:
 
     def __init__(
         self,
-        derived: Sequence[Derived],
+        derived: Sequence[Derivation],
         arrange: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
     ) -> None:
         self.derived, self.arrange = tuple(derived), arrange

@@ -11,13 +11,13 @@ THE KERNEL ABI
     thread     0 <= thread < the number of threads; parts of one call have different ones
     status     a kernel that meets a bad index writes what it was to status[1], then a code other
                than 0 to status[0], and goes on without touching memory out of bounds. Launches
-               after it are not run; `run` returns the code, Frame.value the other word
+               after it are not run; `run` returns the code, LaunchFrame.value the other word
 
 total and units are numbers that are computed from the sizes. Up to `units` threads share the
 iterations, each of them a multiple of `align` unless it has the last part; with one unit the launch
 runs on the calling thread. A kernel copes with begin = end = 0 if its launch may have total 0.
 
-Everything that depends on sizes alone is in a Frame. A frame belongs to one call at a time:
+Everything that depends on sizes alone is in a LaunchFrame. A frame belongs to one call at a time:
 
     frame = frames[sizes]
     if run(frame.state, 0, 3, threads, 0, x.data_ptr(), 1, out.data_ptr()):
@@ -60,7 +60,7 @@ from fusee.runtime.llvm_text import Writer
 # last) in order. Returns 0, or the code of the first kernel that reported one; launches after it
 # are not run. Wrong arguments raise before anything is run. A launch with two or more units of work
 # runs on a team of `threads`; when the launches have several units in all, Python's lock is
-# released meanwhile. The memory that it walks through is laid out by Frame in launch.py:
+# released meanwhile. The memory that it walks through is laid out by LaunchFrame in launch.py:
 #
 #     state   code, value, table, launches, number of launches, number of slots
 #     launch  function, slots, number of slots, pointers, params, total, units, align
@@ -223,13 +223,13 @@ _ALIGN_BYTES = 64
 _MORE_BYTES = 1 << 20  # an arena that grows has as much to spare
 
 
-class Computed(NamedTuple):
+class StepResult(NamedTuple):
     """A number of a frame that differs with the sizes: which of its steps gives it."""
 
     number: int
 
 
-Number = int | Computed
+Number = int | StepResult
 
 
 class LaunchSpec(NamedTuple):
@@ -278,7 +278,7 @@ class FrameSpec(NamedTuple):
     sized: Callable[..., tuple[ViewSpec, ...]] = lambda *sizes: ()
 
 
-class Frame:
+class LaunchFrame:
     """The memory of one call in progress.
 
     state    the address that `run` takes first
@@ -309,7 +309,7 @@ class Frame:
         self.version = version
 
 
-class Frames(dict[tuple[int, ...], Frame]):
+class Frames(dict[tuple[int, ...], LaunchFrame]):
     """Frames by sizes, for one call at a time: they share an arena.
 
     One for sizes that are new is made where it is asked for; if there are many it takes the place
@@ -321,10 +321,10 @@ class Frames(dict[tuple[int, ...], Frame]):
         self.arena: Tensor | None = None
         self.views: tuple[Tensor, ...] = ()
 
-    def __missing__(self, sizes: tuple[int, ...]) -> Frame:
+    def __missing__(self, sizes: tuple[int, ...]) -> LaunchFrame:
         program = self.program
         if len(self) < program.most_sizes:
-            frame = Frame(program.functions, program.words[:])
+            frame = LaunchFrame(program.functions, program.words[:])
         else:
             frame = self.pop(next(iter(self)))
         arena = self.arena
@@ -407,14 +407,14 @@ def _lay_out(spec: FrameSpec, addresses: Sequence[int]) -> tuple[array[int], arr
     of_arena: list[int] = []  # the same, from where the arena begins
 
     def number(value: Number) -> int:
-        if isinstance(value, Computed):
+        if isinstance(value, StepResult):
             return value.number
         steps.append(("number", 0, 0, value))
         return spec.inputs + len(steps) - 1
 
     def put(at: int, values: Sequence[Number]) -> None:
         for word, value in enumerate(values, at):
-            if isinstance(value, Computed):
+            if isinstance(value, StepResult):
                 of_steps.extend((word, value.number))
             else:
                 words[word] = value

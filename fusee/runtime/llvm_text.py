@@ -353,7 +353,7 @@ def is_float(dtype: torch.dtype) -> bool:
 # ---------------------------------------------------------------------------- target
 
 
-class Target:
+class InsertPoint:
     """Where instructions go: a level, for a machine, `lanes` at a time."""
 
     __slots__ = ("level", "machine", "lanes")

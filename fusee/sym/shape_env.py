@@ -44,7 +44,7 @@ from fusee.sym.ranges import (
 )
 
 
-class Relation(NamedTuple):
+class Comparison(NamedTuple):
     """`a op b`, which the graph relies on; `where` is the user's line that asked."""
 
     a: Size
@@ -62,7 +62,7 @@ class Relation(NamedTuple):
 
 
 class Predicate(NamedTuple):
-    """A condition that no Relation says: `holds` of the values of the symbols; `text` shows it."""
+    """A condition that no Comparison says: `holds` of the symbols' values; `text` shows it."""
 
     holds: Callable[..., bool]
     text: str
@@ -84,7 +84,7 @@ class ShapeEnv:
     def __init__(self, where: Callable[[], str] = str) -> None:
         self.where = where
         self.is_over = False
-        self._relations: dict[tuple[Size, str, int | None], Relation] = {}
+        self._relations: dict[tuple[Size, str, int | None], Comparison] = {}
         self.written: list[Predicate] = []
         self.asker = "the backend"
         self.data = Unbacked(self)
@@ -93,7 +93,7 @@ class ShapeEnv:
         self._ranges = Ranges()
 
     @property
-    def relations(self) -> list[Relation]:
+    def relations(self) -> list[Comparison]:
         return [*self._relations.values()]
 
     def symbol(self, name: str, value: int, lo: int = 2, hi: int | None = None) -> Any:
@@ -126,13 +126,13 @@ class ShapeEnv:
         found = COMPARISONS[op](hint(self.simplified(a - b)), 0)
         core, op, k = self.note(a, op if found else OPPOSITE[op], b)
         # of two bounds of the same size the later one is the closer one
-        relation = Relation(*sides(core, op, k), self.where())
+        relation = Comparison(*sides(core, op, k), self.where())
         self._relations[core, op, k if op == "!=" else None] = relation
         return found
 
-    def relation(self, a: Size, op: str, b: Size) -> Relation:
+    def relation(self, a: Size, op: str, b: Size) -> Comparison:
         """What the user's present line asks."""
-        return Relation(self.simplified(a), op, self.simplified(b), self.where())
+        return Comparison(self.simplified(a), op, self.simplified(b), self.where())
 
     def value(self, a: Size) -> int:
         """The number that `a` is; from here on it is this one in all calls."""
@@ -353,7 +353,7 @@ class BoolNode(Node):
             return bool(self.a)
         return self.env.known(self.a, self.op, self.b)
 
-    def relation(self) -> Relation:
+    def relation(self) -> Comparison:
         return self.env.relation(self.a, self.op, self.b)
 
     def is_pending(self) -> bool:

@@ -33,7 +33,7 @@ def _expression(x: Any) -> Any:
     return x.node.expr if isinstance(x, torch.SymInt) else x
 
 
-class Symbols:
+class TorchSymbols:
     """The symbols of one graph. Call it with an int, SymInt or Size to get the Size.
 
     raises   TraceError for an expression that has no Size: unbacked symbols, non-integers

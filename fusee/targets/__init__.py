@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import Arguments
+from fusee.codegen.host import HostArguments
 from fusee.config import Options
 from fusee.loops.ir import Kernel, Profile
 from fusee.loops.lower.graph import ExternSpec
@@ -23,14 +23,14 @@ from fusee.loops.memory import Plan
 from fusee.runtime.change_detection import DerivedSet, Fixed
 
 # The tensors that are kept between calls: those derived from parameters, then constants. Those of
-# its `snapshot`, which follows parameters if the Arguments say so.
+# its `snapshot`, which follows parameters if the HostArguments say so.
 Kept = DerivedSet | Fixed
 
 
 class Built(NamedTuple):
     """A graph that runs.
 
-    run         from the graph's inputs, as the Arguments say, to its results; writes are done
+    run         from the graph's inputs, as the HostArguments say, to its results; writes are done
     functions   names of what kernels became: those that share one have equal names
     """
 
@@ -66,7 +66,7 @@ class Target(Protocol):
     def build(
         self,
         plan: Plan,
-        arguments: Arguments,
+        arguments: HostArguments,
         kept: Kept,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],

@@ -30,7 +30,7 @@ from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
 from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
-from fusee.capture.sources import Call, Held, Origin
+from fusee.capture.sources import Held, Origin, ResultOf
 from fusee.capture.symbols import holds_open, is_open, kind_of
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -170,7 +170,7 @@ def _wanted(numpy: Any) -> tuple[str, ...]:
     return tuple(found[kind] for kind in _KINDS)
 
 
-_ERRORS = Call(Held(np, "numpy"), _wanted, "what is done about wrong values in ")
+_ERRORS = ResultOf(Held(np, "numpy"), _wanted, "what is done about wrong values in ")
 
 
 @contextlib.contextmanager
@@ -504,8 +504,8 @@ def _load(world: World, x: Any, origin: Origin) -> Any:
         return None
     world.fact(TypeMatch, origin, type(x))
     if not is_scalar:
-        world.fact(EqualsMatch, Call(origin, layout_of, "the layout of "), layout_of(x))
-    place = Call(origin, as_tensor, "the tensor of ")
+        world.fact(EqualsMatch, ResultOf(origin, layout_of, "the layout of "), layout_of(x))
+    place = ResultOf(origin, as_tensor, "the tensor of ")
     with torch._C.DisableTorchFunction():
         tensor = world.input(as_tensor(x), place, origin)
     shadow = _meaningless(x) if is_scalar else _like(x.shape, x.strides, x.dtype)

@@ -34,7 +34,7 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
 )
 from fusee.source import Args
-from fusee.torch_functions.transforms import Body, run_body
+from fusee.torch_functions.transforms import FunctionBody, run_body
 
 # ---------------------------------------------------------------------------- higher order
 
@@ -185,7 +185,7 @@ if hasattr(higher_order, "out_dtype"):
 # the graph runs, so it must do nothing but compute tensors, new ones: anything else ends the graph.
 
 
-class _Form(NamedTuple):
+class _Convention(NamedTuple):
     """How a higher-order operator calls its functions.
 
     functions  their places among its arguments, and the names that TorchDynamo gives their graphs
@@ -206,13 +206,13 @@ def _rows(xs: Any) -> tuple[Any, ...]:
 
 
 _FORMS = {
-    "cond": _Form({1: "cond_true", 2: "cond_false"}, 3, lambda args: tuple(args[3])),
-    "while_loop": _Form({0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3])),
-    "map_impl": _Form(
+    "cond": _Convention({1: "cond_true", 2: "cond_false"}, 3, lambda args: tuple(args[3])),
+    "while_loop": _Convention({0: "cond_fn", 1: "body_fn"}, 3, lambda args: (*args[2], *args[3])),
+    "map_impl": _Convention(
         {0: "map_body"}, 2, lambda args: (*_rows(args[1]), *args[2]),
         lambda args: (0, args[1][0].shape[0]),
     ),
-    "scan": _Form(
+    "scan": _Convention(
         {0: "scan_combine_fn"}, 3, lambda args: (*args[1], *_rows(args[2]), *args[3]),
         lambda args: (len(args[1]), args[2][0].shape[0] if args[2] else 0),
     ),
@@ -249,7 +249,7 @@ def _call(name: str, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return pytree.tree_unflatten(results, last.spec)
 
 
-def _check(name: str, body: Body, operands: Sequence[torch.Tensor]) -> None:
+def _check(name: str, body: FunctionBody, operands: Sequence[torch.Tensor]) -> None:
     """raises GraphBreak for a function that does more than compute new tensors."""
     with torch._C.DisableTorchFunction():
         shared = {x.untyped_storage()._cdata for x in operands}
@@ -272,14 +272,14 @@ def _check(name: str, body: Body, operands: Sequence[torch.Tensor]) -> None:
         raise GraphBreak(f"the function {body.name} under {name} gives more than tensors")
 
 
-def _described(body: Body) -> tuple[Any, list[str]]:
+def _described(body: FunctionBody) -> tuple[Any, list[str]]:
     found = [n.meta["example_value"] for n in body.results]
     with torch._C.DisableTorchFunction():
         rows = [f"{x.dtype} {tuple(x.shape)} of strides {x.stride()}" for x in found]
     return body.spec, rows
 
 
-def _aligned(body: Body, count: int, outside: list[torch.Tensor]) -> fx.GraphModule:
+def _aligned(body: FunctionBody, count: int, outside: list[torch.Tensor]) -> fx.GraphModule:
     """The graph of a function that takes all tensors from outside, in one order for all."""
     old, made, env = body.module.graph, fx.Graph(), dict[fx.Node, fx.Node]()
     places = old.find_nodes(op="placeholder")
@@ -295,7 +295,7 @@ def _aligned(body: Body, count: int, outside: list[torch.Tensor]) -> fx.GraphMod
 
 
 def _results(
-    m: Capturing, body: Body, operands: list[Any], plain: int | None, rows: int
+    m: Capturing, body: FunctionBody, operands: list[Any], plain: int | None, rows: int
 ) -> tuple[torch.Tensor, ...]:
     """Stand-ins of what the call gives."""
     found = []
@@ -348,7 +348,7 @@ def _flex_attention(m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     return m.world.recorder.call_whole(flex_attention, *given)
 
 
-def _body(m: Capturing, function: Any, given: Args) -> Body:
+def _body(m: Capturing, function: Any, given: Args) -> FunctionBody:
     m.world.recorder.by_index += 1
     try:
         body = run_body(m, "flex_attention", function, given, {}, None)
@@ -361,7 +361,9 @@ def _body(m: Capturing, function: Any, given: Args) -> Body:
     return body
 
 
-def _mapped(body: Body, before: tuple[int, ...], outside: tuple[T, ...]) -> Callable[..., T]:
+def _mapped(
+    body: FunctionBody, before: tuple[int, ...], outside: tuple[T, ...]
+) -> Callable[..., T]:
     """The function for all scores at once."""
 
     def function(*given: T) -> T:

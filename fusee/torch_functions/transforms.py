@@ -72,7 +72,7 @@ class _Within(TorchFunctionMode):
         raise GraphBreak(f"{name} of a tensor may differ within {self.name}")
 
 
-class Body(NamedTuple):
+class FunctionBody(NamedTuple):
     """A function as a graph.
 
     module      takes the tensors that the transform changes, then those from outside of the body
@@ -113,7 +113,7 @@ class Body(NamedTuple):
 
 def run_body(
     m: Capturing, name: str, func: Any, args: Args, kwargs: Kwargs, axes: list[int | None] | None
-) -> Body:
+) -> FunctionBody:
     """Run a function on stand-ins and take what it records out of the graph.
 
     axes   of each leaf of `args`, the axis that it is mapped over; None if there is no mapping
@@ -145,7 +145,7 @@ def run_body(
     outside = [node.meta["example_value"] for node in nodes]
     calls = [n for n in inner.nodes if n.op not in ("placeholder", "output")]
     short = getattr(func, "__name__", type(func).__name__)
-    return Body(
+    return FunctionBody(
         short, graph_module(inner, recorder.bodies), picked, outside, found, out_spec, calls
     )
 
@@ -179,7 +179,9 @@ def _together(tensors: Iterable[torch.Tensor], leaves: Sequence[Any], spec: Any)
 # ------------------------------------------------------------------------------ the call
 
 
-def _call(m: Capturing, name: str, body: Body, transform: Callable[..., Any], *given: Any) -> Any:
+def _call(
+    m: Capturing, name: str, body: FunctionBody, transform: Callable[..., Any], *given: Any
+) -> Any:
     """`transform(function, *given)` as one node. It takes and returns pytrees, and so does this."""
     tensors, constants, spec = _apart(given)
     constants = [x if x is None or is_scalar(x[0]) else (None,) for x in constants]
@@ -305,12 +307,14 @@ def _vjp(m: Capturing, func: Any, /, *primals: Any, **kwargs: Any) -> Any:
     return first, functools.partial(_pull_back, body, primals, has_aux), *aux
 
 
-def _pull_back(body: Body, primals: Args, has_aux: bool, cotangents: Any) -> Any:
+def _pull_back(body: FunctionBody, primals: Args, has_aux: bool, cotangents: Any) -> Any:
     """What the function that vjp returns is called for."""
 
 
 @stands_for(_pull_back)
-def _pulled_back(m: Capturing, body: Body, primals: Args, has_aux: bool, cotangents: Any, /) -> Any:
+def _pulled_back(
+    m: Capturing, body: FunctionBody, primals: Args, has_aux: bool, cotangents: Any, /
+) -> Any:
     def backward(inner: Any, primals: Args, cotangents: Any) -> Any:
         return torch.func.vjp(inner, *primals, has_aux=has_aux)[1](cotangents)
 

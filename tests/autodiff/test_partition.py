@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fusee.autodiff.joint import Joint
-from fusee.autodiff.min_cut import Costs, Facts, choose
+from fusee.autodiff.min_cut import Costs, JointFacts, choose
 from fusee.autodiff.partition import partition, saved_bytes
 from tests.autodiff.joints import check, joint, operators, saved_names
 
@@ -352,7 +352,7 @@ def test_no_more_is_saved_than_by_saving_all_that_is_read() -> None:
     ):
         case = joint(step, given, tangents)
         costs = Costs(case.aten)
-        facts = Facts(case, costs)
+        facts = JointFacts(case, costs)
         choice = choose(facts, None)
         all_read = sum(costs.bytes(n) for n in facts.wanted if n.op == "call_function")
         assert 0 < saved_bytes(facts, choice) <= all_read

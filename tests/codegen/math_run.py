@@ -9,7 +9,7 @@ import torch
 
 from fusee.codegen.llvm.math import math_function
 from fusee.runtime.jit import Function, compile_one
-from fusee.runtime.llvm_text import HELD, Machine, Target, Writer, vector
+from fusee.runtime.llvm_text import HELD, InsertPoint, Machine, Writer, vector
 
 Run = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
@@ -24,7 +24,7 @@ def module(name: str, operands: int, dtype: torch.dtype, lanes: int, machine: Ma
         level = writer.top
         places = [level.at(f"%{name}", k, scalar) for name in ("out", "in0", "in1")]
         given = [level.op(f"load {kind}, ptr {at}, align 4") for at in places[1 : operands + 1]]
-        result = math_function(Target(level, machine, lanes), name, dtype, given)
+        result = math_function(InsertPoint(level, machine, lanes), name, dtype, given)
         writer.top.do(f"store {kind} {result}, ptr {places[0]}, align 4")
         return []
 

@@ -14,7 +14,7 @@ from fusee import log
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.runtime import launch
-from fusee.runtime.launch import Frame
+from fusee.runtime.launch import LaunchFrame
 
 
 def compiled(fn: Callable[..., Any], *args: Any, **options: object) -> CompiledGraph:
@@ -72,13 +72,13 @@ def test_ten_kernels_with_inputs_and_outputs_of_their_own() -> None:
 
 def test_a_call_that_fails_gives_its_frame_back(monkeypatch: pytest.MonkeyPatch) -> None:
     table, index = torch.randn(10, 64), torch.tensor([1, 2])
-    made: list[Frame] = []
+    made: list[LaunchFrame] = []
 
-    def counting(*given: Any) -> Frame:
-        made.append(Frame(*given))
+    def counting(*given: Any) -> LaunchFrame:
+        made.append(LaunchFrame(*given))
         return made[-1]
 
-    monkeypatch.setattr(launch, "Frame", counting)
+    monkeypatch.setattr(launch, "LaunchFrame", counting)
     graph = compiled(lambda i, t: torch.softmax(t[i] @ t.t(), -1), index, table)
     good = graph(index, table)
     for _ in range(3):

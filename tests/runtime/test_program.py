@@ -17,12 +17,12 @@ from fusee.runtime import jit
 from fusee.runtime import launch as launch_module
 from fusee.runtime.jit import Step
 from fusee.runtime.launch import (
-    Computed,
-    Frame,
     Frames,
     FrameSpec,
+    LaunchFrame,
     LaunchSpec,
     Program,
+    StepResult,
     ViewSpec,
     runner,
 )
@@ -38,7 +38,7 @@ def functions(*texts: str) -> list[jit.Function]:
     return build.finish()
 
 
-def frame_of(spec: FrameSpec, *texts: str) -> Frame:
+def frame_of(spec: FrameSpec, *texts: str) -> LaunchFrame:
     return Frames(Program(functions(*texts), spec))[()]
 
 
@@ -202,7 +202,7 @@ def sized(text: str, steps: list[Step], spec: FrameSpec, **limits: int) -> Progr
 
 
 def test_frames_by_sizes() -> None:
-    spec = FrameSpec((LaunchSpec(0, (0,), (), Computed(0), Computed(0)),), 1, 100)
+    spec = FrameSpec((LaunchSpec(0, (0,), (), StepResult(0), StepResult(0)),), 1, 100)
     frames = Frames(sized(DO_NOTHING, [], spec, most_sizes=2))
     first, second = frames[1,], frames[2,]
     assert first is not second and first is frames[1,] and second is frames[2,]
@@ -213,7 +213,7 @@ def test_frames_by_sizes() -> None:
 
 
 def test_an_arena_grows_with_the_sizes_and_is_given_back() -> None:
-    frames = Frames(sized(DO_NOTHING, [], FrameSpec((), 0, Computed(0)), most_bytes=1000))
+    frames = Frames(sized(DO_NOTHING, [], FrameSpec((), 0, StepResult(0)), most_bytes=1000))
     held = [len(frames[n,].arena) for n in (400, 300, 500, 5000, 2000)]
     assert held == [448, 448, 1024, 10048, 4032]
     assert [*frames] == [(2000,)]  # the others were in another arena
@@ -235,7 +235,7 @@ STEPS: list[tuple[Step, Callable[[int, int], int]]] = [
 
 
 def test_steps_compute_what_python_does() -> None:
-    numbers = tuple(Computed(k) for k in range(2, 2 + len(STEPS)))
+    numbers = tuple(StepResult(k) for k in range(2, 2 + len(STEPS)))
     spec = FrameSpec(
         (LaunchSpec(0, (0,), numbers, 1, 1),), 1, inputs=2, steps=tuple(step for step, _ in STEPS)
     )
@@ -245,7 +245,7 @@ def test_steps_compute_what_python_does() -> None:
         assert found == [int(expected(a, b)) for _, expected in STEPS]
 
 
-def params(frame: Frame, count: int) -> list[int]:
+def params(frame: LaunchFrame, count: int) -> list[int]:
     """The numbers that the first launch is given."""
     launch = launch_module.word(frame.state + 24)
     at = launch_module.word(launch + 32)
@@ -296,11 +296,11 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 def test_concurrent_calls_have_frames_of_their_own() -> None:
     launches = (
-        LaunchSpec(0, (0, 0, 1), (Computed(0),), Computed(0), Computed(3)),
-        LaunchSpec(0, (1, 1, 2), (1,), Computed(0), Computed(3)),
+        LaunchSpec(0, (0, 0, 1), (StepResult(0),), StepResult(0), StepResult(3)),
+        LaunchSpec(0, (1, 1, 2), (1,), StepResult(0), StepResult(3)),
     )
     steps: list[Step] = [("number", 0, 0, 8), ("*", 0, 1, 0), ("//", 0, 1, 0)]
-    spec = FrameSpec(launches, 3, Computed(2), ((1, 0),))
+    spec = FrameSpec(launches, 3, StepResult(2), ((1, 0),))
     program = sized(SCALED_ADD, steps, spec, most_sizes=2)
     waiting: list[Frames] = []
 

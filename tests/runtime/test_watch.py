@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fusee.runtime.change_detection import (
+    CheckTable,
     Open,
     Read,
-    Table,
     Watch,
     available,
     can_watch,
@@ -113,7 +113,7 @@ def test_tensors(name: str) -> None:
     watch = Watch([{}], tensors)
     change(tensors[1])
     assert changed()(watch.address) == (2 if seen else -1)
-    table = Table([None, *tensors])
+    table = CheckTable([None, *tensors])
     assert differs()(table.address, [None, *tensors]) == -1
     others = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
     assert differs()(table.address, [None, *others]) == (2 if seen else -1)
@@ -122,7 +122,7 @@ def test_tensors(name: str) -> None:
 
 def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
     x = torch.randn(4, 6)
-    table = Table([x])
+    table = CheckTable([x])
     same = [
         x.clone(),
         x.detach(),
@@ -138,12 +138,12 @@ def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
     assert [differs()(table.address, [y]) for y in same] == [-1] * len(same)
     others = [None, 1, torch.nn.Parameter(x), x.t(), x.double(), x.clone().requires_grad_()]
     assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
-    assert differs()(Table([None]).address, [x]) == 0
+    assert differs()(CheckTable([None]).address, [x]) == 0
 
 
 def test_tables_of_open_sizes() -> None:
     x = torch.randn(4, 6)
-    table = Table([], [Open(x, (None, 6), (6, 1))])
+    table = CheckTable([], [Open(x, (None, 6), (6, 1))])
     same = [x, torch.ones(1, 6), torch.ones(9, 6)[2:5], torch.ones(1000, 6)]
     assert [differs()(table.address, [y]) for y in same] == [-1] * len(same)
     others = [
@@ -152,7 +152,7 @@ def test_tables_of_open_sizes() -> None:
         torch.ones(4, 12)[:, ::2], torch.ones(4, 6, device="meta"),
     ]  # fmt: skip
     assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
-    strided = Table([None], [Open(x, (None, 6), (None, 1))])
+    strided = CheckTable([None], [Open(x, (None, 6), (None, 1))])
     assert differs()(strided.address, [None, torch.ones(4, 12)[:, :6]]) == -1
     assert differs()(strided.address, [x, x]) == 0
     assert differs()(strided.address, [None, x.t()]) == 1
@@ -167,7 +167,7 @@ def test_what_holds_between_sizes() -> None:
         ("%", 3, 7, 0), ("==", 9, 4, 0),
     ]  # fmt: skip
     opened = [Open(one, (None, 6), (None, 1)) for one in (x, y)]
-    table = Table([], opened, read, steps, [6, 8, 10])
+    table = CheckTable([], opened, read, steps, [6, 8, 10])
 
     def found(a: int, b: int, *rest: Any, wide: int = 6) -> int:
         given = torch.ones(a, wide)[:, :6], torch.ones(b, 6)

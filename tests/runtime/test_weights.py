@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusee.errors import FuseeWarning
-from fusee.runtime.change_detection import Derived, DerivedSet, why_not_derivable
+from fusee.runtime.change_detection import Derivation, DerivedSet, why_not_derivable
 from fusee.runtime.launch import layout
 
 
@@ -26,9 +26,9 @@ class Watched:
         self.calls: list[str] = []
         self.set = DerivedSet(
             [
-                Derived((1,), self.compute("weight")),
-                Derived((1, 3), self.compute("both")),
-                Derived((4,), self.compute("count")),
+                Derivation((1,), self.compute("weight")),
+                Derivation((1, 3), self.compute("both")),
+                Derivation((4,), self.compute("count")),
             ]
         )
 
@@ -88,7 +88,7 @@ def test_in_place_update_of_one_element(watched: Watched) -> None:
 
 def test_load_state_dict() -> None:
     linear = nn.Linear(4, 4)
-    kept = DerivedSet([Derived((0,), lambda ts: [ts[0].t().contiguous()])])
+    kept = DerivedSet([Derivation((0,), lambda ts: [ts[0].t().contiguous()])])
     assert torch.equal(kept.current((linear.weight,)).tensors[0], linear.weight.t())
     linear.load_state_dict(nn.Linear(4, 4).state_dict())
     assert torch.equal(kept.current((linear.weight,)).tensors[0], linear.weight.t())
@@ -100,7 +100,7 @@ def test_load_state_dict() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_changes_through_data(size: tuple[int, ...], dtype: torch.dtype) -> None:
     parameter = nn.Parameter(torch.ones(size, dtype=dtype), requires_grad=False)
-    kept = DerivedSet([Derived((0,), lambda ts: [ts[0] + 1])])
+    kept = DerivedSet([Derivation((0,), lambda ts: [ts[0] + 1])])
     assert kept.current((parameter,)).tensors[0].flatten()[0] == 2
     changes: list[Callable[[], object]] = [
         lambda: parameter.data.mul_(3),
@@ -167,7 +167,7 @@ def test_called_in_inference_mode(watched: Watched) -> None:
 
 def test_nothing_outlives_the_model() -> None:
     weight = nn.Parameter(torch.randn(4))
-    kept = DerivedSet([Derived((0,), lambda ts: [ts[0] * 2])])
+    kept = DerivedSet([Derivation((0,), lambda ts: [ts[0] * 2])])
     kept.current((weight,))
     gone = weakref.ref(weight)
     del weight
@@ -180,7 +180,7 @@ def test_nothing_outlives_the_model() -> None:
 def test_non_contiguous_and_empty() -> None:
     base = torch.randn(10, 10)
     inputs = (base.t()[2:, ::3], torch.empty(0, 4), base[0].expand(5, 10))
-    kept = DerivedSet([Derived((k,), lambda ts: [ts[0] + 1]) for k in range(3)])
+    kept = DerivedSet([Derivation((k,), lambda ts: [ts[0] + 1]) for k in range(3)])
     for _ in range(3):
         base.add_(1)
         snapshot = kept.current(inputs)
@@ -227,7 +227,7 @@ def test_a_failing_computation_is_tried_again() -> None:
             raise RuntimeError("no")
         return [inputs[0] * 2]
 
-    kept = DerivedSet([Derived((0,), compute)])
+    kept = DerivedSet([Derivation((0,), compute)])
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no"):
             kept.current((weight,))
@@ -237,7 +237,7 @@ def test_a_failing_computation_is_tried_again() -> None:
 
 def test_wrong_inputs() -> None:
     weight = nn.Parameter(torch.ones(2))
-    kept = DerivedSet([Derived((1,), lambda ts: [ts[0] * 2])])
+    kept = DerivedSet([Derivation((1,), lambda ts: [ts[0] * 2])])
     kept.current((weight, weight))
     with pytest.raises(IndexError):
         kept.current((weight,))
@@ -245,7 +245,7 @@ def test_wrong_inputs() -> None:
 
 def test_concurrent_calls_and_changes() -> None:
     weights = tuple(nn.Parameter(torch.full((64,), 1.0)) for _ in range(4))
-    kept = DerivedSet([Derived((k,), lambda ts: [ts[0].clone()]) for k in range(4)])
+    kept = DerivedSet([Derivation((k,), lambda ts: [ts[0].clone()]) for k in range(4)])
     failures: list[BaseException] = []
 
     def work(number: int) -> None:

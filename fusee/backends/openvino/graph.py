@@ -163,9 +163,9 @@ _IF_ALL = {aten.copy.default, aten.expand.default, aten.slice.Tensor, aten.selec
 #     y = x @ ((q - zeros) * scales).view(inputs, outputs)
 #
 # A matrix product is taken together with all that makes its weight out of parameters, its origin.
-# An engine that has compressed weights is given q, zeros and scales, as `Packed`, and never sees
-# how they were unpacked: that is computed once, by torch. How it is spelt does not matter, as long
-# as an integer of at most eight bits is shifted and scaled last.
+# An engine that has compressed weights is given q, zeros and scales, as `GroupedWeight`, and never
+# sees how they were unpacked: that is computed once, by torch. How it is spelt does not matter, as
+# long as an integer of at most eight bits is shifted and scaled last.
 
 # More calls than any spelling needs.
 _MOST = 64
@@ -191,7 +191,7 @@ _SAME_VALUES = (
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class GroupedWeight:
     """A weight (q - zero) * scale, in groups along the axis that a product sums over.
 
     q      uint8, (outputs, groups, size of a group)
@@ -207,7 +207,7 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class WeightCalls:
     """The calls that make one product's weight, in order; the last one gives it."""
 
     head: fx.Node
@@ -217,7 +217,7 @@ class Origin:
     def weight(self) -> fx.Node:
         return self.calls[-1]
 
-    def packed(self, values: Mapping[fx.Node, Tensor]) -> Packed | Tensor:
+    def packed(self, values: Mapping[fx.Node, Tensor]) -> GroupedWeight | Tensor:
         """The weight from the values of placeholders and constants.
 
         A Tensor, the weight itself, if neighbours along the axis share no scale.
@@ -245,7 +245,7 @@ def gather(aten_graph: AtenGraph, examples: Sequence[Any], refuses: Callable[[An
         _set_apart(aten_graph.graph, origin)
 
 
-def _set_apart(graph: fx.Graph, origin: Origin) -> None:
+def _set_apart(graph: fx.Graph, origin: WeightCalls) -> None:
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(origin.head):
         for node in origin.calls:
@@ -257,7 +257,7 @@ def _set_apart(graph: fx.Graph, origin: Origin) -> None:
             graph.erase_node(node)
 
 
-def find_origins(graph: AtenGraph) -> list[Origin]:
+def find_origins(graph: AtenGraph) -> list[WeightCalls]:
     """The origins that `gather` marked, in a part of its graph."""
     marked = {node for node in graph.graph.nodes if HEAD in node.meta}
     if not marked:
@@ -267,7 +267,7 @@ def find_origins(graph: AtenGraph) -> list[Origin]:
 
 def _origins(
     graph: fx.Graph, inputs: set[fx.Node], among: set[fx.Node] | None = None
-) -> Iterator[Origin]:
+) -> Iterator[WeightCalls]:
     """Products whose weight is unpacked from `inputs` and constants alone."""
     for head in graph.nodes:
         if head.op != "call_function" or head.target not in _WEIGHTS:
@@ -279,7 +279,7 @@ def _origins(
         if calls is None or (among is not None and not among.issuperset(calls)):
             continue
         if _is_unpacked(weight) and _tail(weight) is not None:
-            yield Origin(head, tuple(calls))
+            yield WeightCalls(head, tuple(calls))
 
 
 def _above(weight: fx.Node, inputs: set[fx.Node]) -> list[fx.Node] | None:
@@ -343,7 +343,7 @@ def _is_unpacked(x: Any) -> bool:
     return isinstance(x, fx.Node) and (x.target in _SHIFTS or any(map(_is_unpacked, x.args)))
 
 
-def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Packed | None:
+def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> GroupedWeight | None:
     """The weight in the largest groups that share a scale; None if there are none."""
     tables: list[Tensor] = [values[tail.q]]  # q, scale, zero
     for step in tail.steps:
@@ -375,7 +375,7 @@ def _grouped(tail: _Tail, values: Mapping[fx.Node, Tensor], axis: int) -> Packed
     again = (q.to(weight.dtype) - zero.to(weight.dtype)) * scale
     if size == 1 or not torch.allclose(again, wanted, rtol=1e-3, atol=0):
         return None
-    return Packed(q, zero if zeros else None, scale, axis)
+    return GroupedWeight(q, zero if zeros else None, scale, axis)
 
 
 def _group_size(tables: Sequence[Tensor]) -> int:
@@ -435,7 +435,7 @@ def convert_traced(script: Any, inputs: Sequence[tuple[torch.dtype, Sequence[Siz
     return model
 
 
-def fill(model: Any, weights: Sequence[Packed | Tensor]) -> None:
+def fill(model: Any, weights: Sequence[GroupedWeight | Tensor]) -> None:
     """Constants in place of a model's last inputs; packed ones as its plugins keep them packed."""
     ops = importlib.import_module("openvino.opset13")
     for parameter, weight in zip(model.get_parameters()[-len(weights) :], weights):

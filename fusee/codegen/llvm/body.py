@@ -37,8 +37,8 @@ from fusee.loops.ir import (
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
+    InsertPoint,
     Machine,
-    Target,
     is_float,
     literal,
     mangled,
@@ -170,7 +170,7 @@ FLIPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne
 _FAR = 1 << 20  # further away than any lane
 
 
-def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
+def _position_test(ctx: Context, t: InsertPoint, value: Value) -> list[str] | None:
     """`start + lane < bound` as a test of 32-bit lane numbers against `bound - start`; or None.
 
     Masks of padding are such tests, and vectors of 64-bit numbers are dear.
@@ -184,7 +184,7 @@ def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
     if [mono for mono, _ in varying] != [(ctx.lane,)] or varying[0][1] != 1:
         return None
     start, limit = scalar_sum(ctx, [*varying, *uniform]), ctx.scalar(bound)
-    level, scalar = t.level, Target(t.level, ctx.machine, 1)
+    level, scalar = t.level, InsertPoint(t.level, ctx.machine, 1)
     kind, numbers = vector("i32", ctx.lanes), numbered("i32", range(ctx.lanes))
     op = {"eq": "eq", "ne": "ne"}.get(op, "s" + op)
     found = []
@@ -199,7 +199,7 @@ def _position_test(ctx: Context, t: Target, value: Value) -> list[str] | None:
     return found
 
 
-def _apply(ctx: Context, t: Target, value: Value, args: list[str]) -> str:
+def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
     if value.op == "where":
         return t.select(args[0], HELD[value.dtype], args[1], args[2])
     source = value.args[0].dtype
@@ -212,7 +212,7 @@ def _apply(ctx: Context, t: Target, value: Value, args: list[str]) -> str:
     return emit(t, value.op, source, args)
 
 
-def _check(ctx: Context, t: Target, value: Value, x: str) -> str:
+def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:
     """x in [0, size), wrapped into it if asked; outside, the status is set and 0 taken."""
     size, message, wraps = value.attr
     kind, op = t.kind(torch.int64), t.level.op
@@ -383,7 +383,7 @@ class Body:
         def block(first: str, outer: Parts) -> Parts:
             top = self.writer.top
             after = top.op(f"add nsw i64 {first}, {length}")
-            last = Target(top, self.ctx.machine, 1).intrinsic("smin", "i64", after, stop)
+            last = InsertPoint(top, self.ctx.machine, 1).intrinsic("smin", "i64", after, stop)
             return segment(first, last, outer)
 
         return self.carry("0", stop, length, parts, kinds, block)
@@ -449,7 +449,7 @@ def carried(statement: Accumulate, two_level: bool) -> Carried:
 
 
 def accumulate(
-    ctx: Context, t: Target, how: Carried, old: list[str], new: list[str], mask: str | None
+    ctx: Context, t: InsertPoint, how: Carried, old: list[str], new: list[str], mask: str | None
 ) -> list[str]:
     """One more element per lane; masked lanes take the identity."""
     if mask is not None:
@@ -473,7 +473,7 @@ def fuses(how: Carried, value: Value, machine: Machine) -> bool:
     return is_sum and machine.has_fused
 
 
-def combine(t: Target, how: Carried, old: str, new: str) -> str:
+def combine(t: InsertPoint, how: Carried, old: str, new: str) -> str:
     op = REDUCTIONS[how.acc.op]
     if how.dtype is torch.bool:
         # numbers 0 and 1: a sum or maximum of them is an or
@@ -481,7 +481,7 @@ def combine(t: Target, how: Carried, old: str, new: str) -> str:
     return emit(t, op, how.dtype, [new, old])
 
 
-def _better(t: Target, how: Carried, old: str, new: str) -> str:
+def _better(t: InsertPoint, how: Carried, old: str, new: str) -> str:
     """True where new goes before old: strictly better, or the first NaN."""
     op = "gt" if how.acc.op == "argmax" else "lt"
     if not is_float(how.dtype):
@@ -492,7 +492,7 @@ def _better(t: Target, how: Carried, old: str, new: str) -> str:
     return t.level.op(f"and {mask} {wins}, {number_before}")
 
 
-def merge(t: Target, how: Carried, a: list[str], b: list[str]) -> list[str]:
+def merge(t: InsertPoint, how: Carried, a: list[str], b: list[str]) -> list[str]:
     """Two accumulators of disjoint elements as one; among equals the lower index."""
     if not how.is_arg:
         return [combine(t, how, a[0], b[0])]
@@ -509,7 +509,7 @@ def merge(t: Target, how: Carried, a: list[str], b: list[str]) -> list[str]:
     ]
 
 
-def merge_all(t: Target, how: Carried, parts: list[list[str]]) -> list[str]:
+def merge_all(t: InsertPoint, how: Carried, parts: list[list[str]]) -> list[str]:
     """Pairwise, so that the chain is short."""
     while len(parts) > 1:
         rest = parts[len(parts) & ~1 :]
@@ -518,7 +518,7 @@ def merge_all(t: Target, how: Carried, parts: list[list[str]]) -> list[str]:
     return parts[0]
 
 
-def two_sum(t: Target, how: Carried, outer: list[str], block: str) -> list[str]:
+def two_sum(t: InsertPoint, how: Carried, outer: list[str], block: str) -> list[str]:
     """(sum, error) with a block's sum added; exact but for the rounding of the error."""
     kind, op = t.kind(how.dtype), t.level.op
     total, error = outer
@@ -530,7 +530,7 @@ def two_sum(t: Target, how: Carried, outer: list[str], block: str) -> list[str]:
     return [new, op(f"fadd {kind} {error}, {lost}")]
 
 
-def settle(t: Target, how: Carried, outer: list[str]) -> list[str]:
+def settle(t: InsertPoint, how: Carried, outer: list[str]) -> list[str]:
     """The result of what was carried outside: a sum with its error, NaN beside infinities."""
     if not how.two_level:
         return outer
@@ -541,7 +541,7 @@ def settle(t: Target, how: Carried, outer: list[str]) -> list[str]:
     return [t.level.op(f"fadd {kind} {total}, {error}")]
 
 
-def across(ctx: Context, t: Target, how: Carried, parts: list[str]) -> list[str]:
+def across(ctx: Context, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
     """All lanes as one: halves are merged until one element is left."""
     lanes, level = t.lanes, t.level
     while lanes > 1:
@@ -553,12 +553,12 @@ def across(ctx: Context, t: Target, how: Carried, parts: list[str]) -> list[str]
                     side.append(level.op(f"extractelement {kind} {part}, i32 {picks[0]}"))
                 else:
                     side.append(level.shuffle(kind, part, "poison", picks))
-        parts = merge(Target(level, ctx.machine, half), how, *halves)
+        parts = merge(InsertPoint(level, ctx.machine, half), how, *halves)
         lanes = half
     return parts
 
 
-def into_first_lane(t: Target, how: Carried, parts: list[str]) -> list[str]:
+def into_first_lane(t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
     """Scalars as a vector whose other lanes change nothing."""
     found = []
     scalar_start = Carried(how.acc, how.dtype, False).start(t.lanes)

@@ -38,7 +38,7 @@ from fusee.codegen.llvm.body import (
 )
 from fusee.codegen.llvm.ops import Context
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
-from fusee.runtime.llvm_text import BITS, HELD, Machine, Target, vector
+from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
 from fusee.sym.expr import Size, Symbol, hint, minimum, product
 
 # ---------------------------------------------------------------------------- loops
@@ -116,7 +116,7 @@ class Across(_Nest):
         ctx = self.ctx
         start = {a: [how.outer_start(self.lanes)] * ctx.copies for a, how in self.hows.items()}
         final = self._nest(0, start)
-        t = Target(self.writer.top, ctx.machine, self.lanes)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
         for acc, how in self.hows.items():
             ctx.acc_facts[acc] = (ctx.base_rank, self.lanes > 1)
             self.body.publish(how, [settle(t, how, part) for part in final[acc]])
@@ -130,7 +130,7 @@ class Across(_Nest):
         return self.body.blocks(size, SUM_ACROSS, parts, self.outer_kinds, self._segment)
 
     def _segment(self, first: str, last: str, outer: Parts) -> Parts:
-        t = Target(self.writer.top, self.ctx.machine, self.lanes)
+        t = InsertPoint(self.writer.top, self.ctx.machine, self.lanes)
         local = {
             acc: [how.start(self.lanes) for _ in outer[acc]] if how.two_level else outer[acc]
             for acc, how in self.hows.items()
@@ -166,7 +166,7 @@ class Along(_Nest):
             for acc, how in self.hows.items()
         }
         final = self._nest(0, start)
-        t = Target(self.writer.top, ctx.machine, self.lanes)
+        t = InsertPoint(self.writer.top, ctx.machine, self.lanes)
         for acc, how in self.hows.items():
             whole = merge_all(t, how, final[acc])
             ctx.acc_facts[acc] = (ctx.base_rank, False)
@@ -212,8 +212,8 @@ class Along(_Nest):
             self.body.open_lanes(self.lane, stage, i, end or stop, rank)
 
         local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
-        small = Target(self.writer.top, machine, stage.lanes)
-        wide = Target(self.writer.top, machine, self.lanes)
+        small = InsertPoint(self.writer.top, machine, stage.lanes)
+        wide = InsertPoint(self.writer.top, machine, self.lanes)
         merged: Parts = {}
         for acc, how in self.hows.items():
             if not how.two_level and not fresh:
@@ -269,11 +269,11 @@ class Strip:
             self.arrays[acc] = [self.ctx.array(self.width * self._size(acc, k)) for k in places]
         two_level = {acc: how for acc, how in hows.items() if how.two_level}
 
-        def start(t: Target, i: str) -> None:
+        def start(t: InsertPoint, i: str) -> None:
             for acc, how in hows.items():
                 self._store(t, i, acc, [self._starts(how, t.lanes)] * self.ctx.copies)
 
-        def finish(t: Target, i: str) -> None:
+        def finish(t: InsertPoint, i: str) -> None:
             for acc, how in two_level.items():
                 sums = self._load(t, i, acc, range(2))
                 self._store(t, i, acc, [settle(t, how, part) for part in sums])
@@ -286,14 +286,14 @@ class Strip:
 
     # -------------------------------------------------------------------------- loops
 
-    def _columns(self, rank: int, write: Callable[[Target, str], None]) -> None:
+    def _columns(self, rank: int, write: Callable[[InsertPoint, str], None]) -> None:
         """A loop over the block's vectors, for each stage."""
         for stage, start, stop in self.stages:
 
             def body(i: str, _: list[str], stage: Stage = stage) -> list[str]:
                 self.body.open_lanes(self.lane, stage, i, self.high, rank)
                 self.ctx.base_rank = rank
-                write(Target(self.writer.top, self.ctx.machine, stage.lanes), i)
+                write(InsertPoint(self.writer.top, self.ctx.machine, stage.lanes), i)
                 return []
 
             self.writer.loop(start, stop, stage.width, [], body)
@@ -337,7 +337,7 @@ class Strip:
             self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
             return []
 
-        def add(t: Target, i: str) -> None:
+        def add(t: InsertPoint, i: str) -> None:
             for acc, how in two_level.items():
                 found = self._load(t, i, acc, range(3))
                 parts = [[*two_sum(t, how, p[:2], p[2]), how.start(t.lanes)[0]] for p in found]
@@ -348,7 +348,7 @@ class Strip:
             self._columns(rank, add)
 
     def _walk(
-        self, phase: Phase, hows: dict[Acc, Carried], t: Target, i: str, rows: tuple[str, str]
+        self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str, rows: tuple[str, str]
     ) -> None:
         """One vector of columns down some rows, in registers."""
         ctx, rank = self.ctx, self.ctx.base_rank + 1
@@ -372,7 +372,7 @@ class Strip:
             parts = [two_sum(t, how, x, y[0]) if how.two_level else y for x, y in pairs]
             self._store(t, i, acc, parts)
 
-    def _element(self, phase: Phase, hows: dict[Acc, Carried], t: Target, i: str) -> None:
+    def _element(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
         """One vector of one row."""
         self._publish(phase, hows, t, i)
         parts: Parts = {}
@@ -389,7 +389,7 @@ class Strip:
     def _starts(how: Carried, lanes: int) -> list[str]:
         return how.start(lanes) * 3 if how.two_level else how.start(lanes)
 
-    def _publish(self, phase: Phase, hows: dict[Acc, Carried], t: Target, i: str) -> None:
+    def _publish(self, phase: Phase, hows: dict[Acc, Carried], t: InsertPoint, i: str) -> None:
         """What earlier phases accumulated, for this phase to read."""
         ctx = self.ctx
         for value in self.body.order(phase):
@@ -410,7 +410,7 @@ class Strip:
         dtypes = self.hows[acc].dtypes
         return vector(HELD[dtypes[place % len(dtypes)]], lanes)
 
-    def _address(self, t: Target, i: str, acc: Acc, copy: int, place: int) -> str:
+    def _address(self, t: InsertPoint, i: str, acc: Acc, copy: int, place: int) -> str:
         """Of the column i in an array, `copy` vectors further on."""
         here = t.level.op(f"sub i64 {i}, {self.low}")
         if copy:
@@ -418,7 +418,7 @@ class Strip:
         size, array = self._size(acc, place), self.arrays[acc][place]
         return t.level.op(f"getelementptr [{size} x i8], ptr {array}, i64 {here}")
 
-    def _load(self, t: Target, i: str, acc: Acc, places: range) -> list[list[str]]:
+    def _load(self, t: InsertPoint, i: str, acc: Acc, places: range) -> list[list[str]]:
         """Per copy, parts of an accumulator."""
         found = []
         for copy in range(self.ctx.copies):
@@ -429,7 +429,7 @@ class Strip:
         return found
 
     def _store(
-        self, t: Target, i: str, acc: Acc, copies: Sequence[Sequence[str]], first: int = 0
+        self, t: InsertPoint, i: str, acc: Acc, copies: Sequence[Sequence[str]], first: int = 0
     ) -> None:
         """Parts of an accumulator for every copy, from the array number `first` on."""
         # the loops inside have closed: what follows them goes to the same level
@@ -606,7 +606,7 @@ class _Emitter:
         low = top.op(f"mul nsw i64 {first}, {self.block}")
         high = top.op(f"mul nsw i64 {last}, {self.block}")
         size = ctx.size_of(self.lane)
-        return low, Target(top, ctx.machine, 1).intrinsic("smin", "i64", high, size)
+        return low, InsertPoint(top, ctx.machine, 1).intrinsic("smin", "i64", high, size)
 
     def _points(self) -> None:
         """One loop over the linear range; coordinates count along like an odometer."""
@@ -666,7 +666,7 @@ class _Emitter:
         op = writer.top.op
         first = op(f"mul nsw i64 {strip}, {tile.strip}")
         after = op(f"add nsw i64 {first}, {tile.strip}")
-        scalar = Target(writer.top, ctx.machine, 1)
+        scalar = InsertPoint(writer.top, ctx.machine, 1)
         last = scalar.intrinsic("smin", "i64", after, ctx.size_of(axis))
         is_full = op(f"icmp eq i64 {last}, {after}")
         whole = op(f"and i64 {op(f'sub i64 {high}, {low}')}, {-tile.lanes}")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fusee.runtime.jit import libtorch
-from fusee.runtime.llvm_text import HELD, Target, Writer, literal, mangled, vector
+from fusee.runtime.llvm_text import HELD, InsertPoint, Writer, literal, mangled, vector
 from fusee.source import Rules
 
 # ---------------------------------------------------------------------------- polynomials
@@ -78,7 +78,7 @@ _LOG2_ERFC = (-1.628047, -0.91732967, -0.15162589, 0.03287544, -0.004592868, 0.0
 class Code:
     """float32 arithmetic by name. Values are operands: registers, or what `real`, `whole` make."""
 
-    def __init__(self, t: Target) -> None:
+    def __init__(self, t: InsertPoint) -> None:
         self.t, self.line = t, t.level.op
         self.fused = t.machine.has_fused
         kinds = ("float", "i32", "i1")
@@ -384,7 +384,7 @@ _LIMITS = {
 }
 
 
-def math_function(t: Target, name: str, dtype: torch.dtype, args: Sequence[str]) -> str:
+def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[str]) -> str:
     """Op `name` of the vocabulary on values of `dtype`.
 
     Raises KeyError for a name that has no row.
@@ -400,18 +400,20 @@ def math_function(t: Target, name: str, dtype: torch.dtype, args: Sequence[str])
     return write(t, args)
 
 
-Write = Callable[[Target, Sequence[str]], str]
+Write = Callable[[InsertPoint, Sequence[str]], str]
 
 
 def _apart(
-    t: Target, name: str, dtype: torch.dtype, args: Sequence[str], how: str, write: Write
+    t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[str], how: str, write: Write
 ) -> str:
     """A call of a function of its own, whose body `write` writes."""
     kind, declares = t.kind(dtype), t.level.writer.declares
     symbol = f"fusee.{name}.{mangled(HELD[dtype], t.lanes)}"
     if symbol not in declares:
         inner = Writer()
-        result = write(Target(inner.top, t.machine, t.lanes), [f"%x{i}" for i in range(len(args))])
+        result = write(
+            InsertPoint(inner.top, t.machine, t.lanes), [f"%x{i}" for i in range(len(args))]
+        )
         parameters = ", ".join(f"{kind} %x{i}" for i in range(len(args)))
         head = f"define internal {kind} @{symbol}({parameters}) {how} {_PURE}"
         declares |= inner.declares
@@ -419,12 +421,12 @@ def _apart(
     return t.level.op(f"call {kind} @{symbol}({', '.join(f'{kind} {x}' for x in args)})")
 
 
-def _is_own(t: Target, name: str, dtype: torch.dtype) -> bool:
+def _is_own(t: InsertPoint, name: str, dtype: torch.dtype) -> bool:
     known = dtype is torch.float32 and name in FORMULAS
     return known and (t.machine.has_fused or name not in NEEDS_FUSED)
 
 
-def _is_call(t: Target, name: str, dtype: torch.dtype) -> bool:
+def _is_call(t: InsertPoint, name: str, dtype: torch.dtype) -> bool:
     """Whether the whole function is one call of a library's."""
     if _is_own(t, name, dtype) or name in _LIMITS:
         return False
@@ -434,14 +436,14 @@ def _is_call(t: Target, name: str, dtype: torch.dtype) -> bool:
     return t.lanes == 1 and (dtype is torch.float64 or name in _EXACT)
 
 
-def _own(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+def _own(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
     value = FORMULAS[name](Code(t), *args)
     if name not in LIMITS:
         return value
     return _guarded(t, name, dtype, args, value, LIMITS[name], _library)
 
 
-def _library(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+def _library(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
     """SLEEF, with the C library where it fails, or the C library alone."""
     found = _sleef(t, name, dtype)
     if found is None:
@@ -454,13 +456,13 @@ def _library(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> s
 
 
 def _guarded(
-    t: Target,
+    t: InsertPoint,
     name: str,
     dtype: torch.dtype,
     args: Sequence[str],
     near: str,
     limit: float,
-    far: Callable[[str, torch.dtype, Target, Sequence[str]], str],
+    far: Callable[[str, torch.dtype, InsertPoint, Sequence[str]], str],
 ) -> str:
     """`near` in lanes where |x| <= limit, or limit |y|; `far` in others, if there are any."""
     sizes = [t.intrinsic("fabs", HELD[dtype], x) for x in args]
@@ -505,7 +507,7 @@ def _sleef_widths(dtype: torch.dtype, has: frozenset[str]) -> list[tuple[int, st
     return [(lanes // 2 if half else lanes, variant) for lanes, variant in found]
 
 
-def _sleef(t: Target, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
+def _sleef(t: InsertPoint, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
     """The symbol that suits best, and its lanes."""
     letter, precision = "f" if dtype is torch.float32 else "d", _LIBRARY[name][0]
     usable: dict[int, str] = {}
@@ -523,7 +525,9 @@ def _sleef(t: Target, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
     return usable[width], width
 
 
-def _resized(symbol: str, width: int, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+def _resized(
+    symbol: str, width: int, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]
+) -> str:
     """Calls of a function of `width` lanes; spare lanes repeat real ones."""
     held, wide = HELD[dtype], vector(HELD[dtype], width)
     call = functools.partial(t.level.call, wide, symbol, attributes=_PURE)
@@ -553,7 +557,7 @@ def _resized(symbol: str, width: int, dtype: torch.dtype, t: Target, args: Seque
 # --------------------------------------------------------------------------- C library
 
 
-def _libm(name: str, dtype: torch.dtype, t: Target, args: Sequence[str]) -> str:
+def _libm(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
     """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
     held, level = HELD[dtype], t.level
     widened = dtype is torch.float32 and name not in _EXACT

@@ -18,7 +18,7 @@ from fusee.loops.ir import Buffer, Mode, Store, Value
 from fusee.runtime.llvm_text import (
     BITS,
     HELD,
-    Target,
+    InsertPoint,
     mangled,
     memory_type,
     numbered,
@@ -309,7 +309,7 @@ COMBINE: dict[Mode, str] = {"add": "add", "mul": "mul", "min": "minimum", "max":
 _COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max": "or"}
 
 
-class Place:
+class AccessPlace:
     """Where the lanes of one access are, at the rank where it is emitted.
 
     Contiguous (step 1) or reversed (step -1) from `address`; or `offsets`: per copy a vector of
@@ -335,7 +335,7 @@ class Place:
         if abs(self.step) != 1:
             self.stride = scalar_sum(ctx, stride)
 
-    def t(self, lanes: int = 0) -> Target:
+    def t(self, lanes: int = 0) -> InsertPoint:
         return self.ctx.target(self.rank, lanes or self.ctx.lanes)
 
     def block(self, copy: int) -> str:
@@ -393,7 +393,7 @@ class Place:
         return self.t().level.call(full, name, where, *rest, (full, "zeroinitializer"))
 
 
-class Square(Place):
+class Square(AccessPlace):
     """Where the lanes and copies of an access of a tile are: copies run along an axis of their own.
 
     along, across   the steps from lane to lane, and from copy to copy
@@ -440,11 +440,11 @@ def _step(index: Size, axis: Symbol | None) -> Size:
     return parts[0]
 
 
-def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> Place:
-    return (Place if ctx.copy_axis is None else Square)(ctx, buffer, index, rank)
+def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> AccessPlace:
+    return (AccessPlace if ctx.copy_axis is None else Square)(ctx, buffer, index, rank)
 
 
-def turned(t: Target, kind: str, rows: list[str]) -> list[str]:
+def turned(t: InsertPoint, kind: str, rows: list[str]) -> list[str]:
     """The square matrix of `rows` with rows and columns exchanged.
 
     For each power of two, blocks of that size are exchanged across the diagonals of blocks twice
@@ -474,7 +474,7 @@ def _constant(stride: Sequence[Group]) -> int:
     return 0
 
 
-def _both(t: Target, a: str | None, b: str | None) -> str | None:
+def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:
     if a is None or b is None:
         return a or b
     return t.level.op(f"and {vector('i1', t.lanes)} {a}, {b}")
@@ -497,7 +497,7 @@ def load_scalar(ctx: Context, value: Value) -> str:
     return t.select(mask, HELD[buffer.dtype], x, other)
 
 
-def load_element(t: Target, kind: str, address: str) -> str:
+def load_element(t: InsertPoint, kind: str, address: str) -> str:
     align = max(BITS[kind] // 8, 1)
     return t.level.op(f"load {vector(kind, t.lanes)}, ptr {address}, align {align}")
 
@@ -541,7 +541,7 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     ]
 
 
-def _load_shared(ctx: Context, place: Place, value: Value) -> list[str]:
+def _load_shared(ctx: Context, place: AccessPlace, value: Value) -> list[str]:
     """One element for all lanes whose mask differs between lanes."""
     t, one = place.t(), place.t(1)
     masks, others = ctx.vectors(value.args[0]), ctx.vectors(value.args[1])
@@ -559,7 +559,7 @@ def _load_shared(ctx: Context, place: Place, value: Value) -> list[str]:
     return found
 
 
-def _load_copy(place: Place, copy: int, mask: str | None) -> str:
+def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
     """One vector in memory's type; lanes masked out hold anything."""
     ctx, t = place.ctx, place.t()
     full = vector(place.kind, ctx.lanes)
@@ -598,14 +598,14 @@ def store_scalar(ctx: Context, store: Store, rank: int) -> None:
     store_element(t, kind, to_memory(t, dtype, x), address)
 
 
-def combined(t: Target, store: Store, old: str, new: str) -> str:
+def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
     dtype = store.buffer.dtype
     if HELD[dtype] == "i1":
         return t.level.op(f"{_COMBINE_BOOL[store.mode]} {t.kind(dtype)} {old}, {new}")
     return round_to(t, dtype, emit(t, COMBINE[store.mode], dtype, [old, new]))
 
 
-def store_element(t: Target, kind: str, x: str, address: str) -> None:
+def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
     align = max(BITS[kind] // 8, 1)
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
 
@@ -627,7 +627,7 @@ def store_vector(ctx: Context, store: Store, rank: int) -> None:
         _store_copy(place, copy, to_memory(t, dtype, x))
 
 
-def _store_copy(place: Place, copy: int, x: str) -> None:
+def _store_copy(place: AccessPlace, copy: int, x: str) -> None:
     ctx, t, mask = place.ctx, place.t(), place.ctx.mask
     full = vector(place.kind, ctx.lanes)
     narrow = not ctx.machine.can_mask(BITS[place.kind])

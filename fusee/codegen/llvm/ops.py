@@ -17,9 +17,9 @@ from fusee.runtime.llvm_text import (
     BITS,
     HELD,
     SIGNED,
+    InsertPoint,
     Level,
     Machine,
-    Target,
     Writer,
     is_float,
     literal,
@@ -38,7 +38,7 @@ _PLAIN = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "x
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
-def emit(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
+def emit(t: InsertPoint, op: str, dtype: torch.dtype, args: list[str]) -> str:
     """Op `op` of the vocabulary on operands of `dtype`."""
     rule = _RULES.get(op)
     if rule is not None:
@@ -53,7 +53,7 @@ def emit(t: Target, op: str, dtype: torch.dtype, args: list[str]) -> str:
     return math_function(t, op, dtype, args)
 
 
-def compare(t: Target, op: str, dtype: torch.dtype, x: str, y: str) -> str:
+def compare(t: InsertPoint, op: str, dtype: torch.dtype, x: str, y: str) -> str:
     kind = t.kind(dtype)
     if is_float(dtype):
         return t.level.op(f"fcmp {_FLOAT_COMPARE[op]} {kind} {x}, {y}")
@@ -65,7 +65,7 @@ def compare(t: Target, op: str, dtype: torch.dtype, x: str, y: str) -> str:
 # ------------------------------------------------------------------------------ rules
 
 
-def _extreme(which: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _extreme(which: str, t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     """x if it is better or NaN, else y: which is y as well where only y is NaN.
 
     Put what is known first in `x`: the test for NaN then stays off an accumulator's chain.
@@ -85,14 +85,14 @@ _RULES: Rules[str, Callable[..., str]] = Rules()
 
 
 @_RULES.rule("neg")
-def _neg(t: Target, dtype: torch.dtype, x: str) -> str:
+def _neg(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     if is_float(dtype):
         return t.level.op(f"fneg {t.kind(dtype)} {x}")
     return t.level.op(f"sub {t.kind(dtype)} {literal(0, dtype, t.lanes)}, {x}")
 
 
 @_RULES.rule("abs")
-def _abs(t: Target, dtype: torch.dtype, x: str) -> str:
+def _abs(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     if is_float(dtype):
         return t.intrinsic("fabs", HELD[dtype], x)
     if dtype not in SIGNED:
@@ -101,12 +101,12 @@ def _abs(t: Target, dtype: torch.dtype, x: str) -> str:
 
 
 @_RULES.rule("not")
-def _not(t: Target, dtype: torch.dtype, x: str) -> str:
+def _not(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     ones = "true" if dtype is torch.bool else "-1"
     return t.level.op(f"xor {t.kind(dtype)} {x}, {splat(HELD[dtype], ones, t.lanes)}")
 
 
-def _safe_divisor(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _safe_divisor(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     """y, or 1 where dividing would trap: by 0, and the least x by -1, whose quotient is x."""
     if y.lstrip("-").isdigit() or y.startswith("splat"):
         value = int(y.split()[-1].rstrip(")"))
@@ -123,7 +123,7 @@ def _safe_divisor(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
     return t.select(trap, HELD[dtype], literal(1, dtype, t.lanes), y)
 
 
-def _divide(t: Target, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, str]:
+def _divide(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, str]:
     """Quotient and remainder to zero, and the divisor used."""
     y = _safe_divisor(t, dtype, x, y)
     kind = t.kind(dtype)
@@ -133,7 +133,7 @@ def _divide(t: Target, dtype: torch.dtype, x: str, y: str) -> tuple[str, str, st
     return quotient, t.level.op(f"sub {kind} {x}, {product}"), y
 
 
-def _crosses(t: Target, dtype: torch.dtype, rest: str, y: str) -> str:
+def _crosses(t: InsertPoint, dtype: torch.dtype, rest: str, y: str) -> str:
     """True where the remainder to zero has another sign than the divisor."""
     mask = vector("i1", t.lanes)
     zero = literal(0, dtype, t.lanes)
@@ -143,7 +143,7 @@ def _crosses(t: Target, dtype: torch.dtype, rest: str, y: str) -> str:
 
 
 @_RULES.rule("floordiv")
-def _floordiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _floordiv(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     quotient, rest, y = _divide(t, dtype, x, y)
     if dtype not in SIGNED:
         return quotient
@@ -153,7 +153,7 @@ def _floordiv(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
 
 
 @_RULES.rule("remainder")
-def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _remainder(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     _, rest, y = _divide(t, dtype, x, y)
     if dtype not in SIGNED:
         return rest
@@ -162,13 +162,13 @@ def _remainder(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
 
 
 @_RULES.rule("fmod")
-def _fmod(t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _fmod(t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     if is_float(dtype):
         return math_function(t, "fmod", dtype, [x, y])
     return _divide(t, dtype, x, y)[1]
 
 
-def _shift(op: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
+def _shift(op: str, t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> str:
     """Shifting out everything, or by less than nothing, leaves 0: to the right, the sign."""
     kind, bits = t.kind(dtype), BITS[HELD[dtype]]
     inside = t.level.op(f"icmp ult {kind} {y}, {literal(bits, dtype, t.lanes)}")
@@ -180,18 +180,18 @@ def _shift(op: str, t: Target, dtype: torch.dtype, x: str, y: str) -> str:
 
 
 @_RULES.rule("isnan")
-def _isnan(t: Target, dtype: torch.dtype, x: str) -> str:
+def _isnan(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     return t.level.op(f"fcmp uno {t.kind(dtype)} {x}, {x}")
 
 
 @_RULES.rule("isinf")
-def _isinf(t: Target, dtype: torch.dtype, x: str) -> str:
+def _isinf(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     size = t.intrinsic("fabs", HELD[dtype], x)
     return compare(t, "eq", dtype, size, literal(float("inf"), dtype, t.lanes))
 
 
 @_RULES.rule("signbit")
-def _signbit(t: Target, dtype: torch.dtype, x: str) -> str:
+def _signbit(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     kind = "i64" if dtype is torch.float64 else "i32"
     bits = t.convert("bitcast", x, HELD[dtype], kind)
     return t.level.op(f"icmp slt {vector(kind, t.lanes)} {bits}, {splat(kind, '0', t.lanes)}")
@@ -211,7 +211,7 @@ _RULES.update(
 # ------------------------------------------------------------------------------ conversions
 
 
-def emit_cast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
+def emit_cast(t: InsertPoint, source: torch.dtype, result: torch.dtype, x: str) -> str:
     """Convert as torch does on this processor; see scalar.py."""
     if source is result:
         return x
@@ -239,7 +239,7 @@ def emit_cast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> st
     return resize(t, x, held, kind, signed=source in SIGNED)
 
 
-def resize(t: Target, x: str, held: str, kind: str, signed: bool) -> str:
+def resize(t: InsertPoint, x: str, held: str, kind: str, signed: bool) -> str:
     """An integer in another width."""
     if BITS[held] == BITS[kind]:
         return x
@@ -248,7 +248,7 @@ def resize(t: Target, x: str, held: str, kind: str, signed: bool) -> str:
     return t.convert("sext" if signed else "zext", x, held, kind)
 
 
-def round_to(t: Target, dtype: torch.dtype, x: str) -> str:
+def round_to(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     """A float32 rounded to what `dtype` can hold, to nearest even; still held as float32."""
     if dtype is torch.bfloat16:
         bits = _bfloat16_bits(t, x)
@@ -260,7 +260,7 @@ def round_to(t: Target, dtype: torch.dtype, x: str) -> str:
     return x
 
 
-def _bfloat16_bits(t: Target, x: str) -> str:
+def _bfloat16_bits(t: InsertPoint, x: str) -> str:
     """Float32 bits with the lower half rounded away; NaN stays NaN."""
     kind = vector("i32", t.lanes)
     op, word = t.level.op, t.word
@@ -272,7 +272,7 @@ def _bfloat16_bits(t: Target, x: str) -> str:
     return t.select(_isnan(t, torch.float32, x), "i32", word(0x7FC00000), rounded)
 
 
-def _encode_half(t: Target, x: str) -> str:
+def _encode_half(t: InsertPoint, x: str) -> str:
     """float16 bits of a float32 in 32 bits, without conversion instructions.
 
     Adding a power of two just above the value makes the adder round at float16's last bit.
@@ -300,7 +300,7 @@ def _encode_half(t: Target, x: str) -> str:
     return op(f"or {kind} {sign}, {positive}")
 
 
-def _decode_half(t: Target, bits: str) -> str:
+def _decode_half(t: InsertPoint, bits: str) -> str:
     """The float32 of float16 bits in 32 bits, without conversion instructions."""
     kind, real = vector("i32", t.lanes), vector("float", t.lanes)
     op, word = t.level.op, t.word
@@ -319,7 +319,7 @@ def _decode_half(t: Target, bits: str) -> str:
     return t.convert("bitcast", op(f"or {kind} {chosen}, {sign}"), "i32", "float")
 
 
-def to_memory(t: Target, dtype: torch.dtype, x: str) -> str:
+def to_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     """A held value as the type that memory has."""
     kind = memory_type(dtype, t.machine)
     if dtype is torch.bool:
@@ -335,7 +335,7 @@ def to_memory(t: Target, dtype: torch.dtype, x: str) -> str:
     return x
 
 
-def from_memory(t: Target, dtype: torch.dtype, x: str) -> str:
+def from_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     """What memory has as a held value."""
     kind = memory_type(dtype, t.machine)
     if dtype is torch.bool:
@@ -352,7 +352,7 @@ def from_memory(t: Target, dtype: torch.dtype, x: str) -> str:
     return x
 
 
-def emit_bitcast(t: Target, source: torch.dtype, result: torch.dtype, x: str) -> str:
+def emit_bitcast(t: InsertPoint, source: torch.dtype, result: torch.dtype, x: str) -> str:
     """The bits of memory reinterpreted; dtypes of equal width."""
     raw = to_memory(t, source, x)
     kind, wanted = memory_type(source, t.machine), memory_type(result, t.machine)
@@ -411,8 +411,8 @@ class Context:
 
     # -------------------------------------------------------------------------- places
 
-    def target(self, rank: int, lanes: int) -> Target:
-        return Target(self.ranked[rank], self.machine, lanes)
+    def target(self, rank: int, lanes: int) -> InsertPoint:
+        return InsertPoint(self.ranked[rank], self.machine, lanes)
 
     def open_axis(self, axis: Symbol, name: str, rank: int) -> None:
         """The top level becomes the body of `axis`."""
@@ -533,7 +533,7 @@ class Context:
         return [self.splat(found, self.held(value), rank)] * self.copies
 
     def held(self, value: Value) -> str:
-        return Target(self.writer.top, self.machine, 1).kind(value.dtype)
+        return InsertPoint(self.writer.top, self.machine, 1).kind(value.dtype)
 
     def splat(self, name: str, kind: str, rank: int) -> str:
         """A scalar in all lanes."""

@@ -22,9 +22,9 @@ from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
     DTYPES,
     HANDLERS,
-    Call,
     Lowering,
     Meta,
+    OpCall,
     Strided,
     Tensor,
     bound,
@@ -520,7 +520,7 @@ class GraphLowering:
             used = self._used(node, len(metas))
             layout_of = partial(self._layout_of, node)
             overwrites = self._overwrites(node)
-            call = Call(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
+            call = OpCall(self.lowering, op, known, used, layout_of, self.extern_of, overwrites)
             reason = refusal(op, call, args, kwargs)
             if reason is None and not _is_view(op):
                 nothing = bool(known) and all(0 in meta.shape for meta in known)

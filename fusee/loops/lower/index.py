@@ -11,9 +11,9 @@ import torch
 from fusee.loops.ir import Loop, Mode, Value, cast, check, identity
 from fusee.loops.lower.pointwise import Operand, choose, demand
 from fusee.loops.lower.tensor import (
-    Call,
     Index,
     Lowering,
+    OpCall,
     Pieces,
     Shape,
     Strided,
@@ -93,13 +93,13 @@ class Places:
 # ------------------------------------------------------------------------------ reading
 
 
-def _gathered(call: Call, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
+def _gathered(call: OpCall, at: Any, x: Tensor, *indices: Tensor) -> Tensor:
     meta = call.meta
     return call.lowering.computed(meta.shape, x.dtype, at, (x, *indices), meta.strides)
 
 
 @lowers(*named("embedding"))
-def _embedding(call: Call, weight: Tensor, indices: Tensor) -> Tensor:
+def _embedding(call: OpCall, weight: Tensor, indices: Tensor) -> Tensor:
     rank = len(indices.shape)
     rows = Places(indices, weight.shape[0], ROW)
     return _gathered(call, lambda ix: weight.at((rows.at(ix[:rank]), *ix[rank:])), weight, indices)
@@ -110,7 +110,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 @lowers(*named("index_select"))
-def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
+def _index_select(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape:
         return x
     dim %= len(x.shape)
@@ -120,7 +120,7 @@ def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 @lowers(*named("gather"))
-def _gather(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
+def _gather(call: OpCall, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if not x.shape or not index.shape:
         x, index, dim = _flat(x), _flat(index), 0
     dim %= len(x.shape)
@@ -134,7 +134,7 @@ def _gather(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 @lowers(*named("take"))
-def _take(call: Call, x: Tensor, index: Tensor) -> Tensor:
+def _take(call: OpCall, x: Tensor, index: Tensor) -> Tensor:
     flat = reshape(x, (product(x.shape),))
     places = Places(index, flat.shape[0], FLAT)
     return _gathered(call, lambda ix: flat.at((places.at(ix),)), flat, index)
@@ -145,7 +145,7 @@ def _take(call: Call, x: Tensor, index: Tensor) -> Tensor:
 _MASKS = "boolean masks select a number of elements that only the data knows"
 
 
-def _has_mask(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> str | None:
+def _has_mask(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> str | None:
     masks = (torch.bool, torch.uint8)
     return _MASKS if any(t is not None and t.dtype in masks for t in indices) else None
 
@@ -184,7 +184,7 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
 
 
 @lowers(*named("index _unsafe_index", "Tensor"), unless=_has_mask)
-def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def _index(call: OpCall, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if all(t is None for t in indices):
         return x
     how = Indexing(x, indices)
@@ -204,7 +204,7 @@ class Scatter:
     Halves accumulate in float32 and are rounded at the end.
     """
 
-    def __init__(self, call: Call, x: Tensor, accumulates: bool) -> None:
+    def __init__(self, call: OpCall, x: Tensor, accumulates: bool) -> None:
         self.dtype, self.lowering = x.dtype, x.lowering
         compute = opmath(x.dtype) if accumulates else x.dtype
         if call.overwrites and compute is x.dtype and x.storage is not None:
@@ -245,7 +245,7 @@ class Scatter:
         return converted(self.tensor, self.dtype)
 
 
-def _element(call: Call, x: Operand, shape: Shape) -> Element:
+def _element(call: OpCall, x: Operand, shape: Shape) -> Element:
     """Reads an operand that is broadcast to `shape`, or a number."""
     if isinstance(x, Tensor):
         return expand(x, shape).at
@@ -267,7 +267,7 @@ MODES: dict[str | None, Mode] = {
 STARTS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def _odd(call: Call, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
+def _odd(call: OpCall, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
     if x.dtype is torch.bool:
         return "bool is combined as ATen does it"
     if "mean" in (*args, *kwargs.values()):
@@ -279,7 +279,7 @@ def _odd(call: Call, x: Tensor, *args: Any, **kwargs: Any) -> str | None:
 @lowers(*named("scatter", "reduce", "value_reduce"), unless=_odd)
 @lowers(*named("scatter_reduce", "two"), unless=_odd)
 def _scatter(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     dim: int,
     index: Tensor,
@@ -311,7 +311,7 @@ lowers(*named("scatter_add"), unless=_odd)(
 
 
 def _masks(
-    call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
+    call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> str | None:
     if accumulate and x.dtype is torch.bool:
         return "bool is combined as ATen does it"
@@ -327,7 +327,7 @@ def _is_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool)
 
 @lowers(*named("index_put _unsafe_index_put"), unless=_masks)
 def _index_put(
-    call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
+    call: OpCall, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
     if _is_fill(indices, values, accumulate):
         mask = indices[0]
@@ -355,7 +355,7 @@ class Rows:
     index   of one axis; or of all that `x` has, with a place for each element
     """
 
-    def __init__(self, call: Call, x: Tensor, dim: int, index: Tensor) -> None:
+    def __init__(self, call: OpCall, x: Tensor, dim: int, index: Tensor) -> None:
         self.call, self.shape = call, x.shape
         self.x, self.index = _flat(x), _flat(index)
         self.dim = dim % len(self.x.shape)
@@ -376,7 +376,7 @@ class Rows:
 
 @lowers(*named("index_add"), unless=_odd)
 def _index_add(
-    call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
+    call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
 ) -> Tensor:
     rows, source = Rows(call, x, dim, index), _flat(source)
 
@@ -389,7 +389,7 @@ def _index_add(
 
 
 @lowers(*named("index_copy"))
-def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def _index_copy(call: OpCall, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     rows, source = Rows(call, x, dim, index), _flat(source)
     refused = along(rows.dim, IndexError)
     refused = replace(refused, text=f"index_copy_(): {refused.text}")
@@ -397,7 +397,7 @@ def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) 
 
 
 @lowers(*named("index_fill", "int_Scalar", "int_Tensor"))
-def _index_fill(call: Call, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
+def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     rows = Rows(call, x, dim, index)
     shape = resized(rows.x.shape, rows.dim, rows.index.shape[0])
     value = converted(value, x.dtype) if isinstance(value, Tensor) else value
@@ -408,7 +408,7 @@ def _index_fill(call: Call, x: Tensor, dim: int, index: Tensor, value: Operand) 
 # ------------------------------------------------------------------------------ through views
 
 
-def _through(call: Call, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:
+def _through(call: OpCall, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:
     """A copy of `x` in which the view seen(copy) is replaced by `src`."""
     scatter = Scatter(call, x, False)
     target = seen(scatter.tensor).storage
@@ -420,7 +420,7 @@ def _through(call: Call, x: Tensor, src: Tensor, seen: Callable[[Tensor], Tensor
 _MISFIT = "ATen refuses a source of another size"
 
 
-def _misfit(call: Call, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int) -> str | None:
+def _misfit(call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int) -> str | None:
     sizes = [n for n in x.shape if isinstance(n, int)]
     if len(sizes) != len(x.shape):
         return None
@@ -430,14 +430,14 @@ def _misfit(call: Call, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: in
 
 @lowers(*named("diagonal_scatter"), unless=_misfit)
 def _diagonal_scatter(
-    call: Call, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int
+    call: OpCall, x: Tensor, src: Tensor, offset: int, dim1: int, dim2: int
 ) -> Tensor:
     return _through(call, x, src, lambda t: diagonal(t, src.shape, offset, dim1, dim2))
 
 
 @lowers(*named("as_strided_scatter"))
 def _as_strided_scatter(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     src: Tensor,
     size: object,
@@ -479,7 +479,7 @@ def beside(tensors: Sequence[Tensor], dim: int) -> Tensor:
     return lowering.beside(shape, first.dtype, Pieces(dim, tuple(starts), tuple(parts)))
 
 
-def replaced(call: Call, x: Tensor, src: Tensor, dim: int, start: Size) -> Tensor:
+def replaced(call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size) -> Tensor:
     """`x` with `src` in the place that begins at `start`."""
     length = src.shape[dim]
     if call.overwrites:
@@ -494,7 +494,7 @@ def replaced(call: Call, x: Tensor, src: Tensor, dim: int, start: Size) -> Tenso
 
 
 @lowers(*named("cat concat concatenate"))
-def _cat(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _cat(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     rank = len(call.meta.shape)
     # torch lets one-dimensional empty tensors pass whatever the others' shapes are
     real = [t for t in tensors if t.shape != (0,) or rank == 1]
@@ -502,7 +502,7 @@ def _cat(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 @lowers(*named("stack"))
-def _stack(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _stack(call: OpCall, tensors: Sequence[Tensor], dim: int) -> Tensor:
     dim %= len(call.meta.shape)
     return beside([unsqueeze(converted(t, call.meta.dtype), dim) for t in tensors], dim)
 
@@ -511,7 +511,7 @@ def _stack(call: Call, tensors: Sequence[Tensor], dim: int) -> Tensor:
     *named("roll"),
     unless=lambda call, x, shifts, dims: None if dims or dims == 0 else "roll of a flat tensor",
 )
-def _roll(call: Call, x: Tensor, shifts: Any, dims: Any) -> Tensor:
+def _roll(call: OpCall, x: Tensor, shifts: Any, dims: Any) -> Tensor:
     shifts = [shifts] if isinstance(shifts, int) else shifts
     dims = [dims] if isinstance(dims, int) else dims
     for shift, dim in zip(shifts, dims, strict=True):
@@ -536,7 +536,7 @@ def _turned(x: Tensor, dim: int, shift: Size) -> Tensor:
 
 
 def _no_such_slice(
-    call: Call, x: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any
+    call: OpCall, x: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any
 ) -> str | None:
     size = x.shape[dim]
     if isinstance(size, Expr) or any(isinstance(n, Expr) for n in (start, end, step)):
@@ -544,7 +544,7 @@ def _no_such_slice(
     return None if len(range(size)[start:end:step]) == src.shape[dim] else _MISFIT
 
 
-def _no_such_place(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
+def _no_such_place(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> str | None:
     size = x.shape[dim]
     if isinstance(index, Expr) or isinstance(size, Expr) or -size <= index < size:
         return None
@@ -553,7 +553,7 @@ def _no_such_place(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) ->
 
 @lowers(*named("slice_scatter"), unless=_no_such_slice)
 def _slice_scatter(
-    call: Call, x: Tensor, src: Tensor, dim: int, start: Size | None, end: object, step: Size
+    call: OpCall, x: Tensor, src: Tensor, dim: int, start: Size | None, end: object, step: Size
 ) -> Tensor:
     dim %= len(x.shape)
     begin = slice_start(start, x.shape[dim])
@@ -563,7 +563,7 @@ def _slice_scatter(
 
 
 @lowers(*named("select_scatter"), unless=_no_such_place)
-def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
+def _select_scatter(call: OpCall, x: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     part = unsqueeze(converted(src, x.dtype), dim)
     return replaced(call, x, part, dim, wrapped(index, x.shape[dim]))
@@ -573,14 +573,14 @@ def _select_scatter(call: Call, x: Tensor, src: Tensor, dim: int, index: Size) -
 
 
 @lowers(*named("constant_pad_nd"))
-def _constant_pad(call: Call, x: Tensor, pad: Sequence[Size], value: Any) -> Tensor:
+def _constant_pad(call: OpCall, x: Tensor, pad: Sequence[Size], value: Any) -> Tensor:
     before: list[Size] = [0] * len(x.shape)
     for k in range(len(pad) // 2):
         before[-1 - k] = pad[2 * k]
     return pad_constant(x, call.meta.shape, before, value)
 
 
-def _cuts_all(call: Call, x: Tensor, padding: Sequence[int]) -> str | None:
+def _cuts_all(call: OpCall, x: Tensor, padding: Sequence[int]) -> str | None:
     """Padding that takes away more than there is, and adds to it at the other end."""
     for k in range(len(padding) // 2):
         cut = -min(padding[2 * k], 0) - min(padding[2 * k + 1], 0)
@@ -592,7 +592,7 @@ def _cuts_all(call: Call, x: Tensor, padding: Sequence[int]) -> str | None:
 def _register_pad(name: str, edge: Callable[[Tensor, int, int, bool], Tensor]) -> None:
     """Each padded dimension becomes edge, middle, edge; negative pads cut."""
 
-    def handler(call: Call, x: Tensor, padding: Sequence[int]) -> Tensor:
+    def handler(call: OpCall, x: Tensor, padding: Sequence[int]) -> Tensor:
         for k in range(len(padding) // 2):
             dim = len(x.shape) - 1 - k
             before, after = padding[2 * k], padding[2 * k + 1]

@@ -19,7 +19,7 @@ from fusee.loops.lower.reduce import (
     prepared,
     reduce,
 )
-from fusee.loops.lower.tensor import Call, Index, Meta, Tensor, lowers, opmath
+from fusee.loops.lower.tensor import Index, Meta, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import converted, expand, reshape
 from fusee.loops.operators import Formula, exp, log, log1p, mul, named
 from fusee.sym.expr import Size, floordiv, product
@@ -27,7 +27,7 @@ from fusee.sym.expr import Size, floordiv, product
 # ---------------------------------------------------------------------------- softmax
 
 
-def _exponentials(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+def _exponentials(call: OpCall, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """x in opmath, its maximum, and exp(x - maximum), along one dimension."""
     x = prepared(converted(x, opmath(call.meta.dtype)))
     dims = normal_dims(dim, x)
@@ -36,20 +36,20 @@ def _exponentials(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tens
 
 
 @lowers(*named("_softmax"))
-def _softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+def _softmax(call: OpCall, x: Tensor, dim: int) -> Tensor:
     _, _, powers, dims = _exponentials(call, x, dim)
     return result(call, lambda a, b: a / b, powers, reduce(powers, dims), common=powers.dtype)
 
 
 @lowers(*named("_log_softmax"))
-def _log_softmax(call: Call, x: Tensor, dim: int) -> Tensor:
+def _log_softmax(call: OpCall, x: Tensor, dim: int) -> Tensor:
     x, top, powers, dims = _exponentials(call, x, dim)
     total = reduce(powers, dims, after=log)
     return result(call, lambda v, m, t: v - m - t, x, top, total, common=x.dtype)
 
 
 @lowers(*named("_safe_softmax"))
-def _safe_softmax(call: Call, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+def _safe_softmax(call: OpCall, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
     """Rows of nothing but -inf give 0."""
     x = x if dtype is None else converted(x, dtype)
     _, top, powers, dims = _exponentials(call, x, dim)
@@ -63,7 +63,7 @@ def _safe_softmax(call: Call, x: Tensor, dim: int, dtype: torch.dtype | None) ->
 def _softmax_backward(summed: Formula, combined: Formula) -> Callable[..., Tensor]:
     """From the gradient and the result, `summed` being what is added up along `dim`."""
 
-    def handler(call: Call, grad: Tensor, y: Tensor, dim: int) -> Tensor:
+    def handler(call: OpCall, grad: Tensor, y: Tensor, dim: int) -> Tensor:
         compute = opmath(y.dtype)
         terms = elementwise(summed, y, prepared(grad))
         total = reduce(terms, normal_dims(dim, y))
@@ -87,7 +87,7 @@ def _rsqrt_of(eps: float) -> Map:
 
 
 def _affine(
-    call: Call,
+    call: OpCall,
     formula: Formula,
     *operands: Tensor,
     weight: Tensor | None,
@@ -115,7 +115,7 @@ def _normalised(x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     return elementwise(_scaled, x, mean, rstd)
 
 
-def _statistics(call: Call, *found: Tensor) -> list[Tensor]:
+def _statistics(call: OpCall, *found: Tensor) -> list[Tensor]:
     """Results from the second on, in the shape and dtype that eager gives them."""
     return [
         reshape(converted(t, meta.dtype), meta.shape)
@@ -125,7 +125,7 @@ def _statistics(call: Call, *found: Tensor) -> list[Tensor]:
 
 @lowers(*named("native_layer_norm"))
 def _layer_norm(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     shape: Sequence[Size],
     weight: Tensor | None,
@@ -161,7 +161,7 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 
 @lowers(*named("native_group_norm"))
 def _group_norm(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -179,7 +179,7 @@ def _group_norm(
 
 @lowers(*named("rms_norm _fused_rms_norm"))
 def _rms_norm(
-    call: Call, x: Tensor, shape: Sequence[Size], weight: Tensor | None, eps: float | None
+    call: OpCall, x: Tensor, shape: Sequence[Size], weight: Tensor | None, eps: float | None
 ) -> Tensor | list[Tensor]:
     dims = range(len(x.shape) - len(shape), len(x.shape))
     least = torch.finfo(opmath(x.dtype)).eps if eps is None else eps
@@ -197,7 +197,7 @@ def _rms_norm(
 
 
 def _inference(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -220,7 +220,7 @@ def _inference(
 
 
 def _training(
-    call: Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    call: OpCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The results; then per channel the mean and the unbiased variance."""
     dims = [k for k in range(len(x.shape)) if k != 1]
@@ -241,7 +241,7 @@ def _training(
 @lowers(*named("_native_batch_norm_legit", "no_stats"))
 @lowers(*named("_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"))
 def _batch_norm(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -271,7 +271,7 @@ def _batch_norm(
 Gradients = list[Tensor | None]  # a tensor for each result that is wanted, None for the others
 
 
-def _wanted(call: Call, mask: Sequence[bool]) -> list[Meta | None]:
+def _wanted(call: OpCall, mask: Sequence[bool]) -> list[Meta | None]:
     """The meta of each result; None where the mask says that nobody wants it."""
     metas = iter(call.metas)
     return [next(metas) if wanted else None for wanted in mask]
@@ -314,7 +314,7 @@ def _of_rows(
 
 @lowers(*named("native_layer_norm_backward"))
 def _layer_norm_backward(
-    call: Call,
+    call: OpCall,
     grad: Tensor,
     x: Tensor,
     shape: Sequence[Size],
@@ -338,7 +338,7 @@ def _layer_norm_backward(
 
 @lowers(*named("native_group_norm_backward"))
 def _group_norm_backward(
-    call: Call,
+    call: OpCall,
     grad: Tensor,
     x: Tensor,
     mean: Tensor,
@@ -366,7 +366,7 @@ def _group_norm_backward(
 
 @lowers(*named("native_batch_norm_backward batch_norm_backward"))
 def _batch_norm_backward(
-    call: Call,
+    call: OpCall,
     grad: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -427,7 +427,7 @@ def _distance_backward(formula: Callable[[Value, Any], Value]) -> Callable[..., 
     """The gradient of a loss of x - target; formula(x - target, option) is that of one element."""
 
     def handler(
-        call: Call, grad: Tensor, x: Tensor, target: Tensor, reduction: int, option: Any = None
+        call: OpCall, grad: Tensor, x: Tensor, target: Tensor, reduction: int, option: Any = None
     ) -> Tensor:
         def fn(g: Value, a: Value, b: Value) -> Value:
             return _averaged(x, reduction, formula(a - b, option)) * g
@@ -454,7 +454,7 @@ lowers(*named("smooth_l1_loss_backward"))(
 
 @lowers(*named("binary_cross_entropy"))
 def _binary_cross_entropy(
-    call: Call, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+    call: OpCall, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
     meta = call.meta
 
@@ -489,7 +489,7 @@ def _binary_cross_entropy(
 
 @lowers(*named("binary_cross_entropy_backward"))
 def _binary_cross_entropy_backward(
-    call: Call, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
+    call: OpCall, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> Tensor:
     def fn(g: Value, a: Value, b: Value, *w: Value) -> Value:
         value = g * (a - b) / op("maximum", (1 - a) * a, 1e-12)
@@ -500,7 +500,7 @@ def _binary_cross_entropy_backward(
 
 @lowers(*named("soft_margin_loss_backward"))
 def _soft_margin_backward(
-    call: Call, grad: Tensor, x: Tensor, target: Tensor, reduction: int
+    call: OpCall, grad: Tensor, x: Tensor, target: Tensor, reduction: int
 ) -> Tensor:
     """-y * z / (1 + z) for z = exp(-y * x): sigmoid(y * x) - 1 would lose all its digits."""
 
@@ -523,7 +523,7 @@ def _class_axis(x: Tensor) -> int:
 
 @lowers(*named("nll_loss_forward nll_loss2d_forward"))
 def _nll_loss_forward(
-    call: Call, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    call: OpCall, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
     lowering, axis = call.lowering, _class_axis(x)
     compute = opmath(x.dtype)
@@ -571,7 +571,7 @@ def _nll_loss_forward(
 
 @lowers(*named("nll_loss_backward nll_loss2d_backward"))
 def _nll_loss_backward(
-    call: Call,
+    call: OpCall,
     grad: Tensor,
     x: Tensor,
     target: Tensor,

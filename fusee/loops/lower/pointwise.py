@@ -28,10 +28,10 @@ from fusee.loops.ir import (
     where,
 )
 from fusee.loops.lower.tensor import (
-    Call,
     Index,
     Lowering,
     Number,
+    OpCall,
     Pieces,
     Shape,
     Tensor,
@@ -190,7 +190,7 @@ def elementwise(
 
 
 def result(
-    call: Call, fn: Formula, *operands: Operand, common: torch.dtype | None = None, place: int = 0
+    call: OpCall, fn: Formula, *operands: Operand, common: torch.dtype | None = None, place: int = 0
 ) -> Tensor:
     """The call's result number `place`, computed element by element."""
     meta = call.metas[place]
@@ -200,7 +200,7 @@ def result(
 def _register(row: Row, formula: Formula) -> None:
     """The lowering of pointwise ops that have a formula."""
 
-    def handler(call: Call, *args: Any, **kwargs: Any) -> Tensor:
+    def handler(call: OpCall, *args: Any, **kwargs: Any) -> Tensor:
         chosen = [args[k] for k in row.operands]
         rest = [arg for k, arg in enumerate(args) if k not in row.operands]
         common = promote(chosen) if row.to_bool else call.meta.dtype
@@ -360,7 +360,7 @@ def _footprint(index: Size, axes: tuple[Symbol, ...]) -> Hashable | None:
 def _divides(name: str, of_floats: Formula) -> Callable[..., Tensor]:
     """A division by its op of the vocabulary for integers, whose divisor of zero is reported."""
 
-    def handler(call: Call, x: Operand, y: Operand) -> Tensor:
+    def handler(call: OpCall, x: Operand, y: Operand) -> Tensor:
         lowering, dtype = call.lowering, call.meta.dtype
         if dtype.is_floating_point:
             return result(call, of_floats, x, y)
@@ -380,7 +380,7 @@ lowers(*named("fmod", *BOTH))(_divides("fmod", binary("fmod")))
 
 
 @lowers(*named("div", "Tensor_mode", "Scalar_mode"))
-def _div_mode(call: Call, x: Operand, y: Operand, *, rounding_mode: str | None) -> Tensor:
+def _div_mode(call: OpCall, x: Operand, y: Operand, *, rounding_mode: str | None) -> Tensor:
     if rounding_mode is None:
         return result(call, binary("div"), x, y)
     return _floor_divide(call, x, y) if rounding_mode == "floor" else _truncated(call, x, y)
@@ -389,7 +389,7 @@ def _div_mode(call: Call, x: Operand, y: Operand, *, rounding_mode: str | None) 
 # ---------------------------------------------------------------------------- powers
 
 
-def _unlike_aten(call: Call, x: Operand, exponent: Operand) -> str | None:
+def _unlike_aten(call: OpCall, x: Operand, exponent: Operand) -> str | None:
     if call.meta.dtype.is_floating_point:
         return None
     if isinstance(exponent, Tensor):
@@ -404,7 +404,7 @@ _BY_LITERAL = named("pow", "Tensor_Scalar")
 
 @lowers(*_BY_LITERAL, *named("pow", "Tensor_Tensor", "Scalar"), unless=_unlike_aten)
 @lowers(*named("float_power", "Tensor_Tensor", "Scalar", "Tensor_Scalar"))
-def _pow(call: Call, x: Operand, exponent: Operand) -> Tensor:
+def _pow(call: OpCall, x: Operand, exponent: Operand) -> Tensor:
     if isinstance(exponent, (int, float)) and call.op in _BY_LITERAL:
         return result(call, lambda v: power(v, exponent), x)
     return result(call, binary("pow"), x, exponent)
@@ -414,7 +414,7 @@ def _pow(call: Call, x: Operand, exponent: Operand) -> Tensor:
 
 
 @lowers(*named("clamp", "default", "Tensor"))
-def _clamp(call: Call, x: Tensor, min: Operand | None, max: Operand | None) -> Tensor:
+def _clamp(call: OpCall, x: Tensor, min: Operand | None, max: Operand | None) -> Tensor:
     def fn(value: Value, *given: Value) -> Value:
         low = given[0] if min is not None else None
         return clamp(value, low, given[-1] if max is not None else None)
@@ -423,7 +423,7 @@ def _clamp(call: Call, x: Tensor, min: Operand | None, max: Operand | None) -> T
 
 
 @lowers(*named("where", "self", "ScalarSelf", "ScalarOther", "Scalar"))
-def choose(call: Call, condition: Tensor, x: Operand, y: Operand) -> Tensor:
+def choose(call: OpCall, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where condition, else y."""
     dtype = condition.dtype
     flags = pointwise(call.lowering, [condition], is_true, condition.shape, torch.bool, dtype)
@@ -439,13 +439,13 @@ def choose(call: Call, condition: Tensor, x: Operand, y: Operand) -> Tensor:
 
 
 @lowers(*named("masked_fill", "Scalar", "Tensor"))
-def _masked_fill(call: Call, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+def _masked_fill(call: OpCall, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     return choose(call, mask, value, x)
 
 
 @lowers(*named("nan_to_num"))
 def _nan_to_num(
-    call: Call, x: Tensor, nan: float | None, posinf: float | None, neginf: float | None
+    call: OpCall, x: Tensor, nan: float | None, posinf: float | None, neginf: float | None
 ) -> Tensor:
     if not call.meta.dtype.is_floating_point:
         return x
@@ -464,7 +464,7 @@ def _nan_to_num(
 
 
 @lowers(*named("log_sigmoid_forward"))
-def _log_sigmoid_forward(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+def _log_sigmoid_forward(call: OpCall, x: Tensor) -> tuple[Tensor, Tensor]:
     # the second result serves only the backward pass of CUDA builds or of this kernel's vectors
     second = call.metas[1]
     tail = pointwise(call.lowering, [x], lambda v: exp(-op("abs", v)), x.shape, second.dtype)
@@ -473,7 +473,7 @@ def _log_sigmoid_forward(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @lowers(*named("_prelu_kernel_backward"))
-def _prelu_backward(call: Call, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _prelu_backward(call: OpCall, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     operands = grad, x, weight
     return (
         result(call, lambda g, v, w: where(v > 0, g, w * g), *operands),
@@ -487,12 +487,12 @@ def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 @lowers(*named("glu"))
-def _glu(call: Call, x: Tensor, dim: int) -> Tensor:
+def _glu(call: OpCall, x: Tensor, dim: int) -> Tensor:
     return result(call, lambda a, b: a * sigmoid(b), *_halves(x, dim % len(x.shape)))
 
 
 @lowers(*named("glu_backward"))
-def _glu_backward(call: Call, grad: Tensor, x: Tensor, dim: int) -> Tensor:
+def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
     dim %= len(x.shape)
 
     def of_right(g: Value, a: Value, b: Value) -> Value:
@@ -516,7 +516,7 @@ def _glu_backward(call: Call, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 @lowers(*named("full full_like new_full scalar_tensor"), *named("fill", "Scalar", "Tensor"))
-def filled(call: Call, *given: Operand) -> Tensor:
+def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""
     meta, number = call.meta, given[-1]
     if isinstance(number, Tensor):
@@ -528,12 +528,12 @@ def filled(call: Call, *given: Operand) -> Tensor:
 # nobody may rely on what uninitialised memory holds; zeros are as good as any
 @lowers(*named("empty", "memory_format"), *named("empty_like new_empty empty_strided"))
 @lowers(*named("new_empty_strided empty_permuted"))
-def _zeros(call: Call) -> Tensor:
+def _zeros(call: OpCall) -> Tensor:
     return filled(call, 0)
 
 
 @lowers(*named("ones ones_like new_ones"))
-def _ones(call: Call) -> Tensor:
+def _ones(call: OpCall) -> Tensor:
     return filled(call, 1)
 
 
@@ -541,7 +541,7 @@ def _ones(call: Call) -> Tensor:
 
 
 @lowers(*named("arange", "default", "start", "start_step"))
-def _arange(call: Call, *bounds: Any) -> Tensor:
+def _arange(call: OpCall, *bounds: Any) -> Tensor:
     """start + i * step along the only dimension."""
     start, step = (0, 1) if len(bounds) == 1 else (bounds[0], 1 if len(bounds) == 2 else bounds[2])
     meta, lowering = call.meta, call.lowering
@@ -561,7 +561,7 @@ def _arange(call: Call, *bounds: Any) -> Tensor:
 
 
 @lowers(*named("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
-def _linspace(call: Call, start: Operand, end: Operand) -> Tensor:
+def _linspace(call: OpCall, start: Operand, end: Operand) -> Tensor:
     """ATen counts from whichever end is nearer, so that both ends are exact.
 
     source   aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp; its products and sums are contracted
@@ -602,7 +602,7 @@ def _linspace(call: Call, start: Operand, end: Operand) -> Tensor:
 
 
 @lowers(*named("eye", "default", "m"))
-def _eye(call: Call) -> Tensor:
+def _eye(call: OpCall) -> Tensor:
     meta, lowering = call.meta, call.lowering
     one = lowering.number(1, meta.dtype)
 
@@ -613,7 +613,7 @@ def _eye(call: Call) -> Tensor:
 
 
 def _triangle(name: str) -> Callable[..., Tensor]:
-    def handler(call: Call, x: Tensor, diagonal: Size) -> Tensor:
+    def handler(call: OpCall, x: Tensor, diagonal: Size) -> Tensor:
         def at(ix: Index) -> Value:
             place = call.lowering.values.index(ix[-1] - ix[-2] - diagonal)
             return where(op(name, place, 0), x.at(ix), 0)
@@ -631,7 +631,7 @@ lowers(*named("triu"))(_triangle("ge"))
 
 
 def _other_stream(
-    call: Call, x: Tensor, p: Number, *, generator: torch.Generator | None
+    call: OpCall, x: Tensor, p: Number, *, generator: torch.Generator | None
 ) -> str | None:
     if generator is not None:
         return "a generator of its own"
@@ -641,7 +641,7 @@ def _other_stream(
 
 
 @lowers(*named("bernoulli", "p"), unless=_other_stream)
-def _bernoulli(call: Call, x: Tensor, p: float) -> Tensor:
+def _bernoulli(call: OpCall, x: Tensor, p: float) -> Tensor:
     """A mask of booleans, whatever the dtype of `x`, whose elements nobody reads."""
     meta, lowering = call.meta, call.lowering
     draw = call.call_of(call.op).out

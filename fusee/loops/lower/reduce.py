@@ -11,9 +11,9 @@ import torch
 from fusee.loops.ir import Loop, Value, cast, const, identity, op, rewrite, where
 from fusee.loops.lower.pointwise import elementwise
 from fusee.loops.lower.tensor import (
-    Call,
     Index,
     Lowering,
+    OpCall,
     Shape,
     Tensor,
     axis_strides,
@@ -263,7 +263,7 @@ def position(x: Tensor, dims: Sequence[int], kind: str) -> Tensor:
 
 
 def _sums(kind: str, is_mean: bool = False) -> Callable[..., Tensor]:
-    def handler(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    def handler(call: OpCall, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         dtype, dims = call.meta.dtype, normal_dims(dim, x)
         after = divided_by(count_of(x, dims)) if is_mean else None
         found = reduce(x, dims, kind, opmath(dtype), dtype, lambda v: cast(v, dtype), after)
@@ -279,7 +279,7 @@ lowers(*named("mean", "default", "dim"))(_sums("sum", is_mean=True))
 
 @lowers(*named("var std var_mean std_mean", "correction"))
 def _variance(
-    call: Call, x: Tensor, dim: Any, *, correction: Any, keepdim: bool
+    call: OpCall, x: Tensor, dim: Any, *, correction: Any, keepdim: bool
 ) -> tuple[Tensor, ...]:
     dims = normal_dims(dim, x)
     correction = 1 if correction is None else correction
@@ -293,19 +293,19 @@ def _variance(
 
 
 @lowers(*named("var std"))
-def _variance_of_all(call: Call, x: Tensor, unbiased: bool) -> tuple[Tensor, ...]:
+def _variance_of_all(call: OpCall, x: Tensor, unbiased: bool) -> tuple[Tensor, ...]:
     return _variance(call, x, None, correction=int(unbiased), keepdim=False)
 
 
 @lowers(*named("var std", "dim"))
 def _variance_of(
-    call: Call, x: Tensor, dim: Any, unbiased: bool, keepdim: bool
+    call: OpCall, x: Tensor, dim: Any, unbiased: bool, keepdim: bool
 ) -> tuple[Tensor, ...]:
     return _variance(call, x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
 @lowers(*named("logsumexp"))
-def _logsumexp(call: Call, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+def _logsumexp(call: OpCall, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
     dims, dtype = normal_dims(dim, x), call.meta.dtype
     x = prepared(converted(x, opmath(dtype)))
     # an infinite maximum is left out: inf - inf is NaN, but exp(inf) and exp(-inf) are right
@@ -346,15 +346,15 @@ def extreme(x: Tensor, dims: Sequence[int], name: str) -> Tensor:
 
 
 def _register_extreme(name: str) -> None:
-    def alone(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    def alone(call: OpCall, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         dims = normal_dims(dim, x)
         return dropped(extreme(x, dims, name), dims, keepdim)
 
-    def place(call: Call, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    def place(call: OpCall, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
         dims = normal_dims(dim, x)
         return dropped(position(x, dims, f"arg{name}"), dims, keepdim)
 
-    def both(call: Call, x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    def both(call: OpCall, x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
         best = alone(call, prepared(x), dim, keepdim)
         return best, place(call, x, dim, keepdim) if call.used[1] else best
 
@@ -368,7 +368,7 @@ _register_extreme("min")
 
 
 @lowers(*named("aminmax"))
-def _aminmax(call: Call, x: Tensor, *, dim: Any, keepdim: bool) -> tuple[Tensor, ...]:
+def _aminmax(call: OpCall, x: Tensor, *, dim: Any, keepdim: bool) -> tuple[Tensor, ...]:
     dims = normal_dims(dim, prepared(x))
     return tuple(
         dropped(t, dims, keepdim) for t in (extreme(x, dims, "min"), extreme(x, dims, "max"))
@@ -379,7 +379,7 @@ def _aminmax(call: Call, x: Tensor, *, dim: Any, keepdim: bool) -> tuple[Tensor,
 
 
 def _truth(kind: str) -> Callable[..., Tensor]:
-    def handler(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    def handler(call: OpCall, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         # an empty list of dimensions reduces nothing here
         dims = [] if isinstance(dim, (list, tuple)) and not dim else normal_dims(dim, x)
         return dropped(reduce(x, dims, kind, torch.bool, call.meta.dtype, is_true), dims, keepdim)
@@ -392,7 +392,7 @@ lowers(*named("all", "default", "dim", "dims"))(_truth("all"))
 
 
 @lowers(*named("count_nonzero", "default", "dim_IntList"))
-def _count_nonzero(call: Call, x: Tensor, dim: Any) -> Tensor:
+def _count_nonzero(call: OpCall, x: Tensor, dim: Any) -> Tensor:
     dims = normal_dims(dim, x)
     number = torch.int64
     counted = reduce(x, dims, "sum", number, number, lambda v: cast(is_true(v), number))
@@ -403,7 +403,7 @@ def _count_nonzero(call: Call, x: Tensor, dim: Any) -> Tensor:
 
 
 @lowers(*named("linalg_vector_norm"), *named("norm", "ScalarOpt_dim", "Scalar"))
-def _norm(call: Call, x: Tensor, order: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
+def _norm(call: OpCall, x: Tensor, order: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
     dims, dtype = normal_dims(dim, x), call.meta.dtype
     order = 2.0 if order is None else float(order)
     if order != 0 and dims and all(x.shape[k] == 1 for k in dims):
@@ -455,7 +455,7 @@ def scan(
 
 
 def _cumulates(kind: str) -> Callable[..., Tensor]:
-    def handler(call: Call, x: Tensor, dim: int) -> Tensor:
+    def handler(call: OpCall, x: Tensor, dim: int) -> Tensor:
         dtype = call.meta.dtype
         # ATen's CPU scans accumulate float in double, and halves in float
         acc_dtype = torch.float64 if dtype is torch.float32 else opmath(dtype)
@@ -471,7 +471,7 @@ lowers(*named("cumprod"))(_cumulates("prod"))
 def _extreme_so_far(kind: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Running extremes, and the last place so far where an element equals the extreme."""
 
-    def handler(call: Call, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    def handler(call: OpCall, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         dim %= max(len(x.shape), 1)
         lowering = prepared(x).lowering
         compute = torch.uint8 if x.dtype is torch.bool else opmath(x.dtype)

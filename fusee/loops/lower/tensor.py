@@ -595,7 +595,7 @@ DTYPES = frozenset(
 
 
 @dataclass
-class Call:
+class OpCall:
     """One node of the graph, as its lowering sees it."""
 
     lowering: Lowering
@@ -663,7 +663,7 @@ def _declared(
     )
 
 
-def bound(function: Handler, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def bound(function: Handler, call: OpCall, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """function(call, ...) with what it declares of the call's arguments, defaults filled in.
 
     Its positional parameters are the first ones of the schema, whatever they are called; those
@@ -679,7 +679,9 @@ def bound(function: Handler, call: Call, args: Sequence[Any], kwargs: dict[str, 
     return function(call, *given, **named)
 
 
-def refusal(op: OpOverload, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+def refusal(
+    op: OpOverload, call: OpCall, args: Sequence[Any], kwargs: dict[str, Any]
+) -> str | None:
     """Why this call of an op that has a lowering is not lowered; None if it is."""
     unless = REFUSALS.get(op)
     reason: str | None = None if unless is None else bound(unless, call, args, kwargs)

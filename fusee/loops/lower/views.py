@@ -11,10 +11,10 @@ from torch import fx
 
 from fusee.loops.ir import Value, cast, rewrite, where
 from fusee.loops.lower.tensor import (
-    Call,
     Index,
     Lowering,
     Number,
+    OpCall,
     Pieces,
     Shape,
     Strided,
@@ -330,7 +330,7 @@ lowers(*named("copy"))(lambda call, x, src: expand(converted(src, x.dtype), x.sh
 
 
 @lowers(*named("transpose", "int"))
-def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
+def _transpose(call: OpCall, x: Tensor, dim0: int, dim1: int) -> Tensor:
     dims = list(range(len(x.shape)))
     if dims:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
@@ -338,7 +338,7 @@ def _transpose(call: Call, x: Tensor, dim0: int, dim1: int) -> Tensor:
 
 
 @lowers(*named("squeeze", "default", "dim", "dims"))
-def _squeeze(call: Call, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def _squeeze(call: OpCall, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     rank = len(x.shape)
     given = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = [d % max(rank, 1) for d in given]
@@ -346,7 +346,7 @@ def _squeeze(call: Call, x: Tensor, dim: int | Sequence[int] | None = None) -> T
 
 
 @lowers(*named("select", "int"))
-def _select(call: Call, x: Tensor, dim: int, index: Size) -> Tensor:
+def _select(call: OpCall, x: Tensor, dim: int, index: Size) -> Tensor:
     dim %= len(x.shape)
     return select(x, dim, wrapped(index, x.shape[dim]))
 
@@ -357,13 +357,15 @@ def wrapped(index: Size, size: Size) -> Size:
 
 
 @lowers(*named("slice", "Tensor"))
-def _slice(call: Call, x: Tensor, dim: int, start: Size | None, end: object, step: Size) -> Tensor:
+def _slice(
+    call: OpCall, x: Tensor, dim: int, start: Size | None, end: object, step: Size
+) -> Tensor:
     dim %= len(x.shape)
     return narrow(x, dim, slice_start(start, x.shape[dim]), call.meta.shape[dim], step)
 
 
 @lowers(*named("unfold"))
-def _unfold(call: Call, x: Tensor, dimension: int, size: Size, step: Size) -> Tensor:
+def _unfold(call: OpCall, x: Tensor, dimension: int, size: Size, step: Size) -> Tensor:
     if not x.shape:
         return expand(unsqueeze(x, 0), call.meta.shape)
     dim = dimension % len(x.shape)
@@ -380,7 +382,7 @@ def _unfold(call: Call, x: Tensor, dimension: int, size: Size, step: Size) -> Te
 
 @lowers(*named("as_strided"))
 def _as_strided(
-    call: Call, x: Tensor, size: object, stride: Sequence[Size], storage_offset: Size | None
+    call: OpCall, x: Tensor, size: object, stride: Sequence[Size], storage_offset: Size | None
 ) -> Tensor:
     lowering = call.lowering
     strides, begin = call.layout_of(0)
@@ -393,7 +395,7 @@ def _as_strided(
 
 
 @lowers(*named("split split_copy", "Tensor"), *named("split_with_sizes split_with_sizes_copy"))
-def _split(call: Call, x: Tensor, sections: object, dim: int) -> tuple[Tensor, ...]:
+def _split(call: OpCall, x: Tensor, sections: object, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     parts = []
     start: Size = 0
@@ -404,13 +406,13 @@ def _split(call: Call, x: Tensor, sections: object, dim: int) -> tuple[Tensor, .
 
 
 @lowers(*named("unbind unbind_copy", "int"))
-def _unbind(call: Call, x: Tensor, dim: int) -> tuple[Tensor, ...]:
+def _unbind(call: OpCall, x: Tensor, dim: int) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     return tuple(select(x, dim, k) for k in range(len(call.metas)))
 
 
 @lowers(*named("repeat"))
-def _repeat(call: Call, x: Tensor, repeats: Sequence[Size]) -> Tensor:
+def _repeat(call: OpCall, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     """Each dimension is broadcast to (times, size), then both become one."""
     own = (1,) * (len(repeats) - len(x.shape)) + x.shape
     paired = tuple(n for size in own for n in (1, size))
@@ -418,14 +420,14 @@ def _repeat(call: Call, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     return reshape(expand(reshape(x, paired), spread), call.meta.shape)
 
 
-def _resizes(call: Call, x: Tensor, dtype: torch.dtype) -> str | None:
+def _resizes(call: OpCall, x: Tensor, dtype: torch.dtype) -> str | None:
     if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype):
         return "a view of another element size"
     return None
 
 
 @lowers(*named("view", "dtype"), unless=_resizes)
-def _view_dtype(call: Call, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _view_dtype(call: OpCall, x: Tensor, dtype: torch.dtype) -> Tensor:
     def at(ix: Index) -> Value:
         value = x.at(ix)
         return value.table.make("bitcast", (value,), dtype) if x.dtype is not dtype else value

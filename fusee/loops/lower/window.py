@@ -19,7 +19,7 @@ import torch
 
 from fusee.loops.ir import REDUCTIONS, Loop, Value, cast, const, identity, op
 from fusee.loops.lower.reduce import count_of, divided_by, prepared, reduce
-from fusee.loops.lower.tensor import Call, Index, Lowering, Tensor, lowers, opmath
+from fusee.loops.lower.tensor import Index, Lowering, OpCall, Tensor, lowers, opmath
 from fusee.loops.lower.views import inside, masked, reshape
 from fusee.loops.operators import named
 from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum
@@ -30,7 +30,7 @@ from fusee.sym.expr import Size, Symbol, floordiv, maximum, minimum
 UNROLLED = 16
 
 
-def _rank(call: Call) -> int:
+def _rank(call: OpCall) -> int:
     """How many dimensions the images of avg_pool2d have."""
     return next(int(letter) for letter in str(call.op) if letter.isdigit())
 
@@ -45,7 +45,7 @@ class Windows:
     """The sliding windows of one pooling call over the last dimensions of a tensor."""
 
     def __init__(
-        self, call: Call, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+        self, call: OpCall, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
     ) -> None:
         rank = _rank(call)
         x.lowering.realise(x)  # each element is read by several windows
@@ -109,7 +109,7 @@ class Windows:
 
 
 def _looped(
-    call: Call, value: Value, dtype: torch.dtype, reduced: Sequence[Symbol], *rest: Any
+    call: OpCall, value: Value, dtype: torch.dtype, reduced: Sequence[Symbol], *rest: Any
 ) -> Tensor:
     """A reduction whose result has the call's shape. `rest` are the last fields of the Loop."""
     lowering, meta = call.lowering, call.meta
@@ -126,7 +126,7 @@ def _looped(
 
 @lowers(*named("max_pool2d_with_indices max_pool3d_with_indices max_pool1d max_pool2d max_pool3d"))
 def _max_pool(
-    call: Call, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
+    call: OpCall, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
     windows = Windows(call, x, kernel, stride, padding, dilation)
     lowest = identity("max", x.dtype)
@@ -160,7 +160,7 @@ def _max_pool(
     unless=lambda call, x, *given: "ATen refuses a divisor of zero" if given[5:] == (0,) else None,
 )
 def _avg_pool(
-    call: Call,
+    call: OpCall,
     x: Tensor,
     kernel: Any,
     stride: Any,
@@ -194,7 +194,7 @@ def _avg_pool(
     return call.lowering.computed(call.meta.shape, dtype, at, (total,), call.meta.strides)
 
 
-def _uneven(call: Call, x: Tensor, output_size: Sequence[Size]) -> str | None:
+def _uneven(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> str | None:
     """Windows of unequal length are looped over to the longest, which only ints can tell."""
     sizes = x.shape[len(x.shape) - len(output_size) :]
     if all(isinstance(n, int) for n in (*sizes, *output_size)):
@@ -207,7 +207,7 @@ def _uneven(call: Call, x: Tensor, output_size: Sequence[Size]) -> str | None:
     *named("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
     unless=_uneven,
 )
-def _adaptive_avg_pool(call: Call, x: Tensor, output_size: Sequence[Size]) -> Tensor:
+def _adaptive_avg_pool(call: OpCall, x: Tensor, output_size: Sequence[Size]) -> Tensor:
     first = len(x.shape) - len(output_size)
     if all(n == 1 for n in output_size):
         dims = range(first, len(x.shape))
@@ -228,7 +228,7 @@ def steps_of(large: Sequence[Size], small: Sequence[Size]) -> list[int] | None:
     return steps
 
 
-def _uneven_average(call: Call, x: Tensor, first: int) -> Tensor:
+def _uneven_average(call: OpCall, x: Tensor, first: int) -> Tensor:
     """Output i averages elements floor(i*n/m) to ceil((i+1)*n/m) - 1 of n, for m outputs."""
     lowering, meta = call.lowering, call.meta
     lowering.realise(x)
@@ -266,7 +266,7 @@ def _uneven_average(call: Call, x: Tensor, first: int) -> Tensor:
 OVERLAP = "windows that overlap or differ in size: their sums are ATen's"
 
 
-def _spread(call: Call, grad: Tensor, steps: Sequence[int], divisor: int) -> Tensor:
+def _spread(call: OpCall, grad: Tensor, steps: Sequence[int], divisor: int) -> Tensor:
     """Each element of `grad` divided and repeated over a block of `steps`."""
     meta = call.meta
     first = len(meta.shape) - len(steps)
@@ -279,13 +279,13 @@ def _spread(call: Call, grad: Tensor, steps: Sequence[int], divisor: int) -> Ten
     return call.lowering.computed(meta.shape, meta.dtype, at, (grad,), meta.strides)
 
 
-def _blocks(call: Call, grad: Tensor, x: Tensor) -> list[int] | None:
+def _blocks(call: OpCall, grad: Tensor, x: Tensor) -> list[int] | None:
     first = len(x.shape) - _rank(call)
     return steps_of(x.shape[first:], grad.shape[first:])
 
 
 def _avg_overlap(
-    call: Call, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Sequence[int]
+    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Sequence[int]
 ) -> str | None:
     kernel = _each(kernel, _rank(call))
     stride = _each(stride, _rank(call)) if stride else kernel
@@ -295,7 +295,7 @@ def _avg_overlap(
 
 @lowers(*named("avg_pool2d_backward avg_pool3d_backward"), unless=_avg_overlap)
 def _avg_pool_backward(
-    call: Call, grad: Tensor, x: Tensor, kernel: Any, *, divisor_override: int | None
+    call: OpCall, grad: Tensor, x: Tensor, kernel: Any, *, divisor_override: int | None
 ) -> Tensor:
     steps = _each(kernel, _rank(call))
     return _spread(call, grad, steps, divisor_override or math.prod(steps))
@@ -305,14 +305,14 @@ def _avg_pool_backward(
     *named("_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"),
     unless=lambda call, grad, x: OVERLAP if _blocks(call, grad, x) is None else None,
 )
-def _adaptive_avg_pool_backward(call: Call, grad: Tensor, x: Tensor) -> Tensor:
+def _adaptive_avg_pool_backward(call: OpCall, grad: Tensor, x: Tensor) -> Tensor:
     steps = _blocks(call, grad, x)
     assert steps is not None
     return _spread(call, grad, steps, math.prod(steps))
 
 
 def _uneven_scale(
-    call: Call, grad: Tensor, output: Any, size: Sequence[Size], *scales: float | None
+    call: OpCall, grad: Tensor, output: Any, size: Sequence[Size], *scales: float | None
 ) -> str | None:
     steps = steps_of(grad.shape[2:], size[2:])
     if steps is None or any(s not in (None, n) for s, n in zip(scales, steps, strict=True)):
@@ -325,7 +325,7 @@ def _uneven_scale(
     unless=_uneven_scale,
 )
 def _upsample_nearest_backward(
-    call: Call, grad: Tensor, output: Any, size: Sequence[Size]
+    call: OpCall, grad: Tensor, output: Any, size: Sequence[Size]
 ) -> Tensor:
     shape: list[Size] = list(grad.shape[:2])
     for n, m in zip(grad.shape[2:], size[2:], strict=True):
@@ -426,7 +426,7 @@ class Axis:
         ]
 
 
-def _axes(call: Call, x: Tensor, scales: tuple[Any, ...]) -> list[Axis]:
+def _axes(call: OpCall, x: Tensor, scales: tuple[Any, ...]) -> list[Axis]:
     """The resampled dimensions. Overloads `vec` have a list of factors, or None."""
     rank = _rank(call)
     if len(scales) == 1 and isinstance(scales[0], (list, tuple)):
@@ -438,7 +438,7 @@ def _axes(call: Call, x: Tensor, scales: tuple[Any, ...]) -> list[Axis]:
 
 
 def _register_nearest(name: str, exact: bool) -> None:
-    def handler(call: Call, x: Tensor, output_size: Any, *scales: Any) -> Tensor:
+    def handler(call: OpCall, x: Tensor, output_size: Any, *scales: Any) -> Tensor:
         axes = _axes(call, prepared(x), scales)
         first = len(x.shape) - len(axes)
 
@@ -456,7 +456,7 @@ _register_nearest("_upsample_nearest_exact", True)
 
 
 def _register_interpolation(names: str, cubic: bool) -> None:
-    def handler(call: Call, x: Tensor, output_size: Any, align: bool, *scales: Any) -> Tensor:
+    def handler(call: OpCall, x: Tensor, output_size: Any, align: bool, *scales: Any) -> Tensor:
         call.lowering.realise(x)
         axes = _axes(call, x, scales)
         first = len(x.shape) - len(axes)

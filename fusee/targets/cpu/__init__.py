@@ -24,7 +24,7 @@ from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
 from fusee.autodiff.joint import REDRAWN
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import Arguments, HostCode, emit_host
+from fusee.codegen.host import HostArguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
@@ -35,7 +35,7 @@ from fusee.loops.schedule import form
 from fusee.runtime import jit, random
 from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function, prepare
-from fusee.runtime.launch import Frame, Frames, Program, runner
+from fusee.runtime.launch import Frames, LaunchFrame, Program, runner
 from fusee.runtime.llvm_text import Machine
 from fusee.source import define
 from fusee.targets import Built, Kept
@@ -79,7 +79,7 @@ class CPU:
     def build(
         self,
         plan: Plan,
-        arguments: Arguments,
+        arguments: HostArguments,
         kept: Kept,
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
@@ -171,7 +171,7 @@ def bind_host(
         frames = Frames(program)
         return frames if host.layout.inputs else frames[sizes]
 
-    def fail(status: int, frame: Frame) -> None:
+    def fail(status: int, frame: LaunchFrame) -> None:
         kind, text = graph.messages[status - 1]
         raise kind(text.format(frame.value))
 

@@ -16,7 +16,7 @@ from fusee.aten.graph import must_run
 from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower.graph import GraphLowering
 from fusee.sym.expr import Symbol
-from fusee.sym.symint import Symbols
+from fusee.sym.symint import TorchSymbols
 from fusee.targets.cpu import CPU
 from tests.compare import assert_as_near, measured
 from tests.loops.interpret import interpret
@@ -176,7 +176,7 @@ def check_symbolic(
 ) -> LoopGraph:
     """Lower once with unknown sizes; compare with eager at the sizes of `args` and `others`."""
     module = aten_graph(fn, args, "symbolic")
-    sizes = Symbols()
+    sizes = TorchSymbols()
     inputs: list[Buffer] = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
