@@ -59,7 +59,6 @@ BY_NAME: dict[str, set[str]] = {
         "backends.cudagraphs",
         "backends.native",
         "backends.onnx.engine",
-        "backends.onnx.options",
         "backends.openvino.engine",
         "backends.openvino.region",
         "backends.split_run",

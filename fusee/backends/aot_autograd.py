@@ -1,4 +1,4 @@
-"""Backends made of a user's own compilers for the forward and the backward graph.
+"""From traced graphs to callables, and backends made of a user's own compilers for these graphs.
 
     my = fusee.backends.aot(fw_compiler=mine)       # mine(gm, example_inputs) -> callable
     model = fusee.compile(model, backend=my)
@@ -11,20 +11,37 @@ are around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from fusee.aten.graph import AtenGraph, around, executable
+from fusee import log
+from fusee.aten.graph import (
+    AtenGraph,
+    InputSpec,
+    OtherSizes,
+    around,
+    executable,
+    is_pure,
+    must_run,
+    returning,
+    used_symbols,
+)
+from fusee.aten.subgraph import GraphPart, body_lines, cut
 from fusee.aten.trace import trace
-from fusee.autodiff.autograd_function import Run
+from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
-from fusee.backends.runtime_wrapper import bind, bind_split, is_differentiated
-from fusee.errors import TraceError
+from fusee.backends.resume import laid_out
+from fusee.errors import FuseeWarning, TraceError, warn
+from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs
 
@@ -111,3 +128,330 @@ def run_aten(
 def _run(graph: AtenGraph) -> Run:
     call = executable(graph)
     return lambda inputs: call(*inputs)
+
+
+# ---------------------------------------------------------------------------- runtime wrappers
+# From compiled graphs to the callable that takes a captured one's place.
+#
+#     bind         one graph: the module's own tensors go in, views and aliases are taken again
+#     bind_split   a forward and a backward: one torch.autograd.Function
+#
+# In either case calls in which inputs lie as no graph takes them to run the captured graph itself.
+# A graph in which sizes show in the course of a call runs in stages.
+
+Call = Callable[..., Any]
+
+
+def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether grad mode is on, and anything that goes in requires grad."""
+    tensors = [x for x in example_inputs if isinstance(x, Tensor)]
+    given = (*tensors, *gm.parameters(), *gm.buffers())
+    return torch.is_grad_enabled() and any(x.requires_grad for x in given)
+
+
+def bind(
+    gm: fx.GraphModule, aten: AtenGraph, run: Call, report: Report, *, spread: bool = True
+) -> Call:
+    """The callable that takes the graph's inputs.
+
+    run      runs `aten`, writes included
+    spread   whether it takes the inputs as arguments, not in a list
+    """
+    guarded = _guard(gm, aten, {mutation.index for mutation in aten.mutations}, report)
+    return guarded(returning(aten, run, spread=spread, module=gm))
+
+
+def bind_split(
+    gm: fx.GraphModule,
+    split: Split,
+    forward: Run,
+    compile_backward: Callable[[AtenGraph], Run],
+    report: Report,
+) -> Call:
+    """The callable that takes the graph's inputs, and whose results know their backward.
+
+    Of several results a loss seldom uses all, and those that it doesn't use cost nothing when the
+    backward is compiled without them. That is known at the first backward; with one result, now.
+
+    forward   runs split.forward
+    """
+    joint, aten = split.joint, split.joint.aten
+
+    def tell(note: str) -> None:
+        report.notes.append(note)
+        log.publish("kernels", "", note)
+
+    @functools.cache
+    def backward(of: Split) -> Run:
+        return compile_backward(of.backward)
+
+    if joint.tangents:
+        if len(joint.tangents) == 1:
+            backward(split)
+        run = differentiable(gm, split, forward, backward, tell)
+    else:
+        run = torch.no_grad()(lambda *inputs: forward(inputs))  # out= refuses what requires grad
+    call = returning(
+        replace(aten, mutations=()),
+        run,
+        module=gm,
+        count=joint.forward_results,
+        rebinds=joint.rebinds,
+        detached=joint.detached,
+    )
+    return _guard(gm, aten, joint.written, report)(call)
+
+
+def _guard(
+    gm: fx.GraphModule, aten: AtenGraph, written: Collection[int], report: Report
+) -> Callable[[Call], Call]:
+    """What puts the checks of this file around a call."""
+
+    def guarded(call: Call) -> Call:
+        call = _of_these_sizes(gm, call, aten, report)
+        return _from_start(gm, _apart(gm, call, aten.inputs, written, report), aten, report)
+
+    return guarded
+
+
+# ---------------------------------------------------------------------------- sizes
+
+
+def _of_these_sizes(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+    """`call` where sizes that only data knows are as its graph takes them to be, `gm` elsewhere.
+
+    They are not where eager raises, or for sizes of 0 that nobody thinks of.
+    """
+    if not aten.required:
+        return call
+    draws = any(n.op == "call_function" and not is_pure(n) for n in aten.graph.nodes)
+    generator = torch.default_generator
+
+    def checked(*given: Any) -> Any:
+        before = generator.get_state() if draws else None
+        try:
+            return call(*given)
+        except OtherSizes:
+            if before is not None:
+                generator.set_state(before)
+            return gm.forward(*given)
+
+    report.notes.append(f"calls run eagerly unless {', '.join(map(str, aten.required))}")
+    return checked
+
+
+# ---------------------------------------------------------------------------- apart
+# Calls in which inputs lie as no graph takes them to: they run the captured graph itself.
+#
+# A graph is compiled as if its inputs lay apart: what it writes to one it does not see in another.
+# So each call of a graph that writes to inputs looks where they lie; a call in which they overlap
+# runs the captured graph itself, operator by operator, as eager does. So does one in which an input
+# lies inside a larger storage, if the graph counts offsets from its beginning.
+
+
+def _apart(
+    gm: fx.GraphModule,
+    call: Call,
+    inputs: Sequence[InputSpec],
+    written: Collection[int],
+    report: Report,
+) -> Call:
+    """`call` where inputs lie apart, `gm` where one of those that are written to does not.
+
+    written  the inputs that `call` writes to
+    """
+    count = len(gm.graph.find_nodes(op="placeholder"))  # the module's own tensors follow
+    places = [s.index for s in inputs[:count] if s.dtype is not None]
+    if len(places) < 2 or not written:
+        return call
+    pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
+    address = Tensor.data_ptr
+    sizes = [_extent(inputs[k].size, inputs[k].stride) for k in places]
+    is_known = all(type(size) is int for size in sizes)
+    changes = [k in written for k in places]
+    latest: Any = None  # where all lay in the last call in which they lay apart
+    is_told = False
+
+    def checked(*given: Any) -> Any:
+        nonlocal latest, is_told
+        tensors = pick(given)
+        at = [*map(address, tensors)]
+        where = at if is_known else [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
+        if where != latest:
+            found = _overlapping(tensors, at, changes)
+            if found is not None:
+                if not is_told:
+                    is_told = True
+                    one, other = (inputs[places[k]].name for k in found)
+                    what = f"the inputs {one} and {other} share memory, and {one} is written to"
+                    report.notes.append(f"calls run eagerly in which {what}")
+                    _warn(
+                        report, what, f"pass {other}.clone(), if it needs not see what is written"
+                    )
+                return gm.forward(*given)
+            latest = where
+        return call(*given)
+
+    return checked
+
+
+def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report) -> Call:
+    """`call` where inputs begin their memory, as offsets in its graph take them to; `gm` else."""
+    asked = [aten.inputs[k] for k in sorted(aten.from_start)]
+    if not asked:
+        return call
+    count = len(gm.graph.find_nodes(op="placeholder"))
+    is_told = False
+
+    def inside(given: Sequence[Any]) -> str | None:
+        for spec in asked:
+            if spec.index >= count and spec.attribute is None:
+                return spec.name  # a tangent: where it lies shows only in the backward
+            x: Any = given[spec.index] if spec.index < count else None
+            if spec.attribute is not None:
+                x = operator.attrgetter(spec.attribute)(gm)
+            if x.storage_offset():
+                return spec.name
+        return None
+
+    def checked(*given: Any) -> Any:
+        nonlocal is_told
+        name = inside(given)
+        if name is None:
+            return call(*given)
+        if not is_told:
+            is_told = True
+            what = f"as_strided of {name}, which starts inside a larger storage"
+            report.notes.append(f"calls run eagerly: {what}")
+            _warn(report, what, "give as_strided a copy, or index instead")
+        return gm.forward(*given)
+
+    return checked
+
+
+def _extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
+    """Elements from the first to past the last."""
+    if any(type(n) is int and n == 0 for n in size):
+        return 0
+    total: Any = 1
+    for n, step in zip(size, stride, strict=True):
+        total = total + (n - 1) * step
+    return total
+
+
+def _overlapping(
+    tensors: Iterable[Tensor], at: Sequence[int], changes: Sequence[bool]
+) -> tuple[int, int] | None:
+    """The positions of one that is written to and of one that it overlaps, if there are any."""
+    ends = [
+        start + _extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)
+    ]
+    reaches: dict[bool, int] = {}  # of all so far, and of those written to: which ends last
+    for k in sorted(range(len(at)), key=at.__getitem__):
+        if ends[k] == at[k]:
+            continue
+        before = reaches.get(changes[k])
+        for kind in (True,) if not changes[k] else (True, False):
+            other = reaches.get(kind)
+            if other is not None and at[k] < ends[other]:
+                return (k, other) if changes[k] else (other, k)
+        if before is None or ends[k] > ends[before]:
+            reaches[changes[k]] = k
+    return None
+
+
+def _warn(report: Report, what: str, remedy: str) -> None:
+    warn(
+        FuseeWarning,
+        f"a call of {report.name} runs eagerly: {what}",
+        where=report.where,
+        did="the captured graph ran operator by operator, as every such call will",
+        remedy=remedy,
+    )
+
+
+# ---------------------------------------------------------------------------- stages
+# Runs a graph in which sizes show that only the data knows, stage by stage.
+#
+# An operator that gives such a size runs by itself, on eager's kernel, and the size is read off
+# its result; so is an integer off the tensor that holds it. What needs a size comes in a later
+# stage than what shows it. A stage is one part, compiled as any graph with open sizes: it has a
+# memory plan of its own, and frames for the sizes seen last. What depends on no such size is in the
+# first stage, and sizes that depend on none of each other are all read before the second.
+
+# Compiles a part, given the whole graph's inputs among its own: what takes a list of inputs.
+CompilePart = Callable[[AtenGraph, list[Any]], Callable[[tuple[Any, ...]], Sequence[Any]]]
+Refuse = Callable[[Sequence[Any]], None]
+
+
+def is_staged(aten: AtenGraph) -> bool:
+    """Whether sizes show in the course of a call."""
+    return any(at.unbacked is not None for at in aten.symbols.values())
+
+
+def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """Per stage: the calls of its part, and the calls that run by themselves after it."""
+    shown: dict[fx.Node, list[str]] = {}
+    for name, at in aten.symbols.items():
+        if at.unbacked is not None:
+            shown.setdefault(aten.results[at.index], []).append(name)
+    level: dict[fx.Node, int] = {}
+    alone: set[fx.Node] = set()
+    of_symbol: dict[str, int] = {}
+    latest = 0  # of what must run in the program's order
+    for node in aten.graph.nodes:
+        if node.op != "call_function":
+            continue
+        given = node.all_input_nodes
+        picks = node.target is operator.getitem and given[0] in alone
+        after = [level.get(x, 0) + (x in alone and not picks) for x in given]
+        if picks or node.meta.get("alone"):
+            alone.add(node)
+        else:
+            used = used_symbols([node], aten.to_size)
+            after += [of_symbol.get(name, 0) for name in used]
+        level[node] = max([*after, latest if must_run(node) else 0])
+        if must_run(node):
+            latest = level[node]
+        of_symbol.update((name, level[node] + 1) for name in shown.get(node, ()))
+    count = max(level.values(), default=-1) + 1
+    found: list[tuple[list[fx.Node], list[fx.Node]]] = [([], []) for _ in range(count)]
+    for node, number in level.items():
+        found[number][node in alone].append(node)
+    return found
+
+
+class Staged:
+    """A graph that runs stage by stage, writes included.
+
+    examples   one per InputSpec
+    """
+
+    def __init__(self, aten: AtenGraph, compile_part: CompilePart, examples: Sequence[Any]) -> None:
+        self.aten, self.compile_part, self.examples = aten, compile_part, examples
+
+    def function(self, refuse: Refuse | None) -> Callable[..., Sequence[Any]]:
+        """From its inputs to its results. refuse: looks at them where grad mode is on."""
+        aten = self.aten
+        steps: list[GraphPart | fx.Node] = []
+        for together, alone in levels(aten):
+            steps += [*cut(aten, [(False, tuple(together))]), *alone]
+        name = {node: f"x{k}" for k, node in enumerate(aten.placeholders)}
+        names = {"torch": torch, "laid_out": laid_out, "no_grad": torch.no_grad}
+        given, names["OtherSizes"] = listed(name.values()), OtherSizes
+        for k, step in enumerate(steps):
+            names[f"part{k}"] = step.target if isinstance(step, fx.Node) else self._part(step)
+        for node in aten.graph.find_nodes(op="get_attr"):
+            name[node] = f"c{len(name)}"
+            names[name[node]] = aten.constants[str(node.target)]
+        write = HostSource("body", given[1:-1], "x{}".format, **names)
+        if refuse is not None:
+            write.names.update(is_grad_enabled=torch.is_grad_enabled, refuse=refuse)
+            write.add(f"if is_grad_enabled(): refuse({given})")
+        write.read_symbols(aten.symbols)
+        write.add(*body_lines(aten, steps, name))
+        return write.function("body")
+
+    def _part(self, part: GraphPart) -> Any:
+        known: dict[Any, Any] = dict(zip(self.aten.placeholders, self.examples))
+        return self.compile_part(part.graph, [known.get(x) for x in part.inputs])

@@ -35,6 +35,7 @@ from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
 from fusee.autodiff.partition import describe, differentiate, partition
+from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated, is_staged
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -44,7 +45,6 @@ from fusee.backends.report import (
     first_line,
     remember,
 )
-from fusee.backends.runtime_wrapper import Staged, bind, bind_split, is_differentiated, is_staged
 from fusee.codegen.host import HostArguments
 from fusee.config import Options
 from fusee.errors import FuseeWarning, InputError, MissingFake, TraceError, warn

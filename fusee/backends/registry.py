@@ -464,7 +464,7 @@ _engine(
     "fusee.backends.onnx.engine",
     "OnnxRuntime",
     "regions run by ONNX Runtime",
-    validate=later("fusee.backends.onnx.options", "OnnxOptions.parse"),
+    validate=later("fusee.backends.onnx.engine", "OnnxOptions.parse"),
     needs=("onnxruntime", "onnxscript"),
     install="pip install 'fusee[onnx]', or onnxruntime and onnxscript; Linux, macOS, Windows",
     is_open=True,

@@ -28,6 +28,7 @@ from fusee.aten.graph import (
 from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
+from fusee.backends.aot_autograd import Staged, bind, is_differentiated, is_staged
 from fusee.backends.regions import (
     Declined,
     Engine,
@@ -49,7 +50,6 @@ from fusee.backends.report import (
     remember,
 )
 from fusee.backends.resume import ClaimedPart, KeptSplit, body_of
-from fusee.backends.runtime_wrapper import Staged, bind, is_differentiated, is_staged
 from fusee.config import Options
 from fusee.errors import FuseeError, FuseeWarning, MissingFake, TraceError, user_line, warn
 from fusee.source import HostSource

@@ -16,13 +16,12 @@ import torch
 
 from fusee.capture import symbols
 from fusee.capture.bytecode import is_reading
-from fusee.capture.dynamic import Varying
+from fusee.capture.dynamic import VALUES, Computed, Varying
 from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import Mirror, pairs_of
-from fusee.capture.numbers import VALUES, Computed
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes

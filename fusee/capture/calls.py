@@ -51,6 +51,7 @@ from fusee.capture.builtins import (
     stands_for_each,
 )
 from fusee.capture.containers import sort_key
+from fusee.capture.dynamic import Computed, holds_number, need_values
 from fusee.capture.frame import (
     ABSENT,
     CONTAINERS,
@@ -64,7 +65,6 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import Stepping, empty_like, new_tuple
-from fusee.capture.numbers import Computed, holds_number, need_values
 from fusee.capture.policy import HOOKS, original
 from fusee.capture.sources import Held, ResultOf
 from fusee.capture.torch_api import (

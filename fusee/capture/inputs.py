@@ -21,9 +21,17 @@ from typing import Any
 
 import torch
 
-from fusee.capture import guards, numbers, torch_api
-from fusee.capture.check import Relation, SizeRelation
-from fusee.capture.dynamic import Varying
+from fusee.capture import guards, torch_api
+from fusee.capture.captured import Relation, SizeRelation
+from fusee.capture.dynamic import (
+    VALUES,
+    Number,
+    Varying,
+    exactly,
+    is_held,
+    load_number,
+    loaded,
+)
 from fusee.capture.frame import (
     ABSENT,
     BOUND_IN_C,
@@ -113,7 +121,7 @@ class World:
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
-        self.numbers: dict[str, numbers.Number] = {}
+        self.numbers: dict[str, Number] = {}
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols
         self._open: dict[str, Any] = {}  # integers that vary, by the words of their origins
@@ -163,9 +171,9 @@ class World:
     def load(self, obj: Any, origin: Origin) -> Any:
         """What the program sees in place of an object from outside, guarded."""
         if is_scalar(obj):
-            if type(obj) in (float, int) and numbers.is_held(obj) and self.varies(origin, obj):
+            if type(obj) in (float, int) and is_held(obj) and self.varies(origin, obj):
                 if type(obj) is float or not self.varies.with_symbols:
-                    return numbers.load(self, obj, origin)
+                    return load_number(self, obj, origin)
                 return self._load_int(obj, origin)
             self.fact(
                 guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
@@ -174,7 +182,7 @@ class World:
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)
-        if (found := numbers.loaded(self, obj, origin)) is not None:
+        if (found := loaded(self, obj, origin)) is not None:
             return found
         known = self.origin(obj)
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
@@ -216,7 +224,7 @@ class World:
                 return self.know(obj, origin)
             return types.MethodType(function, owner)
         self.fact(guards.TypeMatch, origin, type(obj))
-        if isinstance(obj, numbers.VALUES):
+        if isinstance(obj, VALUES):
             self._exactly(obj, origin)
         return self.know(obj, origin)
 
@@ -232,8 +240,8 @@ class World:
     def _exactly(self, obj: Any, origin: Origin) -> None:
         self.fact(
             guards.EqualsMatch,
-            ResultOf(origin, numbers.exactly, "the value of "),
-            numbers.exactly(obj),
+            ResultOf(origin, exactly, "the value of "),
+            exactly(obj),
         )
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:

@@ -25,6 +25,7 @@ from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.bytecode import Bytecode
 from fusee.capture.calls import call
+from fusee.capture.dynamic import VALUES, Computed, Number, compute
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
@@ -38,7 +39,6 @@ from fusee.capture.frame import (
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import is_finite_iterator, pairs_of
-from fusee.capture.numbers import VALUES, Computed, Number, compute
 from fusee.capture.recorder import effects
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor

@@ -22,6 +22,7 @@ import torch
 
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
+from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
@@ -41,7 +42,6 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.numbers import Number
 from fusee.capture.sources import Source
 from fusee.capture.symbols import Text, holds_open, is_open
 from fusee.capture.torch_api import FakeTensor, of_subclass

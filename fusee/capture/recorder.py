@@ -25,15 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusee.capture.graph_break import (
-    TURN,
-    GraphBreak,
-    is_in_place,
-    is_scale,
-    refuse_new_geometry,
-    refuse_overlaps,
-)
-from fusee.capture.numbers import (
+from fusee.capture.dynamic import (
     TAKE_NUMBERS,
     Number,
     argument,
@@ -43,6 +35,14 @@ from fusee.capture.numbers import (
     printable,
     read,
     shown,
+)
+from fusee.capture.graph_break import (
+    TURN,
+    GraphBreak,
+    is_in_place,
+    is_scale,
+    refuse_new_geometry,
+    refuse_overlaps,
 )
 from fusee.capture.symbols import is_open, is_unbacked
 from fusee.capture.torch_api import (

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from fusee.capture.check import Condition, Relation, in_words, size_source
+from fusee.capture.captured import Condition, Relation, in_words, size_source
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.guards import TensorFact

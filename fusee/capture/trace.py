@@ -18,7 +18,7 @@ from fusee.capture import tensor_objects
 from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place, tells_of_its_end
-from fusee.capture.dynamic import Varying
+from fusee.capture.dynamic import Specialise, Varying
 from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import (
     Anew,
@@ -39,7 +39,6 @@ from fusee.capture.guards import (
 )
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
-from fusee.capture.numbers import Specialise
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Lost, Rebuild, is_error
 from fusee.capture.recorder import BODY, effects, storages

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from fusee.capture.captured import Captured, Place
-from fusee.capture.check import Relation
+from fusee.capture.captured import Captured, Place, Relation
 from fusee.capture.dynamic import Varying
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import Failing

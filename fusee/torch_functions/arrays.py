@@ -23,12 +23,12 @@ import torch
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import BY_TYPE, SPECIAL, stands_for, stands_for_each
+from fusee.capture.dynamic import LOADERS, NUMPY, Computed, Number
 from fusee.capture.frame import is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Alias, EqualsMatch, TypeMatch
 from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
-from fusee.capture.numbers import LOADERS, NUMPY, Computed, Number
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
 from fusee.capture.symbols import holds_open, is_open, kind_of

@@ -334,7 +334,7 @@ def test_gradients(make: Callable[[], nn.Module], backend: str) -> None:
 def test_experts_are_two_stages() -> None:
     """All sizes are read before any expert runs."""
     from fusee.aten.trace import trace
-    from fusee.backends.runtime_wrapper import levels
+    from fusee.backends.aot_autograd import levels
 
     model = Experts(assigns=False)
     found = []
