@@ -355,6 +355,11 @@ class AtenGraph:
         return self._module
 
     @property
+    def is_staged(self) -> bool:
+        """Whether sizes show in the course of a call."""
+        return any(at.unbacked is not None for at in self.symbols.values())
+
+    @property
     def results(self) -> list[fx.Node]:
         """The nodes that the graph returns, by position."""
         (output,) = self.graph.find_nodes(op="output")

@@ -187,7 +187,6 @@ def body_lines(
     """
     inputs = [name[node] for node in aten.placeholders]
     readings, lines = Readings(aten), []
-    is_staged = any(at.unbacked is not None for at in aten.symbols.values())
     rows: list[Any] = [
         ((x,), x.all_input_nodes) if isinstance(x, fx.Node) else (x.outputs, x.inputs)
         for x in steps
@@ -213,7 +212,7 @@ def body_lines(
             lines.append(f"del {', '.join(gone)}")
     for node in dict.fromkeys(aten.results):
         val, x = node.meta["val"], name[node]
-        if node.op == "call_function" and (is_staged or not is_contiguous(val)):
+        if node.op == "call_function" and (aten.is_staged or not is_contiguous(val)):
             strides = listed(map(aten.to_size, val.stride()))
             lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
     lines += ["with no_grad():"] if aten.mutations else []

@@ -384,11 +384,6 @@ CompilePart = Callable[[AtenGraph, list[Any]], Callable[[tuple[Any, ...]], Seque
 Refuse = Callable[[Sequence[Any]], None]
 
 
-def is_staged(aten: AtenGraph) -> bool:
-    """Whether sizes show in the course of a call."""
-    return any(at.unbacked is not None for at in aten.symbols.values())
-
-
 def levels(aten: AtenGraph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     """Per stage: the calls of its part, and the calls that run by themselves after it."""
     shown: dict[fx.Node, list[str]] = {}

@@ -35,7 +35,7 @@ from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
 from fusee.autodiff.partition import describe, differentiate, partition
-from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated, is_staged
+from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (
     CompiledGraph,
     ExternRow,
@@ -56,17 +56,14 @@ from fusee.loops.check import (
     show_schedule,
     show_step,
 )
-from fusee.loops.fusion import Schedule, fuse
+from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
 from fusee.loops.lower.graph import GraphLowering
 from fusee.loops.lower.tensor import contiguous, supported
 from fusee.loops.memory import (
     Plan,
     plan_memory,
-    reuse_operands,
     show_plan,
-    take_out_large,
-    take_out_shared,
 )
 from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
@@ -135,14 +132,6 @@ def _lower(aten: AtenGraph, count: int, target: Target, report: Report) -> LoopG
     ).run()
     report.notes += loops.notes
     return loops
-
-
-def _memory(schedule: Schedule, large_bytes: int | None) -> Plan:
-    reuse_operands(schedule)
-    take_out_shared(schedule)
-    if large_bytes is not None:
-        take_out_large(schedule, large_bytes)
-    return plan_memory(schedule)
 
 
 def _refuse(name: str, inputs: Sequence[Any]) -> None:
@@ -221,7 +210,7 @@ def compile_aten(
 
     target.prepare()
     refuse = partial(_refuse, report.name) if plain else None
-    if is_staged(aten):
+    if aten.is_staged:
         if aten.required:  # which checks by example know nothing of
             options = dataclasses.replace(options, check=False)
         given: Any = {"options": options, "report": report, "target": target}
@@ -232,8 +221,9 @@ def compile_aten(
     with process.paused():
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, count, target, report)
+        kept = _kept(aten, derived, loops)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
-        plan = step("memory", _memory, schedule, large_bytes)
+        plan = step("memory", plan_memory, schedule, large_bytes)
         named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
         arguments = HostArguments(
             [named.get(spec.name) for spec in aten.inputs[:count]],
@@ -243,7 +233,6 @@ def compile_aten(
             refuse=refuse,
             followed=any(one.sources for one in derived),
         )
-        kept = _kept(aten, derived, loops)
         run, functions = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, functions)
     return run if plain else returning(aten, run, spread=False)

@@ -28,7 +28,7 @@ from fusee.aten.graph import (
 from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
-from fusee.backends.aot_autograd import Staged, bind, is_differentiated, is_staged
+from fusee.backends.aot_autograd import Staged, bind, is_differentiated
 from fusee.backends.regions import (
     Declined,
     Engine,
@@ -135,7 +135,7 @@ def compile_split(
     options          for what our compiler gets
     is_whole         False: it is a stage of a graph
     """
-    if is_staged(aten):
+    if aten.is_staged:
         if aten.required:  # which checks by example know nothing of
             options = dataclasses.replace(options, check=False)
 

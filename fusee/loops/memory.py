@@ -46,7 +46,19 @@ def size_bytes(buffer: Buffer) -> Size:
     return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
 
 
-def plan_memory(schedule: Schedule) -> Plan:
+def plan_memory(schedule: Schedule, large_bytes: int | None = None) -> Plan:
+    """Where the schedule's intermediates live, once as few as possible lie in the arena.
+
+    large_bytes   larger ones are tensors of their own
+    """
+    reuse_operands(schedule)
+    take_out_shared(schedule)
+    if large_bytes is not None:
+        take_out_large(schedule, large_bytes)
+    return laid_out(schedule)
+
+
+def laid_out(schedule: Schedule) -> Plan:
     """Lay out the scratch buffers: those of known size best-fit, the others after them."""
     lives: dict[Buffer, Life] = {}
     for position, item in enumerate(schedule.items):

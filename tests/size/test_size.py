@@ -8,6 +8,7 @@ import pytest
 
 from tests.size import main
 from tests.size.measure import Figures, folders, of_text
+from tests.size.walk import Steps, steps, walk
 
 MODULE = '''\
 """A docstring."""
@@ -102,3 +103,14 @@ def test_status_and_message(
 def test_the_committed_table_has_a_row_for_each_folder() -> None:
     found, ceilings = main.measured(), main.read(main.CEILINGS.read_text())
     assert set(found) == set(ceilings)
+
+
+# A graph that is trained is three: the joint one, forward and backward, which go down one by one.
+MOST = {False: Steps(climbs=6, returns=12, names=50), True: Steps(climbs=14, returns=29, names=50)}
+
+
+@pytest.mark.parametrize("training", MOST)
+def test_a_graph_seldom_goes_back(training: bool) -> None:
+    stays = walk(training=training)
+    found = steps(stays)
+    assert all(a <= b for a, b in zip(found, MOST[training])), (found, stays)

@@ -28,7 +28,7 @@ from fusee.codegen.host import HostArguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile
+from fusee.loops.ir import Buffer, Kernel, Message, Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
@@ -90,7 +90,7 @@ class CPU:
             host = emit_host(plan, codes, arguments)
             log.publish("host", "", host.source)
         used = [functions[code.name] for code in host.functions]
-        run = bind_host(host, used, plan.schedule.graph, kept, options.threads)
+        run = bind_host(host, used, plan.schedule.graph.messages, kept, options.threads)
         return Built(run, {kernel: code.name for kernel, code in codes.items()})
 
 
@@ -161,7 +161,11 @@ def _emit(plan: Plan, options: Options) -> tuple[dict[Kernel, KernelCode], dict[
 
 
 def bind_host(
-    host: HostCode, functions: Sequence[Function], graph: LoopGraph, kept: Kept, threads: int
+    host: HostCode,
+    functions: Sequence[Function],
+    messages: Sequence[Message],
+    kept: Kept,
+    threads: int,
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
     program = Program(functions, host.layout)
@@ -172,7 +176,7 @@ def bind_host(
         return frames if host.layout.inputs else frames[sizes]
 
     def fail(status: int, frame: LaunchFrame) -> None:
-        kind, text = graph.messages[status - 1]
+        kind, text = messages[status - 1]
         raise kind(text.format(frame.value))
 
     names: dict[str, Any] = {
