@@ -415,7 +415,7 @@ def _break_after(
 ) -> None:
     """The pipeline with one more thing done in one stage, before its result is verified."""
 
-    name = stage if stage == "fuse" else f"_{stage}"
+    name = {"lower": "_lower", "fuse": "fuse", "memory": "plan_memory"}[stage]
     take = getattr(native, name)
 
     def changed(*given: Any, **named: Any) -> Any:
