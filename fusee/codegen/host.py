@@ -52,11 +52,8 @@ from fusee.runtime.launch import (
     empty_strided,
 )
 from fusee.source import define
-from fusee.sym.expr import Expr, Size, Steps, maximum
+from fusee.sym.expr import Expr, Size, Steps
 
-# A thread gets at least this much work, in elements times the cost of one; less is not worth
-# waking it.
-GRAIN_WORK = 1 << 15
 # Roles of buffers that are there before a call, and stay for the next.
 _KEPT = ("derived", "constant")
 
@@ -389,13 +386,13 @@ class _Writer:
             return size if isinstance(size, int) else StepResult(steps.number(size))
 
         def launch(code: KernelCode) -> LaunchSpec:
-            grain = (GRAIN_WORK - 1) // maximum(code.work, 1) + 1
             return LaunchSpec(
                 position[code.name],
                 tuple(self.slots[b] for b in code.buffers),
                 tuple(map(number, code.params)),
                 number(code.total),
-                number((code.total + grain - 1) // grain),
+                number(code.units),
+                code.align,
             )
 
         offsets = self.plan.offsets
@@ -429,4 +426,4 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A copy of `tensor` with these strides, unless they differ only where its size is 1 or 0."""
     if tensor.numel() == 0 or same_strides(tuple(tensor.shape), tensor.stride(), strides):
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)

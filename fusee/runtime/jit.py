@@ -140,9 +140,10 @@ class Emitter:
     def __init__(self, triple: str, cpu: str, flags: str) -> None:
         self.machine = _machine(triple, cpu, flags)
         self.calls = _Calls.get()
+        self.kind = 0 if triple.startswith("nvptx") else 1  # assembly, or object code
 
     def emit(self, text: str) -> bytes:
-        """Object code of a module.
+        """Object code of a module; for NVIDIA's GPUs the text of their assembler.
 
         Loops come as vectors, invariant code outside of them, common values once and functions
         inlined, so no pass pays: O1 takes longer than all the rest and changes nothing.
@@ -162,7 +163,7 @@ class Emitter:
         if problem.value:
             raise _refused(problem.value.decode(), text)
         try:
-            buffer = calls.emit(_pointer(self.machine), module, 1, ctypes.byref(problem))
+            buffer = calls.emit(_pointer(self.machine), module, self.kind, ctypes.byref(problem))
             if not buffer:
                 raise _refused((problem.value or b"no reason given").decode(), text)
             code = ctypes.string_at(calls.start(buffer), calls.size(buffer))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-MANGLED = {"half": "f16", "float": "f32", "double": "f64"}
+MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 @functools.cache
@@ -236,8 +236,8 @@ class Writer:
 # How values of each dtype are held in registers and in memory, and their literals.
 #
 # bfloat16 and float16 are held as float32 that are exactly representable in the narrow type; a bool
-# is an i1. Memory holds a bool as a byte of 0 or 1, bfloat16 as its bits, float16 as LLVM's half,
-# or as its bits where the processor has no conversions.
+# is an i1. Memory holds a bool as a byte of 0 or 1, bfloat16 and float16 as LLVM's types, or as
+# their bits where the processor has no conversions.
 
 
 HELD = {
@@ -258,18 +258,22 @@ HELD = {
 
 SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 
-BITS = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "i32": 32, "float": 32, "i64": 64, "double": 64}
+BITS = {"i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float": 32}
+BITS |= {"i64": 64, "double": 64}
 
 
 @dataclass(frozen=True)
 class Machine:
     """What code is generated for: LLVM's feature names, and the width of a vector register.
 
-    `vector_bits` 0 takes the widest that the features offer.
+    `vector_bits` 0 takes the widest that the features offer. With `is_simt` the machine runs many
+    threads, and the lanes of a vector are elements of one thread: accesses that lie in one piece
+    are wide, all else LLVM takes apart.
     """
 
     features: frozenset[str]
     vector_bits: int = 0
+    is_simt: bool = False
 
     @property
     def bits(self) -> int:
@@ -282,7 +286,7 @@ class Machine:
     @property
     def has_fused(self) -> bool:
         """True if products and sums are one instruction, with one rounding."""
-        return not {"fma", "neon"}.isdisjoint(self.features)
+        return self.is_simt or not {"fma", "neon"}.isdisjoint(self.features)
 
     @property
     def is_x86(self) -> bool:
@@ -290,12 +294,17 @@ class Machine:
 
     @property
     def has_half(self) -> bool:
-        return "f16c" in self.features or not self.is_x86
+        return self.is_simt or "f16c" in self.features or not self.is_x86
 
     @property
     def has_gather(self) -> bool:
         """True if gathers are instructions worth using; before AVX-512 scalar loads are as fast."""
         return "avx512f" in self.features
+
+    def alignment(self, bits: int, lanes: int) -> int:
+        """Bytes to which an access of so many elements in one piece is aligned."""
+        own = max(bits // 8, 1)
+        return min(own * lanes, 16) if self.is_simt else own
 
     def can_mask(self, bits: int) -> bool:
         """True if masked loads and stores of such elements are single instructions."""
@@ -308,7 +317,7 @@ def memory_type(dtype: torch.dtype, machine: Machine) -> str:
     if dtype is torch.bool:
         return "i8"
     if dtype is torch.bfloat16:
-        return "i16"
+        return "bfloat" if machine.is_simt else "i16"
     if dtype is torch.float16:
         return "half" if machine.has_half else "i16"
     return HELD[dtype]

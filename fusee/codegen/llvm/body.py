@@ -235,13 +235,7 @@ def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:
         refused = t.level.call("i64", name, (kind, refused))
         name = f"llvm.vector.reduce.or.{mangled('i1', t.lanes)}"
         report = t.level.call("i1", name, (mask, report))
-    status, spare = ctx.status(), ctx.spare()
-    # the index before the code, which says that there is one
-    place = op(f"select i1 {report}, ptr %found, ptr {spare}")
-    t.level.do(f"store i64 {refused}, ptr {place}, align 8")
-    place = op(f"select i1 {report}, ptr {status}, ptr {spare}")
-    code = ctx.param("message", message + 1)  # no part of the text, which many calls share
-    t.level.do(f"store i64 {code}, ptr {place}, align 8")
+    ctx.report(t.level, report, refused, message)
     return t.select(outside, "i64", zero, index)
 
 
@@ -263,6 +257,10 @@ class Body:
 
     def order(self, phase: Phase) -> list[Value]:
         return self.orders[id(phase)]
+
+    def sum_mask(self) -> str | None:
+        """The lanes that change accumulators, if not all do."""
+        return self.ctx.mask if self.masks_sums else None
 
     def is_scan(self, phase: Phase) -> bool:
         return is_scan(phase, self.order(phase))
@@ -333,7 +331,7 @@ class Body:
     ) -> list[list[str]]:
         ctx = self.ctx
         t = ctx.target(rank, ctx.lanes)
-        mask = ctx.mask if self.masks_sums else None
+        mask = self.sum_mask()
         is_fused = fuses(how, statement.value, ctx.machine)
         values = [statement.value] + ([] if statement.which is None else [statement.which])
         values = list(statement.value.args) if is_fused else values

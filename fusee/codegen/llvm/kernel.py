@@ -39,7 +39,7 @@ from fusee.codegen.llvm.body import (
 from fusee.codegen.llvm.ops import Context
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
-from fusee.sym.expr import Size, Symbol, hint, minimum, product
+from fusee.sym.expr import Size, Symbol, hint, maximum, minimum, product
 
 # ---------------------------------------------------------------------------- loops
 # The inner loops of a phase, with the accumulators that they carry round.
@@ -443,6 +443,9 @@ class Strip:
 # ---------------------------------------------------------------------------- kernel
 
 
+# A thread gets at least this much work, in elements times the cost of one; less is not worth
+# waking it.
+GRAIN_WORK = 1 << 15
 # Lanes per parallel iteration: of plain kernels, of those that reduce within, and so on.
 BLOCK, BLOCK_REDUCING, BLOCK_ORDERED, BLOCK_TILED = 1024, 64, 256, 256
 # Strips of columns that a reduction down the rows should have at least; how wide they may be.
@@ -453,9 +456,8 @@ STRIPS, WIDEST_STRIP = 16, 1024
 class KernelCode:
     """A kernel's function and what the host must give it.
 
-    `declares` are lines and whole functions that the module needs once. `params` and `total`, the
-    number of parallel iterations, are expressions over sizes; `work` is about how many additions
-    one of these iterations takes.
+    `declares` are lines and whole functions that the module needs once. `params` are expressions
+    over sizes; so are `total`, `units` and `align`, which are what a LaunchSpec says.
     """
 
     name: str
@@ -464,7 +466,8 @@ class KernelCode:
     buffers: tuple[Buffer, ...]
     params: tuple[Size, ...]
     total: Size
-    work: Size
+    units: Size
+    align: int = 1
 
     @property
     def module(self) -> str:
@@ -553,6 +556,8 @@ class _Emitter:
             "done:",
             "  ret void",
         ]
+        total = self._total()
+        grain = (GRAIN_WORK - 1) // maximum(self._work(), 1) + 1
         body = "\n".join(lines)
         name = "k_" + hashlib.sha256(body.encode()).hexdigest()[:20]
         signature = "ptr %bufs, ptr %params, i64 %begin, i64 %end, i64 %thread"
@@ -562,8 +567,8 @@ class _Emitter:
             frozenset(self.writer.declares.values()),
             tuple(ctx.buffers),
             tuple(size for _, size in ctx.params),
-            self._total(),
-            self._work(),
+            total,
+            (total + grain - 1) // grain,
         )
 
     def _total(self) -> Size:
@@ -581,6 +586,7 @@ class _Emitter:
         return (axis.hi + self.tile.strip - 1) // self.tile.strip
 
     def _work(self) -> Size:
+        """About how many additions one parallel iteration takes."""
         work: Size = 0
         for phase in self.kernel.phases:
             work = work + phase_cost(phase, self.orders[id(phase)])

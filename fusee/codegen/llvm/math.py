@@ -369,6 +369,9 @@ _LIBRARY = {
     "fmod": ("", 2), "nextafter": ("", 2),
 }  # fmt: skip
 
+# A function of CUDA's library, as a kernel names it.
+DEVICE = "fusee_"
+
 # Exact in the operands' own format, and wrong or pointless by way of float64.
 _EXACT = frozenset({"fmod", "nextafter"})
 
@@ -444,7 +447,7 @@ def _own(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> 
 
 
 def _library(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
-    """SLEEF, with the C library where it fails, or the C library alone."""
+    """SLEEF, with the C library where it fails, or the C library alone: CUDA's on a GPU."""
     found = _sleef(t, name, dtype)
     if found is None:
         return _libm(name, dtype, t, args)
@@ -476,7 +479,7 @@ def _guarded(
 
     def slow() -> str:
         write = functools.partial(far, name, dtype)
-        if far is _library and _is_call(t, name, dtype):
+        if far is _library and (t.machine.is_simt or _is_call(t, name, dtype)):
             other = write(t, args)
         else:
             other = _apart(t, f"{name}.far", dtype, args, "cold noinline", write)
@@ -509,6 +512,8 @@ def _sleef_widths(dtype: torch.dtype, has: frozenset[str]) -> list[tuple[int, st
 
 def _sleef(t: InsertPoint, name: str, dtype: torch.dtype) -> tuple[str, int] | None:
     """The symbol that suits best, and its lanes."""
+    if t.machine.is_simt:
+        return None
     letter, precision = "f" if dtype is torch.float32 else "d", _LIBRARY[name][0]
     usable: dict[int, str] = {}
     for width, variant in _sleef_widths(dtype, t.machine.features):
@@ -560,9 +565,11 @@ def _resized(
 def _libm(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
     """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
     held, level = HELD[dtype], t.level
-    widened = dtype is torch.float32 and name not in _EXACT
+    widened = dtype is torch.float32 and name not in _EXACT and not t.machine.is_simt
     inner = "double" if widened else held
     symbol = name + "f" * (inner == "float")
+    if t.machine.is_simt:
+        symbol = f"{DEVICE}{symbol}"
     whole = "poison"
     for lane in range(t.lanes):
         given = []

@@ -498,7 +498,7 @@ def load_scalar(ctx: Context, value: Value) -> str:
 
 
 def load_element(t: InsertPoint, kind: str, address: str) -> str:
-    align = max(BITS[kind] // 8, 1)
+    align = t.machine.alignment(BITS[kind], t.lanes)
     return t.level.op(f"load {vector(kind, t.lanes)}, ptr {address}, align {align}")
 
 
@@ -606,7 +606,7 @@ def combined(t: InsertPoint, store: Store, old: str, new: str) -> str:
 
 
 def store_element(t: InsertPoint, kind: str, x: str, address: str) -> None:
-    align = max(BITS[kind] // 8, 1)
+    align = t.machine.alignment(BITS[kind], t.lanes)
     t.level.do(f"store {vector(kind, t.lanes)} {x}, ptr {address}, align {align}")
 
 

@@ -250,12 +250,12 @@ def resize(t: InsertPoint, x: str, held: str, kind: str, signed: bool) -> str:
 
 def round_to(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     """A float32 rounded to what `dtype` can hold, to nearest even; still held as float32."""
+    kind = memory_type(dtype, t.machine)
+    if kind in ("half", "bfloat"):
+        return t.convert("fpext", t.convert("fptrunc", x, "float", kind), kind, "float")
     if dtype is torch.bfloat16:
-        bits = _bfloat16_bits(t, x)
-        return t.convert("bitcast", bits, "i32", "float")
+        return t.convert("bitcast", _bfloat16_bits(t, x), "i32", "float")
     if dtype is torch.float16:
-        if t.machine.has_half:
-            return t.convert("fpext", t.convert("fptrunc", x, "float", "half"), "half", "float")
         return _decode_half(t, _encode_half(t, x))
     return x
 
@@ -324,13 +324,13 @@ def to_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     kind = memory_type(dtype, t.machine)
     if dtype is torch.bool:
         return t.convert("zext", x, "i1", "i8")
+    if kind in ("half", "bfloat"):
+        return t.convert("fptrunc", x, "float", kind)
     if dtype is torch.bfloat16:
         bits = t.convert("bitcast", x, "float", "i32")
         high = t.level.op(f"lshr {vector('i32', t.lanes)} {bits}, {splat('i32', '16', t.lanes)}")
         return t.convert("trunc", high, "i32", "i16")
     if dtype is torch.float16:
-        if kind == "half":
-            return t.convert("fptrunc", x, "float", "half")
         return t.convert("trunc", _encode_half(t, x), "i32", "i16")
     return x
 
@@ -341,13 +341,13 @@ def from_memory(t: InsertPoint, dtype: torch.dtype, x: str) -> str:
     if dtype is torch.bool:
         zero = splat("i8", "0", t.lanes)
         return t.level.op(f"icmp ne {vector('i8', t.lanes)} {x}, {zero}")
+    if kind in ("half", "bfloat"):
+        return t.convert("fpext", x, kind, "float")
     if dtype is torch.bfloat16:
         wide = t.convert("zext", x, "i16", "i32")
         high = t.level.op(f"shl {vector('i32', t.lanes)} {wide}, {splat('i32', '16', t.lanes)}")
         return t.convert("bitcast", high, "i32", "float")
     if dtype is torch.float16:
-        if kind == "half":
-            return t.convert("fpext", x, "half", "float")
         return _decode_half(t, t.convert("zext", x, "i16", "i32"))
     return x
 
@@ -465,6 +465,16 @@ class Context:
         """Memory that lanes excluded by a mask may read and write."""
         self.uses_spare = True
         return "%spare"
+
+    def report(self, level: Level, is_bad: str, refused: str, message: int) -> None:
+        """Where `is_bad`, tell the status what was refused and the number of the message."""
+        status, spare = self.status(), self.spare()
+        # the index before the code, which says that there is one
+        place = level.op(f"select i1 {is_bad}, ptr %found, ptr {spare}")
+        level.do(f"store i64 {refused}, ptr {place}, align 8")
+        place = level.op(f"select i1 {is_bad}, ptr {status}, ptr {spare}")
+        code = self.param("message", message + 1)  # no part of the text, which many calls share
+        level.do(f"store i64 {code}, ptr {place}, align 8")
 
     def array(self, size: int) -> str:
         """That many bytes of memory of this thread."""

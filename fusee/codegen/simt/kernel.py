@@ -1,0 +1,412 @@
+"""A Kernel as one function for a GPU.
+
+    define ptx_kernel void @k_<hash>(ptr %b0, .., ptr %status, i64 %p0, ..)
+
+Arguments are the data pointers, one per buffer, the memory that SPARE_BYTES speaks of, and the
+sizes that the text leaves open. Threads are mapped to points in one of three ways:
+
+    points   a thread for `vec` neighbours along the last axis: reductions, if any, are its own
+    rows     a team of threads for one point of the outer axes: it walks the reduced axes in steps
+             of the whole team, `vec` neighbours each. Rows that fit stay in registers from the
+             first phase to the last; longer ones are read again
+    columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
+
+`vec` is what one access of 16 bytes holds, fewer where sizes or strides are no multiples of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusee.codegen.llvm.body import Parts, Stage, across, is_scan, is_short, merge_all, result
+from fusee.codegen.llvm.kernel import Across, KernelCode, accumulators
+from fusee.codegen.simt.team import WARP, Exchange, barrier
+from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
+from fusee.loops.ir import Kernel, Phase, Store, walk
+from fusee.runtime.llvm_text import InsertPoint, Machine
+from fusee.sym.expr import Size, Symbol, coefficient, divides, hint, product
+
+SIMT = Machine(frozenset(), 128, is_simt=True)
+
+# Threads of a block that need not be a team; of one that shares columns; of the largest.
+BLOCK, COLUMNS, LARGEST = 128, 256, 1024
+# Threads that give a GPU enough to do: with as many points, reductions are not shared.
+ENOUGH = 1 << 16
+# Elements of a row that a thread keeps in registers; values in a body up to which it has several.
+KEPT, MANY_VALUES = 32, 96
+ACCESS_BYTES, MOST_LANES = 16, 8
+
+
+def emit_kernel(kernel: Kernel, machine: Machine = SIMT) -> KernelCode:
+    """The function of one kernel: `total` blocks of `units` threads, `align` bytes of arguments."""
+    return _Mapping(kernel, machine).emit()
+
+
+@dataclass(frozen=True)
+class Team:
+    """Who works on one point.
+
+    threads   of a team, a power of two; teams: of a block
+    along     the axes that are shared are the inner ones, and so are vectors: rows
+    """
+
+    threads: int
+    teams: int
+    along: bool
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.teams
+
+
+def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: Machine) -> int:
+    """Neighbours along an axis that a thread takes: all accesses in one piece are aligned."""
+    places = []
+    order = walk(v for phase in phases for v in phase.operands)
+    for value in order:
+        if value.op == "load":
+            places.append((value.attr[0].dtype, value.attr[1]))
+    for phase in phases:
+        places += [(s.buffer.dtype, s.index) for s in phase.body if isinstance(s, Store)]
+    narrow, rests = ACCESS_BYTES, []
+    for dtype, index in places:
+        parts = coefficient(index, axis)
+        if parts is not None and parts[0] in (1, -1):
+            narrow = min(narrow, dtype.itemsize)
+            rests.append(parts[1] if parts[0] == 1 else parts[1] + 1)
+    lanes = min(ACCESS_BYTES // narrow, MOST_LANES)
+    if len(order) > MANY_VALUES:
+        lanes = min(lanes, 2)
+    while lanes > 1 and not all(divides(lanes, rest) for rest in rests):
+        lanes //= 2
+    return lanes
+
+
+def _power(n: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class _Mapping:
+    def __init__(self, kernel: Kernel, machine: Machine) -> None:
+        self.kernel = kernel
+        self.ctx = ThreadContext(kernel, machine)
+        self.level = self.ctx.writer.top
+        self.ctx.ranked.append(self.level)
+        self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
+        self.inner = [phase for phase in kernel.phases if phase.inner]
+        scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
+        short = all(is_short(p) for p in kernel.phases)
+        self.lane = kernel.lanes
+        if self.lane is None and kernel.outer and (short or scans):
+            self.lane = kernel.outer[-1]
+        self.parallel = [axis for axis in kernel.outer if axis != self.lane]
+        self.team: Team | None = None
+        self.vec = 1
+        if self.lane is not None:
+            self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
+        if not short and not scans:
+            self.team = self._team()
+        self.stretches: dict[tuple[Symbol, ...], list[Stretch]] = {}
+        loads = {v.attr[0] for order in self.orders.values() for v in order if v.op == "load"}
+        self.reloads = bool(loads & self.ctx.stored)
+
+    # -------------------------------------------------------------------------- who does what
+
+    def _points(self) -> int:
+        return hint(product(axis.hi for axis in self.parallel if axis.hi is not None))
+
+    def _team(self) -> Team | None:
+        machine, points = self.ctx.machine, self._points()
+        counts = [hint(product(a.hi for a in p.inner if a.hi is not None)) for p in self.inner]
+        if self.lane is None:
+            last = {phase.inner[-1] for phase in self.inner}
+            lanes = [lanes_along(self.kernel, self.inner, axis, machine) for axis in last]
+            self.vec = min(lanes)
+            while any(not divides(self.vec, axis.hi) for axis in last if axis.hi is not None):
+                self.vec //= 2
+            chunks = max(max(counts) // self.vec, 1)
+            few = max(KEPT // self.vec // 2, 1)
+            threads = min(_power(chunks), WARP)
+            if chunks > few * WARP:
+                threads = min(max(_power(-(-chunks // few)), 2 * WARP), LARGEST)
+            return Team(threads, BLOCK // threads if threads <= WARP else 1, True)
+        assert self.lane.hi is not None
+        while not divides(self.vec, self.lane.hi):
+            self.vec //= 2
+        columns = max(hint(self.lane.hi) // self.vec, 1)
+        if columns * points >= ENOUGH:
+            return None
+        teams = min(_power(columns), WARP)
+        threads = max(_power(max(counts)), WARP // teams)
+        return Team(min(COLUMNS // teams, threads), teams, False)
+
+    # -------------------------------------------------------------------------- function
+
+    def emit(self) -> KernelCode:
+        shared: list[str] = []
+        if self.team is None:
+            threads, total = BLOCK, self._by_points()
+        else:
+            threads = self.team.block
+            total, size = self._by_teams(self.team)
+            if size:
+                shared = [f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"]
+        ctx = self.ctx
+        self.level.do("ret void")
+        lines = "\n".join(["start:", *self.level.lines])
+        # what the kernel writes may be the caller's, and be seen through another input
+        fixed = all(buffer.role != "input" for buffer in ctx.stored)
+        arguments = [
+            f"ptr{' noalias readonly' if fixed and b not in ctx.stored else ''} {name}"
+            for b, name in ctx.buffers.items()
+        ]
+        arguments += ["ptr %status", *(f"i64 {name}" for name in ctx.params.values())]
+        head = f'({", ".join(arguments)}) "nvvm.maxntid"="{threads}" nounwind'
+        digest = hashlib.sha256("\n".join([head, lines, *shared]).encode()).hexdigest()
+        name = f"k_{digest[:20]}"
+        return KernelCode(
+            name,
+            f"define ptx_kernel void @{name}{head} {{\n{lines}\n}}\n",
+            frozenset([*ctx.writer.declares.values(), *shared]),
+            tuple(ctx.buffers),
+            tuple(size for _, size in ctx.params),
+            total,
+            threads,
+            8 * len(arguments),
+        )
+
+    def _special(self, name: str) -> str:
+        """A special register: tid or ctaid."""
+        return self.level.call("i32", f"llvm.nvvm.read.ptx.sreg.{name}.x")
+
+    def _number(self, block: str, count: int, own: str) -> str:
+        """The number of a thread or team in the whole grid."""
+        op = self.level.op
+        first = op(f"mul i64 {op(f'zext i32 {block} to i64')}, {count}")
+        return op(f"add i64 {first}, {op(f'zext i32 {own} to i64')}")
+
+    def _digits(self, number: str, sizes: Sequence[str], wide: bool) -> list[str]:
+        """A number as coordinates; the first is the rest, and may be too large."""
+        op, kind = self.ctx.writer.top.op, "i64" if wide else "i32"
+        if len(sizes) < 2:
+            return [number] * len(sizes)
+        rest, found = number if wide else op(f"trunc i64 {number} to i32"), []
+        for size in reversed(sizes[1:]):
+            by = size if wide or size.isdigit() else op(f"trunc i64 {size} to i32")
+            found.append(op(f"urem {kind} {rest}, {by}"))
+            rest = op(f"udiv {kind} {rest}, {by}")
+        found = [*reversed([*found, rest])]
+        return found if wide else [op(f"zext i32 {x} to i64") for x in found]
+
+    def _chunks(self) -> tuple[list[str], Size]:
+        """Names of the sizes of the space that threads or teams are numbered in, and its size."""
+        sizes = [self.ctx.size_of(axis) for axis in self.parallel]
+        total = product(axis.hi for axis in self.parallel if axis.hi is not None)
+        if self.lane is None:
+            return sizes, total
+        assert self.lane.hi is not None
+        size = self.ctx.size_of(self.lane)
+        if self.vec > 1:
+            more = self.level.op(f"add i64 {size}, {self.vec - 1}")
+            size = self.level.op(f"lshr i64 {more}, {self.vec.bit_length() - 1}")
+        return [*sizes, size], total * ((self.lane.hi + self.vec - 1) // self.vec)
+
+    def _place(self, digits: Sequence[str]) -> None:
+        """Names of the outer axes' coordinates, and vectors along the last."""
+        ctx = self.ctx
+        for axis, name in zip(self.parallel, digits, strict=False):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        if self.lane is not None:
+            low = digits[-1]
+            if self.vec > 1:
+                low = self.level.op(f"mul nsw i64 {low}, {self.vec}")
+            ctx.axis_rank[self.lane], ctx.axis_name[self.lane] = 1, low
+            self.body.set_stage(self.lane, Stage(1, self.vec), None)
+        else:
+            self.body.set_stage(None, Stage(1, 1), None)
+
+    # -------------------------------------------------------------------------- points
+
+    def _by_points(self) -> Size:
+        """A thread for each point, or each `vec` of them; blocks that it takes."""
+        ctx, level = self.ctx, self.level
+        number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
+        sizes, total = self._chunks()
+        digits = self._digits(number, sizes, _is_wide(total))
+        last = level.op(f"icmp uge i64 {(digits or [number])[0]}, {(sizes or ['1'])[0]}")
+        level.leave(last, lambda: "void")
+        self._place(digits)
+        if self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
+            self._all_phases()
+        else:
+            low = ctx.axis_name[self.lane]
+            high = level.op(f"add nsw i64 {low}, {self.vec}")
+            whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
+            self._last_elements(whole, low)
+        return (total + (BLOCK - 1)) // BLOCK
+
+    def _all_phases(self) -> None:
+        for phase in self.kernel.phases:
+            Across(self.body, phase).emit()
+
+    def _last_elements(self, whole: str, low: str) -> None:
+        """As vectors where `whole`; at the end of the axis one by one."""
+        ctx, lane = self.ctx, self.lane
+        assert lane is not None
+        stop = self.level.op(f"select i1 {whole}, i64 1, i64 0")
+        end = self.level.op(f"select i1 {whole}, i64 {low}, i64 {ctx.size_of(lane)}")
+        ctx.base_rank = 2
+
+        def vectors(_: str, __: list[str]) -> list[str]:
+            ctx.ranked[2:] = [ctx.writer.top]
+            ctx.axis_rank[lane], ctx.axis_name[lane] = 2, low
+            self.body.set_stage(lane, Stage(1, self.vec), None)
+            self._all_phases()
+            return []
+
+        def elements(i: str, _: list[str]) -> list[str]:
+            ctx.open_axis(lane, i, 2)
+            self.body.set_stage(lane, Stage(1, 1), None)
+            self._all_phases()
+            return []
+
+        ctx.writer.loop("0", stop, 1, [], vectors)
+        ctx.writer.loop(low, end, 1, [], elements)
+
+    # -------------------------------------------------------------------------- teams
+
+    def _by_teams(self, team: Team) -> tuple[Size, int]:
+        """Blocks that it takes, and bytes of shared memory."""
+        level = self.level
+        tid, block = self._special("tid"), self._special("ctaid")
+        shift = (team.threads if team.along else team.teams).bit_length() - 1
+        high = level.op(f"lshr i32 {tid}, {shift}")
+        low = level.op(f"and i32 {tid}, {(1 << shift) - 1}")
+        own, member = (high, low) if team.along else (low, high)
+        number = self._number(block, team.teams, own)
+        sizes, total = self._chunks()
+        outside = None
+        if team.teams > 1:  # who has nothing to do works along with the others, and stores nothing
+            end = sizes[0] if sizes else "1"
+            for size in sizes[1:]:
+                end = level.op(f"mul i64 {end}, {size}")
+            outside = level.op(f"icmp sge i64 {number}, {end}")
+            number = level.op(f"select i1 {outside}, i64 0, i64 {number}")
+        self._place(self._digits(number, sizes, _is_wide(total)))
+        member = level.op(f"zext i32 {member} to i64")
+        leads = level.op(f"icmp ne i64 {member}, 0")
+        if outside is not None:
+            leads = level.op(f"or i1 {leads}, {outside}")
+        apart = 1 if team.along else team.teams
+        exchange = Exchange(self.ctx, team.block, team.threads, apart, tid)
+        for phase in self.kernel.phases:
+            if phase.inner:
+                self.body.skips = outside
+                self._shared(phase, team, member, exchange)
+            else:
+                self.body.skips = leads if team.threads > 1 else outside
+                if team.along:
+                    self.body.set_stage(None, Stage(1, 1), None)
+                self.body.statements(phase, {}, {}, 1)
+            stores = any(isinstance(s, Store) for s in phase.body)
+            if self.reloads and stores and team.threads > 1:
+                barrier(level, team.threads if team.along else team.block)
+        blocks = (total + (team.teams - 1)) // team.teams if team.teams > 1 else total
+        return blocks, exchange.shared_bytes
+
+    def _shared(self, phase: Phase, team: Team, member: str, exchange: Exchange) -> None:
+        """A phase whose inner points the threads of a team share."""
+        ctx, body, vec = self.ctx, self.body, self.vec if team.along else 1
+        if team.along:
+            body.set_stage(phase.inner[-1], Stage(1, vec), None)
+        lanes = ctx.lanes
+        hows = accumulators(phase, two_level=False)
+        parts: Parts = {acc: [how.start(lanes)] for acc, how in hows.items()}
+        total = product(axis.hi for axis in phase.inner if axis.hi is not None)
+        kept = isinstance(total, int) and not self.reloads and team.along
+        if kept and isinstance(total, int) and total <= team.threads * max(KEPT, vec):
+            parts = self._kept(phase, team, member, parts, total // vec)
+        else:
+            parts = self._looped(phase, team, member, parts)
+        t = InsertPoint(self.level, ctx.machine, lanes)
+        for acc, how in hows.items():
+            whole = merge_all(t, how, parts[acc])
+            if team.along:
+                whole = across(ctx, t, how, whole)
+            wide = InsertPoint(self.level, ctx.machine, 1 if team.along else lanes)
+            found = result(how, exchange.merged(wide, how, whole))
+            ctx.acc_facts[acc] = 1, wide.lanes > 1
+            ctx.acc_names[acc] = [found] if wide.lanes > 1 else found
+
+    def _open(self, phase: Phase, flat: str, along: bool, wide: bool) -> None:
+        """The inner axes' coordinates at one point of a phase, or `vec` of them."""
+        ctx, level = self.ctx, self.ctx.writer.top
+        sizes = [ctx.size_of(axis) for axis in phase.inner]
+        shift = self.vec.bit_length() - 1 if along else 0
+        if shift and len(sizes) > 1:
+            last = sizes[-1]
+            sizes[-1] = (
+                str(int(last) >> shift) if last.isdigit() else level.op(f"lshr i64 {last}, {shift}")
+            )
+        digits = self._digits(flat, sizes, wide)
+        if shift:
+            digits[-1] = level.op(f"shl i64 {digits[-1]}, {shift}")
+        for axis, name in zip(phase.inner, digits, strict=True):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 2, name
+
+    def _kept(self, phase: Phase, team: Team, member: str, parts: Parts, count: int) -> Parts:
+        """All points one after the other: what is known of them stays known in later phases."""
+        ctx, body, hows = self.ctx, self.body, accumulators(phase, two_level=False)
+        stretches = self.stretches.setdefault(phase.inner, [])
+        for first in range(0, count, team.threads):
+            if first == len(stretches) * team.threads:
+                stretches.append(self._stretch(phase, team, member, first, count))
+            part = stretches[first // team.threads]
+            ctx.ranked[2:] = [part]
+            ctx.axis_rank.update(dict.fromkeys(phase.inner, 2))
+            ctx.axis_name.update(part.axes)
+            body.idle = part.idle
+            parts = body.statements(phase, parts, hows, 2)
+        body.idle = None
+        ctx.ranked[2:] = []
+        return parts
+
+    def _stretch(self, phase: Phase, team: Team, member: str, first: int, count: int) -> Stretch:
+        """The points from number `first` on, one or `vec` for each thread of a team."""
+        part, level = Stretch(self.level), self.level
+        flat = level.op(f"add i64 {member}, {first}") if first else member
+        if first + team.threads > count:
+            part.idle = level.op(f"icmp sge i64 {flat}, {count}")
+            flat = level.op(f"select i1 {part.idle}, i64 0, i64 {flat}")
+        self._open(phase, flat, True, False)
+        part.axes = {axis: self.ctx.axis_name[axis] for axis in phase.inner}
+        return part
+
+    def _looped(self, phase: Phase, team: Team, member: str, parts: Parts) -> Parts:
+        ctx, level, body = self.ctx, self.level, self.body
+        hows = accumulators(phase, two_level=False)
+        kinds = {acc: how.kinds(ctx.lanes) for acc, how in hows.items()}
+        total = product(axis.hi for axis in phase.inner if axis.hi is not None)
+        count = ctx.size_of(phase.inner[0])
+        for axis in phase.inner[1:]:
+            count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
+        if team.along and self.vec > 1:
+            count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+
+        def inside(flat: str, carried: Parts) -> Parts:
+            ctx.ranked[2:] = [ctx.writer.top]
+            self._open(phase, flat, team.along, _is_wide(total))
+            return body.statements(phase, carried, hows, 2)
+
+        found = body.carry(member, count, team.threads, parts, kinds, inside)
+        ctx.ranked[2:] = []
+        return found
+
+
+def _is_wide(total: Size) -> bool:
+    """Whether numbers of points may not fit 32 bits."""
+    return not isinstance(total, int) or total >= 1 << 31

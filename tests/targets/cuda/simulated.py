@@ -1,0 +1,165 @@
+"""The CUDA pipeline on a machine without a GPU: kernels run on numpy's SIMT machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fusee.aten.rewriter import Pass
+from fusee.autodiff.min_cut import Prices
+from fusee.codegen.host import HostArguments
+from fusee.codegen.llvm.kernel import KernelCode
+from fusee.codegen.simt.kernel import emit_kernel
+from fusee.config import Options
+from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View
+from fusee.loops.lower.graph import ExternSpec
+from fusee.loops.memory import Plan
+from fusee.sym.expr import Size, Symbol, substitute, symbols
+from fusee.targets import Built, Kept
+from tests.targets.cuda.machine import Machine
+
+
+def number(size: Size, sizes: Mapping[Symbol, int]) -> int:
+    found = substitute(size, dict(sizes))
+    assert isinstance(found, int), found
+    return found
+
+
+def launch(
+    code: KernelCode, tensors: Mapping[Buffer, Tensor], sizes: Mapping[Symbol, int]
+) -> tuple[int, int]:
+    """Run one kernel; the status that it left."""
+    total, threads = number(code.total, sizes), number(code.units, sizes)
+    status, page = torch.zeros(2, dtype=torch.int64), torch.zeros(256, dtype=torch.int64)
+    if total == 0:
+        return 0, 0
+    machine = Machine(code.module, total, threads)
+    page[0] = machine.buffer(status.numpy())
+    params = [number(p, sizes) for p in code.params]
+    given = [*(flat(tensors[b]) for b in code.buffers), page.numpy(), *params]
+    try:
+        machine.run(given)
+    except IndexError:
+        assert status[0]
+    return int(status[0]), int(status[1])
+
+
+def flat(tensor: Tensor) -> Any:
+    """The memory from the tensor's first element to its last, shared."""
+    size = (
+        0
+        if 0 in tensor.shape
+        else 1 + sum((n - 1) * k for n, k in zip(tensor.shape, tensor.stride(), strict=True))
+    )
+    whole = tensor.detach().as_strided((size,), (1,))
+    return whole.view(torch.uint8).numpy()
+
+
+class Simulated:
+    """See fusee.targets.Target."""
+
+    prices = Prices()
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.codes: list[KernelCode] = []
+
+    def prepare(self) -> None: ...
+
+    def passes(self, options: Options) -> Sequence[Pass]:
+        return ()
+
+    def call_of(self, op: OpOverload) -> ExternSpec | None:
+        return None
+
+    def build(
+        self,
+        plan: Plan,
+        arguments: HostArguments,
+        kept: Kept,
+        options: Options,
+        timed: Callable[[str], AbstractContextManager[object]],
+    ) -> Built:
+        graph = plan.schedule.graph
+        codes = {k: emit_kernel(k) for k in plan.schedule.items if isinstance(k, Kernel)}
+        self.codes += codes.values()
+        place = {buffer: k for k, buffer in enumerate(arguments.buffers)}
+
+        def run(inputs: Sequence[Any]) -> Sequence[Any]:
+            rest = iter(kept.current(tuple(inputs)).tensors)
+            tensors = {
+                x: inputs[place[x]] if x.role == "input" else next(rest)
+                for x in graph.inputs
+                if isinstance(x, Buffer)
+            }
+            shapes = [x.shape if isinstance(x, Buffer) else (x.expr,) for x in graph.inputs]
+            named = {s.name: s for shape in shapes for n in shape for s in symbols(n)}
+            sizes = {
+                named.get(name, Symbol(name)): inputs[k] if axis is None else inputs[k].size(axis)
+                for name, (k, axis) in arguments.sizes.items()
+            }
+            with torch.no_grad():
+                return _Call(graph, tensors, sizes).run(plan, codes)
+
+        call = (lambda *inputs: run(inputs)) if arguments.spread else run
+        return Built(call, {kernel: code.name for kernel, code in codes.items()})
+
+
+class _Call:
+    def __init__(
+        self, graph: LoopGraph, tensors: dict[Buffer, Tensor], sizes: Mapping[Symbol, int]
+    ) -> None:
+        self.graph, self.tensors, self.sizes = graph, tensors, sizes
+
+    def run(self, plan: Plan, codes: Mapping[Kernel, KernelCode]) -> tuple[Any, ...]:
+        for item in plan.schedule.items:
+            if isinstance(item, Kernel):
+                code = codes[item]
+                for buffer in code.buffers:
+                    self._allocate(buffer)
+                status, value = launch(code, self.tensors, self.sizes)
+                if status:
+                    kind, text = self.graph.messages[status - 1]
+                    raise kind(text.format(value))
+                continue
+            args, kwargs = self._given(item.args), self._given(item.kwargs)
+            if item.out:
+                outs = [self._allocate(b) for b in item.results if b is not None]
+                item.call(*args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
+                continue
+            found = item.call(*args, **kwargs)
+            several = isinstance(found, (tuple, list))
+            for result, x in zip(item.results, found if several else (found,), strict=True):
+                if result is not None:
+                    strides = [number(n, self.sizes) for n in result.strides]
+                    self.tensors[result] = x.new_empty_strided(x.shape, strides).copy_(x)
+        return tuple(self._given(list(self.graph.outputs)))
+
+    def _allocate(self, buffer: Buffer) -> Tensor:
+        if buffer not in self.tensors:
+            shape = [number(n, self.sizes) for n in buffer.shape]
+            strides = [number(n, self.sizes) for n in buffer.strides]
+            made = torch.empty_strided(shape, strides, dtype=buffer.dtype)
+            if buffer.dtype.is_floating_point:
+                made.fill_(float("nan"))
+            self.tensors[buffer] = made
+        return self.tensors[buffer]
+
+    def _given(self, tree: Any) -> Any:
+        if isinstance(tree, View):
+            shape, strides = (
+                [number(n, self.sizes) for n in x] for x in (tree.shape, tree.strides)
+            )
+            base = self._allocate(tree.buffer)
+            offset = number(tree.offset, self.sizes) + base.storage_offset()
+            return base.as_strided(shape, strides, offset)
+        if isinstance(tree, dict):
+            return {key: self._given(x) for key, x in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(map(self._given, tree))
+        return number(tree, self.sizes) if hasattr(tree, "terms") else tree

@@ -1,0 +1,229 @@
+"""Kernels for GPUs: run by the SIMT machine through the whole compiler, and assembled.
+
+Each program is one way in which loops lie: what a thread, a team of threads or a block does.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusee
+from fusee.backends import native
+from fusee.runtime import jit
+from fusee.targets.cuda import PROFILE, assemble
+from tests.targets.cuda.machine import Fault, Machine
+from tests.targets.cuda.simulated import Simulated
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-12}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    """Everything that is compiled runs as it would on a GPU."""
+    target = Simulated(PROFILE)
+    monkeypatch.setitem(native.TARGETS, "cpu", target)
+    return target
+
+
+def agree(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5, **how: Any) -> None:
+    """Compiled gives what eager gives, and leaves in its arguments what eager leaves."""
+    mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
+    got, want = fusee.compile(fn, options={"cache": False}, **how)(*mine), fn(*theirs)
+    close(got, want, tolerance)
+    close(mine, theirs, tolerance)
+
+
+def close(got: Any, want: Any, tolerance: float) -> None:
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "gelu": lambda x: F.gelu(x) * 2 + 1,
+    "tanh and its kin": lambda x: (x.tanh(), x.sigmoid(), F.silu(x), F.softplus(x)),
+    "of two dtypes": lambda x: (x.float() + 1, x > 0, x.double() * 2),
+    "exp and log": lambda x: (x.exp(), x.abs().log(), x.expm1(), x.abs().log1p(), x.exp2()),
+    "of CUDA's library": lambda x: (x.tan(), x.atan(), x.sinh(), x.lgamma(), x.abs().pow(1.3)),
+    "sines": lambda x: (x.sin(), (x * 1e6).cos()),
+    "rounding": lambda x: (x.floor(), x.round(), x.trunc(), x.sign(), x.to(torch.int32)),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("program", POINTWISE)
+def test_pointwise(gpu: Simulated, program: str, dtype: torch.dtype) -> None:
+    for shape in [(1003,), (8, 64)]:
+        agree(POINTWISE[program], numbers(*shape, dtype=dtype), tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integers(gpu: Simulated, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 100, (5, 37)).to(dtype)
+    agree(lambda x: (x // 3, x % 5, x << 1, x >> 2, x & 6, x > 4, x.float().sqrt(), -x), x)
+    agree(lambda x: (x.sum(), x.amax(1), x.argmin(0), (x > 3).any(1), (x > 3).sum()), x)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer norm": lambda x: F.layer_norm(x + 1, x.shape[-1:]),
+    "sums of rows": lambda x: (x.sum(-1), x.amax(-1), x.mean(-1)),
+    "sums of columns": lambda x: (x.sum(0), x.amin(0)),
+    "softmax of columns": lambda x: torch.softmax(x, 0),
+    "all": lambda x: (x.sum(), x.var(correction=0), x.amax()),
+    "places": lambda x: (x.argmax(-1), x.argmax(0), x.argmin(), x.max(1)),
+    "norm": lambda x: x / x.norm(dim=-1, keepdim=True),
+}
+
+
+# rows: part of a warp, a warp, a block that keeps them, one that reads them again; odd ones
+ROWS = [(9, 5), (7, 96), (5, 257), (3, 2048), (2, 5001), (70, 24), (1, 1)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("program", REDUCTIONS)
+def test_reductions(gpu: Simulated, program: str, shape: tuple[int, ...]) -> None:
+    agree(REDUCTIONS[program], numbers(*shape))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reductions_of_other_dtypes(gpu: Simulated, dtype: torch.dtype) -> None:
+    for program in ("softmax", "layer norm", "sums of columns"):
+        agree(REDUCTIONS[program], numbers(6, 160, dtype=dtype), tolerance=TOLERANCE[dtype])
+
+
+def test_rows_that_do_not_fit_the_registers(gpu: Simulated) -> None:
+    agree(lambda x: torch.softmax(x, -1), numbers(2, 40_000))
+    agree(lambda x: F.layer_norm(x, x.shape[-1:]), numbers(2, 33_001))
+
+
+def test_reductions_in_two_steps(gpu: Simulated) -> None:
+    agree(lambda x: (x * x).sum(), numbers(300_000), tolerance=1e-4)
+    agree(lambda x: x.sum(0), numbers(9_000, 24), tolerance=1e-3)
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "batch norm": lambda: (
+        lambda x: F.batch_norm(x, None, None, training=True), numbers(4, 6, 8, 8)),
+    "group norm": lambda: (lambda x: F.group_norm(x, 3), numbers(4, 6, 8, 8)),
+    "transposes": lambda: (lambda x: x.t().contiguous() + x.t(), numbers(33, 70)),
+    "scans": lambda: (lambda x: (x.cumsum(-1), x.cumsum(0), x.cummax(1)), numbers(7, 33)),
+    "embedding": lambda: (
+        lambda i, w: F.embedding(i, w) * 2, torch.randint(0, 50, (5, 6)), numbers(50, 32)),
+    "gather": lambda: (
+        lambda x, i: x.gather(1, i), numbers(9, 64), torch.randint(0, 64, (9, 40))),
+    "padding": lambda: (lambda x: F.pad(x, (1, 2, 3, 1)) * 2, numbers(8, 16)),
+    "cat": lambda: (lambda x, y: torch.cat([x, y], 1).relu(), numbers(8, 16), numbers(8, 17)),
+    "flip and slices": lambda: (lambda x: x.flip(1)[:, 1:] + x[:, :-1], numbers(8, 33)),
+    "broadcast": lambda: (lambda x, y: x[:, None] * y + 1, numbers(6, 16), numbers(5, 1)),
+    "writes": lambda: (lambda x: x.add_(1).mul_(2).sum(), numbers(16, 64)),
+    "pooling": lambda: (lambda x: F.max_pool2d(x, 3, 2), numbers(2, 3, 17, 16)),
+    "of nothing": lambda: (lambda x: (x + 1, x.sum(0), x.sum(1)), numbers(0, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_other_loops(gpu: Simulated, program: str) -> None:
+    fn, *args = OTHERS[program]()
+    agree(fn, *args)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8], ids=str)
+def test_scatters_by_atomics(gpu: Simulated, dtype: torch.dtype) -> None:
+    place, source = torch.randint(0, 8, (20, 32)), (numbers(20, 32) * 4).to(dtype)
+    start, near = (numbers(8, 32) * 4).to(dtype), 20 * TOLERANCE.get(dtype, 0)
+    agree(lambda x, i, s: x.scatter_add(0, i, s), start, place, source, tolerance=near)
+    agree(lambda x, i, s: x.index_add(0, i[:, 0], s), start, place, source, tolerance=near)
+    for how in ("amax", "amin", "prod"):
+        agree(
+            lambda x, i, s, how=how: x.scatter_reduce(0, i, s, how), start, place, source,
+            tolerance=5 * near,
+        )  # fmt: skip
+
+
+def test_open_sizes(gpu: Simulated) -> None:
+    for program in (POINTWISE["gelu"], REDUCTIONS["softmax"], REDUCTIONS["sums of columns"]):
+        compiled = fusee.compile(program, dynamic=True, options={"cache": False})
+        for shape in [(5, 33), (8, 64), (3, 700)]:
+            x = numbers(*shape)
+            torch.testing.assert_close(compiled(x), program(x), rtol=2e-5, atol=2e-5)
+
+
+def test_bad_indices_are_told(gpu: Simulated) -> None:
+    compiled = fusee.compile(F.embedding, options={"cache": False})
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(torch.tensor([1, 7, 2]), numbers(5, 8))
+
+
+def test_the_machine_finds_faults() -> None:
+    text = """define ptx_kernel void @k(ptr %b0, ptr %status) {{
+start:
+  %t = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %i = zext i32 %t to i64
+  %a = getelementptr float, ptr {place}, i64 {index}
+  store float 1.0, ptr %a, align {align}
+  ret void
+}}
+"""
+    memory, status = torch.zeros(32).numpy(), torch.zeros(2).numpy()
+    for given, words in [
+        (("%i", 4), None),
+        (("%i", 8), "misaligned"),
+        (("0", 4), "two threads"),
+        (("32", 4), "argument 0: byte 128"),
+    ]:
+        machine = Machine(text.format(place="%b0", index=given[0], align=given[1]), 1, 32)
+        if words is None:
+            machine.run([memory, status])
+            assert memory.all()
+        else:
+            with pytest.raises(Fault, match=words):
+                machine.run([memory, status])
+
+
+# ------------------------------------------------------------------------------ assembled
+
+
+@pytest.fixture
+def texts(gpu: Simulated) -> list[str]:
+    """Kernels of all kinds."""
+    for program in (*POINTWISE.values(), *REDUCTIONS.values()):
+        for dtype in (torch.float32, torch.bfloat16):
+            fusee.compile(program, options={"cache": False})(numbers(5, 256, dtype=dtype))
+    for make in OTHERS.values():
+        fn, *args = make()
+        fusee.compile(fn, options={"cache": False})(*args)
+    return list(dict.fromkeys(code.module for code in gpu.codes))
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
+def test_kernels_assemble(texts: list[str], capability: int) -> None:
+    assemble.linker()
+    emit = assemble.emitter(capability).emit
+    for text in texts:
+        ptx = emit(text)
+        functions = assemble.called(ptx)
+        parts = [ptx, *(assemble._function(name, capability, None) for name in functions)]
+        _, told = assemble.link(parts, capability, "-verbose")
+        spills = sum(map(int, re.findall(r"(\d+) bytes spill", told)))
+        assert functions or not spills, f"{told}\n{text}"
+
+
+def test_accesses_are_wide_and_of_global_memory(texts: list[str]) -> None:
+    """A row of 256 in registers: read once, 16 bytes at a time, written once."""
+    jit.binding()
+    emit = assemble.emitter(90).emit
+    rows = [text for text in texts if "rsqrt" not in text and "shfl" in text]
+    ptx = [emit(text).decode() for text in rows]
+    assert any(x.count("ld.global.nc.v4") == x.count("ld.") - x.count("ld.param") for x in ptx)
+    assert not any(".local" in x for x in ptx)
