@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fusee.backends import lookup
-from fusee.runtime import random
+from fusee.targets import cpu as random
 from tests.aten.harness import one_node
 
 F = torch.nn.functional

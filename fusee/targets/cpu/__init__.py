@@ -1,4 +1,5 @@
-"""The CPU: loops as LLVM IR with explicit vectors, layers as calls of oneDNN and ATen.
+"""The CPU: loops as LLVM IR with explicit vectors, layers as calls of oneDNN and ATen, random
+numbers as torch's generator draws them.
 
 The overload `torch.ops.aten.mm.out` costs 3 to 5 us a call, the builtin `torch.mm` 1 to 2 us with
 the same arguments (benchmarks.md, Externs). With `out` the result goes straight into the arena:
@@ -8,14 +9,17 @@ overload. `out` needs grad mode off where a parameter is among the arguments.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from fusee import log
@@ -32,11 +36,11 @@ from fusee.loops.ir import Buffer, Kernel, Message, Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
-from fusee.runtime import jit, random
+from fusee.runtime import jit
 from fusee.runtime.change_detection import DerivedSet
-from fusee.runtime.jit import Build, Function, prepare
+from fusee.runtime.jit import Build, Function, compile_one, prepare
 from fusee.runtime.launch import Frames, LaunchFrame, Program, runner
-from fusee.runtime.llvm_text import Machine
+from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
 from fusee.source import define
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import (
@@ -94,6 +98,240 @@ class CPU:
         return Built(run, {kernel: code.name for kernel, code in codes.items()})
 
 
+# ---------------------------------------------------------------------------- random numbers
+# Bernoulli numbers of torch's CPU generator, several times faster than its own kernel draws them.
+#
+# ATen steps its Mersenne Twister one number at a time, in one thread: 7 ns per element of a dropout
+# mask. Vectors take the same steps in 1 ns. The generator's state goes in and out through get_state
+# and set_state, so the stream is eager's, before, within and after. Where a trial shows another
+# stream (a build of torch that draws otherwise) ATen draws.
+#
+# source   aten/src/ATen/core/MT19937RNGEngine.h, DistributionsHelper.h, CPUGeneratorImpl.cpp
+#          Tested with torch 2.13; `_drawer` tries out any other
+
+# Bytes of a state, and where it holds: words left before the next round (32 bits), which word comes
+# next and the words themselves (64 bits each).
+_BYTES, _LEFT, _NEXT, _STATE = 5056, 8, 16, 24
+
+_WORDS, _HALF = 624, 397
+_LANES = 8
+# The buffer of finished words starts after room for one that was left over.
+_FIRST = 16
+_END = _FIRST + _WORDS
+_MASK = (1 << 53) - 1
+
+_TRIALS = (1, 2, 311, 313, 700)
+
+
+def bernoulli(p: float, *, out: Tensor) -> Tensor:
+    """Fill `out`, dense and of dtype bool, with what `out.bernoulli_(p)` draws, in memory's order.
+
+    raises   RuntimeError as torch does if p is no probability
+    """
+    draw = _drawer()
+    if draw is None or not 0 <= p <= 1:
+        return out.bernoulli_(p)
+    generator = torch.default_generator
+    state = generator.get_state()
+    # Python's lock is held: nobody else draws from this state in the meantime
+    draw(state.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
+    generator.set_state(state)
+    return out
+
+
+def redrawn(state: Tensor, size: Sequence[int], p: float) -> Tensor:
+    """What `bernoulli` has drawn from this state of the generator, which stays as it is."""
+    out = torch.empty(size, dtype=torch.bool)
+    draw = _drawer()
+    if draw is None or not 0 <= p <= 1:
+        generator = torch.Generator()
+        generator.set_state(state)
+        return out.bernoulli_(p, generator=generator)
+    copy = state.clone()
+    draw(copy.data_ptr(), out.data_ptr(), out.numel(), math.ceil(p * 2.0**53))
+    return out
+
+
+@functools.cache
+def _drawer() -> Callable[[int, int, int, int], None] | None:
+    """draw(state, out, count, threshold); None if its stream is not that of this torch."""
+    function = compile_one(_draw())
+    draw = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(function.address)
+    draw.keep = function  # type: ignore[attr-defined]
+    generator = torch.default_generator
+    before = generator.get_state()
+    try:
+        return draw if before.numel() == _BYTES and _is_same_stream(draw, generator) else None
+    finally:
+        generator.set_state(before)
+
+
+def _is_same_stream(draw: Callable[[int, int, int, int], None], generator: torch.Generator) -> bool:
+    for seed, count in enumerate(_TRIALS):
+        for offset in (0, 1, 5):
+            generator.manual_seed(seed)
+            torch.rand(offset)  # from the second word on, pairs straddle rounds
+            state = generator.get_state()
+            want = torch.empty(count, dtype=torch.bool).bernoulli_(0.7)
+            after = generator.get_state()
+            got = torch.empty(count, dtype=torch.bool)
+            draw(state.data_ptr(), got.data_ptr(), count, math.ceil(0.7 * 2.0**53))
+            if not torch.equal(got, want) or not torch.equal(state, after):
+                return False
+    return True
+
+
+# ------------------------------------------------------------------------------ machine code
+
+
+class _Lanes:
+    """Arithmetic on `lanes` integers of a kind; numbers are the same in all lanes."""
+
+    def __init__(self, level: Level, kind: str, lanes: int) -> None:
+        self.level, self.kind, self.lanes = level, kind, lanes
+        self.type = vector(kind, lanes)
+
+    def __call__(self, op: str, x: str, y: str | int) -> str:
+        other = splat(self.kind, str(y), self.lanes) if isinstance(y, int) else y
+        return self.level.op(f"{op} {self.type} {x}, {other}")
+
+    def load(self, base: str, offset: str) -> str:
+        at = self.level.at(base, offset, "i32")
+        return self.level.op(f"load {self.type}, ptr {at}, align 4")
+
+    def store(self, value: str, base: str, offset: str) -> None:
+        at = self.level.at(base, offset, "i32")
+        self.level.do(f"store {self.type} {value}, ptr {at}, align 4")
+
+
+def _draw() -> str:
+    """draw(state, out, count, threshold) as a unit."""
+    writer = Writer()
+    top = writer.top
+    op = top.op
+    state = op(f"alloca [{_WORDS + 16} x i32], align 64")
+    ready = op(f"alloca [{_END + 16} x i32], align 64")  # finished words
+    top.leave(op("icmp sle i64 %count, 0"), lambda: "void")
+    kept = top.at("%state", _STATE)
+    left = op(f"sub i32 {top.load('i32', '%state', _LEFT, 'i8')}, 1")
+    there = op(f"zext i32 {left} to i64")
+    limits = op(f"insertelement <{_LANES} x i64> poison, i64 %threshold, i64 0")
+    limits = top.shuffle(f"<{_LANES} x i64>", limits, "poison", [0] * _LANES)
+
+    def get(k: str, _: list[str]) -> list[str]:
+        word = writer.top.op(f"trunc i64 {writer.top.load('i64', kept, k)} to i32")
+        writer.top.store("i32", word, state, k, "i32")
+        return []
+
+    def put(k: str, _: list[str]) -> list[str]:
+        word = writer.top.op(f"zext i32 {writer.top.load('i32', state, k, 'i32')} to i64")
+        writer.top.store("i64", word, kept, k)
+        return []
+
+    def round_(number: str, carried: list[str]) -> list[str]:
+        level, (at, to, todo) = writer.top, carried
+        first = level.op(f"icmp eq i64 {number}, 0")
+        at = level.unless(first, lambda: _refill(writer, state, ready, at), "i64", at)
+        pairs = level.op(f"lshr i64 {level.op(f'sub i64 {_END}, {at}')}, 1")
+        now = level.call("i64", "llvm.smin.i64", ("i64", pairs), ("i64", todo))
+        whole = level.op(f"and i64 {now}, {-_LANES}")
+        words = level.at(ready, at, "i32")
+        for start, stop, lanes, limit in (
+            ("0", whole, _LANES, limits),
+            (whole, now, 1, "%threshold"),
+        ):
+            compare = functools.partial(_compare, writer, words, to, lanes, limit)
+            writer.loop(start, stop, lanes, [], compare)
+        after = level.op(f"add i64 {at}, {level.op(f'shl i64 {now}, 1')}")
+        return [after, level.at(to, now), level.op(f"sub i64 {todo}, {now}")]
+
+    writer.loop("0", str(_WORDS), 1, [], get)
+    _temper(writer, state, ready)
+    # so many rounds more as give the words that are missing, and one for those that are there
+    missing = op(f"sub i64 {op('shl i64 %count, 1')}, {there}")
+    rounds = op(f"add i64 {missing}, {2 * _WORDS - 1}")
+    rounds = top.call("i64", "llvm.smax.i64", ("i64", rounds), ("i64", str(_WORDS)))
+    rounds = op(f"udiv i64 {rounds}, {_WORDS}")
+    start = op(f"sub i64 {_END}, {there}")
+    begin = [("i64", start), ("ptr", "%out"), ("i64", "%count")]
+    after, _, _ = writer.loop("0", rounds, 1, begin, round_)
+    writer.loop("0", str(_WORDS), 1, [], put)
+    used = op(f"sub i64 {after}, {_FIRST}")
+    top.store("i64", used, "%state", _NEXT, "i8")
+    used = op(f"trunc i64 {used} to i32")
+    top.store("i32", op(f"sub i32 {_WORDS + 1}, {used}"), "%state", _LEFT, "i8")
+    parameters = "ptr %state, ptr %out, i64 %count, i64 %threshold"
+    return writer.module(f"define void @kernel({parameters})", "void")
+
+
+def _compare(
+    writer: Writer, words: str, to: str, lanes: int, limit: str, k: str, _: list[str]
+) -> list[str]:
+    """Two words each, the first one high, as a number of 53 bits: below the threshold or not."""
+    level = writer.top
+    on = _Lanes(level, "i64", lanes)
+    pair = on.load(words, level.op(f"shl i64 {k}, 1"))
+    turned = on("or", on("shl", pair, 32), on("lshr", pair, 32))
+    below = on("icmp slt", on("and", turned, _MASK), limit)
+    found = level.op(f"zext {vector('i1', lanes)} {below} to {vector('i8', lanes)}")
+    level.store(vector("i8", lanes), found, to, k, "i8")
+    return []
+
+
+def _temper(writer: Writer, state: str, ready: str) -> None:
+    """Finished words from those of the state."""
+
+    def body(k: str, _: list[str]) -> list[str]:
+        on = _Lanes(writer.top, "i32", _LANES)
+        x = on.load(state, k)
+        x = on("xor", x, on("lshr", x, 11))
+        x = on("xor", x, on("and", on("shl", x, 7), 0x9D2C5680 - (1 << 32)))
+        x = on("xor", x, on("and", on("shl", x, 15), 0xEFC60000 - (1 << 32)))
+        on.store(on("xor", x, on("lshr", x, 18)), ready, writer.top.op(f"add i64 {k}, {_FIRST}"))
+        return []
+
+    writer.loop("0", str(_WORDS), _LANES, [], body)
+
+
+def _refill(writer: Writer, state: str, ready: str, at: str) -> str:
+    """The next round of the twister, and where its words begin.
+
+    A word that was left over stays before them.
+    """
+    level = writer.top
+    last = level.load("i32", ready, _END - 1, "i32")
+    level.store("i32", last, ready, _FIRST - 1, "i32")
+    middle = _WORDS - _HALF
+    first = middle // _LANES * _LANES
+    second = middle + (_WORDS - 1 - middle) // _LANES * _LANES
+    _twist(writer, state, (0, first), _HALF, _LANES)
+    _twist(writer, state, (first, middle), _HALF, 1)
+    _twist(writer, state, (middle, second), _HALF - _WORDS, _LANES)
+    # the word after the last one is the first
+    level.store("i32", level.load("i32", state), state, _WORDS, "i32")
+    _twist(writer, state, (second, _WORDS), _HALF - _WORDS, 1)
+    _temper(writer, state, ready)
+    return level.op(f"add i64 {level.op(f'sub i64 {at}, {_END}')}, {_FIRST}")
+
+
+def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes: int) -> None:
+    """s[i] = s[i + ahead] ^ mix(s[i], s[i + 1]) for a part of the words, in their order."""
+
+    def body(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        on = _Lanes(level, "i32", lanes)
+        x, following, far = (
+            on.load(state, level.op(f"add i64 {k}, {step}")) for step in (0, 1, ahead)
+        )
+        both = on("or", on("and", x, -(1 << 31)), on("and", following, (1 << 31) - 1))
+        sign = level.op(f"sub {on.type} {splat('i32', '0', lanes)}, {on('and', following, 1)}")
+        mixed = on("xor", on("lshr", both, 1), on("and", sign, 0x9908B0DF - (1 << 32)))
+        on.store(on("xor", far, mixed), state, k)
+        return []
+
+    writer.loop(str(part[0]), str(part[1]), lanes, [], body)
+
+
 # ---------------------------------------------------------------------------- externs
 
 
@@ -118,8 +356,8 @@ EXTERNS: dict[OpOverload, ExternSpec] = {
         for op in LAYERS
     },
     # machine code of ours
-    aten.bernoulli.p: ExternSpec(torch.bernoulli, random.bernoulli),
-    REDRAWN: ExternSpec(random.redrawn),
+    aten.bernoulli.p: ExternSpec(torch.bernoulli, bernoulli),
+    REDRAWN: ExternSpec(redrawn),
 }
 
 
