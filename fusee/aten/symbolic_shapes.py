@@ -32,7 +32,7 @@ from fusee.fake.mode import fake_of, python_dispatcher
 from fusee.source import define
 from fusee.sym.expr import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS
-from fusee.sym.shape_env import Predicate, ShapeEnv, size_of
+from fusee.sym.shape_env import Predicate, ShapeEnv, known_size
 from fusee.sym.symint import TorchSymbols
 
 _FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}
@@ -114,7 +114,7 @@ class _Handed:
         """A SymInt or FakeTensor with sizes of torch's in place of ours."""
         if isinstance(x, Tensor):
             return self.fake(x, self.own_mode)
-        return self.size(_size(x)) if type(x) is torch.SymInt else x
+        return self.size(known_size(x)) if type(x) is torch.SymInt else x
 
     def fake(self, x: Tensor, mode: FakeTensorMode) -> Any:
         """A FakeTensor with torch's sizes."""
@@ -259,13 +259,6 @@ class _Values(fx.Interpreter):
         if n.op != "output":
             n.meta["example_value"] = found
         return found
-
-
-def _size(x: Any) -> Size:
-    """The size of ours that an open number is."""
-    found = x if type(x) is int else size_of(x)
-    assert found is not None
-    return found
 
 
 def _fix_shared(inputs: Sequence[Any], examples: Sequence[Any]) -> None:

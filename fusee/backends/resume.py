@@ -381,6 +381,7 @@ def _available_bytes() -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+@atexit.register
 def _finish() -> None:
     for models in list(_all.values()):
         models.finish()
@@ -396,6 +397,5 @@ def _in_child() -> None:
     _all.clear()  # what a child uses says little of the next start
 
 
-atexit.register(_finish)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)

@@ -44,18 +44,19 @@ from fusee.capture.torch_api import (
     FakeTensor,
     enter_inference_mode,
 )
-from fusee.source import Args, Kwargs
+from fusee.source import Args, Kwargs, Rules
 
 # ---------------------------------------------------------------------------- stand ins
 
 
 Stand = Callable[..., Any]  # takes the machine, and then what the function takes
 
-SPECIAL: dict[Any, Stand] = {}
+SPECIAL: Rules[Any, Stand] = Rules()
+stands_for = SPECIAL.rule
 # By id of the code that closures share: they get the function before all else.
-BY_CODE: dict[int, Stand] = {}
+BY_CODE: Rules[int, Stand] = Rules()
 # By the class of a function in C, likewise.
-BY_TYPE: dict[type, Stand] = {}
+BY_TYPE: Rules[type, Stand] = Rules()
 
 
 def special(function: Any) -> Stand | None:
@@ -88,16 +89,8 @@ def refuses(function: Any, count: int, *names: str) -> bool:
     return False
 
 
-def stands_for(*functions: Any) -> Callable[[Stand], Stand]:
-    def register(stand: Stand) -> Stand:
-        SPECIAL.update(dict.fromkeys(functions, stand))
-        return stand
-
-    return register
-
-
 def stands_for_each(*functions: Any) -> Callable[[Stand], Stand]:
-    """The same, for a stand-in that takes before all else what it stands for."""
+    """`stands_for`, of a stand-in that takes before all else what it stands for."""
 
     def register(stand: Stand) -> Stand:
         SPECIAL.update((function, functools.partial(stand, function)) for function in functions)

@@ -358,6 +358,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     raise _unknown(function)
 
 
+@BY_TYPE.rule(operator.itemgetter, operator.attrgetter)
 def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
     """What an itemgetter or attrgetter gives."""
     _, parts = function.__reduce__()
@@ -368,16 +369,13 @@ def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
     return found[0] if len(found) == 1 else tuple(found)
 
 
+@BY_TYPE.rule(operator.methodcaller)
 def _call_method(function: Any, m: Capturing, obj: Any, /) -> Any:
     """What a methodcaller does."""
     made, rest = function.__reduce__()
     held: Any = functools.partial(made)  # `made` is one itself if there are keywords
     given = [*held.args, *rest]
     return m.call(m.attribute(obj, given[0]), *given[1:], **held.keywords)
-
-
-BY_TYPE.update({operator.itemgetter: _get, operator.attrgetter: _get})
-BY_TYPE[operator.methodcaller] = _call_method
 
 
 def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
@@ -542,6 +540,7 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
     return defaults, keyword_defaults
 
 
+@BY_TYPE.rule(functools._lru_cache_wrapper)
 def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function with a cache: called again, as long as nobody could tell."""
     before, said = m.world.changes(), len(m.world.later)
@@ -556,7 +555,6 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     raise GraphBreak("a function under lru_cache gives more than numbers, texts and functions")
 
 
-BY_TYPE[functools._lru_cache_wrapper] = _call_cached
 BY_TYPE[weakref.ref] = lambda ref, m: m.world.referent(ref)
 
 

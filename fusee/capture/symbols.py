@@ -37,7 +37,7 @@ from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
 from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
-from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, size_of, wrapped
+from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, known_size, size_of, wrapped
 
 
 class Text:
@@ -474,7 +474,7 @@ class Symbols:
     def _unite(self, group: str, size: Any, place: Origin) -> None:
         """Let a size be that of the others that are marked with the same `shape_id`."""
         first = self.groups.setdefault(group, (size, place))
-        if not self.env.data.require(_size(size), "==", _size(first[0])):
+        if not self.env.data.require(known_size(size), "==", known_size(first[0])):
             raise OptionError(
                 f"{place} is {size.node.hint}, and {first[1]} of the same shape_id {group!r} is"
                 f" {first[0].node.hint}",
@@ -624,9 +624,3 @@ _CALLS = {
     "&": operator.and_, "<<": operator.lshift,
 }  # fmt: skip
 _FLOATS = {float: torch.sym_float, math.sqrt: torch._sym_sqrt}  # type: ignore[attr-defined]
-
-
-def _size(x: Any) -> Size:
-    found = size_of(x)
-    assert found is not None
-    return found

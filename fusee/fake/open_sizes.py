@@ -27,23 +27,15 @@ from fusee.fake.layouts import (
     strides,
 )
 from fusee.fake.rules import Found, Op, overload, overloads
-from fusee.sym.expr import Size
-from fusee.sym.shape_env import ShapeEnv, SizeNode, size_of, wrapped
+from fusee.source import Rules
+from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
 
 Run = Callable[..., Any]
 
 # By operator, of meta tensors; makers give a meta tensor, too.
-OPEN_VIEWS: dict[Any, Run] = {}
-OPEN_MAKERS: dict[Any, Run] = {}
-
-
-def _view(names: str) -> Callable[[Run], Run]:
-    def register(function: Run) -> Run:
-        OPEN_VIEWS.update(dict.fromkeys(overloads(names), function))
-        return function
-
-    return register
+OPEN_VIEWS: Rules[Any, Run] = Rules()
+OPEN_MAKERS: Rules[Any, Run] = Rules()
 
 
 def _strided(x: Tensor, size: Sizes, stride: Sizes, more: Any = 0) -> Tensor:
@@ -59,7 +51,7 @@ def _axis(axis: int, rank: int) -> int:
 # ---------------------------------------------------------------------------- axes
 
 
-@_view("permute")
+@OPEN_VIEWS.rule(*overloads("permute"))
 def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
     order = [_axis(k, x.dim()) for k in axes]
     if sorted(order) != [*range(x.dim())]:
@@ -68,7 +60,7 @@ def _permuted(x: Tensor, axes: Sequence[int]) -> Tensor | None:
     return _strided(x, [size[k] for k in order], [stride[k] for k in order])
 
 
-@_view("transpose.int")
+@OPEN_VIEWS.rule(*overloads("transpose.int"))
 def _transposed(x: Tensor, a: int, b: int) -> Any:
     order = [*range(x.dim())]
     a, b = _axis(a, x.dim()), _axis(b, x.dim())
@@ -76,12 +68,12 @@ def _transposed(x: Tensor, a: int, b: int) -> Any:
     return _permuted(x, order)
 
 
-@_view("t")
+@OPEN_VIEWS.rule(*overloads("t"))
 def _turned(x: Tensor) -> Tensor | None:
     return _permuted(x, [*range(x.dim())][::-1]) if x.dim() <= 2 else None
 
 
-@_view("unsqueeze")
+@OPEN_VIEWS.rule(*overloads("unsqueeze"))
 def _unsqueezed(x: Tensor, axis: int) -> Tensor:
     axis = _axis(axis, x.dim() + 1)
     size, stride = [*x.shape], [*x.stride()]
@@ -89,7 +81,7 @@ def _unsqueezed(x: Tensor, axis: int) -> Tensor:
     return _strided(x, [*size[:axis], 1, *size[axis:]], [*stride[:axis], step, *stride[axis:]])
 
 
-@_view("squeeze squeeze.dim squeeze.dims")
+@OPEN_VIEWS.rule(*overloads("squeeze squeeze.dim squeeze.dims"))
 def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
     rank = x.dim()
     asked = range(rank) if axes is None else [axes] if isinstance(axes, int) else axes
@@ -98,7 +90,7 @@ def _squeezed(x: Tensor, axes: Any = None) -> Tensor:
     return _strided(x, [x.shape[k] for k in kept], [x.stride(k) for k in kept])
 
 
-@_view("expand")
+@OPEN_VIEWS.rule(*overloads("expand"))
 def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
     lead = len(size) - x.dim()
     if lead < 0:
@@ -118,7 +110,7 @@ def _expanded(x: Tensor, size: Sizes, implicit: bool = False) -> Tensor | None:
 # ---------------------------------------------------------------------------- parts
 
 
-@_view("select.int")
+@OPEN_VIEWS.rule(*overloads("select.int"))
 def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
     axis = _axis(axis, x.dim())
     n = x.shape[axis]
@@ -130,7 +122,7 @@ def _selected(x: Tensor, axis: int, index: Any) -> Tensor | None:
     return _strided(x, size, stride[:axis] + stride[axis + 1 :], at * stride[axis])
 
 
-@_view("slice.Tensor")
+@OPEN_VIEWS.rule(*overloads("slice.Tensor"))
 def _sliced(x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
     axis = _axis(axis, x.dim())
     if type(step) is not int or step < 1:
@@ -155,7 +147,7 @@ def _within(at: Any, n: Any) -> Any:
     return at if at <= n else n
 
 
-@_view("split_with_sizes")
+@OPEN_VIEWS.rule(*overloads("split_with_sizes"))
 def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     if any(type(n) is int and n < 0 for n in sizes) or sum(sizes) != x.shape[axis]:
@@ -168,7 +160,7 @@ def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     return parts
 
 
-@_view("split.Tensor unsafe_split.Tensor")
+@OPEN_VIEWS.rule(*overloads("split.Tensor unsafe_split.Tensor"))
 def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     count = x.shape[axis] // size if size > 0 else size
@@ -177,13 +169,13 @@ def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     return _split(x, [size] * count, axis)
 
 
-@_view("unbind.int")
+@OPEN_VIEWS.rule(*overloads("unbind.int"))
 def _unbound(x: Tensor, axis: int = 0) -> Any:
     count = x.shape[_axis(axis, x.dim())]
     return [_selected(x, axis, k) for k in range(count)] if type(count) is int else None
 
 
-@_view("diagonal")
+@OPEN_VIEWS.rule(*overloads("diagonal"))
 def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor | None:
     a, b = _axis(first, x.dim()), _axis(second, x.dim())
     high, wide = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
@@ -196,12 +188,12 @@ def _diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Te
     return _strided(x, size, [*stride, x.stride(a) + x.stride(b)], more)
 
 
-@_view("diagonal_scatter")
+@OPEN_VIEWS.rule(*overloads("diagonal_scatter"))
 def _diagonal_scattered(x: Tensor, src: Tensor, *place: int) -> Tensor | None:
     return _scattered(x, src, _diagonal(x, *place))
 
 
-@_view("slice_scatter")
+@OPEN_VIEWS.rule(*overloads("slice_scatter"))
 def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tensor | None:
     """Torch's own does not ask whether `src` fits."""
     if any(type(n) is torch.SymInt and _now(n) is None for n in (*place, *named.values())):
@@ -209,7 +201,7 @@ def _slice_scattered(x: Tensor, src: Tensor, *place: Any, **named: Any) -> Tenso
     return _scattered(x, src, _sliced(x, *place, **named))
 
 
-@_view("select_scatter")
+@OPEN_VIEWS.rule(*overloads("select_scatter"))
 def _select_scattered(x: Tensor, src: Tensor, axis: int, index: Any) -> Tensor | None:
     is_known = type(index) is int or _now(index) is not None
     return _scattered(x, src, _selected(x, axis, index)) if is_known else None
@@ -226,7 +218,7 @@ def _scattered(x: Tensor, src: Tensor, part: Tensor | None) -> Tensor | None:
 # ---------------------------------------------------------------------------- shapes
 
 
-@_view("view _unsafe_view")
+@OPEN_VIEWS.rule(*overloads("view _unsafe_view"))
 def _viewed(x: Tensor, size: Any) -> Tensor | None:
     if not isinstance(size, (list, tuple)):
         return None
@@ -248,7 +240,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
     return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
 
 
-@_view("reshape")
+@OPEN_VIEWS.rule(*overloads("reshape"))
 def _reshaped(x: Tensor, size: Any) -> Tensor | None:
     found: Tensor | None = _viewed(x, size)
     if found is not None or not isinstance(size, (list, tuple)):
@@ -318,33 +310,25 @@ OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided")})
 # ---------------------------------------------------------------------------- makers
 
 
-def _maker(names: str) -> Callable[[Run], Run]:
-    def register(function: Run) -> Run:
-        OPEN_MAKERS.update(dict.fromkeys(overloads(names), function))
-        return function
-
-    return register
-
-
 def _new(size: Sizes, dtype: torch.dtype) -> Tensor | None:
     if any(n < 0 for n in size):
         return None
     return torch.empty_strided(*rows(size, dtype)[:2], dtype=dtype, device="meta")
 
 
-@_maker("zeros ones")
+@OPEN_MAKERS.rule(*overloads("zeros ones"))
 def _filled(size: Sizes, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     return _new(size, dtype or torch.get_default_dtype())
 
 
-@_maker("full")
+@OPEN_MAKERS.rule(*overloads("full"))
 def _full(size: Sizes, value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     usual = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     dtype = dtype or usual.get(type(value))
     return None if dtype is None else _new(size, dtype)
 
 
-@_maker("arange arange.start arange.start_step")
+@OPEN_MAKERS.rule(*overloads("arange arange.start arange.start_step"))
 def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor | None:
     start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
     if any(type(x) not in (int, torch.SymInt) for x in (start, end, step)):
@@ -437,39 +421,31 @@ COMPOSITES: dict[Any, Callable[..., Tensor]] = {
 # Each such size is a new unbacked symbol. Whoever runs the operator reads it off the result.
 
 # A rule that is given the ShapeEnv for its new symbols first.
-UNBACKED: dict[Op, Callable[..., Found]] = {}
-
-
-def _unbacked(*ops: Op) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
-    def register(function: Callable[..., Found]) -> Callable[..., Found]:
-        UNBACKED.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+UNBACKED: Rules[Op, Callable[..., Found]] = Rules()
 
 
 def _unbacked_size(env: ShapeEnv, lo: int = 0) -> Any:
     return wrapped(env, env.data.new(lo))
 
 
-@_unbacked(overload("nonzero"))
+@UNBACKED.rule(overload("nonzero"))
 def _nonzero(env: ShapeEnv, x: Tensor) -> Spec:
     count = wrapped(env, env.data.count(x))
     return Spec((count, x.dim()), (1, count), torch.int64)
 
 
-@_unbacked(overload("masked_select"))
+@UNBACKED.rule(overload("masked_select"))
 def _masked_select(env: ShapeEnv, x: Tensor, mask: Tensor) -> Spec:
     broadcast(x.shape, mask.shape)
     return rows((_unbacked_size(env),), x.dtype)
 
 
-@_unbacked(overload("repeat_interleave.Tensor"))
+@UNBACKED.rule(overload("repeat_interleave.Tensor"))
 def _repeat_interleave(env: ShapeEnv, repeats: Tensor, output_size: Any = None) -> Spec:
     return rows((_unbacked_size(env) if output_size is None else output_size,), torch.int64)
 
 
-@_unbacked(overload("bincount"))
+@UNBACKED.rule(overload("bincount"))
 def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Spec:
     dtype = torch.int64
     if weights is not None:
@@ -477,7 +453,7 @@ def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength
     return rows((_unbacked_size(env, minlength if type(minlength) is int else 0),), dtype)
 
 
-@_unbacked(overload("_unique2"))
+@UNBACKED.rule(overload("_unique2"))
 def _unique(
     env: ShapeEnv, x: Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Spec, ...]:
@@ -486,18 +462,14 @@ def _unique(
     return rows((count,), x.dtype), places, rows((count if counts else 0,), torch.int64)
 
 
-@_unbacked(overload("unique_consecutive"))
+@UNBACKED.rule(overload("unique_consecutive"))
 def _unique_consecutive(
     env: ShapeEnv, x: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None
 ) -> tuple[Spec, ...]:
-    if dim is not None:
-        return _of_rows(env, x, dim)
-    count = _unbacked_size(env)
-    places = rows(x.shape if inverse else (0,), torch.int64)
-    return rows((count,), x.dtype), places, rows((count if counts else 0,), torch.int64)
+    return _unique(env, x, True, inverse, counts) if dim is None else _of_rows(env, x, dim)
 
 
-@_unbacked(*overloads("unique_dim unique_dim_consecutive"))
+@UNBACKED.rule(*overloads("unique_dim unique_dim_consecutive"))
 def _unique_dim(env: ShapeEnv, x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Spec, ...]:
     return _of_rows(env, x, dim)
 
@@ -522,7 +494,7 @@ def narrowed(
     if env is None or step != 1 or not env.data.of(*(at.node.size for at in given)):
         return None
     stop = sys.maxsize if end is None else end
-    n, *bounds = map(_known, (x.shape[axis], 0 if start is None else start, stop))
+    n, *bounds = map(known_size, (x.shape[axis], 0 if start is None else start, stop))
     first, last = (env.data.inside(at, n) for at in bounds)
     return wrapped(env, first), wrapped(env, first + env.data.least_0(last - first))
 
@@ -534,13 +506,7 @@ def selected(x: Tensor, axis: int, index: Any) -> Any:
     env, n = index.node.env, x.shape[axis]
     if not env.data.of(index.node.size):
         return None
-    return wrapped(env, env.data.place(_known(index), _known(n)))
-
-
-def _known(n: Any) -> Size:
-    size = n if type(n) is int else size_of(n)
-    assert size is not None
-    return size
+    return wrapped(env, env.data.place(known_size(index), known_size(n)))
 
 
 def select_geometry(x: Tensor, axis: int, index: Any) -> tuple[Any, Any, Any] | None:

@@ -196,8 +196,8 @@ class Expr:
 
     def __repr__(self) -> str:
         parts = []
-        for mono, coef in sorted(self.terms.items(), key=lambda item: _order(item[0])):
-            factors = [atom.key for atom in mono]
+        keys = [([atom.key for atom in mono], coef) for mono, coef in self.terms.items()]
+        for factors, coef in sorted(keys, key=lambda term: (-len(term[0]), term[0])):
             if coef != 1 or not factors:
                 factors.insert(0, str(coef))
             parts.append("*".join(factors))
@@ -205,10 +205,6 @@ class Expr:
 
     def __bool__(self) -> bool:
         raise TypeError(f"the truth of {self} is unknown at compile time; ask known_eq or known_lt")
-
-
-def _order(mono: Monomial) -> tuple[int, list[str]]:
-    return (-len(mono), [atom.key for atom in mono])
 
 
 def _terms(x: Size) -> Iterable[tuple[Monomial, int]]:

@@ -197,6 +197,13 @@ def size_of(x: Any) -> Size | None:
     return node.env.simplified(node.size) if type(node) is SizeNode else None
 
 
+def known_size(x: Any) -> Size:
+    """The size of ours that an int or an open number is."""
+    found = x if type(x) is int else size_of(x)
+    assert found is not None
+    return found
+
+
 class Node:
     """What torch asks of every node.
 

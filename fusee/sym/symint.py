@@ -5,6 +5,7 @@ sympy is never imported here: a SymInt exists only where torch has imported it a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,17 +106,9 @@ def _power(base: Size, exponent: Size) -> Size:
     return total
 
 
-def _add(a: Size, b: Size) -> Size:
-    return a + b
-
-
-def _multiply(a: Size, b: Size) -> Size:
-    return a * b
-
-
 _OPERATORS: dict[str, Callable[[Size, Size], Size]] = {
-    "Add": _add,
-    "Mul": _multiply,
+    "Add": operator.add,
+    "Mul": operator.mul,
     "FloorDiv": floordiv,
     "CleanDiv": floordiv,
     "Mod": mod,

@@ -60,14 +60,14 @@ def _without_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 _without_grad.__dict__["_fusee_inlined"] = True
 
 
+_USE_GRAD: Any = base._use_grad_for_differentiable(print)
+
+
+@BY_CODE.rule(id(_USE_GRAD.__code__))
 def _step(function: types.FunctionType, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     (cell,) = function.__closure__ or ()
     inner = m.world.hold(cell.cell_contents, function.__qualname__)
     return m.call(m.world.hold(_without_grad, "step"), inner, *args, **kwargs)
-
-
-_USE_GRAD: Any = base._use_grad_for_differentiable(print)
-BY_CODE[id(_USE_GRAD.__code__)] = _step
 
 
 _ZERO_GRAD: Any = torch.optim.Optimizer.zero_grad
