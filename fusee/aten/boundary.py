@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 
 from fusee.aten.graph import (
     AtenGraph,
@@ -32,7 +34,7 @@ from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
 from fusee.fake.mode import with_bits
-from fusee.sym.expr import Size, hint, known_ge, product
+from fusee.sym.expr import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped
 from fusee.sym.symint import TorchSymbols
 
@@ -216,13 +218,23 @@ class Inputs:
     # -------------------------------------------------------------------------- results
 
     def specs(self) -> tuple[InputSpec, ...]:
-        return tuple(self._specs)
+        """The inputs, with what tracing found out about their sizes: `s0 - 2 == 1`."""
+        if not self.to_size.by_name:
+            return tuple(self._specs)
+        return tuple(map(self._settled, self._specs, self.b.graph.find_nodes(op="placeholder")))
+
+    def _settled(self, spec: InputSpec, node: fx.Node) -> InputSpec:
+        given = node.meta["val"]
+        if isinstance(given, torch.Tensor):
+            size, stride = (tuple(map(self.to_size, n)) for n in (given.shape, given.stride()))
+            return replace(spec, size=size, stride=stride, offset=self.to_size(spec.offset))
+        return spec if spec.symbol is None else replace(spec, symbol=self.to_size(given))
 
     def symbols(self, unbacked: Mapping[str, SymbolSource]) -> dict[str, SymbolSource]:
         """Where a call reads each symbol, inputs or results. raises TraceError if none shows it."""
-        found = {**shown_symbols(self._specs), **unbacked}
-        for name in self.to_size.by_name:
-            if name not in found:
+        found = {**shown_symbols(self.specs()), **unbacked}
+        for name, symbol in self.to_size.by_name.items():
+            if name not in found and only_symbol(self.to_size(symbol.expr)) is symbol:
                 raise TraceError(f"no input has the size {name}, which the graph computes with")
         return found
 
@@ -273,6 +285,7 @@ class Results:
         b = self.b
         b.graph.output(tuple(self.nodes))
         remove_dead(b.graph)
+        self._settle_arguments()
         merge_equal(b.graph, self.memory)
         return AtenGraph(
             graph=b.graph,
@@ -287,6 +300,15 @@ class Results:
             from_start=frozenset(b.from_start),
             required=b.required(),
         )
+
+    def _settle_arguments(self) -> None:
+        """Write sizes with what was found out since their call was traced."""
+        if self.to_size.by_name:
+            for node in self.b.graph.nodes:
+                node.args, node.kwargs = map_aggregate((node.args, node.kwargs), self._settled)
+
+    def _settled(self, leaf: Any) -> Any:
+        return self.to_size(leaf) if isinstance(leaf, Expr) else leaf
 
     def _output(self, i: int, x: Any) -> OutputSpec:
         if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -338,6 +360,9 @@ class Results:
             if len(members) > 1 or not self._is_dense(carrier):
                 whole = [v for v in members if self._is_whole(v, base)]
                 carrier = whole[0] if whole else base
+            if members[0].tensor.requires_grad and not carrier.tensor.requires_grad:
+                # made within an operator, below autograd: its gradient would be lost
+                raise self.b.unsupported("a result that is a part of what an operator computed")
             self.carriers[key] = (self.position(carrier), carrier)
 
     def _is_dense(self, value: TracedTensor) -> bool:
@@ -347,12 +372,13 @@ class Results:
         if 0 in size:
             return True
         expected: Size = 1
+        block: Size = 1  # what a step is that leaves nothing out
         for step, count in sorted(zip(stride, size), key=lambda pair: hint(pair[0])):
             if count == 1:
                 continue
-            if not known_ge(step, expected):
+            if step != block and not known_ge(step, expected):
                 return False
-            expected = step * (count - 1) + 1
+            expected, block = step * (count - 1) + 1, step * count
         return True
 
     def _is_whole(self, value: TracedTensor, base: TracedTensor) -> bool:

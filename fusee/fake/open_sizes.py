@@ -164,6 +164,8 @@ def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
 def _split_evenly(x: Tensor, size: Any, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
     count = x.shape[axis] // size if size > 0 else size
+    if same_ints((x.shape[axis],), (0,)):
+        return _split(x, [0], axis)
     if type(count) is not int or not same_ints((count * size,), (x.shape[axis],)):
         return None
     return _split(x, [size] * count, axis)

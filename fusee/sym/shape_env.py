@@ -452,6 +452,16 @@ class FloatNode(Node):
 
     float_truediv = partialmethod(_with, operator.truediv)
 
+    def truediv(self, other: Any) -> FloatNode:
+        """C++'s quotient, which raises nothing."""
+        if other.hint:
+            return self._with(operator.truediv, other)
+        over, sign = self.guarded(), math.copysign(1.0, other.guarded())
+        return self.wrap_float(math.copysign(math.inf, over) * sign if over else math.nan)
+
+    sym_min = partialmethod(_with, min)
+    sym_max = partialmethod(_with, max)
+
     def float_pow(self, other: Any) -> FloatNode:
         if other.hint < 0:  # zero has no such power
             self.compared(">", self.wrap_float(0.0)).guarded()

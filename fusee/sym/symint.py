@@ -13,7 +13,7 @@ import torch
 
 from fusee.errors import TraceError
 from fusee.sym.expr import Expr, Size, Symbol, floordiv, maximum, minimum, mod, symbols
-from fusee.sym.shape_env import size_of
+from fusee.sym.shape_env import ShapeEnv, size_of
 
 
 def same_ints(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -43,18 +43,20 @@ class TorchSymbols:
     def __init__(self) -> None:
         self.by_name: dict[str, Symbol] = {}
         self._sizes: dict[Any, Size] = {}
+        self._env: ShapeEnv | None = None  # which may find out more about a size
 
     def __call__(self, x: Any) -> Size:
         if isinstance(x, int):
             return int(x)
         if isinstance(x, Expr):
-            return x
+            return x if self._env is None else self._env.simplified(x)
         if not isinstance(x, torch.SymInt):
             raise TraceError(f"{x} is a {type(x).__name__}: only integers are computed from sizes")
         constant = x.node.maybe_as_int()
         if constant is not None:
             return int(constant)
         if (size := size_of(x)) is not None:
+            self._env = x.node.env
             self.by_name.update({s.name: s for s in symbols(size)})
             return size
         expr = x.node.expr

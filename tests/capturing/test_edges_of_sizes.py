@@ -1,0 +1,130 @@
+"""Layers and functions over sizes at the edge: 0, 1, a kernel's own, equal ones. Beside eager."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+
+Program = tuple[Callable[..., Any], Callable[[int, int], tuple[Tensor, ...]]]
+
+SIZES = (0, 1, 2, 3, 4, 5, 8, 17)
+
+
+def r(*size: int) -> Tensor:
+    return torch.randn(*size)
+
+
+def images(a: int, b: int) -> tuple[Tensor, ...]:
+    return (r(2, 4, a, b),)
+
+
+def rows(a: int, b: int) -> tuple[Tensor, ...]:
+    return (r(a, b),)
+
+
+def two(a: int, b: int) -> tuple[Tensor, ...]:
+    return r(a, b), r(a, b)
+
+
+def tokens(a: int, b: int) -> tuple[Tensor, ...]:
+    return (r(a, b, 4),)
+
+
+def shifted(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[1:] = x[:-1]
+    y[0] = 3
+    return y
+
+
+PROGRAMS: dict[str, Program] = {
+    "convolution": (nn.Conv2d(4, 3, 3), images),
+    "stride": (nn.Conv2d(4, 3, 3, 2, 1), images),
+    "dilation": (nn.Conv1d(4, 3, 3, dilation=2), lambda a, b: (r(b, 4, a),)),
+    "circular": (nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"), images),
+    "transposed": (nn.ConvTranspose2d(4, 3, 3, 2, 1, 1), images),
+    "pool": (nn.MaxPool2d(3, 2, 1, ceil_mode=True), images),
+    "average": (nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), images),
+    "adaptive": (nn.AdaptiveAvgPool2d(3), images),
+    "norm of batches": (nn.BatchNorm1d(4), lambda a, b: (r(a, 4, b),)),
+    "norm of instances": (nn.InstanceNorm2d(4), images),
+    "norm of layers": (nn.LayerNorm(4), tokens),
+    "recurrent": (nn.GRU(4, 3, batch_first=True), tokens),
+    "transformer": (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), tokens),
+    "resized": (nn.Upsample(scale_factor=1.5), images),
+    "reflected": (nn.ReflectionPad2d(2), images),
+    "unfolded": (nn.Unfold(2), images),
+    "loss": (nn.CrossEntropyLoss(), lambda a, b: (r(a, 5, b), torch.randint(0, 5, (a, b)))),
+    "product": (torch.matmul, lambda a, b: (r(a, b), r(b, a))),
+    "einsum": (lambda x, y: torch.einsum("ij,kj->ik", x, y), lambda a, b: (r(a, b), r(3, b))),
+    "outer": (torch.outer, lambda a, b: (r(a), r(b))),
+    "broadcast": (lambda x, y: x * y + x, lambda a, b: (r(a, 1), r(b))),
+    "sum so far": (lambda x: x.cumsum(0), rows),
+    "sorted": (lambda x: x.sort(0)[0], rows),
+    "largest": (lambda x: x.topk(2)[0], rows),
+    "maximum": (lambda x: x.max(1)[0], rows),
+    "deviation": (lambda x: x.std(0), rows),
+    "variance": (lambda x: (x - x.mean(0)) / (x.var(0, correction=2) + 1), rows),
+    "product of all": (lambda x: x.prod(0), rows),
+    "logsumexp": (lambda x: x.logsumexp(1), rows),
+    "gathered": (lambda x: x[x.argmin(0)], rows),
+    "diagonal": (lambda x: torch.diagonal(x) + x.tril(1).sum(), rows),
+    "turned": (lambda x: x.roll(1, 0).flip(1).t().reshape(-1) * 2, rows),
+    "split": (lambda x: torch.cat(x.split(2)[::-1]), rows),
+    "chunks": (lambda x: x.chunk(2)[0] * 2, rows),
+    "slices": (lambda x: x[1:-1, ::2] + 1, rows),
+    "ends": (lambda x: x[-2:] + x[:2], rows),
+    "padded": (lambda x: F.pad(x, (1, -1, 0, 2)), rows),
+    "written": (shifted, rows),
+    "stacked": (lambda x, y: torch.stack([x, y], 1).repeat(2, 1, 1), two),
+    "chosen": (lambda x, y: torch.where(x > 0, x, y), lambda a, b: (r(a, b), r(a, 1))),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+        lambda a, b: (r(1, 2, a, 4),),
+    ),
+    "bicubic": (lambda x: F.interpolate(x, size=(5, 4), mode="bicubic"), images),
+    "distances": (torch.cdist, lambda a, b: (r(a, 3), r(b, 3))),
+}
+
+
+def told(call: Callable[..., Any], parameters: list[Tensor], given: tuple[Tensor, ...]) -> Any:
+    """The result and the gradients of all that has some; an exception as its type."""
+    inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in given]
+    try:
+        found = call(*inputs)
+        out: Tensor = found[0] if isinstance(found, tuple) else found
+        weights = torch.arange(out.numel()).view(out.shape).cos()
+        of = [x for x in (*inputs, *parameters) if x.requires_grad]
+        return out, *torch.autograd.grad((out * weights).sum(), of, allow_unused=True)
+    except Exception as error:  # noqa: BLE001  # which one is compared
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_training_at_the_edges_of_sizes(name: str, dynamic: bool | None) -> None:
+    program, make = PROGRAMS[name]
+    is_module = isinstance(program, nn.Module)
+    eager = copy.deepcopy(program) if is_module else program
+    draw = random.Random(f"{name} {dynamic}")
+    compiled = fusee.compile(program, dynamic=dynamic)
+    for _ in range(6):
+        given = make(draw.choice(SIZES), draw.choice(SIZES))
+        want, got = (
+            told(call, list(of.parameters()) if isinstance(of, nn.Module) else [], given)
+            for call, of in ((eager, eager), (compiled, program))
+        )
+        if isinstance(want, type) or isinstance(got, type):
+            assert want is got, (name, [x.shape for x in given])
+            continue
+        torch.testing.assert_close(got, want, atol=3e-4, rtol=3e-4, equal_nan=True)
