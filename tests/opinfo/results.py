@@ -98,8 +98,9 @@ def sizes_markdown(rows: Iterable[Row], backend: str) -> str:
 
 
 def _general(reason: str) -> str:
-    """Why a group has another version, without the numbers of this one."""
-    return re.sub(r"\d+", "N", reason.partition(" held with ")[0])
+    """Why a group has another version, in a line without the numbers of this one."""
+    first = reason.partition(" held with ")[0].partition("\n")[0].partition("; u")[0]
+    return re.sub(r"\d+", "N", first)
 
 
 def _by_dtype(dtypes: Iterable[str], found: list[Row]) -> list[str]:
