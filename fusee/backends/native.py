@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, fx
 
 from fusee import log
@@ -359,15 +360,16 @@ def bind_native(
 def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
     """The target of the device where all tensors are. raises TraceError if there is none."""
     tensors = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-    found = {x.device.type: x.device for x in tensors if isinstance(x, Tensor)}
-    kind, *others = [name for name in found if name not in TARGETS] or [*found] or ["cpu"]
-    if kind not in TARGETS:
+    found = dict.fromkeys(x.device for x in tensors if isinstance(x, Tensor))
+    unknown = [device for device in found if device.type not in TARGETS]
+    device, *others = unknown or [*found] or [torch.device("cpu")]
+    if unknown:
         names = ", ".join(sorted(TARGETS)).upper()
-        what = f"a tensor is on {found[kind]}, and code is generated for the {names} only"
+        what = f"a tensor is on {device}, and code is generated for the {names} only"
         raise TraceError(what)
     if others:
-        raise TraceError(f"its tensors are on several devices: {', '.join(found)}")
-    return TARGETS[kind]
+        raise TraceError(f"its tensors are on several devices: {', '.join(map(str, found))}")
+    return TARGETS[device.type].at(device)
 
 
 def _fill_report(report: Report, plan: Plan, functions: Mapping[Kernel, str]) -> None:

@@ -36,7 +36,7 @@ from fusee.config import settings
 from fusee.errors import CompileError, MissingPackage
 from fusee.log import publish
 from fusee.runtime import jit
-from fusee.runtime.cache import ObjectCache, content_key, object_cache
+from fusee.runtime.cache import content_key, object_cache
 from fusee.runtime.llvm_text import Level, Writer
 
 # ---------------------------------------------------------------------------- llvm
@@ -465,11 +465,11 @@ class Build:
         returns  the key of the function; equal texts give equal keys
         raises   CompileError if `check` is set and LLVM finds the text at fault
         """
-        key = content_key(_salt(self.target), text)
+        key = content_key(self.salt(), text)
         self._keys.append(key)
         if key in self._ready or key in self._pending:
             return key
-        known = _functions.get(key)
+        known = _functions.get(self.place + key)
         if known is not None:
             self._ready[key] = known
             return key
@@ -486,7 +486,7 @@ class Build:
             self._pending[key] = code
         else:
             self.compiled += 1
-            self._pending[key] = submit(_emit, self.target, key, named, self.cache)
+            self._pending[key] = submit(self._kept, key, named)
         return key
 
     def finish(self) -> list[Function]:
@@ -499,15 +499,36 @@ class Build:
             objects = [
                 one if isinstance(one, bytes) else one.result() for one in self._pending.values()
             ]
-            declared = itertools.chain.from_iterable(map(_DECLARED.findall, self._texts))
-            library = link(objects, map(_name, keys), self.imports, declared)
-            for key in keys:
-                self._ready[key] = _functions[key] = Function(key, library)
+            for key, library in zip(keys, self.load(list(map(_name, keys)), objects), strict=True):
+                self._ready[key] = _functions[self.place + key] = Function(key, library)
             self._pending.clear()
             self._texts.clear()
         if self.cache is not None:
             self.cache.report()
         return [self._ready[key] for key in self._keys]
+
+    # What differs where the code is not this processor's.
+
+    place = ""  # apart from which equal texts are functions of their own
+
+    def salt(self) -> str:
+        """All that code depends on besides its text."""
+        return _salt(self.target)
+
+    def make(self, text: str) -> bytes:
+        """Code of a unit; called in a compiling thread."""
+        return emitter(self.target).emit(text)
+
+    def load(self, names: Sequence[str], objects: Sequence[bytes]) -> Sequence[Library]:
+        """For each unit the library that has its function."""
+        declared = itertools.chain.from_iterable(map(_DECLARED.findall, self._texts))
+        return [link(objects, names, self.imports, declared)] * len(names)
+
+    def _kept(self, key: str, text: str) -> bytes:
+        code = self.make(text)
+        if self.cache is not None:
+            self.cache.put(key, code)
+        return code
 
     def _publish_assembly(self, name: str, text: str) -> None:
         target = self.target
@@ -531,7 +552,7 @@ def prepare() -> None:
     submit(linker)
     for _ in range(count()):
         # the first module costs a thread several times what later ones do
-        submit(lambda: _emitter(target).emit(_example()))
+        submit(lambda: emitter(target).emit(_example()))
 
 
 # Functions live as long as some Program uses them, so that nothing outlives its model.
@@ -548,20 +569,13 @@ def _salt(target: Cpu) -> str:
     return "\n".join((_VERSION, version(), target.triple, target.name, target.flags))
 
 
-def _emitter(target: Cpu) -> Emitter:
+def emitter(target: Cpu) -> Emitter:
     """This thread's emitter for `target`."""
     emitters: dict[Cpu, Emitter] = getattr(_of_thread, "emitters", None) or {}
     if target not in emitters:
         emitters[target] = Emitter(target.triple, target.name, target.flags)
         _of_thread.emitters = emitters
     return emitters[target]
-
-
-def _emit(target: Cpu, key: str, text: str, cache: ObjectCache | None) -> bytes:
-    code = _emitter(target).emit(text)
-    if cache is not None:
-        cache.put(key, code)
-    return code
 
 
 # ---------------------------------------------------------------------------- threads

@@ -116,17 +116,44 @@ _MESSAGES = {
 }
 
 
-def _launch(writer: Writer, one: str, state: str, table: str, size: str) -> None:
-    """Gathers a launch's pointers, and runs it; on a team if there is work for several."""
+def gather(writer: Writer, one: str, table: str, status: str) -> str:
+    """Where a launch's pointers lie one after the other, that of the status last."""
     level = writer.top
-    function, slots, pointers, params = (level.load("ptr", one, k) for k in (0, 1, 3, 4))
-    count, total, units = (level.load("i64", one, k) for k in (2, 5, 6))
+    slots, pointers, count = (
+        level.load("ptr", one, 1),
+        level.load("ptr", one, 3),
+        level.load("i64", one, 2),
+    )
 
-    def gather(k: str, _: list[str]) -> list[str]:
+    def pointer(k: str, _: list[str]) -> list[str]:
         inner = writer.top
-        pointer = inner.load("ptr", table, inner.load("i64", slots, k))
-        inner.store("ptr", pointer, pointers, k)
+        found = inner.load("ptr", table, inner.load("i64", slots, k))
+        inner.store("ptr", found, pointers, k)
         return []
+
+    writer.loop("0", count, 1, [], pointer)
+    level.store("ptr", status, pointers, count)
+    return pointers
+
+
+# Writes what runs launches, before the first; gives what writes one, in a level of its own, from
+# the launch's address and those of the frame's state and table; and what comes after the last.
+Launching = Callable[[Writer, str], tuple[Callable[[str, str, str], None], Callable[[], None]]]
+
+
+def _on_threads(
+    has_team: bool, writer: Writer, threads: str
+) -> tuple[Callable[[str, str, str], None], Callable[[], None]]:
+    """Launches run here, or on a team of threads if there is work for several."""
+    size = writer.top.op(f"trunc i64 {threads} to i32") if has_team else ""
+    return functools.partial(_launch, writer, size), lambda: None
+
+
+def _launch(writer: Writer, size: str, one: str, state: str, table: str) -> None:
+    level = writer.top
+    function, params = level.load("ptr", one), level.load("ptr", one, 4)
+    total, units = level.load("i64", one, 5), level.load("i64", one, 6)
+    pointers = gather(writer, one, table, state)
 
     def alone() -> None:
         given = f"ptr {pointers}, ptr {params}, i64 0, i64 {total}, i64 0"
@@ -136,8 +163,6 @@ def _launch(writer: Writer, one: str, state: str, table: str, size: str) -> None
         given = (("ptr", "@team"), ("ptr", one), ("i32", size), ("i32", "0"))
         level.call("void", "GOMP_parallel", *given)
 
-    writer.loop("0", count, 1, [], gather)
-    level.store("ptr", state, pointers, count)
     if not size:
         return alone()
     several = level.op(f"icmp sgt i64 {units}, 1"), level.op(f"icmp sgt i32 {size}, 1")
@@ -147,7 +172,7 @@ def _launch(writer: Writer, one: str, state: str, table: str, size: str) -> None
     return None
 
 
-def _run(has_team: bool) -> str:
+def run_unit(launching: Launching) -> str:
     """`run` as a unit. See above, and THE KERNEL ABI."""
     writer = Writer()
     top = writer.top
@@ -188,19 +213,20 @@ def _run(has_team: bool) -> str:
     top.store("i64", "0", state)
     light = op(f"icmp slt i64 {work}, {_UNITS_TO_RELEASE}")
     held = top.unless(light, lambda: top.call("ptr", "PyEval_SaveThread"), "ptr", "null")
-    size = op(f"trunc i64 {threads} to i32") if has_team else ""
+    write, end = launching(writer, threads)
 
     def launch(k: str, _: list[str]) -> list[str]:
         level = writer.top
         failed = level.op(f"icmp ne i64 {level.load('i64', state)}, 0")
-        one = functools.partial(_launch, writer, level.at(launches, k, "[8 x i64]"))
-        level.unless(failed, lambda: one(state, table, size))
+        one = level.at(launches, k, "[8 x i64]")
+        level.unless(failed, lambda: write(one, state, table))
         return []
 
     writer.loop(first, last, 1, [], launch)
+    end()
     free = op(f"icmp eq ptr {held}, null")
     top.unless(free, lambda: top.call("void", "PyEval_RestoreThread", ("ptr", held)))
-    return (_team() if has_team else "") + answer(top, load("i64", state))
+    return answer(top, load("i64", state))
 
 
 @functools.cache
@@ -212,7 +238,9 @@ def runner() -> Callable[..., int]:
         imports["GOMP_parallel"] = pool.parallel
         imports["omp_get_thread_num"] = pool.thread
         imports["omp_get_num_threads"] = pool.team
-    found: Callable[..., int] = builtin("run", _run(pool is not None), imports)
+    has_team = pool is not None
+    text = run_unit(functools.partial(_on_threads, has_team))
+    found: Callable[..., int] = builtin("run", (_team() if has_team else "") + text, imports)
     return found
 
 
@@ -302,6 +330,17 @@ class LaunchFrame:
         """What the kernel that reported a code wrote beside it."""
         return self._words[1]
 
+    @property
+    def launch(self) -> int:
+        """The number of the launch whose address was written there."""
+        return (self._words[1] - self._words[3]) // (8 * LAUNCH_WORDS)
+
+    def replace(self, launch: int, function: Function, align: int) -> None:
+        """From now on a launch runs another function, with another `align`."""
+        self._functions = (*self._functions, function)
+        at = (self._words[3] - self.state) // 8 + LAUNCH_WORDS * launch
+        self._words[at], self._words[at + 7] = function.address, align
+
     def bind(self, version: int, pointers: Iterable[tuple[int, int]]) -> None:
         """Set (slot, pointer) pairs that stay for the calls to come."""
         for slot, pointer in pointers:
@@ -334,7 +373,7 @@ class Frames(dict[tuple[int, ...], LaunchFrame]):
             self.clear()  # what they point to goes
             # the next one may be larger
             more = 0 if arena is None else max(needed // 16, min(needed, _MORE_BYTES))
-            self.arena = arena = _arena(needed + more)
+            self.arena = arena = program.arena(needed + more)
             program.fit(frame.state, arena.data_ptr(), *sizes)
             self.views = _views(arena, program.spec.views)
         frame.arena, frame.views = arena, self.views
@@ -349,6 +388,7 @@ class Program:
     functions   what LaunchSpec.function indexes
     most_sizes  how many different sizes to keep frames for
     most_bytes  an arena above this is given back when a call needs less than half of it
+    arena       memory of so many bytes
     """
 
     def __init__(
@@ -358,10 +398,12 @@ class Program:
         *,
         most_sizes: int = 32,
         most_bytes: int = 2**31,
+        arena: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.functions = tuple(functions)
         self.spec = spec
         self.most_sizes, self.most_bytes = most_sizes, most_bytes
+        self.arena = arena or _arena
         self.words, self._layout = _lay_out(spec, [one.address for one in functions])
         self.fit = functools.partial(fitter(), self._layout.buffer_info()[0])
 

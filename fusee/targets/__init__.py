@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
@@ -49,6 +50,10 @@ class Target(Protocol):
     @property
     def prices(self) -> Prices:
         """What decides between saving a value for the backward and computing it again."""
+        ...
+
+    def at(self, device: torch.device) -> Target:
+        """The one machine of this kind where tensors of a device are."""
         ...
 
     def prepare(self) -> None:

@@ -34,6 +34,9 @@ class Reference:
     profile = Profile()
     prices = Prices(hold=1000)  # memory is scarce: whatever may be is computed again
 
+    def at(self, device: torch.device) -> Target:
+        return self
+
     def prepare(self) -> None: ...
 
     def passes(self, options: Options) -> Sequence[Pass]:

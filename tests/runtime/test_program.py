@@ -196,7 +196,7 @@ def test_python_threads_run_beside_large_work() -> None:
     assert max(b - a for a, b in itertools.pairwise(gaps)) < took / 2
 
 
-def sized(text: str, steps: list[Step], spec: FrameSpec, **limits: int) -> Program:
+def sized(text: str, steps: list[Step], spec: FrameSpec, **limits: Any) -> Program:
     """With one size, the number 0; what the steps give are the numbers after it."""
     return Program(functions(text), spec._replace(inputs=1, steps=tuple(steps)), **limits)
 

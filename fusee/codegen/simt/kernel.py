@@ -17,6 +17,7 @@ sizes that the text leaves open. Threads are mapped to points in one of three wa
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from fusee.codegen.llvm.kernel import Across, KernelCode, accumulators
 from fusee.codegen.simt.team import WARP, Exchange, barrier
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops.ir import Kernel, Phase, Store, walk
-from fusee.runtime.llvm_text import InsertPoint, Machine
+from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
 from fusee.sym.expr import Size, Symbol, coefficient, divides, hint, product
 
 SIMT = Machine(frozenset(), 128, is_simt=True)
@@ -39,8 +40,19 @@ KEPT, MANY_VALUES = 32, 96
 ACCESS_BYTES, MOST_LANES = 16, 8
 
 
+_WIDE = re.compile(r"(<\d+ x (\w+)>.*, ptr .*), align \d+")
+
+
+def with_any_pointers(module: str) -> str:
+    """The same kernel where pointers are multiples of one element only."""
+    return _WIDE.sub(lambda m: f"{m[1]}, align {max(BITS[m[2]] // 8, 1)}", module)
+
+
 def emit_kernel(kernel: Kernel, machine: Machine = SIMT) -> KernelCode:
-    """The function of one kernel: `total` blocks of `units` threads, `align` bytes of arguments."""
+    """The function of one kernel: `total` blocks of `units` threads.
+
+    `align` are the bytes of its arguments, and above them the bits that pointers must not have.
+    """
     return _Mapping(kernel, machine).emit()
 
 
@@ -176,7 +188,7 @@ class _Mapping:
             tuple(size for _, size in ctx.params),
             total,
             threads,
-            8 * len(arguments),
+            8 * len(arguments) + ((ACCESS_BYTES - 1 if self.vec > 1 else 0) << 32),
         )
 
     def _special(self, name: str) -> str:

@@ -13,35 +13,30 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from fusee import log
 from fusee.aten.rewriter import Pass, fuse_attention
 from fusee.aten.torch_api import recurrent_layer
 from fusee.aten.weights import fold_norm
 from fusee.autodiff.joint import REDRAWN
 from fusee.autodiff.min_cut import Prices
-from fusee.codegen.host import HostArguments, HostCode, emit_host
-from fusee.codegen.llvm.kernel import KernelCode, emit_kernel
+from fusee.codegen.host import HostArguments
+from fusee.codegen.llvm.kernel import emit_kernel
 from fusee.config import Options
 from fusee.fake.rules import LAYERS
-from fusee.loops.ir import Buffer, Kernel, Message, Profile
+from fusee.loops.ir import Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
-from fusee.loops.schedule import form
 from fusee.runtime import jit
-from fusee.runtime.change_detection import DerivedSet
-from fusee.runtime.jit import Build, Function, compile_one, prepare
-from fusee.runtime.launch import Frames, LaunchFrame, Program, runner
+from fusee.runtime.jit import Build, compile_one, prepare
+from fusee.runtime.launch import LaunchFrame, runner
 from fusee.runtime.llvm_text import Level, Machine, Writer, splat, vector
-from fusee.source import define
 from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import (
     channels_last,
@@ -51,6 +46,7 @@ from fusee.targets.cpu.onednn import (
     prepack,
     upcast,
 )
+from fusee.targets.linking import link_graph
 
 aten = torch.ops.aten
 
@@ -68,6 +64,9 @@ class CPU:
     # vector's work with this one's only in short bodies. Gathers are made lane by lane.
     profile = Profile(parallel=16, lanes=8, wide=16, gather=12)
     prices = Prices()
+
+    def at(self, device: torch.device) -> CPU:
+        return self
 
     def prepare(self) -> None:
         prepare()
@@ -88,14 +87,22 @@ class CPU:
         options: Options,
         timed: Callable[[str], AbstractContextManager[object]],
     ) -> Built:
-        with timed("emit"):
-            codes, functions = _emit(plan, options)
-        with timed("host"):
-            host = emit_host(plan, codes, arguments)
-            log.publish("host", "", host.source)
-        used = [functions[code.name] for code in host.functions]
-        run = bind_host(host, used, plan.schedule.graph.messages, kept, options.threads)
-        return Built(run, {kernel: code.name for kernel, code in codes.items()})
+        machine = Machine(jit.host_target().features, options.vector_bits)
+        emit = functools.partial(emit_kernel, machine=machine)
+        messages = plan.schedule.graph.messages
+
+        def fail(status: int, frame: LaunchFrame) -> None:
+            kind, text = messages[status - 1]
+            raise kind(text.format(frame.value))
+
+        threads = options.threads
+        names = {
+            "run": runner(),
+            "threads": itertools.repeat(threads).__next__ if threads else torch.get_num_threads,
+            "fail": fail,
+        }
+        build = Build(use_disk=options.cache, check=options.check)
+        return link_graph(plan, arguments, kept, emit, build, lambda host: names, timed)
 
 
 # ---------------------------------------------------------------------------- random numbers
@@ -372,60 +379,3 @@ def _packed_rows() -> dict[OpOverload, ExternSpec]:
     calls = for_any_size(ops.conv_binary), for_any_size(ops.conv_binary_inplace)
     summed = replace(summed, any_size=replace(summed, call=calls[0], in_place=calls[1]))
     return {ops.conv: alone, ops.conv_binary: summed}
-
-
-# ---------------------------------------------------------------------------- machine code
-
-
-def _emit(plan: Plan, options: Options) -> tuple[dict[Kernel, KernelCode], dict[str, Function]]:
-    machine = Machine(jit.host_target().features, options.vector_bits)
-    build = Build(use_disk=options.cache, check=options.check)
-    named: dict[str, KernelCode] = {}
-    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
-    codes: dict[Kernel, KernelCode] = {}
-    for item in plan.schedule.items:
-        if not isinstance(item, Kernel):
-            continue
-        key, buffers = form(item)
-        if key not in forms:
-            forms[key] = emit_kernel(item, machine), buffers
-        twin, theirs = forms[key]
-        ours = dict(zip(theirs, buffers, strict=True))
-        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
-        codes[item] = code
-        if named.setdefault(code.name, code) is code:
-            build.add(code.module)
-    return codes, dict(zip(named, build.finish(), strict=True))
-
-
-def bind_host(
-    host: HostCode,
-    functions: Sequence[Function],
-    messages: Sequence[Message],
-    kept: Kept,
-    threads: int,
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
-    program = Program(functions, host.layout)
-    waiting: list[Any] = []  # what no call uses; its pop and append are atomic
-
-    def checkout(sizes: tuple[int, ...]) -> Any:
-        frames = Frames(program)
-        return frames if host.layout.inputs else frames[sizes]
-
-    def fail(status: int, frame: LaunchFrame) -> None:
-        kind, text = messages[status - 1]
-        raise kind(text.format(frame.value))
-
-    names: dict[str, Any] = {
-        **host.names,
-        "take": waiting.pop,
-        "give": waiting.append,
-        "checkout": checkout,
-        "run": runner(),
-        "threads": itertools.repeat(threads).__next__ if threads else torch.get_num_threads,
-        "weights": kept,
-        "same": kept.same if isinstance(kept, DerivedSet) else None,
-        "fail": fail,
-    }
-    return define(host.source, "call", "host", names)

@@ -20,7 +20,6 @@ import torch
 from fusee.codegen.llvm.math import DEVICE
 from fusee.errors import CompileError, MissingPackage
 from fusee.runtime.cache import ObjectCache, content_key
-from fusee.runtime.jit import Emitter
 
 TRIPLE = "nvptx64-nvidia-cuda"
 # Capabilities that LLVM knows, with the version of PTX that it writes for them. Others get the
@@ -84,12 +83,6 @@ def version() -> str:
 def known(capability: int) -> int:
     """The capability that PTX is written for."""
     return max((sm for sm in CAPABILITIES if sm <= capability), default=min(CAPABILITIES))
-
-
-def emitter(capability: int) -> Emitter:
-    """LLVM, writing PTX. Belongs to one thread."""
-    sm = known(capability)
-    return Emitter(TRIPLE, f"sm_{sm}", f"+ptx{CAPABILITIES[sm]}")
 
 
 def assemble(ptx: bytes, capability: int, cache: ObjectCache | None = None) -> bytes:

@@ -98,6 +98,7 @@ class Machine:
         self.shared = int(shared.group(1)) if shared else 0
         self.buffers: list[Array] = []
         self.owners: list[Array | None] = []
+        self.free: set[int] = set()
         self.env: dict[str, Array] = {}
         self.epoch = np.zeros(blocks, np.int64)
 
@@ -129,7 +130,10 @@ class Machine:
                 at[mask] = target[mask]
         raise Fault("it does not end")
 
-    def buffer(self, x: Array) -> int:
+    def buffer(self, x: Array, watched: bool = True) -> int:
+        """The address of memory. Not `watched`: any thread may store anywhere."""
+        if not watched:
+            self.free.add(len(self.buffers))
         self.buffers.append(x.reshape(-1).view(np.uint8))
         self.owners.append(None)
         return len(self.buffers) << HIGH
@@ -243,7 +247,7 @@ class Machine:
     def _watch(self, number: int, threads: Array, places: Array, storing: bool) -> None:
         who = np.broadcast_to(threads[:, None], places.shape)
         if not self.shared or number != self.shared_at:
-            if storing:
+            if storing and number not in self.free:
                 owners = self.owners[number]
                 if owners is None:
                     owners = self.owners[number] = np.full(self.buffers[number].size, -1)
@@ -444,6 +448,8 @@ class Machine:
         found = re.fullmatch(r"call (<\d+ x \w+>|\w+) @([\w.]+)\((.*)\)", text)
         assert found, text
         name = found.group(2)
+        if name == "__assertfail":
+            raise IndexError
         given = [self.value(*typed(x)) for x in split_arguments(found.group(3))]
         if "sreg" in name:
             return self.block if "ctaid" in name else self.tid
@@ -456,8 +462,6 @@ class Machine:
             self._meet(mask, WARP)
             distance = int(given[2][0])
             return given[1].reshape(-1, WARP)[:, np.arange(WARP) ^ distance].reshape(-1)
-        if name == "llvm.trap":
-            raise IndexError
         if name.startswith("llvm.nvvm.membar"):
             return None
         if name.startswith("fusee_"):

@@ -18,6 +18,7 @@ import fusee
 from fusee.backends import native
 from fusee.runtime import jit
 from fusee.targets.cuda import PROFILE, assemble
+from fusee.targets.cuda.launch import target
 from tests.targets.cuda.machine import Fault, Machine
 from tests.targets.cuda.simulated import Simulated
 
@@ -209,7 +210,7 @@ def texts(gpu: Simulated) -> list[str]:
 @pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
 def test_kernels_assemble(texts: list[str], capability: int) -> None:
     assemble.linker()
-    emit = assemble.emitter(capability).emit
+    emit = jit.emitter(target(capability)).emit
     for text in texts:
         ptx = emit(text)
         functions = assemble.called(ptx)
@@ -221,8 +222,7 @@ def test_kernels_assemble(texts: list[str], capability: int) -> None:
 
 def test_accesses_are_wide_and_of_global_memory(texts: list[str]) -> None:
     """A row of 256 in registers: read once, 16 bytes at a time, written once."""
-    jit.binding()
-    emit = assemble.emitter(90).emit
+    emit = jit.emitter(target(90)).emit
     rows = [text for text in texts if "rsqrt" not in text and "shfl" in text]
     ptx = [emit(text).decode() for text in rows]
     assert any(x.count("ld.global.nc.v4") == x.count("ld.") - x.count("ld.param") for x in ptx)

@@ -1,0 +1,112 @@
+"""One GPU: what its driver and torch do for us. The only module that calls CUDA's driver.
+
+Adapter to libcuda (names of CUDA 12 and 13) and to torch's allocator and streams. Nothing here runs
+before a graph with tensors on a GPU is compiled. Kernels stay loaded as long as the process lives:
+some of them may be recorded in graphs of the user's, or be on their way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.errors import CompileError, MissingPackage
+
+Sizes = tuple[int, ...]
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise MissingPackage("NVIDIA's driver cannot be loaded", remedy="install NVIDIA's driver")
+
+
+def _described(status: int) -> str:
+    words = ctypes.c_char_p()
+    _driver().cuGetErrorString(status, ctypes.byref(words))
+    return (words.value or b"an error without a name").decode()
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_driver(), name)(*arguments)
+    if status:
+        raise CompileError(f"{name}: {_described(status)}", did="stopped; nothing was run")
+
+
+class Device:
+    """A GPU by its number.
+
+    capability  such as 90
+    imports     what machine code that launches kernels refers to, by name
+    words       two numbers that a kernel leaves for the host, when it refuses an index
+    """
+
+    # Of what is made when the first graph is compiled: memory that all threads may read and write,
+    # beginning with the address of `words`.
+    _PAGE_WORDS = 512
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        major, minor = torch.cuda.get_device_capability(index)
+        self.capability = 10 * major + minor
+        self._device = torch.device("cuda", index)
+        context = ctypes.c_void_p()
+        _call("cuInit", 0)
+        _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
+        self._context = context
+        with torch.inference_mode(False), torch.no_grad():
+            self.words = torch.zeros(2, dtype=torch.int64).pin_memory()
+            page = torch.zeros(self._PAGE_WORDS, dtype=torch.int64)
+            page[0] = self.words.data_ptr()
+            self._page = page.to(self._device)
+        names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+        self.imports = {name: _address(name) for name in names}
+        self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
+
+    def load(self, code: bytes, name: str) -> int:
+        """A function of machine code, ready to be launched."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _call("cuCtxPushCurrent_v2", self._context)
+        try:
+            _call("cuModuleLoadData", ctypes.byref(module), code)
+            _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        finally:
+            _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        return function.value or 0
+
+    def host_names(self) -> Mapping[str, Any]:
+        """What the host function calls of torch."""
+        stream = partial(torch._C._cuda_getCurrentRawStream, self.index)
+        return {"threads": stream, "empty_strided": self._empty_strided}
+
+    def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+
+    def described(self, status: int) -> str:
+        """What the driver says of a status that is not 0."""
+        return _described(status)
+
+    def arena(self, size: int) -> Tensor:
+        """So many bytes, from torch's allocator."""
+        with torch.inference_mode(False), torch.no_grad():
+            return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+
+
+def _address(name: str) -> int:
+    return ctypes.cast(getattr(_driver(), name), ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def gpu_at(index: int) -> Device:
+    """The GPU of a number."""
+    return Device(index)

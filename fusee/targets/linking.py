@@ -1,0 +1,99 @@
+"""Kernels, calls and memory of a schedule as one function: what all targets do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fusee import log
+from fusee.codegen.host import HostArguments, HostCode, emit_host
+from fusee.codegen.llvm.kernel import KernelCode
+from fusee.loops.ir import Buffer, Kernel
+from fusee.loops.memory import Plan
+from fusee.loops.schedule import form
+from fusee.runtime.change_detection import DerivedSet
+from fusee.runtime.jit import Build, Function
+from fusee.runtime.launch import Frames, Program
+from fusee.source import define
+from fusee.targets import Built, Kept
+
+
+def link_graph(
+    plan: Plan,
+    arguments: HostArguments,
+    kept: Kept,
+    emit: Callable[[Kernel], KernelCode],
+    build: Build,
+    names: Callable[[HostCode], Mapping[str, Any]],
+    timed: Callable[[str], AbstractContextManager[object]],
+    arena: Callable[[int], Tensor] | None = None,
+) -> Built:
+    """See fusee.targets.Target.build.
+
+    names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
+    arena   gives memory for what lies between kernels
+    """
+    with timed("emit"):
+        codes, functions = _emitted(plan, emit, build)
+    with timed("host"):
+        host = emit_host(plan, codes, arguments)
+        log.publish("host", "", host.source)
+    used = [functions[code.name] for code in host.functions]
+    run = bind_host(host, used, kept, names(host), arena)
+    return Built(run, {kernel: code.name for kernel, code in codes.items()})
+
+
+def _emitted(
+    plan: Plan, emit: Callable[[Kernel], KernelCode], build: Build
+) -> tuple[dict[Kernel, KernelCode], dict[str, Function]]:
+    named: dict[str, KernelCode] = {}
+    forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
+    codes: dict[Kernel, KernelCode] = {}
+    for item in plan.schedule.items:
+        if not isinstance(item, Kernel):
+            continue
+        key, buffers = form(item)
+        if key not in forms:
+            forms[key] = emit(item), buffers
+        twin, theirs = forms[key]
+        ours = dict(zip(theirs, buffers, strict=True))
+        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
+        codes[item] = code
+        if named.setdefault(code.name, code) is code:
+            build.add(code.module)
+    return codes, dict(zip(named, build.finish(), strict=True))
+
+
+def bind_host(
+    host: HostCode,
+    functions: Sequence[Function],
+    kept: Kept,
+    names: Mapping[str, Any],
+    arena: Callable[[int], Tensor] | None = None,
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
+    program = Program(functions, host.layout, arena=arena)
+    waiting: list[Any] = []  # what no call uses; its pop and append are atomic
+
+    def checkout(sizes: tuple[int, ...]) -> Any:
+        frames = Frames(program)
+        return frames if host.layout.inputs else frames[sizes]
+
+    return define(
+        host.source,
+        "call",
+        "host",
+        {
+            **host.names,
+            "take": waiting.pop,
+            "give": waiting.append,
+            "checkout": checkout,
+            "weights": kept,
+            "same": kept.same if isinstance(kept, DerivedSet) else None,
+            **names,
+        },
+    )

@@ -1,0 +1,137 @@
+"""A GPU that is none: its driver is Python, its memory the CPU's, its kernels numpy's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fusee.targets.cuda import assemble, launch
+from tests.targets.cuda.machine import Machine
+
+_WORD = ctypes.c_void_p
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, _WORD, *[ctypes.c_uint] * 7, _WORD, _WORD, ctypes.POINTER(_WORD)
+)
+_CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
+
+
+class FakeGpu:
+    """See fusee.targets.cuda.Gpu.
+
+    launches  name of a kernel, blocks, threads, stream, of each launch in order
+    streams   what the present stream is
+    """
+
+    capability = 90
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.words = torch.zeros(2, dtype=torch.int64)
+        self.page = torch.zeros(512, dtype=torch.int64)
+        self.page[0] = self.words.data_ptr()
+        self.texts: list[str] = []
+        self.launches: list[tuple[int, int, int, int]] = []
+        self.status, self.stream, self.depth = 0, 7, 0
+        self.allocated: dict[int, int] = {}  # bytes by address
+        self.unknown = 0  # bytes that memory of an address not known may have
+        self.arenas: list[Tensor] = []
+        self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
+        names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+        self.imports = {
+            name: ctypes.cast(function, _WORD).value or 0
+            for name, function in zip(names, self._kept, strict=True)
+        }
+        self.imports |= {"fusee_context": 99, "fusee_page": self.page.data_ptr()}
+
+    def load(self, code: bytes, name: str) -> int:
+        self.texts.append(code.decode())
+        return len(self.texts)
+
+    def host_names(self) -> Mapping[str, Any]:
+        return {"threads": lambda: self.stream, "empty_strided": self._empty_strided}
+
+    def known(self, *tensors: Tensor) -> None:
+        """Memory that kernels may touch."""
+        for x in tensors:
+            before = x.storage_offset() * x.dtype.itemsize
+            self.allocated[x.data_ptr()] = int(x.untyped_storage().nbytes()) - int(before)
+
+    def _empty_strided(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
+        found = torch.empty_strided(size, stride, dtype=dtype)
+        self.known(found)
+        return found
+
+    def described(self, status: int) -> str:
+        return f"status {status}"
+
+    def arena(self, size: int) -> Tensor:
+        whole = torch.empty(size + 64, dtype=torch.uint8)
+        self.arenas.append(whole[-whole.data_ptr() % 64 :][:size])
+        return self.arenas[-1]
+
+    # ------------------------------------------------------------------------------ driver
+
+    def _push(self, context: int) -> int:
+        assert context == 99
+        self.depth += 1
+        return 0
+
+    def _pop(self, place: int) -> int:
+        self.depth -= 1
+        return 0
+
+    def _launch(self, function: int, *rest: Any) -> int:
+        x, _, _, threads, _, _, shared, stream, params, extra = rest
+        assert self.depth == 1 and not shared and not params
+        assert extra[0] == 1 and extra[2] == 2 and not extra[4]
+        size = ctypes.c_int64.from_address(extra[3]).value
+        words = (ctypes.c_int64 * (size // 8)).from_address(extra[1])
+        self.launches.append((function, x, threads, stream or 0))
+        if self.status:
+            return self.status
+        self._run(Machine(self.texts[function - 1], x, threads), words)
+        return 0
+
+    def _run(self, machine: Machine, words: Iterable[int]) -> None:
+        given: list[Any] = []
+        for (kind, _), word in zip(machine.arguments, words, strict=True):
+            given.append(self._memory(word) if kind == "ptr" else word)
+        host = machine.buffer(self.words.numpy(), watched=False)
+        self.page[0] = host
+        try:
+            machine.run(given)
+        except IndexError:
+            self.status = 710
+
+    def _memory(self, address: int) -> Any:
+        if address == self.page.data_ptr():
+            return self.page.numpy()
+        length = self.allocated.get(address)
+        for arena in self.arenas:
+            start = arena.data_ptr()
+            if start <= address < start + arena.numel():
+                length = start + arena.numel() - address
+        length = self.unknown if length is None else length
+        assert length or address in self.allocated, "memory that nobody has allocated"
+        if not length:
+            return np.zeros(0, np.uint8)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
+
+
+_numbers = iter(range(1000, 100_000))
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A GPU whose machine code is the text that was to become machine code."""
+    monkeypatch.setattr(assemble, "linker", lambda: None)
+    monkeypatch.setattr(assemble, "version", lambda: "none")
+    monkeypatch.setattr(launch, "to_code", lambda text, *rest: text.encode())
+    return FakeGpu(next(_numbers))

@@ -1,0 +1,222 @@
+"""On a GPU: what the other tests say of kernels and launches, by its own driver.
+
+python -m pytest tests/targets/cuda/test_device.py
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+from fusee.backends import native
+from fusee.backends.report import live_reports
+from fusee.targets.cuda import CUDA
+from tests.targets.cuda.test_kernels import (
+    FLOATS,
+    OTHERS,
+    POINTWISE,
+    REDUCTIONS,
+    ROWS,
+    TOLERANCE,
+    numbers,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.fixture(autouse=True)
+def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What no public name does yet: graphs with tensors on a GPU are compiled."""
+    monkeypatch.setitem(native.TARGETS, "cuda", CUDA())
+    yield
+    torch.cuda.synchronize()
+
+
+def moved(tree: Any) -> Any:
+    return tuple(x.cuda() if isinstance(x, Tensor) else x for x in tree)
+
+
+def agree(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5, **how: Any) -> None:
+    """Compiled on the GPU gives what eager gives there, and says that it was compiled."""
+    given = moved(args)
+    mine, theirs = copy.deepcopy(given), copy.deepcopy(given)
+    compiled = fusee.compile(fn, options={"cache": False}, **how)
+    for _ in range(2):
+        got, want = compiled(*mine), fn(*theirs)
+        close(got, want, tolerance)
+        close(mine, theirs, tolerance)
+    assert not live_reports()[-1].eager
+
+
+def close(got: Any, want: Any, tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("program", POINTWISE)
+def test_pointwise(program: str, dtype: torch.dtype) -> None:
+    for shape in [(1003,), (8, 64), (1 << 20,)]:
+        agree(POINTWISE[program], numbers(*shape, dtype=dtype), tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("shape", [*ROWS, (4, 50_304), (4096, 1024)], ids=str)
+@pytest.mark.parametrize("program", REDUCTIONS)
+def test_reductions(program: str, shape: tuple[int, ...]) -> None:
+    agree(REDUCTIONS[program], numbers(*shape), tolerance=2e-4)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reductions_of_other_dtypes(dtype: torch.dtype) -> None:
+    for program in ("softmax", "layer norm", "sums of columns"):
+        agree(REDUCTIONS[program], numbers(64, 1024, dtype=dtype), tolerance=TOLERANCE[dtype] * 4)
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_other_loops(program: str) -> None:
+    fn, *args = OTHERS[program]()
+    agree(fn, *args)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8], ids=str)
+def test_scatters_by_atomics(dtype: torch.dtype) -> None:
+    place, source = torch.randint(0, 8, (200, 64)), (numbers(200, 64) * 4).to(dtype)
+    start, near = (numbers(8, 64) * 4).to(dtype), 50 * TOLERANCE.get(dtype, 0)
+    agree(lambda x, i, s: x.scatter_add(0, i, s), start, place, source, tolerance=near)
+    for how in ("amax", "amin"):
+        agree(lambda x, i, s, how=how: x.scatter_reduce(0, i, s, how), start, place, source)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 512), nn.Linear(512, 256)
+        self.heads = nn.Linear(256, 768)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.view(*y.shape[:2], 4, 64).transpose(1, 2) for y in self.heads(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return x + self.down(F.gelu(self.up(self.norm(x + mixed))))
+
+
+def test_a_block_of_a_transformer() -> None:
+    net, x = Block().cuda().eval(), torch.randn(2, 32, 256, device="cuda")
+    compiled = fusee.compile(net)
+    earlier = []
+    with torch.no_grad():
+        for k in range(4):
+            given = x + k
+            earlier.append((compiled(given), net(given)))
+        for got, want in earlier:
+            close(got, want, 2e-3)
+    assert not live_reports()[-1].eager
+
+
+def test_training() -> None:
+    net, x = Block().cuda(), torch.randn(2, 32, 256, device="cuda")
+    found = []
+    for call in (fusee.compile(net), net):
+        net.zero_grad()
+        call(x).square().mean().backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    close(found[0], found[1], 2e-3)
+
+
+def test_open_sizes() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.softmax(F.gelu(x), -1) / x.shape[0]
+
+    compiled = fusee.compile(fn, dynamic=True)
+    for shape in [(5, 33), (8, 64), (3, 700), (64, 1024)]:
+        x = torch.randn(shape, device="cuda")
+        close(compiled(x), fn(x))
+
+
+def test_odd_pointers() -> None:
+    compiled, whole = fusee.compile(lambda x, y: (x + y).relu()), torch.randn(5000, device="cuda")
+    x = torch.randn(4096, device="cuda")
+    for start in (0, 1, 2, 3, 4, 0):
+        y = whole[start : start + 4096]
+        close(compiled(x, y), (x + y).relu())
+
+
+def test_streams_and_threads() -> None:
+    w = torch.randn(512, 512, device="cuda")
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.mm(F.gelu(x), w).relu().sum(-1)
+
+    compiled, finished = fusee.compile(fn), []
+    compiled(torch.randn(512, 512, device="cuda"))
+    torch.cuda.synchronize()
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for k in range(20):
+                x = torch.full((512, 512), 0.01 * (number + k), device="cuda")
+                close(compiled(x), fn(x), 1e-2)
+        finished.append(number)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(finished) == 4
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_two_gpus() -> None:
+    compiled = fusee.compile(lambda x: torch.softmax(x, -1) * 2)
+    for device in ("cuda:1", "cuda:0", "cuda:1"):
+        x = torch.randn(8, 256, device=device)
+        got = compiled(x)
+        assert got.device == x.device
+        close(got, torch.softmax(x, -1) * 2)
+
+
+def test_memory_does_not_grow() -> None:
+    net, x = Block().cuda().eval(), torch.randn(2, 32, 256, device="cuda")
+    compiled, reserved = fusee.compile(net), []
+    with torch.no_grad():
+        for _ in range(100):
+            compiled(x)
+            torch.cuda.synchronize()
+            reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] == reserved[10]
+
+
+BAD_INDEX = """
+import torch, fusee
+import torch.nn.functional as F
+from fusee.backends import native
+from fusee.targets.cuda import CUDA
+native.TARGETS["cuda"] = CUDA()
+call = fusee.compile(F.embedding)
+call(torch.tensor([1, 7], device="cuda"), torch.randn(5, 64, device="cuda"))
+try:
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print("told", type(error).__name__, str(error).splitlines()[0])
+try:
+    call(torch.tensor([1, 2], device="cuda"), torch.randn(5, 64, device="cuda"))
+except Exception as error:
+    print("again", type(error).__name__)
+"""
+
+
+def test_bad_indices() -> None:
+    """In a process of its own: a GPU that has met one is of no use to it any more."""
+    found = subprocess.run(
+        [sys.executable, "-c", BAD_INDEX], capture_output=True, text=True, check=False
+    )
+    assert "told" in found.stdout and "again" in found.stdout, found.stdout + found.stderr
