@@ -1,0 +1,99 @@
+"""Small networks and functions, with all their kernels on the SIMT machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusee
+from fusee.backends import native
+from fusee.targets.cuda import PROFILE
+from tests.targets.cuda.simulated import Simulated
+from tests.targets.cuda.test_kernels import agree, close, numbers
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(native.TARGETS, "cpu", Simulated(PROFILE))
+
+
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+
+
+def _images() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    then = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.SiLU())
+    return nn.Sequential(first, then, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+def _words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(30, 16), nn.LayerNorm(16), nn.Linear(16, 30))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "transformer": (_encoder, lambda: numbers(2, 7, 32)),
+    "images": (_images, lambda: numbers(4, 3, 12, 12)),
+    "words": (_words, lambda: torch.randint(0, 30, (4, 9))),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_inference(name: str) -> None:
+    make, given = NETS[name]
+    net, x = make().eval(), given()
+    with torch.no_grad():
+        close(fusee.compile(net)(x), net(x), 1e-4)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_training(name: str) -> None:
+    make, given = NETS[name]
+    net, x, found = make(), given(), []
+    for call in (fusee.compile(net), net):
+        net.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in net.parameters())])
+    close(found[0], found[1], 1e-4)
+
+
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    v = v.mul_(0.99).addcmul_(g, g, value=0.01)
+    return p.addcdiv_(m.lerp_(g, 0.1), v.sqrt() + 1e-8, value=-1e-3)
+
+
+FUNCTIONS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "losses": lambda: (F.cross_entropy, numbers(12, 50), torch.randint(0, 50, (12,))),
+    "images": lambda: (
+        lambda x: (F.interpolate(x, scale_factor=2, mode="bilinear"), F.avg_pool2d(x, 2)),
+        numbers(2, 4, 6, 6),
+    ),
+    "moved": lambda: (
+        lambda x: (F.pixel_shuffle(x, 2), x.roll(1, 2), torch.where(x > 0, x, x * 2)),
+        numbers(2, 4, 6, 6),
+    ),
+    "index_put": lambda: (
+        lambda x, i, v: (x.index_put((i,), v, accumulate=True), x[i], x.index_select(0, i)),
+        numbers(10, 6), torch.randint(0, 10, (7,)), numbers(7, 6),
+    ),
+    "an optimizer": lambda: (_adam, *(torch.rand(37) for _ in range(4))),
+    "dimensions": lambda: (
+        lambda x: (x.var((0, 2)), x.mean((1, 3)), x.sum((0, 2, 3)), x.amax((0, 1))),
+        numbers(3, 4, 5, 6),
+    ),
+    "long": lambda: (lambda x: (x.var((0, 2, 3)), x.sum((0, 2, 3))), numbers(8, 16, 33, 32)),
+    "scans": lambda: (
+        lambda x: (x.cumprod(-1), x.logcumsumexp(0), x.logsumexp(1)), numbers(5, 9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    fn, *args = FUNCTIONS[name]()
+    agree(fn, *args, tolerance=1e-3)
