@@ -177,8 +177,11 @@ def _is_of_tensors(function: Any, owner: Any, args: Args) -> bool:
 
 def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """A function of torch, run as torch runs it: the recorder sees what it does."""
-    given = tuple(x.number() if isinstance(x, Computed) else m.deep(x) for x in args)
-    named = {key: m.deep(x) for key, x in kwargs.items()}
+
+    def shown(x: Any) -> Any:
+        return x.number() if isinstance(x, Computed) else m.deep(x)
+
+    given, named = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
@@ -290,6 +293,9 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
             if not containers.is_iterable(args[0]):
                 return function(*args)  # the TypeError
             args = ([*args[0]],)
+    if name == "pop" and isinstance(function.__self__, set):
+        m.world.popped[id(function.__self__)] = function.__self__
+        m.world.passing.append("the order of a set")
     if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
         return found
     if name not in _TAKE_ITERABLES and name not in _MOVE:
@@ -343,6 +349,8 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
             found = m.world.get(m.world.mirror(owner), rest[0])
             return (*rest[1:], None)[0] if found is ABSENT else found
+        if name == "pop" and isinstance(owner, set) and m.is_outside(owner):
+            raise GraphBreak("what a set from outside gives first hangs on what it gave before")
         shown = m.plain(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)

@@ -257,8 +257,8 @@ class Site:
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         if len(self.entries) > FEW:
-            self.index = self.index or Index(self.place.parameters)
-            self.index.add(self.entries)
+            self.index = self.index or Index(self.place.parameters, self.entries)
+            self.index.add()
 
     def clear(self) -> None:
         self.entries.clear()
@@ -308,18 +308,21 @@ class Index:
     """Entries of one place, by the value of one fact.
 
     parameters   the variables that a check takes
+    entries      all of them
     """
 
-    def __init__(self, parameters: list[str]) -> None:
+    def __init__(self, parameters: list[str], entries: list[Any]) -> None:
         self.parameters = parameters
+        self.entries = entries
         self.key: _Key | None = None
         self.read: Callable[..., Hashable] = lambda *given: None
         self.found: dict[Hashable, list[Any]] = {}
         self.others: list[Any] = []
         self.made_for = 0
 
-    def add(self, entries: list[Any]) -> None:
+    def add(self) -> None:
         """Take the last of all entries in; choose anew what tells them apart at each doubling."""
+        entries = self.entries
         if len(entries) >= 2 * self.made_for:
             self._choose(entries)
             self.made_for = len(entries)
@@ -330,6 +333,8 @@ class Index:
 
     def candidates(self, *given: Any) -> list[Any]:
         """The entries that may be good for a call."""
+        if MODE_STACK.length():  # the program's would hear what is read
+            return self.entries
         try:
             return self.found.get(self.read(*given), self.others)
         except GONE:

@@ -76,6 +76,11 @@ def _iterable(m: Capturing, x: Any) -> Any:
     return Stepping(m, iterator) if is_python else iterator
 
 
+def in_turn(m: Capturing, x: Any) -> Stepping:
+    """The elements of an iterable, each asked for when it is needed."""
+    return Stepping(m, m.iterate(x))
+
+
 @stands_for_each(
     list, tuple, set, frozenset, collections.deque, dict.fromkeys,
     collections.OrderedDict.fromkeys, collections.defaultdict.fromkeys,
@@ -97,7 +102,7 @@ def _asked_in_turn(function: Any, m: Capturing, x: Any, /) -> bool:
 
 @stands_for(sum)
 def _sum(m: Capturing, x: Any, /, start: Any = 0) -> Any:
-    return functools.reduce(functools.partial(m.binary, 0), m.items(x), start)
+    return functools.reduce(functools.partial(m.binary, 0), in_turn(m, x), start)
 
 
 @stands_for(list.__new__, set.__new__, dict.__new__)
@@ -136,7 +141,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
 
 SPECIAL[itertools.chain.from_iterable] = lambda m, x, /: itertools.chain.from_iterable(
-    _iterable(m, part) for part in m.items(x)
+    _iterable(m, part) for part in in_turn(m, x)
 )
 
 
@@ -156,7 +161,7 @@ def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
 def _reduce(m: Capturing, function: Any, x: Any, /, *start: Any) -> Any:
     if not is_iterable(x):
         return functools.reduce(function, x)  # the TypeError
-    return functools.reduce(functools.partial(m.call, function), m.items(x), *start)
+    return functools.reduce(functools.partial(m.call, function), in_turn(m, x), *start)
 
 
 @stands_for(reversed)
@@ -210,7 +215,7 @@ def _insort(
 def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
     if not args:
         return function()  # the TypeError
-    items = args if len(args) > 1 else m.items(*args)
+    items = args if len(args) > 1 else in_turn(m, *args)
     return function(items, key=sort_key(m, key), **default)
 
 
@@ -224,7 +229,7 @@ def pairs(m: Capturing, x: Any) -> Any:
 
 
 def _rows(m: Capturing, x: Any) -> Iterator[Any]:
-    for row in Stepping(m, m.iterate(x)):
+    for row in in_turn(m, x):
         items = m.items(row) if is_iterable(row) else row
         m.hashed(items[:1] if type(items) is list else ())
         yield items
@@ -245,7 +250,7 @@ _count_elements: Any = collections._count_elements  # type: ignore[attr-defined]
 
 @stands_for(_count_elements)
 def _count(m: Capturing, counts: Any, iterable: Any) -> None:
-    for x in m.items(iterable):
+    for x in in_turn(m, iterable):
         before = m.call(m.attribute(counts, "get"), x, 0)
         m.store_subscript(counts, x, m.binary(0, before, 1))
 

@@ -64,7 +64,8 @@ _MATCHING = {
     "RERAISE",
 }
 
-# An opcode returns True if the frame stops here: it returned or it yielded.
+# An opcode returns True if the frame stops here: it returned or it yielded; False if another
+# exception is handled from here on; else None.
 Opcode = Callable[["Frame", Instruction], Any]
 OPCODES: dict[str, Opcode] = {}  # opcodes.py and what it imports fill it
 
@@ -88,8 +89,9 @@ class Frame:
     machine  the Semantics (frame.py) that says what instructions mean
     names    the namespace of a class body; None in a function
     next     the instruction that follows
+    own      the exception that a suspended generator is handling itself
     unwound  the exception that went to a handler last
-    raised_again  the traceback that an exception had before it was raised once more
+    raised_again  what an exception knew before it was raised once more: traceback and context
     """
 
     def __init__(self, machine: Any, code: types.CodeType, globals_: dict[str, Any]) -> None:
@@ -107,8 +109,9 @@ class Frame:
         self.yielded = False
         self.keywords: tuple[str, ...] = ()
         self.function: Any = None
+        self.own: BaseException | None = None
         self.unwound: BaseException | None = None
-        self.raised_again: list[types.TracebackType | None] = []
+        self.raised_again: list[tuple[Any, Any]] = []
 
     @classmethod
     def of(cls, machine: Any, function: types.FunctionType) -> Frame:
@@ -190,7 +193,9 @@ class Frame:
         try:
             while True:
                 try:
-                    self._until_stop()
+                    run = self._until_stop
+                    if not (run() if machine.handled is None else self._handling(run)):
+                        continue
                     if not self.yielded:  # as in Python, what nobody else has ends here
                         self.locals, self.cells = {}, {}
                     return self.result
@@ -205,25 +210,42 @@ class Frame:
 
     def step(self) -> bool:
         """Run one instruction, exceptions included. True if the frame stopped."""
-        instruction = self.program.instructions[self.at]
-        self.next = self.at + 1
         try:
-            stopped = OPCODES[instruction.name](self, instruction)
+            run = self._once
+            return bool(run() if self.machine.handled is None else self._handling(run))
         except BaseException as error:  # noqa: BLE001  # whatever the program raises
             self._unwind_own(error)
             return False
-        self.at = self.next
-        return bool(stopped)
 
-    def _until_stop(self) -> None:
+    def _once(self) -> bool | None:
+        instruction = self.program.instructions[self.at]
+        self.next = self.at + 1
+        stopped: bool | None = OPCODES[instruction.name](self, instruction)
+        self.at = self.next
+        return stopped
+
+    def _until_stop(self) -> bool:
+        """Run instructions up to one that does not just go on. What that returns."""
         instructions, opcodes = self.program.instructions, OPCODES
         while True:
             instruction = instructions[self.at]
             self.next = self.at + 1
-            stopped = opcodes[instruction.name](self, instruction)
+            stopped: bool | None = opcodes[instruction.name](self, instruction)
             self.at = self.next
-            if stopped:
-                return
+            if stopped is not None:
+                return stopped
+
+    def _handling(self, run: Callable[[], bool | None]) -> bool | None:
+        """Run while Python itself handles what the machine does: C code, and Python that it calls,
+        see it in sys.exc_info(), and have it as the context of what they raise."""
+        error: Any = self.machine.handled
+        before = error.__traceback__, error.__context__
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001  # it was raised for this
+            error.__traceback__, error.__context__ = before
+            del error, before  # which know frames
+            return run()
 
     def throw(self, error: BaseException) -> bool:
         """Raise in the suspended generator of this. True if it yields: what it delegates to did.
@@ -252,10 +274,14 @@ class Frame:
                 error = other
         self.push(None)  # in place of what would have been sent
         self.at -= 1  # the exception comes from the instruction that yielded
+        known = error.__traceback__, self.own or error.__context__
         try:
+            raise error
+        except BaseException:  # noqa: BLE001  # it was raised for this
+            self.raised_again = [known]
             self._unwind(error)
         finally:
-            del error  # which knows this frame
+            del error, known  # which know this frame
         return False
 
     def _send_ended(self, send: Instruction, value: Any) -> None:
@@ -279,7 +305,7 @@ class Frame:
 
     def _unwind(self, error: BaseException) -> None:
         """Go to the handler of `error`, or raise it if there is none."""
-        for error.__traceback__ in self.raised_again:  # as if it had never left
+        for error.__traceback__, error.__context__ in self.raised_again:  # as if it had never left
             self.raised_again = []
         instruction, handler, raised = self.instruction, self.program.handler(self.at), self.at
         if instruction.name == "RERAISE" and instruction.arg:
@@ -295,10 +321,6 @@ class Frame:
         self.machine.caught(error)
         _empty_frames(error)
         self.unwound = error
-        if error.__context__ is None and self.machine.handled is not error:
-            # C code that Python called has set it, or has its reasons: a generator's `throw`
-            if not (self.machine.is_python and instruction.name.startswith("CALL")):
-                error.__context__ = self.machine.handled
         del self.stack[handler.depth :]
         if handler.keeps_position:
             self.push(raised)
@@ -315,7 +337,7 @@ def suspended(f: Frame, is_on: bool = False) -> Generator[Any, Any, Any]:
 
 def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
     machine = f.machine
-    value = result = error = own = None  # what it handles itself stays with it
+    value = result = error = None
     while True:
         if is_on:
             try:
@@ -326,7 +348,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                 error = thrown
         is_on = True
         handled = machine.handled
-        machine.handled = own or handled
+        machine.handled = f.own or handled
         try:
             if error is None:
                 f.push(value)
@@ -342,7 +364,7 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
             machine.pending = ended  # a generator that is dropped can raise nothing
             return None
         finally:
-            own = None if machine.handled is handled else machine.handled
+            f.own = None if machine.handled is handled else machine.handled
             machine.handled = handled
             f.unwound = error = None  # which know this frame, and all that the generator has
         if not f.yielded:
@@ -533,15 +555,7 @@ class Semantics:
         about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
         if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
             return stand(self, *args)
-        if self.handled is None:
-            return function(*args, **kwargs)
-        # Python itself is to handle the exception meanwhile, as sys.exc_info shows it
-        error, before = self.handled, (self.handled.__traceback__, self.handled.__context__)
-        try:
-            raise error
-        except BaseException:  # noqa: BLE001  # it was raised for this
-            error.__traceback__, error.__context__ = before
-            return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def variables(m: Semantics) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class World:
         self._twins: dict[int, Any] = {}  # tuples with attributes, by id of what is made of them
         self._parts: dict[Any, Origin] = {}
         self.made_classes: set[type] = set()
+        self.popped: dict[int, set[Any]] = {}  # sets that the program made, by id
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
         self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
         self.passing: list[str] = []  # what the capture saw that is another in each process
@@ -279,9 +280,13 @@ class World:
         return opened.stand_in
 
     def _opened(self, iterator: Any) -> Opened:
-        return self.iterators.get(id(iterator)) or self.iterators.setdefault(
-            id(iterator), Opened(iterator)
-        )
+        if id(iterator) not in self.iterators:
+            try:
+                remaining(iterator)
+            except RuntimeError as error:
+                raise GraphBreak(f"an iterator from outside goes no further: {error}") from None
+            self.iterators[id(iterator)] = Opened(iterator)
+        return self.iterators[id(iterator)]
 
     def next_of(self, iterator: Any) -> Any:
         """The next element; how many more there are is no fact, so that turns of a loop share it.
@@ -393,6 +398,8 @@ class World:
     ) -> torch.Tensor:
         """The stand-in for an input of the graph, found at `origin`, named after `named`."""
         fake = fake_of(self.mode, x) if fake is None else fake
+        if x.is_inference() and not torch.is_inference_mode_enabled():
+            self.recorder.unsaved = "of inference mode"
         self._keep += [x, fake]
         self.inputs[id(fake)] = (x, origin)
         self.recorder.add_input(fake, input_name(named))

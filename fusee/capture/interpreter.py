@@ -38,7 +38,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
-from fusee.capture.mirrors import is_finite_iterator, pairs_of
+from fusee.capture.mirrors import Stepping, is_finite_iterator, pairs_of
 from fusee.capture.recorder import effects
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor
@@ -47,7 +47,7 @@ _IN_PLACE = len(BINARY) // 2
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _MANY = 10_000
 _OURS = re.compile(
-    "FakeTensor|'Number'|'Array'|Sym(Int|Float|Bool)"
+    "FakeTensor|'Number'|'Array'|not Array|Sym(Int|Float|Bool)"
 )  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
@@ -253,6 +253,9 @@ class Interpreter(Capturing):
         one, other = self.world.origin(left), self.world.origin(right)
         if left is not right and one is not None and other is not None:
             self.world.distinct(one, other)
+        if left is not right and _are_numbers(left, right) and left is not None is not right:
+            left, right = symbols.value(left), symbols.value(right)  # CPython keeps small ones
+            return left is right and type(left) in (int, bool) and left in range(-5, 257)
         return left is right
 
     def contains(self, container: Any, item: Any) -> bool:
@@ -260,10 +263,10 @@ class Interpreter(Capturing):
             return bool(container.__contains__(item))
         if (answer := ask(self, container, "__contains__", item)) is not ABSENT:
             return self.truth(answer)
-        if attributes.python_method(self, container, "__iter__") is not None:
-            return any(
-                x is item or self.truth(self.compare("==", x, item)) for x in self.items(container)
-            )
+        in_turn = attributes.python_method(self, container, "__iter__") is not None
+        if in_turn or (hasattr(container, "__iter__") and not hasattr(container, "__contains__")):
+            coming = Stepping(self, self.iterate(container))
+            return any(x is item or self.truth(self.compare("==", x, item)) for x in coming)
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
             found = self.world.get(self.world.mirror(container), item)
             return found is not ABSENT

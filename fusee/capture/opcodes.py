@@ -177,15 +177,17 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
 
 
 @op()
-def PUSH_EXC_INFO(f: Frame, i: Instruction) -> None:
+def PUSH_EXC_INFO(f: Frame, i: Instruction) -> bool:
     error = f.pop()
     f.stack += (f.machine.handled, error)
     f.machine.handled = error
+    return False
 
 
 @op()
-def POP_EXCEPT(f: Frame, i: Instruction) -> None:
+def POP_EXCEPT(f: Frame, i: Instruction) -> bool:
     f.machine.handled = f.pop()
+    return False
 
 
 @op()
@@ -199,7 +201,7 @@ def CHECK_EXC_MATCH(f: Frame, i: Instruction) -> None:
 
 @op()
 def RERAISE(f: Frame, i: Instruction) -> None:
-    f.raised_again = [f.stack[-1].__traceback__]
+    f.raised_again = [(f.stack[-1].__traceback__, f.stack[-1].__context__)]
     _raise(f)
 
 
@@ -210,7 +212,7 @@ def _raise(f: Frame) -> NoReturn:
 
 
 @op()
-def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
+def CHECK_EG_MATCH(f: Frame, i: Instruction) -> bool:
     """What an `except*` takes of an exception, and above it what is left.
 
     source   CPython's Python/ceval.c, exception_group_match
@@ -229,6 +231,7 @@ def CHECK_EG_MATCH(f: Frame, i: Instruction) -> None:
     f.stack += (rest, match)
     if match is not None:
         f.machine.handled = match
+    return False
 
 
 @op("CALL_INTRINSIC_2")

@@ -57,11 +57,12 @@ def _resumed(
     variables: dict[str, Any],
     stack: list[Any],
     cells: dict[str, types.CellType],
+    own: BaseException | None,
     state: str,
 ) -> Generator[Any, Any, Any]:
     """A generator that goes on where one stood when a graph ended."""
     f = Frame(Between(nested), code, globals_)
-    f.at, f.locals, f.stack, f.cells = at, variables, stack, cells
+    f.at, f.locals, f.stack, f.cells, f.own = at, variables, stack, cells, own
     made = suspended(f, state == inspect.GEN_SUSPENDED)
     if state == inspect.GEN_CLOSED:
         made.close()
@@ -254,6 +255,8 @@ class Rebuild:
                 self._lists[id(shown)] = listed
                 read[symbol] = f"{listed}[{symbols.places[symbol]}]"
             return self._named(symbols.source(x, self.source, read))
+        if id(x) in self.world.popped and x:
+            raise Lost("a set is alive that knows which of its elements it gives next")
         maker = MAKERS.get(kind)
         if maker is not None:
             return self._named(maker.source(self, x, *(yield from _each(maker.parts(x)))))
@@ -329,7 +332,7 @@ class Rebuild:
                 return self._named(f"{function}({', '.join(given)})")
             return self._named(self.call(around, "_nested", function, *given))
         parts = [self.source.constant(code), self.source.constant(f.globals), str(f.at)]
-        parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), state])
+        parts += yield from _each([dict(f.locals), list(f.stack), dict(f.cells), f.own, state])
         return self._named(self.call(_resumed, "_nested", *parts))
 
     def _instance(self, x: Any) -> Making:
@@ -342,9 +345,12 @@ class Rebuild:
             raise Lost(f"a {home}{cls.__qualname__} cannot be made again")
         if cls in self.made_classes:
             raise Lost(f"the class {cls.__qualname__} is made anew at each call")
-        kind = self.source.constant(cls)
-        args = yield from _each(x.args if isinstance(x, BaseException) else ())
-        name = self._named(f"{kind}.__new__({', '.join([kind, *args])})")
+        kind, home = self.source.constant(cls), self.source.constant(in_c[0])
+        given = x.args if isinstance(x, BaseException) else ()
+        if isinstance(x, BaseExceptionGroup):
+            given = x.message, x.exceptions
+        args = yield from _each(given)
+        name = self._named(f"{home}.__new__({', '.join([kind, *args])})")
         self._memo[id(x)] = name  # its attributes may point back to it
         if isinstance(x, dict):
             own = [part for pair in pairs_of(x) for part in pair]  # not what its class makes of it
@@ -355,7 +361,8 @@ class Rebuild:
             fill = self.source.constant(list.extend if isinstance(x, list) else set.update)
             self.lines.append(f"{fill}({name}, {_listed(*(yield from _each(x)))})")
         elif isinstance(x, BaseException):
-            yield from self._exception(x, name)
+            self.lines.append(f"{home}.__init__({', '.join([name, *args])})")
+            yield from self._exception(x, name, in_c[0])
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         for key in _slots(cls):
@@ -365,12 +372,11 @@ class Rebuild:
                 self.lines.append(f"{setattr_}({name}, {key!r}, {item})")
         return name
 
-    def _exception(self, x: BaseException, name: str) -> Generator[Any, str, None]:
-        """What the classes in C keep, and how the exception came about."""
-        in_c = next(base for base in type(x).__mro__ if base.__flags__ & _CLASS != _ON_HEAP)
-        init = f"{self.source.constant(in_c)}.__init__"
-        self.lines.append(f"{init}({', '.join([name, *(yield from _each(x.args))])})")
+    def _exception(self, x: BaseException, name: str, in_c: type) -> Generator[Any, str, None]:
+        """What the class in C keeps, and how the exception came about."""
         named = {"name", "obj", "path"} & {*vars(in_c)}  # which no `args` hold
+        if isinstance(x, BaseExceptionGroup):
+            named.add("args")  # with a list that may hold other exceptions by now
         for key in (*sorted(named), "__cause__", "__context__", "__suppress_context__"):
             if getattr(x, key, None):  # the last one last: setting the cause sets it too
                 self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")

@@ -299,6 +299,7 @@ class Recorder(TorchFunctionMode):
         self.is_parted = False  # whether the graph may not have both
         self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
+        self.unsaved = ""  # why autograd must not save some input
         self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
@@ -430,7 +431,7 @@ class Recorder(TorchFunctionMode):
 
     def _turn(self, func: Any, name: str, fake: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """`x.unsqueeze_(0)` of an input: a view of it in the graph, after which it is turned."""
-        if (fake.requires_grad and torch.is_grad_enabled()) or self.seen:
+        if fake.requires_grad or self.seen:
             raise GraphBreak(f"{name}() turns a tensor from outside that autograd knows")
         with torch._C.DisableTorchFunction():
             before = fake.detach().requires_grad_(fake.requires_grad)
@@ -439,6 +440,7 @@ class Recorder(TorchFunctionMode):
         self._run(func, (fake, *args), kwargs, name)
         self.rebind(fake, before, view)
         self.turned.append((fake, name, args, kwargs))
+        self.unsaved = "turned afterwards"
         return fake
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
@@ -560,7 +562,7 @@ class Recorder(TorchFunctionMode):
 
     def _finish(self, node: fx.Node, out: Any) -> None:
         node.meta["example_value"] = out
-        if self.leaves:
+        if self.leaves or self.unsaved:
             self._refuse_gradients(node, out)
         where = self.where()
         if where:
@@ -568,12 +570,16 @@ class Recorder(TorchFunctionMode):
         self._adopt_all(node, out)
 
     def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
-        """End the graph before what a leaf of its own would get a gradient of."""
-        if not any(id(x.meta.get("example_value")) in self.leaves for x in node.all_input_nodes):
+        """End the graph before what a leaf of its own would get a gradient of, and before what
+        autograd might save of an input that it must not save."""
+        inputs = [id(x.meta.get("example_value")) for x in node.all_input_nodes]
+        if not (self.unsaved or any(x in self.leaves for x in inputs)):
             return
         with torch._C.DisableTorchFunction():
             for x in out if isinstance(out, (tuple, list)) else (out,):
                 if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
+                    if self.unsaved:
+                        raise GraphBreak(f"autograd would save a tensor that is {self.unsaved}")
                     if torch.is_grad_enabled():
                         raise GraphBreak("a tensor that requires grad is made and used")
                     self.leaves[id(x)] = False

@@ -208,6 +208,9 @@ class Cell(Part):
         return of.cell_contents
 
 
+_NOTHING = object()  # stands for an element that is not there: no fact holds of it
+
+
 @dataclass(frozen=True, eq=False)
 class Item(Part):
     """An element of a list, tuple or dict."""
@@ -216,11 +219,16 @@ class Item(Part):
 
     def code(self, parent: str, source: Source) -> str:
         raw, key = source.raw(self.of), source.constant(self.key)
+        if raw and issubclass(source.names[raw], dict):  # which would ask `__missing__`
+            return f"{raw}.get({parent}, {key}, {source.constant(_NOTHING)})"
         return f"{raw}.__getitem__({parent}, {key})" if raw else f"{parent}[{key}]"
 
     def find(self, of: Any) -> Any:
         raw: Any = raw_class(type(of))
-        return of[self.key] if raw is None else raw.__getitem__(of, self.key)
+        if raw in (None, type(of)):
+            return of[self.key]
+        is_dict = issubclass(raw, dict)
+        return raw.get(of, self.key, _NOTHING) if is_dict else raw.__getitem__(of, self.key)
 
     def words_after(self, parent: str) -> str:
         if isinstance(self.of, Dict) and isinstance(self.key, str):

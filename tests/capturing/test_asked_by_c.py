@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -185,6 +186,27 @@ def shows(x, held):
     return x + 1, "%r" % held, "%s" % (held,)
 
 
+def _logging(items):
+    for item in items:
+        LOG.append(item)
+        yield item
+
+
+class Summed(int):
+    def __radd__(self, other):
+        LOG.append("radd")
+        return int.__add__(self, other)
+
+
+def asks_in_turn(x, more):
+    found = functools.reduce(lambda a, b: LOG.append("add") or a + b, _logging([1, 2, 3]))
+    found += sum(_logging([Summed(1), Summed(2)]))
+    found += max(_logging([1, 3, 2]), key=lambda a: LOG.append("key") or -a)
+    lists = itertools.chain.from_iterable(_logging([[1, 2], [3]]))
+    LOG.append(next(lists))
+    return x + found, 2 in _logging([1, 2, 3]), 2 in more, [*more]
+
+
 CALLS: list[tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = [
     (collects, lambda k: ()),
     (unpacks, lambda k: ()),
@@ -194,6 +216,7 @@ CALLS: list[tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]] = [
     (turns, lambda k: ()),
     (goes_through_a_set, lambda k: ()),
     (shows, lambda k: (([1, [k]],),)),
+    (asks_in_turn, lambda k: (_logging([1, 2, 3, 4]),)),
 ]
 
 
@@ -217,6 +240,25 @@ def test_an_equal_set_in_another_order() -> None:
     traced = Traced(fn)
     for some in ({8, 0}, {0, 8}, {1, 2}, {True, 2}, {1.0, 2}):
         assert str(traced(torch.ones(1), some)) == str(fn(torch.ones(1), some))
+
+
+def test_what_a_set_gives_first_hangs_on_what_it_gave_before() -> None:
+    given = [{1, 2, 5}, {1, 2, 5}]
+
+    def pops(x, some):
+        own = {1, 2, 5}
+        found = [own.pop()]
+        own.add(8)
+        print(end="")
+        own.add(16)
+        return x + 1, some.pop(), found + [own.pop(), own.pop()], own
+
+    traced = Traced(pops)
+    for k in (8, 16, 24):
+        for some in given:
+            some.add(k)
+        want, got = (fn(torch.ones(1), some) for fn, some in zip((pops, traced), given))
+        assert str(got) == str(want), traced.stops
 
 
 class Adding:

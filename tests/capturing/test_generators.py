@@ -214,3 +214,90 @@ def test_a_dropped_generator_that_handles_its_exit_is_closed_in_time(made: Any) 
             log: list[str] = []
             told.append((run(torch.ones(2), log).tolist(), log))
     assert told[:2] == told[2:]
+
+
+def _waiting(steps: int) -> Generator[int, None, None]:
+    yield 1
+    try:
+        raise OSError("own")
+    except OSError:
+        yield from (2 for _ in range(steps))
+        raise
+
+
+def _thrown(waits: int, broken: bool) -> None:
+    given = _waiting(2)
+    for _ in range(waits):
+        next(given)
+    if broken:
+        _break()
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        given.throw(ValueError("thrown")) if waits % 3 else [*given]
+
+
+def _raising(broken: bool) -> Generator[Any, None, None]:
+    yield repr(sys.exc_info()[1])
+    if broken:
+        _break()
+    raise ValueError("raised")
+
+
+def _handled(waits: int, broken: bool) -> None:
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        if broken:
+            _break()
+        if waits > 1:
+            found = [*_raising(broken)]
+        for found in _raising(waits == 1):
+            found = Tensor.sum(found)
+
+
+def _grouped(waits: int, broken: bool) -> None:
+    found: list[Exception] = [ValueError(1)]
+    group = ExceptionGroup("several", found)
+    found.append(KeyError(waits))
+    if broken:
+        _break()
+    raise group
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("waits", [0, 1, 2, 3])
+@pytest.mark.parametrize("raises", [_thrown, _handled, _grouped])
+def test_what_an_exception_knows(raises: Any, waits: int, broken: bool) -> None:
+    """Its context is what was handled where it was raised; what is thrown into a generator has
+    what that was handling itself."""
+    told = []
+    for run in (raises, Traced(raises)):
+        for _ in range(2):
+            with pytest.raises(Exception) as caught:
+                run(waits, broken)
+            error, known = caught.value, []
+            while error is not None:
+                known.append((repr(error), error.args))
+                error = error.__context__
+            told.append(repr(known))
+    assert told[:2] == told[2:]
+
+
+def test_an_iterator_from_outside_that_goes_no_further() -> None:
+    def fn(pool: set[int]) -> Any:
+        for k in pool.copy():
+            pool.discard(k)
+            try:
+                for item in pool:
+                    pool.add(item + 2)
+            except RuntimeError:
+                pool.add(-k)
+        return sorted(pool)
+
+    traced, pools = Traced(fn), ({1, 2, 5}, {1, 2, 5})
+    for _ in range(3):
+        for run, pool in zip((fn, traced), pools):
+            pool.add(8)
+            run(pool)
+        assert pools[0] == pools[1]

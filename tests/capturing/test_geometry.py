@@ -187,6 +187,38 @@ def test_gradients_through_what_changed_in_place() -> None:
     torch.testing.assert_close(grads[1:], grads[:1] * 2)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_an_input_that_is_turned_beside_autograd(mode: Any) -> None:
+    def run(x: Tensor, w: Tensor) -> Any:
+        with mode():
+            x.unsqueeze_(0)
+        (x * w).sum().backward()
+        return x.shape, w.grad
+
+    def of_a_leaf(x: Tensor, w: Tensor) -> Any:
+        with torch.no_grad():
+            w[:].unsqueeze_(0), x.unsqueeze_(0)
+        return x.sum()
+
+    for fn in (run, of_a_leaf):
+        told = []
+        for call in (fn, fusee.compile(fn, backend="eager")):
+            w = torch.full((5,), 2.0, requires_grad=True)
+            told.append((call(torch.arange(5.0), w), call(w.detach()[:], w)))
+        assert str(told[0]) == str(told[1])
+
+
+def test_what_autograd_cannot_save_is_eagers_to_refuse() -> None:
+    def run(w: Tensor) -> Tensor:
+        w * torch.inference_mode()(torch.sin)(torch.ones(3))
+        return w + 1
+
+    w = torch.ones(3, requires_grad=True)
+    for call in (run, fusee.compile(run)):
+        with pytest.raises(RuntimeError, match="Inference tensors"):
+            call(w)
+
+
 def test_out_within_a_step_that_is_differentiated() -> None:
     def run(x: Tensor, w: Tensor, o: Tensor) -> Tensor:
         loss = (x * w).tanh().sum()

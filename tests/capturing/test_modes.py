@@ -178,6 +178,20 @@ def test_guards_are_not_seen_by_a_mode() -> None:
         assert one.seen == other.seen
 
 
+def test_looking_for_one_of_many_versions_is_not_seen_by_a_mode() -> None:
+    def fn(x: Tensor, k: int) -> Tensor:
+        return x.relu_() if k else x
+
+    traced = Traced(fn)
+    for size in range(1, 8):
+        for k in (0, 1):
+            traced(torch.ones((1,) * size), k)
+    x = torch.ones(1)
+    with Noting() as heard:
+        traced(x, 1)
+    assert len(heard.seen) == 1
+
+
 def test_on_another_device_by_our_own_backend() -> None:
     compiled = fusee.compile(lambda: torch.ones(2))
     assert compiled().device.type == "cpu"

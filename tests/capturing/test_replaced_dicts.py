@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,3 +269,23 @@ def test_a_class_that_is_replaced_is_seen(of_child: bool) -> None:
     assert torch.equal(fast(x), x)
     (model[0] if of_child else model).__class__ = Other
     assert torch.equal(fast(x), x * 3)
+
+
+def test_checks_do_not_ask_for_what_is_missing() -> None:
+    asked: list[str] = []
+
+    class Missing(dict[str, int]):
+        def __missing__(self, key: str) -> int:
+            asked.append(key)
+            return 5
+
+    def fn(x: torch.Tensor, d: dict[str, int]) -> Any:
+        return x * d["a"] if "a" in d else x
+
+    traced, x = CompiledFunction(fn, backend, Policy()), torch.ones(2)
+    for make in (Missing, functools.partial(collections.defaultdict, lambda: asked.append("made"))):
+        made = make({"a": 2})
+        assert traced(x, made).tolist() == [2.0, 2.0]
+        made.pop("a")
+        assert traced(x, made) is x
+        assert (asked, len(made)) == ([], 0)

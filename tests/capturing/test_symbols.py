@@ -295,6 +295,7 @@ def caught(function: Callable[[], Any]) -> str:
         lambda n, x: caught(lambda: [].pop(n)), lambda n, x: caught(lambda: {}[n]),
         lambda n, x: caught(lambda: n.missing), lambda n, x: caught(lambda: [*n]),
         lambda n, x: caught(lambda: int(f"a{n}")), lambda n, x: caught(lambda: x.view(n, n)),
+        lambda n, x: (n is n, n + 300 is n + 300, (n > 3) is True, n is None, n - 1 is n - 1),
         lambda n, x: caught(lambda: x.size(n)), lambda n, x: caught(lambda: x + torch.ones(n)),
     ],
 )  # fmt: skip
