@@ -180,6 +180,8 @@ class World:
                 guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
             )
             return obj
+        if type(obj) in weakref.ProxyTypes:  # which says that it is what it stands for
+            raise GraphBreak("a weak proxy")
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)

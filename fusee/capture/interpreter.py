@@ -61,7 +61,7 @@ class Interpreter(Capturing):
         super().__init__(*settings)
         self.repeated = 0
         self.world.recorder.dispatch = functools.partial(tensor_objects.dispatch, self)
-        self.world.recorder.is_heard = functools.partial(is_heard, self.frames)
+        self.world.recorder.is_heard = functools.partial(is_heard, self.frames, True)
 
     # ---------------------------------------------------------------------- names
 
@@ -302,7 +302,7 @@ class Interpreter(Capturing):
                 return not raising
         if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
             raising = raising_truth(f.program, at)
-            if raising is not None and not is_caught(self.frames):
+            if raising is not None and not is_heard(self.frames):
                 holds = condition(x, not raising)
                 if holds is not None:
                     self.checks.append(holds)
@@ -315,7 +315,7 @@ class Interpreter(Capturing):
         node = x.node
         if node.env.data.are_marked(node.a, node.b):
             return bool(node.env.data.require(node.a, node.op, node.b))
-        if self.checks is None or self.policy.is_exporting or is_caught(self.frames):
+        if self.checks is None or self.policy.is_exporting or is_heard(self.frames):
             return False
         self.checks.append(x)
         self.world.recorder.check(x)
@@ -559,22 +559,12 @@ def _raises(program: Bytecode, index: int) -> bool:
     return False
 
 
-def is_caught(frames: Iterable[Frame]) -> bool:
-    """Whether a handler takes an error that is raised where these stand, other than a `with`."""
-    for f in frames:
-        handler = f.program.handler(f.at)
-        if handler is None:
-            continue
-        taken = f.program.instructions[handler.target : handler.target + 2]
-        if [instruction.name for instruction in taken] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
-            return True
-    return False
-
-
-def is_heard(frames: Iterable[Frame]) -> bool:
+def is_heard(frames: Iterable[Frame], of_managers: bool = False) -> bool:
     """Whether an error that is raised where these stand may end there, in code of the program's.
 
     `finally` passes it on: as where nobody hears of it, what Python did since the call is left out.
+
+    of_managers  whether what a `with` of the program's makes of it counts
     """
     for f in frames:
         handler = f.program.handler(f.at) if f.program.handlers else None
@@ -583,7 +573,7 @@ def is_heard(frames: Iterable[Frame]) -> bool:
             if first.name == "PUSH_EXC_INFO" and second.name == "WITH_EXCEPT_START":
                 leave = f.stack[handler.depth - 1]
                 home = type(getattr(leave, "__self__", None)).__module__
-                if home == "contextlib" or not is_trusted(home):
+                if of_managers and (home == "contextlib" or not is_trusted(home)):
                     return True
             elif first.name == "PUSH_EXC_INFO" and _takes(f, handler.target):
                 return True

@@ -72,6 +72,15 @@ def caught(x):
     return x + 1
 
 
+def within_finally(x):
+    log = []
+    try:
+        assert (x > 0).all(), log
+    finally:
+        log.append("over")
+    return x + 1, log
+
+
 def after_a_write(x):
     x.add_(1)
     assert (x > 0).all(), "not positive"

@@ -65,18 +65,21 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 class Told(Exception):
-    """A graph that changes its inputs raised, and the error says what was left out."""
+    """A graph that changes its inputs raised, and the error says that effects were left out."""
 
 
 class Outcome:
     """What the calls of a program gave, and what they left behind.
 
-    lines      the portrait of it all
+    lines      the portrait of it all; up to the call that raised if that told of what it left out
+    raised     the errors, by call, with their texts
     eager      why pieces ran eagerly; breaks   why graphs ended
     """
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
+        self.raised: dict[int, tuple[str, str]] = {}
+        self.is_told = False
         self.eager: list[str] = []
         self.breaks: list[str] = []
 
@@ -150,14 +153,18 @@ def outcome(source: str, make: Callable[[Any], Any] | None = None) -> Outcome:
     portrait = Portrait()
     # each call's inputs are alive to the end, so that a change that comes late is seen
     kept = []
+    found.lines = portrait.lines
     for k in range(CALLS):
-        with _settings(module.__dict__["log"], source.splitlines()):
-            kept.append(_call(k, module, made, portrait))
+        try:
+            with _settings(module.__dict__["log"], source.splitlines()):
+                kept.append(_call(k, module, made, portrait, found))
+        except Told:
+            found.is_told = True
+            return found
         # what was told is told anew after the next call
         portrait._seen.clear()
         portrait._storages.clear()
     portrait.add("at the end", kept)
-    found.lines = portrait.lines
     for one in _functions(made) if isinstance(made, CompiledFunction) else ():
         for entry in one.entries:
             if entry.captured.eager:
@@ -167,7 +174,9 @@ def outcome(source: str, make: Callable[[Any], Any] | None = None) -> Outcome:
     return found
 
 
-def _call(k: int, module: types.ModuleType, made: Callable[..., Any], portrait: Portrait) -> Any:
+def _call(
+    k: int, module: types.ModuleType, made: Callable[..., Any], portrait: Portrait, found: Outcome
+) -> Any:
     """One call, and all that is to be seen after it. Returns the arguments."""
     try:
         args = module.__dict__["inputs"](k)
@@ -186,6 +195,7 @@ def _call(k: int, module: types.ModuleType, made: Callable[..., Any], portrait: 
         raise Endless from error
     except Exception as error:  # the exception is what is compared
         result = ("raised", error)
+        found.raised[k] = type(error).__name__, str(error)
         if any("changes its inputs" in note for note in getattr(error, "__notes__", ())):
             raise Told from error
     for name, value in _state().items():
@@ -277,8 +287,6 @@ def difference(source: str, into: Outcome | None = None, compiled: bool = False)
             got = outcome(source, native if compiled else interpreted)
     except Endless:
         return "compiled does not come to an end"
-    except Told:
-        return None
     except Exception as error:  # noqa: BLE001  # a fault of ours in place of a result
         return f"fusee failed: {type(error).__name__}: {error}"
     if into is not None:
@@ -301,6 +309,11 @@ def difference(source: str, into: Outcome | None = None, compiled: bool = False)
             if _is_near(a.numbers, b.numbers, line.numbers):
                 continue
         return f"eager:    {a}\ncompiled: {b}"
+    if got.is_told:
+        last = max(got.raised)
+        if got.raised[last] == want.raised.get(last):
+            return None
+        return f"eager:    {want.raised.get(last)}\ncompiled: {got.raised[last]}"
     if len(want.lines) != len(got.lines):
         return f"eager tells {len(want.lines)} lines, compiled {len(got.lines)}"
     return None

@@ -252,8 +252,8 @@ def _handled(waits: int, broken: bool) -> None:
             _break()
         if waits > 1:
             found = [*_raising(broken)]
-        for found in _raising(waits == 1):
-            found = Tensor.sum(found)
+        for text in _raising(waits == 1):
+            Tensor.sum(text)
 
 
 def _grouped(waits: int, broken: bool) -> None:
@@ -276,7 +276,8 @@ def test_what_an_exception_knows(raises: Any, waits: int, broken: bool) -> None:
         for _ in range(2):
             with pytest.raises(Exception) as caught:
                 run(waits, broken)
-            error, known = caught.value, []
+            error: BaseException | None = caught.value
+            known: list[Any] = []
             while error is not None:
                 known.append((repr(error), error.args))
                 error = error.__context__
@@ -295,9 +296,10 @@ def test_an_iterator_from_outside_that_goes_no_further() -> None:
                 pool.add(-k)
         return sorted(pool)
 
-    traced, pools = Traced(fn), ({1, 2, 5}, {1, 2, 5})
+    runs: tuple[Any, ...] = fn, Traced(fn)
+    pools = {1, 2, 5}, {1, 2, 5}
     for _ in range(3):
-        for run, pool in zip((fn, traced), pools):
+        for run, pool in zip(runs, pools):
             pool.add(8)
             run(pool)
         assert pools[0] == pools[1]

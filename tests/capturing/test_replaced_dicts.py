@@ -282,8 +282,12 @@ def test_checks_do_not_ask_for_what_is_missing() -> None:
     def fn(x: torch.Tensor, d: dict[str, int]) -> Any:
         return x * d["a"] if "a" in d else x
 
-    traced, x = CompiledFunction(fn, backend, Policy()), torch.ones(2)
-    for make in (Missing, functools.partial(collections.defaultdict, lambda: asked.append("made"))):
+    traced, x = CompiledFunction(fn, backend, Policy()), torch.ones(2)  # type: ignore[arg-type]
+    makers: Any = (
+        Missing,
+        functools.partial(collections.defaultdict, lambda: asked.append("made")),
+    )
+    for make in makers:
         made = make({"a": 2})
         assert traced(x, made).tolist() == [2.0, 2.0]
         made.pop("a")
