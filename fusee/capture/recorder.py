@@ -703,8 +703,8 @@ class Recorder(TorchFunctionMode):
             self.graph.call_function(function, args, kwargs)
 
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
-        """Whether a graph is to begin with gradients, where the program does so or not; it then
-        switches only where it must."""
+        """Whether a graph is to begin with gradients, where the program does so or not: if any of
+        its calls has some. It then switches only where it must."""
         mode, calls = ambient, []
         for node in list(graph.nodes):
             if node.target is set_grad_enabled:
@@ -712,15 +712,13 @@ class Recorder(TorchFunctionMode):
                 graph.erase_node(node)
             elif node.op not in ("placeholder", "output"):
                 calls.append((node, mode))
-        if calls and all(wanted is not ambient for _, wanted in calls):
-            ambient = mode = not ambient
-        now = ambient
-        for node, wanted in (*calls, (next(iter(reversed(graph.nodes))), mode)):
+        begin = now = any(wanted for _, wanted in calls) if calls else ambient
+        for node, wanted in (*calls, (next(iter(reversed(graph.nodes))), begin)):
             if wanted is not now:
                 with graph.inserting_before(node):
                     graph.call_function(set_grad_enabled, (wanted,))
             now = wanted
-        return ambient
+        return begin
 
     def finish(self, outputs: Sequence[torch.Tensor], *, binds: bool = False) -> fx.GraphModule:
         """The module, its outputs a tuple in this order; without what nobody needs.

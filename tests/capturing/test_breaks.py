@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+import fusee
 from fusee.capture import recorder
 from tests.capturing.same import Traced, same, shape_of
 from tests.capturing.test_classes import Base, Config, Pair, Positive
@@ -513,3 +515,22 @@ def test_methods_that_the_program_replaces(name: str, monkeypatch: pytest.Monkey
     for _ in range(2):
         torch.testing.assert_close(traced(X), fn(X))
     assert "a method of torch.Tensor is replaced by" in traced.stops[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fusee"])
+def test_gradients_after_a_break_without_them(backend: str) -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x * 2
+            sys.stdout.write("")
+            weight.mul_(y.mean())
+        return (x * x).sum()
+
+    compiled = fusee.compile(fn, backend=backend)
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).backward()
+        assert x.grad is not None and x.grad.tolist() == [2.0] * 3
+        assert torch.is_grad_enabled()

@@ -251,7 +251,7 @@ def _handled(waits: int, broken: bool) -> None:
         if broken:
             _break()
         if waits > 1:
-            found = [*_raising(broken)]
+            print(*_raising(broken), end="")
         for text in _raising(waits == 1):
             Tensor.sum(text)
 

@@ -219,6 +219,16 @@ def test_what_autograd_cannot_save_is_eagers_to_refuse() -> None:
             call(w)
 
 
+def test_parts_of_nothing() -> None:
+    def run(x: Tensor, n: int) -> Any:
+        parts = x.split(n)
+        return [part.shape for part in (*parts, *x.chunk(n + 1), *x.unsafe_split(n))], parts[0] + 1
+
+    traced = Traced(run)
+    for size, n in ((0, 2), (4, 2), (0, 3), (4, 3), (0, 0), (3, 1)):
+        assert str(traced(torch.ones(size, 2), n)) == str(run(torch.ones(size, 2), n))
+
+
 def test_out_within_a_step_that_is_differentiated() -> None:
     def run(x: Tensor, w: Tensor, o: Tensor) -> Tensor:
         loss = (x * w).tanh().sum()
