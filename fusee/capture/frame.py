@@ -236,8 +236,7 @@ class Frame:
                 return stopped
 
     def _handling(self, run: Callable[[], bool | None]) -> bool | None:
-        """Run while Python itself handles what the machine does: C code, and Python that it calls,
-        see it in sys.exc_info(), and have it as the context of what they raise."""
+        """Run while Python itself handles what the machine does: for sys.exc_info() and contexts."""
         error: Any = self.machine.handled
         before = error.__traceback__, error.__context__
         try:

@@ -180,8 +180,6 @@ class World:
                 guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
             )
             return obj
-        if type(obj) in weakref.ProxyTypes:  # which says that it is what it stands for
-            raise GraphBreak("a weak proxy")
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)
@@ -354,6 +352,8 @@ class World:
             if first is not origin and str(first) != str(origin):
                 self.fact(guards.Alias, origin, first)
             return there
+        if type(x) in weakref.ProxyTypes:  # which says that it is what it stands for
+            raise GraphBreak("a weak proxy")
         place, plain, made = origin, x, None
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             self.fact(guards.TypeMatch, origin, type(x))
@@ -401,7 +401,7 @@ class World:
         """The stand-in for an input of the graph, found at `origin`, named after `named`."""
         fake = fake_of(self.mode, x) if fake is None else fake
         if x.is_inference() and not torch.is_inference_mode_enabled():
-            self.recorder.unsaved = "of inference mode"
+            self.recorder.unsaved = "autograd would save a tensor of inference mode"
         self._keep += [x, fake]
         self.inputs[id(fake)] = (x, origin)
         self.recorder.add_input(fake, input_name(named))

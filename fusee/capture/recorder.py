@@ -440,7 +440,7 @@ class Recorder(TorchFunctionMode):
         self._run(func, (fake, *args), kwargs, name)
         self.rebind(fake, before, view)
         self.turned.append((fake, name, args, kwargs))
-        self.unsaved = "turned afterwards"
+        self.unsaved = "autograd would save a tensor that is turned afterwards"
         return fake
 
     def _run(self, func: Any, args: Any, kwargs: Any, name: str = "") -> Any:
@@ -570,18 +570,16 @@ class Recorder(TorchFunctionMode):
         self._adopt_all(node, out)
 
     def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
-        """End the graph before what a leaf of its own would get a gradient of, and before what
-        autograd might save of an input that it must not save."""
+        """End the graph before what leaves of its own, or inputs that are unsaved, have a part in."""
         inputs = [id(x.meta.get("example_value")) for x in node.all_input_nodes]
         if not (self.unsaved or any(x in self.leaves for x in inputs)):
             return
         with torch._C.DisableTorchFunction():
             for x in out if isinstance(out, (tuple, list)) else (out,):
                 if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in self.leaves:
-                    if self.unsaved:
-                        raise GraphBreak(f"autograd would save a tensor that is {self.unsaved}")
                     if torch.is_grad_enabled():
-                        raise GraphBreak("a tensor that requires grad is made and used")
+                        what = "a tensor that requires grad is made and used"
+                        raise GraphBreak(self.unsaved or what)
                     self.leaves[id(x)] = False
 
     def _adopt_all(self, node: fx.Node, out: Any) -> None:
