@@ -236,7 +236,7 @@ class Frame:
                 return stopped
 
     def _handling(self, run: Callable[[], bool | None]) -> bool | None:
-        """Run while Python itself handles what the machine does: for sys.exc_info() and contexts."""
+        """Run while Python itself handles what the machine does: for sys.exc_info(), contexts."""
         error: Any = self.machine.handled
         before = error.__traceback__, error.__context__
         try:

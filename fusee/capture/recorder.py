@@ -570,7 +570,7 @@ class Recorder(TorchFunctionMode):
         self._adopt_all(node, out)
 
     def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
-        """End the graph before what leaves of its own, or inputs that are unsaved, have a part in."""
+        """End the graph before what a leaf of its own, or what is unsaved, has a part in."""
         inputs = [id(x.meta.get("example_value")) for x in node.all_input_nodes]
         if not (self.unsaved or any(x in self.leaves for x in inputs)):
             return
