@@ -28,7 +28,7 @@ def link_graph(
     kept: Kept,
     emit: Callable[[Kernel], KernelCode],
     build: Build,
-    names: Callable[[HostCode], Mapping[str, Any]],
+    names: Mapping[str, Any] | Callable[[HostCode], Mapping[str, Any]],
     timed: Callable[[str], AbstractContextManager[object]],
     arena: Callable[[int], Tensor] | None = None,
 ) -> Built:
@@ -43,7 +43,7 @@ def link_graph(
         host = emit_host(plan, codes, arguments)
         log.publish("host", "", host.source)
     used = [functions[code.name] for code in host.functions]
-    run = bind_host(host, used, kept, names(host), arena)
+    run = bind_host(host, used, kept, names(host) if callable(names) else names, arena)
     return Built(run, {kernel: code.name for kernel, code in codes.items()})
 
 

@@ -102,7 +102,7 @@ class CPU:
             "fail": fail,
         }
         build = Build(use_disk=options.cache, check=options.check)
-        return link_graph(plan, arguments, kept, emit, build, lambda host: names, timed)
+        return link_graph(plan, arguments, kept, emit, build, names, timed)
 
 
 # ---------------------------------------------------------------------------- random numbers
