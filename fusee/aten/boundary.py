@@ -399,13 +399,15 @@ class Results:
             found[symbol.name] = SymbolSource(self.nodes.index(node), axis, number)
         return found
 
-    def position(self, value: TracedTensor) -> int:
-        """Append a result: what `value` holds, in memory that no other storage has."""
+    def position(self, value: TracedTensor, *, shares: bool = False) -> int:
+        """Append a result: what `value` holds, in memory that no other storage has.
+
+        shares   it may be in an input's
+        """
         node = self.b.node(value)
         root = memory_root(node)
-        if root.op in ("placeholder", "get_attr") or self.memory.get(root, value.store) is not (
-            value.store
-        ):
+        is_given = not shares and root.op in ("placeholder", "get_attr")
+        if is_given or self.memory.get(root, value.store) is not value.store:
             node = self.b.copy(node, value)
             root = node
         self.memory[root] = value.store

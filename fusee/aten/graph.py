@@ -551,8 +551,14 @@ def returning(
     if reads:
         write.names.update(attributes=graph.attributes, module=module)
         write.add("inputs = (*inputs, *attributes(module))")
-    elif not arguments:
-        write.add("inputs, given = (*inputs,), inputs")
+    elif not arguments:  # what nobody reads afterwards is let go by `run`
+        written = [m.index for m in graph.mutations] + [index for index, _ in rebinds]
+        given_back = (o for o in outputs if isinstance(o, (InputItself, ViewOfInput)))
+        returned = [o.index for o in given_back if not isinstance(o, ViewOfOutput)]
+        sized = [place.index for place in graph.symbols.values() if place.unbacked is None]
+        read = dict.fromkeys((*written, *returned, *sized))
+        held = ", ".join(f"{k}: inputs[{k}]" for k in read)
+        write.add(f"inputs, given = {{{held}}}, inputs")
     taken = "*inputs" if spread else "inputs" if arguments else "given"
     if plain:
         write.add(f"return run({taken})")

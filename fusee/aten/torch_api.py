@@ -45,11 +45,22 @@ _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 _ABOVE_US = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
+class below_autograd:
     """Inside, a dispatch mode sees each operator whole, those composed of others too."""
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_ABOVE_US):
-        yield
+
+    __slots__ = ("guards",)
+
+    def __enter__(self) -> None:
+        below: Any = torch._C._AutoDispatchBelowAutograd()
+        views: Any = torch._C._ExcludeDispatchKeyGuard(_ABOVE_US)
+        below.__enter__()
+        views.__enter__()
+        self.guards = below, views
+
+    def __exit__(self, *error: object) -> None:
+        below, views = self.guards
+        views.__exit__(*error)
+        below.__exit__(*error)
 
 
 @contextlib.contextmanager
@@ -379,15 +390,10 @@ def has_saved_tensor_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def has_storage(x: Tensor) -> bool:
-    """Whether `x` has memory of its own or of its base: not so within vmap."""
-    return torch._C._has_storage(x)
-
-
-def keeps_graph() -> bool:
-    """Whether the backward that runs was asked to retain the graph."""
-    found: bool = torch._C._autograd._get_current_graph_task_keep_graph()
-    return found
+# Whether a tensor has memory of its own or of its base: not so within vmap.
+has_storage: Callable[[Tensor], bool] = torch._C._has_storage
+# Whether the backward that runs was asked to retain the graph.
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def without_torch_functions() -> contextlib.AbstractContextManager[None]:

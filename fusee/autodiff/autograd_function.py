@@ -367,6 +367,9 @@ def _hides_grad(module: torch.nn.Module) -> bool:
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
+_AS_IT_IS: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
 def differentiable(
     gm: fx.GraphModule,
     split: Split,
@@ -386,6 +389,7 @@ def differentiable(
     count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
     chosen = functools.cache(functools.partial(_Variant, split))
+    pick = operator.itemgetter(*joint.tangents, 0)  # with one more it gives a tuple, always
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
@@ -394,16 +398,18 @@ def differentiable(
             with below_autograd():  # what it returns is a view of nothing
                 results = forward(inputs)
             _keep(ctx, split, inputs, results)
-            ctx.mark_non_differentiable(*(results[k] for k in constant))
+            if constant:
+                ctx.mark_non_differentiable(*[results[k] for k in constant])
             return tuple(results[:count])
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            grads = [given[k] for k in joint.tangents]
-            del given
-            if all(g is None for g in grads):  # eager's loss would not lead here
+            *grads, _ = pick(given)
+            del given, _
+            missing = tuple([g is None for g in grads])
+            if False not in missing:  # eager's loss would not lead here
                 return (None,) * len(ctx.needs_input_grad)
-            variant = chosen(tuple(g is None for g in grads))
+            variant = chosen(missing)
             held, kept = ctx.held, variant.saved(ctx, again)
             is_twice = torch.is_grad_enabled()
             if not all(g is None or has_storage(g) for g in grads):  # vmap runs this backward
@@ -412,7 +418,7 @@ def differentiable(
             kept += variant.rest(grads, ctx.numbers)
             del grads
             run = backward(variant.split)
-            with torch.no_grad(), below_autograd(), without_autocast():
+            with torch.no_grad() if is_twice else _AS_IT_IS, below_autograd(), without_autocast():
                 found = run(kept)
             gradients = [_gradient(of, found) for of in variant.split.gradients]
             if operands is None:
@@ -425,7 +431,7 @@ def differentiable(
 def _keep(ctx: Any, split: Split, inputs: Sequence[Any], results: Sequence[Any]) -> None:
     """Note in a forward's context what its backward needs."""
     ctx.save_for_backward(
-        *(inputs[s.position] if s.kind == "input" else results[s.position] for s in split.saved)
+        *[inputs[at] if kind == "input" else results[at] for kind, at in split.saved]
     )
     ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in split.shown]
     ctx.numbers = []  # the value of each symbol
@@ -495,7 +501,8 @@ class _Variant:
                 raise modified()
             kept = [x for x, _ in ctx.later]
         else:
-            with as_if_not_written([(x, n) for k, x, n in ctx.shown if k not in self._read]):
+            unread = [(x, n) for k, x, n in ctx.shown if k not in self._read]
+            with as_if_not_written(unread) if unread else _AS_IT_IS:
                 kept = list(ctx.saved_tensors)
             clear_saved(ctx)
         ctx.done |= self._present

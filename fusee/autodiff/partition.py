@@ -266,6 +266,15 @@ class _Splitter:
         first = len(specs) - len(tangents)
         indices = {node: first + k for k, node in enumerate(tangents)}
         outputs = [self._output(copy, node, results, indices) for node in self.results]
+        computed: dict[int, int] = {}  # results that are no tangent's memory, with new positions
+        for k, spec in enumerate(outputs):
+            if isinstance(spec, Fresh):
+                at = computed.setdefault(spec.position, len(computed))
+                outputs[k] = replace(spec, position=at)
+            elif isinstance(spec, ViewOfOutput):
+                at = computed.setdefault(spec.index, len(computed))
+                outputs[k] = replace(spec, index=at)
+        results = [results[k] for k in computed]
         return copy.finish(whole, results, specs, outputs, symbols), tuple(sizes)
 
     def _spec(self, node: fx.Node) -> InputSpec:

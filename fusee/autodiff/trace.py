@@ -27,6 +27,7 @@ from fusee.aten.graph import (
     ViewOfInput,
     ViewOfOutput,
     inverse,
+    memory_root,
 )
 from fusee.aten.torch_api import (
     OpOverload,
@@ -389,6 +390,7 @@ class _Finish:
         except RuntimeError as error:
             raise failed(self.tracer, "backward", error) from error
         by_index = dict(zip(edges, found))
+        tangents = {b.node(self.tracer.value(x)) for x in given}
         places: dict[int, int] = {}
         for index in range(outer):
             gradient = by_index.get(index)
@@ -399,8 +401,11 @@ class _Finish:
                 target = inputs.values[index]
                 assert target is not None
                 value = self.tracer.value(gradient)
-                value = _settled(self.tracer, value, target.tensor, inputs.to_size)
-                places[id(gradient)] = self.results.position(value)
+                # in eager, too, it is the tangent or a view of it, which who keeps it may copy
+                is_tangent = memory_root(b.node(value)) in tangents
+                if not is_tangent:
+                    value = _settled(self.tracer, value, target.tensor, inputs.to_size)
+                places[id(gradient)] = self.results.position(value, shares=is_tangent)
             self.gradients.append(places[id(gradient)])
 
     def joint(self, no_autocast: bool) -> Joint:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusee
 from tests.autodiff.steps import BACKENDS, compare, compiled
 
 Case = tuple[Callable[..., Any], Callable[[], list[Any]]]
@@ -150,6 +151,45 @@ def integers(x: Tensor) -> tuple[Tensor, Tensor, int]:
 )
 def test_outputs_that_share_memory(function: Any, backend: str) -> None:
     compare(function, rand(3, 3), backend=backend)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + 1,
+        lambda x, y: x + y,
+        lambda x, y: x.clone() - y.sin(),
+        lambda x, y: torch.cat((x, y)),
+        lambda x, y: torch.cat((x, y), 1),
+        lambda x, y: torch.stack((x, y), -1),
+        lambda x, y: x.sum(1) + y[0],
+        lambda x, y: x.sum(),
+        lambda x, y: x.permute(1, 0).contiguous() + y.exp(),
+        lambda x, y: x.view(9) + 1,
+    ],
+)
+def test_gradients_that_are_the_tangent_or_views_of_it(function: Any) -> None:
+    found = []
+    for call in (function, fusee.compile(function, fullgraph=True)):
+        inputs = [rand(3, 3), rand(3, 3)]
+        result = call(*inputs)
+        tangent = torch.arange(result.numel()) + result.detach().flatten() * 0
+        tangent = tangent.view(result.shape)
+        place = tangent.untyped_storage().data_ptr()
+        grads = torch.autograd.grad(result, inputs, tangent, allow_unused=True)
+        there = [g for g in grads if g is not None]
+        rows = [(g.stride(), g.untyped_storage().data_ptr() == place) for g in there]
+        found.append((rows, there))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1])
+
+
+def test_a_gradient_that_is_the_tangent_is_kept_as_a_copy() -> None:
+    x, y = rand(3, 3), rand(3, 3)
+    fusee.compile(lambda x, y: x + y)(x, y).backward(tangent := torch.ones(3, 3))
+    assert x.grad is not None and y.grad is not None
+    x.grad.zero_()
+    assert y.grad.eq(1).all() and tangent.eq(1).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
