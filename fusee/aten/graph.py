@@ -534,7 +534,6 @@ def returning(
     count     how many results `run` gives; None: those of the graph
     rebinds   (input, result): the input takes the result's values, under autograd
     detached  per output: whether autograd must not see what it is a view of
-    source    generated once, so that a call pays for what its outputs need and no more
     """
     outputs = graph.outputs
     marks = [object() for _ in outputs]
@@ -552,13 +551,9 @@ def returning(
         write.names.update(attributes=graph.attributes, module=module)
         write.add("inputs = (*inputs, *attributes(module))")
     elif not arguments:  # what nobody reads afterwards is let go by `run`
-        written = [m.index for m in graph.mutations] + [index for index, _ in rebinds]
-        given_back = (o for o in outputs if isinstance(o, (InputItself, ViewOfInput)))
-        returned = [o.index for o in given_back if not isinstance(o, ViewOfOutput)]
-        sized = [place.index for place in graph.symbols.values() if place.unbacked is None]
-        read = dict.fromkeys((*written, *returned, *sized))
-        held = ", ".join(f"{k}: inputs[{k}]" for k in read)
-        write.add(f"inputs, given = {{{held}}}, inputs")
+        parts = (*outputs, *graph.mutations, *graph.symbols.values())
+        read = [k for k in {getattr(x, "index", -1) for x in parts} if 0 <= k < len(graph.inputs)]
+        write.add(f"inputs, given = {{k: inputs[k] for k in {read}}}, inputs")
     taken = "*inputs" if spread else "inputs" if arguments else "given"
     if plain:
         write.add(f"return run({taken})")

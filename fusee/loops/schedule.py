@@ -97,6 +97,14 @@ def reads_own_acc(phase: Phase) -> bool:
     return any(v.op == "acc" and v.attr in own for v in walk(phase.operands))
 
 
+def scans_along(phase: Phase) -> bool:
+    """Whether a scan's elements may be put together in another order; products may overflow."""
+    return not any(
+        isinstance(s, Accumulate) and s.acc.op == "prod" and s.value.dtype.is_floating_point
+        for s in phase.body
+    )
+
+
 def keeps_order(phase: Phase) -> bool:
     """True if the order of the phase's inner points shows in its results."""
     return reads_own_acc(phase) or any(
@@ -191,7 +199,7 @@ def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:
         score = min(_suits(p.body, axis, wide) for p in weighed)
         if score >= best_score:
             best_outer, best_score = axis, score
-    if not looped or any(reads_own_acc(phase) for phase in looped):
+    if not looped:
         return best_outer
     inner = min(max(_suits(p.body, axis, wide) for axis in p.inner) for p in looped)
     return None if inner >= best_score or best_outer is None else best_outer

@@ -310,11 +310,13 @@ class Body:
                 if isinstance(statement, Store):
                     pending.append(statement)
                     continue
-                parts[statement.acc] = self._accumulate(
-                    statement, parts[statement.acc], hows[statement.acc], rank
-                )
+                acc, how = statement.acc, hows[statement.acc]
+                if scans and self.masks_sums and ctx.lanes > 1:
+                    parts[acc] = self._scan(statement, parts[acc], how, rank)
+                    continue
+                parts[acc] = self._accumulate(statement, parts[acc], how, rank)
                 if scans:
-                    self.publish(hows[statement.acc], parts[statement.acc])
+                    self.publish(how, parts[acc])
         self._flush(pending, rank)
         return parts
 
@@ -325,6 +327,34 @@ class Body:
             (store_vector if varies or ctx.copy_axis is not None else store_scalar)(
                 ctx, store, rank
             )
+
+    def _scan(
+        self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
+    ) -> list[list[str]]:
+        """What the lanes have accumulated one after the other; the last one's, in all lanes.
+
+        In each step every lane takes in the one so far before it, which has taken in as many.
+
+        source   Hillis and Steele, Data parallel algorithms, 1986
+        """
+        ctx = self.ctx
+        t, lanes, starts = ctx.target(rank, ctx.lanes), ctx.lanes, how.start(ctx.lanes)
+        given = [v for v in (statement.value, statement.which) if v is not None]
+        found = [ctx.vectors(value)[0] for value in given]
+        if ctx.mask is not None:
+            places = zip(how.dtypes, found, starts, strict=True)
+            found = [t.select(ctx.mask, HELD[dtype], x, first) for dtype, x, first in places]
+        kinds, step = how.kinds(lanes), 1
+        while step < lanes:
+            picks = [*[lanes] * step, *range(lanes - step)]
+            rows = zip(kinds, found, starts, strict=True)
+            moved = [t.level.shuffle(kind, x, first, picks) for kind, x, first in rows]
+            found = merge(t, how, moved, found)
+            step *= 2
+        found = merge(t, how, old[0], found)
+        self.publish(how, [found])
+        last = [lanes - 1] * lanes
+        return [[t.level.shuffle(k, x, "poison", last) for k, x in zip(kinds, found, strict=True)]]
 
     def _accumulate(
         self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int

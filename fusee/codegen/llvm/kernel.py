@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusee.codegen.llvm.body import (
     Body,
@@ -36,8 +36,9 @@ from fusee.codegen.llvm.body import (
     settle,
     two_sum,
 )
-from fusee.codegen.llvm.ops import Context
+from fusee.codegen.llvm.ops import STATIC_SIZE, Context
 from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
+from fusee.loops.schedule import scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
 from fusee.sym.expr import Size, Symbol, hint, maximum, minimum, product
 
@@ -227,6 +228,37 @@ class Along(_Nest):
             else:
                 merged[acc] = [merge(wide, how, outer[acc][0], whole), *outer[acc][1:]]
         return merged
+
+
+class Scan(Along):
+    """Vectors run along a scanned axis; what is carried round is one number, in all lanes."""
+
+    def __init__(self, body: Body, phase: Phase) -> None:
+        super().__init__(body, phase)
+        if isinstance(self.lane.hi, int) and self.lane.hi <= STATIC_SIZE:  # each step costs
+            self.lanes = min(self.lanes, 1 << (self.lane.hi - 1).bit_length())
+        stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
+        self.stages = list(dict.fromkeys(stages))
+
+    def emit(self) -> None:
+        self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})
+
+    def _segment(self, stage: Stage, start: str, stop: str, outer: Parts, end: str = "") -> Parts:
+        def open_(i: str, rank: int) -> None:
+            self.body.open_lanes(self.lane, stage, i, end or stop, rank)
+
+        is_narrow = stage.lanes != self.lanes
+        local = dict(outer)
+        for acc, how in self.hows.items() if is_narrow else ():
+            wide = zip(how.kinds(self.lanes), outer[acc][0], strict=True)
+            op = self.writer.top.op
+            local[acc] = [[op(f"extractelement {kind} {total}, i64 0") for kind, total in wide]]
+        local = self._loop(start, stop, stage.width, stage.lanes, local, open_)
+        for acc, how in self.hows.items() if is_narrow else ():
+            narrow = zip(how.kinds(1), local[acc][0], strict=True)
+            splat = self.writer.top.splat
+            local[acc] = [[splat(kind, total, self.lanes) for kind, total in narrow]]
+        return local
 
 
 # ---------------------------------------------------------------------------- strip
@@ -715,6 +747,8 @@ class _Emitter:
             for phase in self.kernel.phases:
                 if phase.inner and not self.body.is_scan(phase):
                     Along(self.body, phase).emit()
+                elif phase.inner and scans_along(phase):
+                    Scan(self.body, phase).emit()
                 else:
                     self.body.set_stage(None, Stage(1, 1), None)
                     Across(self.body, phase).emit()

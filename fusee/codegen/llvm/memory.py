@@ -309,12 +309,20 @@ COMBINE: dict[Mode, str] = {"add": "add", "mul": "mul", "min": "minimum", "max":
 _COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max": "or"}
 
 
+# Elements that lie so far apart at most are picked out of whole vectors.
+_NEAR = 8
+
+
 class AccessPlace:
     """Where the lanes of one access are, at the rank where it is emitted.
 
     Contiguous (step 1) or reversed (step -1) from `address`; or `offsets`: per copy a vector of
     element offsets from `address`, or with `stride` given, lane times stride.
+
+    apart   that stride, if it is one of few
     """
+
+    apart = 0
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
         self.ctx, self.rank = ctx, rank
@@ -334,6 +342,9 @@ class AccessPlace:
         self.step = _constant(stride)
         if abs(self.step) != 1:
             self.stride = scalar_sum(ctx, stride)
+            ((mono, coef), *others) = stride
+            if not mono and not others and isinstance(coef, int) and 1 < coef <= _NEAR:
+                self.apart = coef
 
     def t(self, lanes: int = 0) -> InsertPoint:
         return self.ctx.target(self.rank, lanes or self.ctx.lanes)
@@ -571,6 +582,8 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
             mask = place.reverse("i1", mask or "")
         x = place.masked("load", copy, mask)
         return x if place.step == 1 else place.reverse(place.kind, x)
+    if place.apart and mask is None and place.apart <= ctx.lanes:
+        return _picked(place, copy)
     if place.can_gather:
         return place.masked("gather", copy, mask)
     one = place.t(1)
@@ -581,6 +594,24 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
         element = load_element(one, place.kind, place.lane(copy, lane, mask))
         x = t.level.op(f"insertelement {full} {x}, {place.kind} {element}, i64 {lane}")
     return x
+
+
+def _picked(place: AccessPlace, copy: int) -> str:
+    """Every n-th element of n vectors beside one another; the last of them ends with it."""
+    lanes, apart, t = place.ctx.lanes, place.apart, place.t()
+    full, found = vector(place.kind, lanes), "poison"
+    starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
+    sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
+    for k, start in enumerate(starts):
+        ahead = copy * lanes * apart + start
+        address = t.level.op(f"getelementptr {place.kind}, ptr {place.address}, i64 {ahead}")
+        x = load_element(t, place.kind, address)
+        picks = [
+            lanes + lane * apart - start if source == k else lane
+            for lane, source in enumerate(sources)
+        ]
+        found = t.level.shuffle(full, found, x, picks)
+    return found
 
 
 # ------------------------------------------------------------------------------ stores

@@ -146,12 +146,18 @@ def _beside(x: Tensor, *given: Tensor | None) -> list[Any]:
 
 
 def _per_channel(t: Tensor, x: Tensor, groups: int) -> Tensor:
-    """A number per image and group, spread over the channels of `x`."""
+    """A number per image and group, spread over the channels of `x`.
+
+    Where channels lie last it is one for each channel in memory, too: lanes run along channels.
+    """
     batch, count = x.shape[:2]
     ones = [1] * (len(x.shape) - 2)
     grouped = reshape(t, (batch, groups, 1, *ones))
     wide = expand(grouped, (batch, groups, floordiv(count, groups), *ones))
-    return reshape(wide, (batch, count, *ones))
+    found = reshape(wide, (batch, count, *ones))
+    if (x.eager_strides if x.storage is None else x.storage.strides)[1] == 1:
+        t.lowering.realise(found)
+    return found
 
 
 def _in_groups(x: Tensor, groups: int) -> Tensor:
@@ -170,7 +176,12 @@ def _group_norm(
     eps: float,
 ) -> list[Tensor]:
     grouped = _in_groups(prepared(x), group)
-    mean, rstd = mean_and_squares(grouped, range(2, len(grouped.shape)), 0, _rsqrt_of(eps))
+
+    def spread(mean: Tensor) -> Tensor:
+        return _in_groups(_per_channel(mean, x, group), group)
+
+    dims = range(2, len(grouped.shape))
+    mean, rstd = mean_and_squares(grouped, dims, 0, _rsqrt_of(eps), spread)
     weight, bias = _beside(x, weight, bias)
     wide = [_per_channel(t, x, group) for t in (mean, rstd)]
     found = _affine(call, _scaled, x, *wide, weight=weight, bias=bias)

@@ -122,8 +122,26 @@ def _accumulate(
             order = [rows, *(axis for axis in reduced if axis is not rows)]
             length = _chunk_of_rows(rows, profile.rows)
             return _in_two_stages(lowering, value, kept, order, how, length)
+    short = _short_run(lowering, value, kept, reduced) if how.which is None else None
+    if short is not None:
+        assert short.hi is not None
+        last, whole = len(kept), (*kept, short.hi)
+        moved = rewrite([value], {short: lowering.axes(whole)[last]})[id(value)]
+        first = Reduction(how.kind, how.dtype, how.dtype)
+        others = [axis for axis in reduced if axis is not short]
+        each = _accumulate(lowering, moved, whole, others, first)
+        return squeeze(
+            reduce(each, [last], how.kind, how.dtype, how.result, None, how.after), [last]
+        )
+    return _whole(lowering, value, kept, reduced, how)
+
+
+def _whole(
+    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol], how: Reduction
+) -> Tensor:
+    """In one loop."""
     acc = lowering.accumulator(how.kind, how.dtype)
-    buffer = lowering.buffer(kept, how.result, _layout(lowering, value, kept))
+    buffer = lowering.buffer(kept, how.result, dense(kept, _order(lowering, value, kept)))
     result = None if how.after is None else how.finish(lowering.values.acc(acc))
     index = buffer.index(lowering.axes(kept))
     axes = lowering.axis_symbols(kept)
@@ -131,7 +149,30 @@ def _accumulate(
     return lowering.whole(buffer)
 
 
-def _layout(lowering: Lowering, value: Value, kept: Shape) -> tuple[Size, ...]:
+def _short_run(
+    lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]
+) -> Symbol | None:
+    """A reduced axis that fills no vector, if it does beside a kept one; many others are reduced.
+
+    The channels of a group are such an axis where channels lie last.
+    """
+    axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
+    profile = lowering.values.profile
+    for load in lowering.loads(value):
+        columns = axis_strides(load.attr[1], axes)
+        rows = axis_strides(load.attr[1], dict(enumerate(reduced)))
+        if columns is None or rows is None or len(reduced) < 2 or 1 not in rows.values():
+            continue
+        short = reduced[min(rows, key=lambda k: (rows[k] != 1, k))]
+        size = hint(short.hi) if short.hi is not None else 0
+        others = product(axis.hi for axis in reduced if axis is not short and axis.hi is not None)
+        if size < profile.wide and size in columns.values() and hint(others) >= profile.rows:
+            return short
+        return None
+    return None
+
+
+def _order(lowering: Lowering, value: Value, kept: Shape) -> list[int]:
     """Dimensions in the order in which they lie in what is read."""
     axes = {k: lowering.axis(f"i{k}", n) for k, n in enumerate(kept) if n != 1}
     order = list(range(len(kept)))
@@ -141,7 +182,7 @@ def _layout(lowering: Lowering, value: Value, kept: Shape) -> tuple[Size, ...]:
             if strides is not None:
                 order.sort(key=lambda k: -strides.get(k, 0))
                 break
-    return dense(kept, order)
+    return order
 
 
 def _in_two_stages(
@@ -166,7 +207,10 @@ def _in_two_stages(
         length = 1 if is_good else max(most // max(inner, 1), 1)
     whole = floordiv(size, length)
     left = size - whole * length
-    partial = lowering.whole(lowering.buffer((*kept, whole if left == 0 else whole + 1), how.dtype))
+    shape = (*kept, whole if left == 0 else whole + 1)
+    # what the lanes of a chunk find lies beside one another
+    layout = dense(shape, [len(kept), *_order(lowering, value, kept)])
+    partial = lowering.whole(lowering.buffer(shape, how.dtype, layout))
 
     def store(place: Size, axes: tuple[Symbol, ...], count: Size) -> None:
         """The partial result of `count` points from the beginning of chunk `place` on."""
@@ -188,7 +232,9 @@ def _in_two_stages(
     if left != 0:
         store(whole, (), left)
     last = [len(kept)]
-    return squeeze(reduce(partial, last, how.kind, how.dtype, how.result, None, how.after), last)
+    places, chunks = _space(lowering, shape, last)
+    value = mapped(partial.at(tuple(places)), None, how.dtype)
+    return squeeze(_whole(lowering, value, (*kept, 1), chunks, how), last)
 
 
 def _rows(lowering: Lowering, value: Value, kept: Shape, reduced: list[Symbol]) -> Symbol | None:
@@ -315,12 +361,19 @@ def _logsumexp(call: OpCall, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
 
 
 def mean_and_squares(
-    x: Tensor, dims: Sequence[int], correction: Any, finish: Map | None
+    x: Tensor,
+    dims: Sequence[int],
+    correction: Any,
+    finish: Map | None,
+    spread: Callable[[Tensor], Tensor] = lambda mean: mean,
 ) -> tuple[Tensor, Tensor]:
-    """The mean, and finish(variance), both with the reduced dimensions kept, in opmath."""
+    """The mean, and finish(variance), both with the reduced dimensions kept, in opmath.
+
+    spread   the mean as it is subtracted from elements
+    """
     count = count_of(prepared(x), dims)
     mean = reduce(x, dims, after=divided_by(count))
-    centred = elementwise(lambda v, m: (v - m) * (v - m), x, mean)
+    centred = elementwise(lambda v, m: (v - m) * (v - m), x, spread(mean))
 
     def variance(total: Value) -> Value:
         free = count - correction if isinstance(correction, int) else None
