@@ -140,3 +140,8 @@ def test_group_norm_of_channels_last_reads_whole_lines() -> None:
     kernels = kernels_of(lambda x: torch.group_norm(x, 8), image)
     long = [text for text in (row.show() for row in kernels) if "range(112)" in text]
     assert len(long) == 2 and all("in range(64):  # lanes" in text for text in long)
+
+
+def test_few_long_rows_are_summed_along_themselves() -> None:
+    (chunks, _) = kernels_of(lambda x: x.sum(1), torch.randn(4, 50257 // 2 * 2))[:2]
+    assert "# lanes" not in chunks.show()

@@ -195,8 +195,9 @@ def _in_two_stages(
 ) -> Tensor:
     """Chunks first, each to one partial result; then the partial results.
 
-    length   of a chunk along reduced[0]; found here unless given
+    length   of a chunk along reduced[0], whose vectors run down columns; found here unless given
     """
+    columns = length is not None
     first, *rest = reduced
     size = first.hi
     assert size is not None
@@ -208,8 +209,9 @@ def _in_two_stages(
     whole = floordiv(size, length)
     left = size - whole * length
     shape = (*kept, whole if left == 0 else whole + 1)
-    # what the lanes of a chunk find lies beside one another
-    layout = dense(shape, [len(kept), *_order(lowering, value, kept)])
+    # what the lanes of a chunk find lies beside one another: those of kept axes, or of none
+    order = [*_order(lowering, value, kept), len(kept)]
+    layout = dense(shape, order[-1:] + order[:-1] if columns else order)
     partial = lowering.whole(lowering.buffer(shape, how.dtype, layout))
 
     def store(place: Size, axes: tuple[Symbol, ...], count: Size) -> None:
