@@ -18,6 +18,7 @@ from fusee.backends import registry
 from fusee.backends.registry import BackendLike
 from fusee.backends.report import CompiledGraph, GuardedBackend, Report, live_reports
 from fusee.capture.between import suspending
+from fusee.capture.builtins import stands_for
 from fusee.capture.bytecode import first_line
 from fusee.capture.dynamic import Varying
 from fusee.capture.entries import CompiledFunction, live, machinery
@@ -159,6 +160,22 @@ def _forced(backend: Any) -> tuple[GuardedBackend, dict[str, bool]]:
     """What compiles graphs where a stance forces a backend, and which sizes it takes."""
     guarded = GuardedBackend(registry.for_capture(backend), registry.name_of(backend))
     return guarded, registry.sizes_of(backend)
+
+
+def compiles(function: F) -> F:
+    """In what is compiled, calls of what `function` gives are calls of what it was given."""
+
+    @stands_for(function)
+    def within(m: Any, model: Any = None, /, **arguments: Any) -> Any:
+        if model is None:
+            return functools.partial(function, **arguments)
+        return m.world.made(function, model, **arguments)
+
+    return function
+
+
+compiles(compile)
+compiles(torch.compile)
 
 
 POLICY.lookup = _forced

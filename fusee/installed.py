@@ -19,11 +19,12 @@ import torch
 from torch import _logging, nn
 
 from fusee import compiler, log
-from fusee.api import compile, compile_in_place
+from fusee.api import compile, compile_in_place, compiles
 from fusee.backends import dynamo
 from fusee.backends.registry import list_backends
 from fusee.capture.captured import Entry
 from fusee.capture.entries import listeners
+from fusee.capture.graph_break import GraphBreak
 from fusee.debug.explain import explain
 from fusee.errors import source_line
 from fusee.runtime.process import cancel, when_imported
@@ -136,6 +137,7 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 _stock_compile, _stock_in_place = torch.compile, nn.Module.compile
 
 
+@compiles
 @functools.wraps(compile)
 def _compile(model: Any = None, **arguments: Any) -> Any:
     if not _undo:
@@ -195,6 +197,7 @@ def _behind_dynamo(module: Any) -> None:
 
     _replace(module, "reset", reset_both)
     _replace(module, "explain", _explain)
+    _undo.append(_count_in(module.utils.counters))
     _replace(module, "error_on_graph_break", compiler.error_on_graph_break)
 
 
@@ -248,6 +251,29 @@ def follow_logs(replace: Callable[[Any, str, Any], None]) -> Callable[[], None]:
     return lambda: _all(ends)
 
 
+def _count_in(counters: Any) -> Callable[[], None]:
+    """Count captures, their graphs and where these end as TorchDynamo does; what ends it."""
+
+    def count(entry: Entry) -> None:
+        found = entry.captured
+        counters["frames"]["total"] += 1
+        counters["frames"]["ok"] += not found.eager
+        if found.graph is not None:
+            nodes = (n for n in found.graph.graph.nodes if n.op not in ("placeholder", "output"))
+            counters["stats"]["unique_graphs"] += 1
+            counters["stats"]["calls_captured"] += sum(1 for _ in nodes)
+        for stop in _stops(entry):
+            counters["graph_break"][stop.reason] += 1
+
+    listeners.append(count)
+    return lambda: listeners.remove(count)
+
+
+def _stops(entry: Entry) -> list[GraphBreak]:
+    found = entry.captured
+    return found.breaks if found.stop is None else [found.stop, *found.breaks]
+
+
 def _all(ends: list[Callable[[], None]]) -> None:
     while ends:
         ends.pop()()
@@ -268,8 +294,7 @@ def _subscribed() -> list[Callable[[], None]]:
     if (breaks := _wanted("graph_breaks")) is not None:
 
         def tell_of_breaks(entry: Entry) -> None:
-            found = entry.captured
-            for stop in found.breaks if found.stop is None else [found.stop, *found.breaks]:
+            for stop in _stops(entry):
                 breaks.debug("Graph break: %s\n  %s", stop.reason, source_line(stop.where))
 
         listeners.append(tell_of_breaks)

@@ -478,3 +478,16 @@ def test_errors_are_torchs_too() -> None:
         with pytest.raises(torch._dynamo.exc.RecompileError, match="error_on_recompile is on"):
             fast(x[:2])
     torch.testing.assert_close(fast(x[:2]), x[:2] + 1)
+
+
+def test_counters_of_torchdynamo_count() -> None:
+    counters: Any = torch._dynamo.utils.counters
+    counters.clear()
+    torch.compile(breaks, backend="eager")(x)
+    assert counters["frames"] == {"total": 2, "ok": 2}
+    assert counters["stats"] == {"unique_graphs": 2, "calls_captured": 4}
+    ((reason, count),) = counters["graph_break"].items()
+    assert count == 1 and "bool()" in reason
+    fusee.uninstall()
+    fusee.compile(breaks, backend="eager")(x)
+    assert counters["stats"]["unique_graphs"] == 2

@@ -604,6 +604,34 @@ def _scaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return found
 
 
+@FOREACH.rule(aten._amp_foreach_non_finite_check_and_unscale.default)
+def _unscaled(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Gradients without the scale of their loss, and 1 if one of them is not finite."""
+    gradients, found, inverse = args
+    for x in gradients:
+        finite = t.call(aten.all.default, t.call(aten.isfinite.default, x))
+        found = t.call(aten.masked_fill.Scalar, found, t.call(aten.logical_not.default, finite), 1)
+    inverse = t.call(aten.view.default, inverse, [])
+    return [t.call(aten.mul.Tensor, x, inverse) for x in gradients], found
+
+
+@FOREACH.rule(aten._amp_update_scale.default)
+def _updated_scale(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """The scale of a loss, and for how many steps all gradients have been finite."""
+    scale, steps, found, growth, backoff, interval = args
+    wide = t.call(aten._to_copy.default, scale, dtype=torch.float64)  # a factor is a double
+    grown, less = (
+        t.call(aten._to_copy.default, t.call(aten.mul.Scalar, wide, by), dtype=scale.dtype)
+        for by in (growth, backoff)
+    )
+    grown = t.call(aten.where.self, t.call(aten.isfinite.default, grown), grown, scale)
+    steps = t.call(aten.add.Scalar, steps, 1)
+    is_over, is_found = t.call(aten.eq.Scalar, steps, interval), t.call(aten.ne.Scalar, found, 0)
+    scale = t.call(aten.where.self, is_found, less, t.call(aten.where.self, is_over, grown, scale))
+    begins = t.call(aten.logical_or.default, is_found, is_over)
+    return scale, t.call(aten.masked_fill.Scalar, steps, begins, 0)
+
+
 # ---------------------------------------------------------------------------- decompose
 # Decompositions: what an operator that nobody keeps is made of.
 #

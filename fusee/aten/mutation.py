@@ -225,7 +225,7 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
             store(t, target, result, may_resize=is_out)
         if returns_nothing:
             return None
-        kept = results[:plain] + (targets if plain == 0 else [])
+        kept = results[:plain] + (targets[: len(op._schema.returns)] if plain == 0 else [])
         if op is aten.rrelu_with_noise.default:  # whose counterpart lays its result out otherwise
             kept = [t.call(aten.contiguous.default, x) for x in kept]
         return kept[0] if len(kept) == 1 else tuple(kept)

@@ -312,9 +312,11 @@ def run_nodes(
         region = node.meta.get("ac_graph_id")  # of torch.utils.checkpoint
         if region is not None:
             t.b.marks["recompute"] = region
+            t.b.saves = node.meta.get("ac_policy")
         env[node] = _run(t, gm, node, args, kwargs, attribute)
         if region is not None:
             del t.b.marks["recompute"]
+            t.b.saves = None
         if type(env[node]) is Scalar:
             env[node].known = node.meta.get("example_value", env[node].known)
         t.b.stack_trace = outer

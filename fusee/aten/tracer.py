@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -164,6 +165,8 @@ class Builder:
         self.stack_trace: str | None = None
         self.constants: dict[str, torch.Tensor] = {}
         self.marks: dict[str, Any] = {}  # more entries for the meta of new nodes
+        # of a checkpointed region: `(result, operator, args, kwargs)`, whether it saves that
+        self.saves: Callable[..., bool] | None = None
         self.has_opaque = False  # whether any tensor is one
         self.known = 0 if twins.env is None else len(twins.env.data.required)  # by capture
         # of unbacked symbols, where they show: a result, and its axis
@@ -472,6 +475,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if (saves := self.b.saves) is not None:
+            return self._selected(saves, func, types, args, kwargs)
         if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
@@ -484,6 +489,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
                 finally:
                     self.autocast = True
         return self.rule(func)(self, func, args, kwargs)
+
+    def _selected(
+        self, saves: Callable[..., bool], func: Any, types: Any, args: Args, kwargs: Kwargs
+    ) -> Any:
+        """An operator of a region whose policy is asked about it; not about what it is made of."""
+        self.b.saves, count = None, len(self.b.graph.nodes)
+        out = self.__torch_dispatch__(func, types, args, kwargs)
+        if saves(out, func, args, kwargs):
+            new = len(self.b.graph.nodes) - count
+            for node in itertools.islice(reversed(self.b.graph.nodes), new):
+                node.meta["saved"] = True
+        self.b.saves = saves
+        return out
 
     # -------------------------------------------------------------------------- for rules
 

@@ -393,7 +393,7 @@ class JointFacts:
                 if user in self.forward
             )
             source = node.args[0] if node.target is operator.getitem else node
-            if leaves or not _may_repeat(source):
+            if leaves or not _may_repeat(source) or node.meta.get("saved"):
                 self.leaving.add(node)
         for node in self.nodes:
             if node in self.forward:

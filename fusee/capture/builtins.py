@@ -30,7 +30,7 @@ from torch.fx.node import map_aggregate
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
-from fusee.capture.dynamic import Computed, Number, converted
+from fusee.capture.dynamic import Computed, Number, converted, read
 from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
@@ -43,6 +43,7 @@ from fusee.capture.torch_api import (
     SWITCHED_BY,
     FakeTensor,
     enter_inference_mode,
+    set_grad_enabled,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -168,7 +169,7 @@ def refuse_hooks(name: str, bases: Any, namespace: Any, meta: type = type) -> No
 
 @stands_for(id)
 def _id(m: Capturing, obj: Any, /) -> int:
-    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module))
+    is_fixed = isinstance(obj, (type, types.FunctionType, torch.nn.Module, torch.optim.Optimizer))
     is_memo = m.frames[-1].globals is vars(copy)  # which no one else looks at
     if isinstance(obj, FakeTensor) and not is_memo:
         real, origin = m.world.inputs.get(id(obj), (None, None))
@@ -294,7 +295,6 @@ SPECIAL.update({
     operator.contains: lambda m, x, item, /: m.contains(x, item),
     operator.is_: lambda m, x, other, /: m.identical(x, other),
     operator.is_not: lambda m, x, other, /: not m.identical(x, other),
-    bool: lambda m, x=False, /: m.truth(x),
     operator.truth: lambda m, x, /: m.truth(x),
     **{f: _operator("binary", kind) for kind, f in enumerate(BINARY)},
     **{f: _operator("unary", kind) for kind, f in UNARY.items()},
@@ -362,6 +362,20 @@ def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any
     return kind(x, *base, **kwargs)
 
 
+@stands_for(bool)
+def _to_bool(m: Capturing, x: Any = False, /) -> Any:
+    recorder, found = m.world.recorder, x
+    if isinstance(x, FakeTensor) and not m.modes and id(x) not in recorder.literals:
+        with torch._C.DisableTorchFunction():
+            found = read(recorder, "item", (x,))
+    if type(found) is Number and found.is_late:
+        return converted(found, bool)
+    if not symbols.is_unbacked(found):
+        return m.truth(x)
+    recorder.has_numbers = True
+    return Number(None, frozenset(), bool, (bool, found), is_late=True)
+
+
 SPECIAL[map_aggregate] = lambda m, a, fn: map_aggregate(m.deep(a), Called(m, fn))
 
 
@@ -389,8 +403,12 @@ def _check_is_size(m: Capturing, i: Any, message: Any = None, *, max: Any = None
 
 @stands_for_each(*STATE_SWITCHES)
 def _switch(function: Any, m: Capturing, *args: Any) -> Any:
-    m.world.recorder.graph.call_function(function, args)
-    return function(*args)
+    if function is not set_grad_enabled:
+        m.world.recorder.graph.call_function(function, args)
+    elif args == (torch.is_grad_enabled(),) and not m.modes:
+        if m.frames[-1].globals is vars(torch.autograd.grad_mode):  # a `with` that changes nothing
+            return None
+    return function(*args)  # torch tells modes that gradients are switched, and so the recorder
 
 
 @stands_for_each(*FIXED_ANSWERS)
@@ -483,8 +501,7 @@ def _of_made_class(function: Any, m: Capturing, cls: Any, /, *args: Any, **kwarg
 @stands_for(collections.namedtuple)
 def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     kwargs.setdefault("module", m.frames[-1].globals.get("__name__"))
-    make: Any = collections.namedtuple
-    made: type = make(*args, **kwargs)
+    made: type = m.world.made(collections.namedtuple, *args, **kwargs)
     m.made_classes.add(made)
     return made
 

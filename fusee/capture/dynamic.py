@@ -413,7 +413,7 @@ class Number(Computed):
 
     write     makes its node in the graph, once a torch call takes it; None: none can
     origins   the numbers from outside that it was computed from, in words
-    kind      float or int: what it is to the program
+    kind      float, int or bool: what it is to the program; a bool is only given away
     made      the function and operands that give it after the graph; empty if it comes from outside
     is_late   whether it is read from what the graph gives
     """
@@ -477,7 +477,8 @@ TAKE_NUMBERS = {
 def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Number:
     """What an operator makes of numbers: a node of the graph, if a torch call takes it."""
     numbers = [x for x in operands if type(x) is Number]
-    if function not in _ARITHMETIC or not all(type(x) in (int, float, Number) for x in operands):
+    kinds = {x.kind if type(x) is Number else type(x) for x in operands}
+    if function not in _ARITHMETIC or not kinds <= {int, float}:
         numbers[0].need()
     function = _PLAIN.get(function, function)
     origins = frozenset().union(*(x.origins for x in numbers))
@@ -485,7 +486,6 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
     by = operands[1] if function is operator.truediv else None
     if is_late and function in _RAISE and not (type(by) in (int, float) and by != 0):
         numbers[0].need()
-    kinds = {x.kind if type(x) is Number else type(x) for x in operands}
     is_int = kinds == {int} and function is not operator.truediv
     is_held = not is_int or function in _EXACT  # else it may be more than a double holds
     if not is_held and not is_late:
@@ -499,12 +499,13 @@ def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Nu
 
 
 def converted(x: Number, kind: type) -> Number:
-    """What int() or float() makes of a number."""
+    """What int(), float() or bool() makes of a number."""
     if x.kind is kind:
         return x
-    if not x.is_late or kind is int or x.made[0] in _ARITHMETIC:
+    is_sure = bool in (kind, x.kind) or (kind is float and x.made[0] not in _ARITHMETIC)
+    if not x.is_late or not is_sure:
         x.need()  # it may raise: of nan, or of what has been multiplied often
-    return Number(None, x.origins, float, (float, x), is_late=True)
+    return Number(None, x.origins, kind, (kind, x), is_late=True)
 
 
 def _among(x: Any, kind: Any) -> Iterator[Any]:
@@ -648,8 +649,8 @@ _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 def read(recorder: Any, name: str, args: Args) -> Any:
     """What a method gives that shows values of a tensor; None if the graph ends there."""
     x = args[0]
-    kind = float if x.is_floating_point() else int
-    is_number = kind is float or x.dtype in _INTEGERS
+    kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
+    is_number = kind is not int or x.dtype in _INTEGERS
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
     if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
         return None
@@ -665,7 +666,7 @@ def read(recorder: Any, name: str, args: Args) -> Any:
     values = _values(recorder, x)
     found = _number(recorder, values, 0, (torch.Tensor.item, values))
     wanted = _SCALARS[name] or kind
-    if kind is float:
+    if kind is not int:
         return converted(found, wanted)
     return found if wanted is int else torch.sym_float(found)  # type: ignore[no-untyped-call]
 
@@ -681,9 +682,11 @@ def _values(recorder: Any, x: torch.Tensor) -> Any:
 
 def _number(recorder: Any, values: Any, k: int, made: Args) -> Any:
     """One of `values`."""
-    if not values.is_floating_point():
+    if not values.is_floating_point() and values.dtype is not torch.bool:
         return recorder.symbols.element(values, k)
     recorder.has_numbers = True
+    if values.dtype is torch.bool:
+        return Number(None, frozenset(), bool, made, is_late=True)
 
     def write() -> Any:
         one = recorder.call(operator.getitem, values, k)

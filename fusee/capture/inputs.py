@@ -79,6 +79,7 @@ from fusee.capture.sources import (
 )
 from fusee.capture.symbols import Symbols
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- world
 
@@ -138,6 +139,7 @@ class World:
         self._parts: dict[Any, Origin] = {}
         self.made_classes: set[type] = set()
         self.popped: dict[int, set[Any]] = {}  # sets that the program made, by id
+        self.made_by: dict[int, tuple[Any, Args, Kwargs]] = {}  # by id: the call that gives it
         self._class_items: dict[tuple[type, str], tuple[Any]] = {}
         self.taken: dict[tuple[str, str], Any] = {}  # without a guard, by module and name
         self.passing: list[str] = []  # what the capture saw that is another in each process
@@ -257,6 +259,13 @@ class World:
         self._keep.append(obj)
         return obj
 
+    def made(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a call gives that only makes an object: where it escapes, it is made again."""
+        obj = function(*args, **kwargs)
+        self._keep.append(obj)
+        self.made_by[id(obj)] = function, args, kwargs
+        return obj
+
     def hold(self, obj: Any, words: str) -> Any:
         """Know an object that the capture may rely on without a guard."""
         if self.origin(obj) is None:
@@ -310,6 +319,10 @@ class World:
         self.taken[module, name] = obj
         is_value = _is_exact(obj) or type(obj) is frozenset or is_scalar(obj)
         return obj if is_value else self.hold(obj, f"{module}.{name}")
+
+    def kept_by(self, function: Any, place: Origin, *key: Any) -> Origin:
+        """The place of what a function with a cache keeps for arguments, known by `key`."""
+        return self._parts.setdefault(("kept", id(function), *key), place)
 
     def referent(self, ref: weakref.ref[Any]) -> Any:
         """What a weak reference leads to."""

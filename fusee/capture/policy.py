@@ -161,6 +161,8 @@ class Policy:
         """Why a Python function is not inlined; or None."""
         marks = function.__dict__
         name = function.__qualname__
+        if function in _OF_LENGTHS:
+            return GraphBreak(f"{name} makes tensors whose sizes depend on the lengths it is given")
         if "_torchdynamo_disable" in marks:
             given = marks.get("_torchdynamo_disable_msg")
             return GraphBreak(
@@ -175,6 +177,10 @@ class Policy:
         if (function.__module__ or "").startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         return None
+
+
+# Python runs these as a whole: hardly a line of theirs computes on tensors.
+_OF_LENGTHS = (nn.utils.rnn.pack_padded_sequence, nn.utils.rnn.pad_packed_sequence)
 
 
 POLICY = Policy()

@@ -193,12 +193,10 @@ class Rebuild:
         kind, mirror = self.world.seen.get(id(x), (None, self.world.put_on.get(id(x))))
         if mirror is None:
             return text
-        if kind in self.made_classes:
-            raise Lost(f"the class {kind.__qualname__} is made anew at each call")
         if kind is not None:
             with torch._C.DisableTorchFunction():
                 grad = str(x.requires_grad)
-            text = self.call(of_subclass, text, self.source.constant(kind), grad)
+            text = self.call(of_subclass, text, (yield kind), grad)
         name = self._memo[id(x)] = self._named(text)
         for key, item in mirror.copy.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
@@ -229,6 +227,11 @@ class Rebuild:
         kind = type(x)
         if isinstance(x, FakeTensor):
             return (yield from self._tensor(x))
+        if id(x) in self.world.made_by:
+            function, args, kwargs = self.world.made_by[id(x)]
+            parts = yield from _each([*args, *kwargs.values()])
+            named = [f"{key}={text}" for key, text in zip(kwargs, parts[len(args) :])]
+            return self._named(self.call(function, *parts[: len(args)], *named))
         if kind is Number:
             if x.made:  # Python computes it from the same numbers
                 function, *operands = x.made
@@ -283,11 +286,9 @@ class Rebuild:
 
     def _tuple(self, x: tuple[Any, ...]) -> Making:
         items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
-        if type(x) in self.made_classes:
-            raise Lost(f"the class {type(x).__qualname__} is made anew at each call")
         if type(x) is tuple:
             return self._named(items)
-        name = self._named(self.call(new_tuple, self.source.constant(type(x)), items))
+        name = self._named(self.call(new_tuple, (yield type(x)), items))
         self._memo[id(x)] = name
         for key, item in getattr(x, "__dict__", {}).items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
@@ -343,9 +344,7 @@ class Rebuild:
         if not is_known and not isinstance(x, BaseException):
             home = "" if cls.__module__.startswith("fusee.") else f"{cls.__module__}."
             raise Lost(f"a {home}{cls.__qualname__} cannot be made again")
-        if cls in self.made_classes:
-            raise Lost(f"the class {cls.__qualname__} is made anew at each call")
-        kind, home = self.source.constant(cls), self.source.constant(in_c[0])
+        kind, home = (yield cls), self.source.constant(in_c[0])
         given = x.args if isinstance(x, BaseException) else ()
         if isinstance(x, BaseExceptionGroup):
             given = x.message, x.exceptions

@@ -614,10 +614,11 @@ class Recorder(TorchFunctionMode):
             self.graph, self.nodes = outer, {**self._inputs, **nodes}
 
     @contextlib.contextmanager
-    def recomputed(self) -> Iterator[list[fx.Node]]:
+    def recomputed(self, policy: Any = None) -> Iterator[list[fx.Node]]:
         """Lists the nodes that are recorded inside, marked as torch's own partitioners read it.
 
-        meta["ac_graph_id"] is a number of all that is computed again at once.
+        meta["ac_graph_id"] is a number of all that is computed again at once; "ac_policy" says for
+        operators of ATen whether what they give is saved nevertheless.
         """
         before, number = set(self.graph.nodes), self._parts
         self._parts += 1
@@ -627,6 +628,8 @@ class Recorder(TorchFunctionMode):
         for node in made:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
             node.meta["ac_graph_id"] = number  # the outermost's, if they are nested
+            if policy is not None:
+                node.meta["ac_policy"] = policy
 
     # ---------------------------------------------------------------------- arguments
 

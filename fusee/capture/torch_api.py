@@ -64,6 +64,7 @@ FIXED_ANSWERS: dict[Any, Any] = {
     _device._device_constructors: _device._device_constructors(),
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
+    torch.fx._symbolic_trace.is_fx_tracing: False,
     # nn.MultiheadAttention then is one call of nn.functional, as backends know it
     torch.backends.mha.get_fastpath_enabled: False,
 }
@@ -404,7 +405,7 @@ def graph_module(
     graph: torch.fx.Graph, inner: torch.nn.Module | None = None
 ) -> torch.fx.GraphModule:
     """A graph as a module; `inner` has the graphs that its nodes name."""
-    return _CapturedGraph(inner or torch.nn.Module(), graph, "CapturedGraph")
+    return _CapturedGraph(inner or torch.nn.Module(), graph)
 
 
 class _CapturedGraph(_LazyGraphModule):
@@ -590,9 +591,11 @@ def state_restored() -> Iterator[None]:
 # torch._numpy             NumPy's functions on tensors
 # torch.ops.higher_order   operators that take functions
 # torch._shape_as_tensor   sizes, as a tensor
+# torch.utils.checkpoint   the mode that asks a policy in a region's first run
 
 higher_order: Any = torch.ops.higher_order
 shape_as_tensor: Any = torch._shape_as_tensor
+SelectiveMode: Any = torch.utils.checkpoint._CachingTorchDispatchMode
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from fusee.capture.reconstruct import Lost
 from fusee.capture.recorder import BODY, effects, storages
 from fusee.capture.torch_api import (
     FakeTensor,
+    SelectiveMode,
     apply_function,
     graph_module,
     higher_order,
@@ -129,18 +130,37 @@ def _checkpoint(m: Capturing, /, function: Any, *args: Any, **kwargs: Any) -> An
     if chosen["use_reentrant"] is not False:  # torch's own code comes to `_checkpoint_reentrant`
         inner = m.world.hold(_CHECKPOINT.__wrapped__, "checkpoint")
         return m.call(inner, function, *args, **kwargs)
-    if not all(chosen[key] is settings[key] for key in ("context_fn", "debug")):
+    if chosen["debug"] is not settings["debug"]:
         raise GraphBreak(
-            "checkpoint() of this kind records the backward pass as it runs",
-            "checkpoint(...) without context_fn and debug",
+            "checkpoint(..., debug=True) records the backward pass as it runs",
+            "checkpoint(...) without debug",
         )
+    policy = None
+    if chosen["context_fn"] is not settings["context_fn"]:
+        mode, _ = m.items(m.call(chosen["context_fn"]))
+        if type(mode) is not SelectiveMode:
+            raise GraphBreak("checkpoint() runs its function within contexts of the program's")
+        policy = _saving(m.attribute(mode, "policy_fn"))
     given = {key: x for key, x in kwargs.items() if key not in (*settings, "preserve_rng_state")}
-    return _recomputed(m, function, *args, **given)
+    return _recomputed(m, policy, function, *args, **given)
 
 
-def _recomputed(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _saving(policy: Any) -> Callable[..., bool]:
+    """Whether a policy of selective checkpointing wants an operator's result saved."""
+
+    def saves(out: Any, op: Any, args: Any, kwargs: Any) -> bool:
+        context = checkpoint.SelectiveCheckpointContext(is_recompute=False)
+        context.op_output = out
+        found = policy(context, op, *args, **kwargs)
+        saving = checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_SAVE
+        return found is True or found in saving
+
+    return saves
+
+
+def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     before = m.world.changes()[1:]
-    with m.world.recorder.recomputed() as made:
+    with m.world.recorder.recomputed(policy) as made:
         result = m.call(function, *args, **kwargs)
     has_effects = m.world.changes()[1:] != before or m.world.recorder.changes_inputs(made)
     if torch.is_grad_enabled() and has_effects:
@@ -154,7 +174,7 @@ def _checkpoint_reentrant(m: Capturing, function: Any, _: Any, *given: Any) -> A
         return m.call(function, *given)
     if not any(isinstance(x, FakeTensor) and x.requires_grad for x in given):
         raise GraphBreak("a reentrant checkpoint() of what requires no grad warns")
-    result = _recomputed(m, function, *given)
+    result = _recomputed(m, None, function, *given)
     results = result if isinstance(result, tuple) else (result,)
     for x in results:
         is_float = isinstance(x, FakeTensor) and (x.is_floating_point() or x.is_complex())

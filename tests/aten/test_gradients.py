@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,3 +191,32 @@ def test_lists_with_a_factor_each(name: str) -> None:
     # eager reads the factors, which meta tensors cannot give
     want = fn(lists[0], lists[1], lists[2], lists[3], torch.tensor([0.5, 2.0]))
     torch.testing.assert_close(run(graph, [*lists, torch.tensor([0.5, 2.0])]), want)
+
+
+# ------------------------------------------------------------------------------ scaled losses
+
+
+@pytest.mark.parametrize("bad", [0.0, math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_a_scaled_loss(dtype: torch.dtype, bad: float) -> None:
+    def fn(a: Tensor, b: Tensor, found: Tensor, inverse: Tensor) -> Any:
+        a, b = a.clone(), b.clone()
+        torch._amp_foreach_non_finite_check_and_unscale_([a, b], found, inverse)
+        return a, b
+
+    args = [torch.tensor([[bad, 1], [2, 3]]).to(dtype).t(), torch.tensor(2.0)]
+    for found in (0.0, 1.0):
+        given = [*args, torch.tensor([found]), torch.tensor([0.3])]
+        _check("unscale", fn, given)
+
+
+@pytest.mark.parametrize("scale", [0.1, 65536.0, 3e38])
+@pytest.mark.parametrize("found", [0.0, 1.0])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_the_scale_of_a_loss(scale: float, found: float, steps: int) -> None:
+    def fn(scale: Tensor, steps: Tensor, found: Tensor) -> Any:
+        given = torch._amp_update_scale_(scale, steps, found, 1.1, 0.3, 2)
+        return given is scale, scale * 1
+
+    args = [torch.tensor(scale), torch.tensor(steps, dtype=torch.int32), torch.tensor(found)]
+    _check("update", fn, args)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import operator
@@ -23,6 +24,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fusee
+from fusee.capture.policy import ORIGINAL
 from tests.capturing.same import Traced, same, shape_of
 from tests.counting import Counting
 
@@ -190,7 +192,24 @@ def state_of_torch(x: T) -> T:
     return x + 1, torch.accelerator.current_accelerator()
 
 
+def twice(x: T) -> T:
+    return x * 2
+
+
+def compiled_inside(x: T) -> T:
+    @fusee.compile(dynamic=True)
+    def plus(y: T) -> T:
+        return x + y
+
+    return torch.compile(twice, backend="eager")(x) + plus(x), fusee.compile(twice)(x)
+
+
+def asked_whether_fx_traces(x: T) -> T:
+    return x - 1 if torch.fx._symbolic_trace.is_fx_tracing() else x + 1
+
+
 PROGRAMS = [
+    compiled_inside, asked_whether_fx_traces,
     keywords_of_pythons, attributes_of_a_thread, a_descriptor_that_only_sets, operators_by_name,
     warnings_caught, warnings_recorded, weak_references, numbers_in_tensors, values_for_numbers,
     hints, descriptors_of_type, aggregates, letters_of_a_version, int_copied, foreach_by_name,
@@ -219,6 +238,116 @@ def test_weak_references_that_are_given_away() -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python has no such properties any more")
 def test_a_property_of_a_class() -> None:
     assert len(same(a_property_of_a_class, X).graphs) == 1
+
+
+@functools.lru_cache
+def kept(count: int, *, scale: float = 1.0) -> T:
+    return {"rows": torch.arange(count) * scale, "more": [torch.ones(count)]}
+
+
+def test_tensors_that_a_function_keeps() -> None:
+    """A function under lru_cache gives the same tensor again, to the compiled program too."""
+
+    def fn(x: T) -> T:
+        first, again = kept(3), kept(3, scale=2.0)["rows"]
+        kept(3)["rows"].add_(1)
+        return x * first["rows"] + again + kept(3)["more"][0], first["rows"], kept(3) is first
+
+    told, traced = [], Traced(fn)
+    for run in (fn, traced):
+        kept.cache_clear()
+        found = [run(X), run(X)]
+        assert found[0][1] is found[1][1] is kept(3)["rows"]
+        kept.cache_clear()
+        told.append(shape_of([found, run(X)]))
+    assert told[0] == told[1]
+    assert traced.stops == []
+    assert len(traced.graphs) == 1
+
+
+def test_functions_with_a_cache_that_do_more() -> None:
+    heard = []
+
+    @functools.lru_cache
+    def noted(count: int) -> T:
+        heard.append(count)
+        return torch.ones(count)
+
+    drawn = functools.lru_cache(lambda count: torch.rand(count))
+    of_tensors = functools.lru_cache(lambda y: y + 1)
+    for fn in (lambda x: x * noted(3), lambda x: x * drawn(3), lambda x: x * of_tensors(x)):
+        traced, y = Traced(fn), X.clone()
+        assert traced(y).tolist() == traced(y).tolist() == fn(y).tolist()
+        assert traced.stops != []
+    assert heard == [3]
+
+
+def test_tuples_of_a_class_made_inside() -> None:
+    def fn(x: T) -> T:
+        Row = collections.namedtuple("Row", ["first", "second"], defaults=(x,))
+        return Row(x + 1), Row(x, second=2)._replace(first=x * 2), Row
+
+    traced, kinds = Traced(fn), set()
+    for run in (fn, traced, traced):
+        one, two, kind = run(X)
+        kinds.add(kind)
+        assert type(one) is type(two) is kind
+        assert kind._field_defaults["second"] is one.second is X
+        assert (kind.__name__, kind.__module__) == ("Row", __name__)
+        assert shape_of([*one, *two]) == shape_of([X + 1, X, X * 2, 2])
+    assert len(kinds) == 3
+    assert len(traced.graphs) == 1
+
+
+def test_what_is_compiled_inside_escapes() -> None:
+    def fn(x: T) -> T:
+        def plus(y: T) -> T:
+            return x + y
+
+        return fusee.compile(plus, backend="eager"), fusee.compile(nn.Identity()), x + 1
+
+    traced = Traced(fn)
+    plus, identity, more = traced(X)
+    assert shape_of([plus(X), identity(X), more]) == shape_of([X + X, X, X + 1])
+    assert getattr(plus, ORIGINAL).__name__ == "plus"
+    assert len(traced.graphs) == 1
+
+
+class Switched:
+    def __init__(self, wanted: bool) -> None:
+        self.before, self.wanted = torch.is_grad_enabled(), wanted
+
+    def __enter__(self) -> None:
+        torch._C._set_grad_enabled(self.wanted)
+
+    def __exit__(self, *error: T) -> None:
+        torch._C._set_grad_enabled(self.before)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize("manager", [Switched, torch.set_grad_enabled])
+def test_switches_of_gradients_in_a_graph(manager: Callable[[bool], T], is_on: bool) -> None:
+    """As in TorchDynamo's: those of torch's own that change nothing are none."""
+
+    def fn(x: T) -> T:
+        y = x + 1
+        with manager(is_on):
+            y = y * 2 if torch.is_grad_enabled() else y * 3
+        return y - 1
+
+    def wholly(x: T) -> T:
+        with manager(is_on):
+            return x * 2
+
+    for now in (False, True):
+        is_own, changes = manager is Switched, now is not is_on
+        with torch.set_grad_enabled(now):
+            x = X.clone().requires_grad_()
+            for program, is_told in ((fn, is_own or changes), (wholly, is_own and not changes)):
+                (graph,) = same(program, x).graphs
+                told = graph.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+                assert len(told) == 2 * is_told
+            assert torch.is_grad_enabled() is now
 
 
 # ------------------------------------------------------------------------------ data

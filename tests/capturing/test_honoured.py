@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import functools
 import inspect
 import warnings
 
@@ -13,7 +16,11 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import fusee
 from tests.capturing.same import same
@@ -246,6 +253,65 @@ def test_torchs_partitioner_computes_it_again() -> None:
         fusee.compile(whole, backend=backend)(x).sum().backward()
     torch.testing.assert_close(x.grad, X.cos() * X.sin().cos())
     assert found["forward"] == 2 and found["backward"] >= 1
+
+
+ATEN = torch.ops.aten
+
+
+def of_operators(ctx, op, *args, **kwargs):
+    wanted = op is ATEN.mm.default and args[0].shape == (6, 6) and not ctx.is_recompute
+    return CheckpointPolicy.MUST_SAVE if wanted else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def every_second_product():
+    counts = collections.Counter()
+
+    def policy(ctx, op, *args, **kwargs):
+        counts[op] += 1
+        return op is ATEN.mm.default and counts[op] % 2 == 0
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+SELECTIVE = {
+    "none": (lambda: create_selective_checkpoint_contexts([]), 0),
+    "list": (lambda: create_selective_checkpoint_contexts([ATEN.mm.default]), 3),
+    "policy": (functools.partial(create_selective_checkpoint_contexts, of_operators), 3),
+    "counting": (every_second_product, 1),
+}
+
+
+@pytest.mark.parametrize(("contexts", "count"), SELECTIVE.values(), ids=SELECTIVE.keys())
+def test_a_policy_says_what_a_checkpoint_saves(contexts, count) -> None:
+    def part(x):
+        for _ in range(2):
+            x = (x @ x.sin()).cos() @ x
+        return x
+
+    def fn(x):
+        return checkpoint(part, x, use_reentrant=False, context_fn=contexts).sum()
+
+    found, saved = [], []
+    for run in (fn, fusee.compile(fn, fullgraph=True)):
+        x = torch.linspace(-1, 1, 36).reshape(6, 6).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            loss = run(x)
+            if run is fn:
+                saved.clear()
+        loss.backward()
+        found += [loss, x.grad]
+    torch.testing.assert_close(found[2:], found[:2])
+    assert len(saved) == 1 + count, [t.shape for t in saved]
+
+
+def test_other_contexts_of_a_checkpoint_end_the_graph() -> None:
+    def fn(x):
+        contexts = lambda: (contextlib.nullcontext(), contextlib.nullcontext())  # noqa: E731
+        return checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts).sum()
+
+    x = X.clone().requires_grad_()
+    fusee.compile(fn)(x).backward()
+    torch.testing.assert_close(x.grad, X.cos())
 
 
 # ------------------------------------------------------------------------------ what is read

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fusee
-from tests.capturing.same import same
+from tests.capturing.same import Traced, same
 from tests.capturing.test_language import signature
 
 T = Any
@@ -39,6 +40,25 @@ def wrapping(f: Callable[..., Any]) -> Callable[..., Any]:
         return f(*args, **kwargs) + 1
 
     return wrapped
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_packed_sequences(is_sorted: bool) -> None:
+    lstm = torch.nn.LSTM(3, 4, batch_first=True)
+
+    def fn(x: T, lengths: T) -> T:
+        row = pack_padded_sequence(x + 1, lengths, batch_first=True, enforce_sorted=is_sorted)
+        row, _ = lstm(row)
+        out, kept = pad_packed_sequence(row, batch_first=True)
+        return out * 2, kept
+
+    traced = Traced(fn)
+    for lengths in ([4, 2, 1], [3, 3, 2]):
+        given = torch.randn(3, 4, 3), torch.tensor(lengths if is_sorted else lengths[::-1])
+        torch.testing.assert_close(traced(*given), fn(*given))
+    whole = [stop for stop in traced.stops if "depend on the lengths" in stop]
+    assert {stop.split()[0] for stop in whole} == {"pack_padded_sequence", "pad_packed_sequence"}
+    assert not any(one.function is pack_padded_sequence for one in traced.functions)
 
 
 @wrapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -393,3 +394,28 @@ def test_floats_that_changed_may_be_used_in_any_way(use: Callable[..., Any]) -> 
         ours, theirs = traced(x, by), use(x, by)
         assert type(ours) is type(theirs)
         assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
+
+
+def test_a_step_with_a_scaled_loss() -> None:
+    def trained(is_compiled: bool) -> tuple[list[float], float, list[Tensor], list[str]]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        run: Any = Traced(step) if is_compiled else step
+        found = [float(run(torch.full((2, 4), bad))) for bad in (1.0, 0.5, math.inf, 2.0, 1.0)]
+        stops = run.stops if is_compiled else []
+        return found[:2] + found[3:], scaler.get_scale(), [*model.parameters()], stops
+
+    want, got = trained(False), trained(True)
+    assert got[:2] == want[:2]
+    torch.testing.assert_close(got[2], want[2], rtol=0, atol=0)
+    assert not any("id()" in stop or stop.startswith("eager") for stop in got[3]), got[3]

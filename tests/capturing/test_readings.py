@@ -14,7 +14,7 @@ import torch._dynamo
 
 import fusee
 from fusee.errors import GraphBreakError
-from tests.capturing.same import same
+from tests.capturing.same import same, shape_of
 from tests.counting import Counting
 
 T = Any
@@ -64,6 +64,41 @@ def test_lists_of_other_forms() -> None:
     for x in (torch.tensor(3), torch.zeros(0, 3), torch.ones(2, 2, requires_grad=True)):
         assert not same(lambda x: x.tolist(), x).stops
     assert not same(lambda x: (x + 1).tolist(), numpy.arange(5)).stops
+
+
+def truths(x: T) -> T:
+    y = x + 1
+    return bool((y > 0).all()), bool(y.sum()), (y > 1).any().item(), int(y.sum() > 0), y
+
+
+def truths_of_numbers(x: T) -> T:
+    return bool(x.sum().item()), float((x.sum() > 3).item()), x + 1
+
+
+def decided(x: T) -> T:
+    is_any = bool((x > 0).any())
+    return x + 1 if is_any else x * 3
+
+
+def directly(x: T) -> T:
+    return x + 1 if (x > 0).any() and not (x < -9).all() else x * 3
+
+
+@pytest.mark.parametrize("x", [INTS, FLOATS, torch.zeros(2), torch.tensor(2.0), INTS > 0])
+def test_truths_that_are_given_away(x: T) -> None:
+    options = {"capture_scalar_outputs": True}
+    for program in (truths, truths_of_numbers):
+        graphs = Counting()
+        graphs.takes_symbols = True
+        compiled = fusee.compile(program, backend=graphs, fullgraph=True, options=options)
+        for given in (x, x.clone().zero_()):
+            assert shape_of(compiled(given)) == shape_of(program(given))
+        assert len(graphs.graphs) == 1
+    for program in (decided, directly):
+        compiled = fusee.compile(program, options=options)
+        for given in (x, x.clone().zero_()):
+            assert shape_of(compiled(given)) == shape_of(program(given))
+    assert same(lambda x: (x > 0).tolist(), x).stops == []
 
 
 def test_numbers_go_back_into_the_graph() -> None:
