@@ -47,6 +47,15 @@ class Forbidden(GraphBreak):
     kind: Callable[..., FuseeError] = RegionError
 
 
+class Lost(BaseException):
+    """Here no graph can end, and `reason` says why: a value that is alive cannot be made again.
+    No `except` of the program that is traced may catch it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Unready(BaseException):
     """Python runs this call as a whole: what it does, the next one will not do again."""
 

@@ -24,6 +24,7 @@ from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.dynamic import Number
 from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
+from fusee.capture.graph_break import Lost
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
@@ -74,15 +75,6 @@ def _resumed(
 # Iterators that know when their dict or set has grown, and so must go on over that itself.
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
 _OF_SETS: type = type(iter({0}))
-
-
-class Lost(BaseException):
-    """Here no graph can end, and `reason` says why: a value that is alive cannot be made again.
-    No `except` of the program that is traced may catch it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)

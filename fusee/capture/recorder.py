@@ -39,6 +39,7 @@ from fusee.capture.dynamic import (
 from fusee.capture.graph_break import (
     TURN,
     GraphBreak,
+    Lost,
     is_in_place,
     is_scale,
     refuse_new_geometry,
@@ -65,6 +66,7 @@ from fusee.sym.shape_env import wrapped
 
 # The attribute of a target that has the calls of a function under a transform: transforms.py.
 BODY = "_fusee_body"
+HOOKS = "_fusee_hooks"
 
 
 def effects(node: fx.Node) -> set[str]:
@@ -74,6 +76,7 @@ def effects(node: fx.Node) -> set[str]:
     anywhere   to what nobody knows
     draws      it moves a random generator
     raises     for values that the graph computes, such as an index
+    hooks      it registers what runs in the backward pass
     """
     target: Any = node.target
     if node.op not in ("call_function", "call_method") or target in STATE_SWITCHES:
@@ -81,7 +84,7 @@ def effects(node: fx.Node) -> set[str]:
     bodies = [x.meta[BODY] for x in node.all_input_nodes if BODY in x.meta]
     if hasattr(target, BODY) or bodies:
         calls = [n for body in (getattr(target, BODY, ()), *bodies) for n in body]
-        found = set[str]().union(*map(effects, calls))
+        found = set[str]().union(getattr(target, HOOKS, ()), *map(effects, calls))
         return found | {"anywhere"} if "writes" in found else found
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     module = getattr(target, "__module__", None) or "torch"
@@ -390,6 +393,8 @@ class Recorder(TorchFunctionMode):
         if kwargs.get("requires_grad") is True:
             made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
+        if name == "retain_grad" and self.is_used(args[0]):
+            raise Lost("retain_grad() of a tensor from which the graph has computed more")
         if name in _STATEFUL:
             raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
@@ -480,6 +485,11 @@ class Recorder(TorchFunctionMode):
             last = part.storage_offset() + sum((n - 1) * step for n, step in rows)
             if part.numel() and (last + 1) * x.element_size() > x.untyped_storage().nbytes():
                 raise GraphBreak("as_strided() reaches beyond the memory that the graph knows of")
+
+    def is_used(self, fake: torch.Tensor) -> bool:
+        """Whether the graph computes more from a tensor of its own, past hooks of Python's."""
+        node = self.nodes.get(id(fake))
+        return node is not None and bool(node.users) and id(fake) not in self.given
 
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""
@@ -617,8 +627,7 @@ class Recorder(TorchFunctionMode):
     def recomputed(self, policy: Any = None) -> Iterator[list[fx.Node]]:
         """Lists the nodes that are recorded inside, marked as torch's own partitioners read it.
 
-        meta["ac_graph_id"] is a number of all that is computed again at once; "ac_policy" says for
-        operators of ATen whether what they give is saved nevertheless.
+        meta["ac_graph_id"] numbers what is computed again at once; "ac_policy" says what is saved.
         """
         before, number = set(self.graph.nodes), self._parts
         self._parts += 1
@@ -628,8 +637,7 @@ class Recorder(TorchFunctionMode):
         for node in made:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
             node.meta["ac_graph_id"] = number  # the outermost's, if they are nested
-            if policy is not None:
-                node.meta["ac_policy"] = policy
+            node.meta["ac_policy"] = policy
 
     # ---------------------------------------------------------------------- arguments
 

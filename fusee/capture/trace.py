@@ -25,6 +25,7 @@ from fusee.capture.graph_break import (
     Failing,
     Forbidden,
     GraphBreak,
+    Lost,
     Opaque,
     generator_states,
 )
@@ -40,7 +41,7 @@ from fusee.capture.guards import (
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
-from fusee.capture.reconstruct import Lost, Rebuild, is_error
+from fusee.capture.reconstruct import Rebuild, is_error
 from fusee.capture.recorder import BODY, effects, storages
 from fusee.capture.sources import Held, Local, Origin, ResultOf, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value

@@ -314,6 +314,85 @@ def test_other_contexts_of_a_checkpoint_end_the_graph() -> None:
     torch.testing.assert_close(x.grad, X.cos())
 
 
+# ------------------------------------------------------------------------------ hooks of tensors
+
+
+def scaled(y, by=0.5):
+    y.register_hook(lambda grad: torch.clamp(grad * by, -1, 1))
+    return y
+
+
+def with_a_hook(x):
+    y = x * 2
+    z = y.sin()
+    y.register_hook(lambda grad: grad * 3)
+    return (y * y).sum() + z.sum()
+
+
+def with_hooks(x):
+    y = x.sin()
+    y.register_hook(lambda grad: None)
+    y.register_hook(lambda grad: grad + 1)
+    y.mul_(2)
+    return scaled(y.exp(), by=2.0).sum()
+
+
+HEARD = []
+
+
+def heard(x):
+    y = x.sin()
+    z = y.exp()
+    y.register_hook(lambda grad: HEARD.append(grad.sum().item()))
+    return (y * z).sum()
+
+
+def removed(x):
+    y = x.sin()
+    z = y.exp()
+    handle = y.register_hook(lambda grad: grad * 2)
+    handle.remove()
+    return (y * z).sum()
+
+
+def bound_later(x):
+    factor, y = 2, x.sin()
+    z = y.exp()
+    y.register_hook(lambda grad: grad * factor)
+    factor = 5
+    return (y * z).sum()
+
+
+def kept(x):
+    y = x.sin()
+    z = y.exp()
+    y.retain_grad()
+    HEARD.append(y)
+    return (y * z).sum()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("backend", ["aot_eager", "eager", "fusee"])
+@pytest.mark.parametrize("program", [with_a_hook, with_hooks, heard, removed, bound_later, kept])
+def test_hooks_see_the_whole_gradient(program, backend) -> None:
+    told = []
+    for run in (program, fusee.compile(program, backend=backend)):
+        HEARD.clear()
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        for _ in range(2):
+            run(x).backward()
+        told.append([x.grad, *(h.grad if isinstance(h, torch.Tensor) else h for h in HEARD)])
+    torch.testing.assert_close(told[1], told[0])
+
+
+def test_hooks_that_only_compute_are_in_the_graph() -> None:
+    x = torch.linspace(-1, 1, 5).requires_grad_()
+    for program in (with_a_hook, with_hooks):
+        fusee.compile(program, fullgraph=True)(x).backward()
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        fusee.compile(with_a_hook)(x.detach())
+
+
 # ------------------------------------------------------------------------------ what is read
 
 
