@@ -62,7 +62,6 @@ from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
 # ---------------------------------------------------------------------------- effects
-# What a call in a graph may do besides computing its result.
 
 # The attribute of a target that has the calls of a function under a transform: transforms.py.
 BODY = "_fusee_body"
@@ -393,10 +392,8 @@ class Recorder(TorchFunctionMode):
         if kwargs.get("requires_grad") is True:
             made = self.call(func, *args, **{**kwargs, "requires_grad": False})
             return self.begin_at(made)
-        if name == "retain_grad" and self.is_used(args[0]):
-            raise Lost("retain_grad() of a tensor from which the graph has computed more")
         if name in _STATEFUL:
-            raise GraphBreak(f"{name}() changes a tensor in a way no graph can express")
+            raise self.ending(name, args[0])(f"{name}() changes a tensor as no graph can express")
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         if self.mode.env is None:
             refuse_masked_gradients(name, *args)
@@ -486,10 +483,12 @@ class Recorder(TorchFunctionMode):
             if part.numel() and (last + 1) * x.element_size() > x.untyped_storage().nbytes():
                 raise GraphBreak("as_strided() reaches beyond the memory that the graph knows of")
 
-    def is_used(self, fake: torch.Tensor) -> bool:
-        """Whether the graph computes more from a tensor of its own, past hooks of Python's."""
-        node = self.nodes.get(id(fake))
-        return node is not None and bool(node.users) and id(fake) not in self.given
+    def ending(self, name: str, fake: torch.Tensor) -> type[GraphBreak | Lost]:
+        """What it ends with: hooks of Python's miss what it has computed from a tensor."""
+        node = self.nodes.get(id(fake)) if name in ("retain_grad", "register_hook") else None
+        return (
+            Lost if node is not None and node.users and id(fake) not in self.given else GraphBreak
+        )
 
     def has_gradients(self, fake: torch.Tensor) -> bool:
         """Whether a tensor with this memory requires grad."""
