@@ -32,6 +32,7 @@ Each message has one layout; lines that have nothing to say are left out:
 
 from __future__ import annotations
 
+import functools
 import difflib
 import linecache
 import re
@@ -264,6 +265,15 @@ def source_line(where: str) -> str:
         where = f"{title}:{line} in {function}"
     code = linecache.getline(file, number).strip()
     return f"{where}:   {code}" if code else where
+
+
+@functools.lru_cache(maxsize=4096)
+def stack_trace(where: str) -> str:
+    """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
+    place, code = source_line(where).partition(":   ")[::2]
+    place, _, function = place.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    return f'  File "{file}", line {line}, in {function}\n    {code}\n'
 
 
 def user_line(stack_trace: str | None) -> str | None:

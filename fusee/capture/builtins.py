@@ -43,7 +43,6 @@ from fusee.capture.torch_api import (
     SWITCHED_BY,
     FakeTensor,
     enter_inference_mode,
-    set_grad_enabled,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -403,12 +402,8 @@ def _check_is_size(m: Capturing, i: Any, message: Any = None, *, max: Any = None
 
 @stands_for_each(*STATE_SWITCHES)
 def _switch(function: Any, m: Capturing, *args: Any) -> Any:
-    if function is not set_grad_enabled:
-        m.world.recorder.graph.call_function(function, args)
-    elif args == (torch.is_grad_enabled(),) and not m.modes:
-        if m.frames[-1].globals is vars(torch.autograd.grad_mode):  # a `with` that changes nothing
-            return None
-    return function(*args)  # torch tells modes that gradients are switched, and so the recorder
+    m.world.recorder.graph.call_function(function, args)
+    return function(*args)
 
 
 @stands_for_each(*FIXED_ANSWERS)

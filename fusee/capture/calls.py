@@ -554,10 +554,7 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
 
 @BY_TYPE.rule(functools._lru_cache_wrapper)
 def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    """A function with a cache: called again, as long as nobody could tell.
-
-    What it keeps for numbers and texts, a tensor say, is found by calling it before the graph.
-    """
+    """A function with a cache: called again while nobody could tell, else asked what it keeps."""
     before, said = m.world.changes(), len(m.world.later)
     graph, given = m.world.recorder.graph, (*args, *kwargs.values())
     known = {*graph.nodes}

@@ -55,7 +55,7 @@ from fusee.capture.torch_api import (
     graph_module,
     set_grad_enabled,
 )
-from fusee.errors import source_line
+from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, name_may_raise, python_dispatcher, raises
 from fusee.fake.open_sizes import COMPOSITES
 from fusee.source import Args
@@ -575,7 +575,7 @@ class Recorder(TorchFunctionMode):
             self._refuse_gradients(node, out)
         where = self.where()
         if where:
-            node.meta["stack_trace"] = _stack_trace(where)
+            node.meta["stack_trace"] = stack_trace(where)
         self._adopt_all(node, out)
 
     def _refuse_gradients(self, node: fx.Node, out: Any) -> None:
@@ -775,15 +775,6 @@ class Recorder(TorchFunctionMode):
             out = self._run(func, args, kwargs, "")
         self.write(func, "", args, kwargs, out)
         return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _stack_trace(where: str) -> str:
-    """`file.py:41 in step` as Python's tracebacks have it, which is how fx and backends read it."""
-    place, code = source_line(where).partition(":   ")[::2]
-    place, _, function = place.rpartition(" in ")
-    file, _, line = place.rpartition(":")
-    return f'  File "{file}", line {line}, in {function}\n    {code}\n'
 
 
 def _is_method(func: Any) -> bool:

@@ -313,43 +313,6 @@ def test_what_is_compiled_inside_escapes() -> None:
     assert len(traced.graphs) == 1
 
 
-class Switched:
-    def __init__(self, wanted: bool) -> None:
-        self.before, self.wanted = torch.is_grad_enabled(), wanted
-
-    def __enter__(self) -> None:
-        torch._C._set_grad_enabled(self.wanted)
-
-    def __exit__(self, *error: T) -> None:
-        torch._C._set_grad_enabled(self.before)
-
-
-@pytest.mark.parametrize("is_on", [False, True])
-@pytest.mark.parametrize("manager", [Switched, torch.set_grad_enabled])
-def test_switches_of_gradients_in_a_graph(manager: Callable[[bool], T], is_on: bool) -> None:
-    """As in TorchDynamo's: those of torch's own that change nothing are none."""
-
-    def fn(x: T) -> T:
-        y = x + 1
-        with manager(is_on):
-            y = y * 2 if torch.is_grad_enabled() else y * 3
-        return y - 1
-
-    def wholly(x: T) -> T:
-        with manager(is_on):
-            return x * 2
-
-    for now in (False, True):
-        is_own, changes = manager is Switched, now is not is_on
-        with torch.set_grad_enabled(now):
-            x = X.clone().requires_grad_()
-            for program, is_told in ((fn, is_own or changes), (wholly, is_own and not changes)):
-                (graph,) = same(program, x).graphs
-                told = graph.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
-                assert len(told) == 2 * is_told
-            assert torch.is_grad_enabled() is now
-
-
 # ------------------------------------------------------------------------------ data
 
 
