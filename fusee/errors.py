@@ -32,8 +32,8 @@ Each message has one layout; lines that have nothing to say are left out:
 
 from __future__ import annotations
 
-import functools
 import difflib
+import functools
 import linecache
 import re
 import sys
