@@ -221,9 +221,8 @@ class Rebuild:
             return (yield from self._tensor(x))
         if id(x) in self.world.made_by:
             function, args, kwargs = self.world.made_by[id(x)]
-            parts = yield from _each([*args, *kwargs.values()])
-            named = [f"{key}={text}" for key, text in zip(kwargs, parts[len(args) :])]
-            return self._named(self.call(function, *parts[: len(args)], *named))
+            parts = yield from _each([*args, kwargs])
+            return self._named(self.call(function, *parts[:-1], f"**{parts[-1]}"))
         if kind is Number:
             if x.made:  # Python computes it from the same numbers
                 function, *operands = x.made
