@@ -467,6 +467,8 @@ class FloatNode(Node):
             self.compared(">", self.wrap_float(0.0)).guarded()
         return self._with(operator.pow, other)
 
+    pow = float_pow  # as C++ asks it
+
     mod = partialmethod(_with, operator.mod)
     abs = partialmethod(_with, abs)
     add = partialmethod(_with, operator.add)

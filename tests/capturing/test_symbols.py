@@ -742,6 +742,21 @@ def test_dropout_of_open_sizes_draws_as_eager(with_grad: bool) -> None:
     assert len(told) == 2 + 2 * with_grad
 
 
+def test_attention_of_open_heads_draws_as_eager() -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.2)
+
+    compiled = fusee.compile(program, fullgraph=True, dynamic=True)
+    for n, head in ((5, 8), (6, 12), (7, 16)):
+        found = []
+        for run in (program, compiled):
+            x = torch.linspace(-1, 1, 4 * n * head).view(2, 2, n, head).requires_grad_()
+            torch.manual_seed(n)
+            out = run(x)
+            found.append([out, *torch.autograd.grad(out.sum(), x)])
+        torch.testing.assert_close(*found)
+
+
 def test_strides_that_are_not_dense() -> None:
     def program(x: Tensor) -> Any:
         return x * 2, x.transpose(0, 1), x.reshape(-1)
