@@ -52,6 +52,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 BY_NAME: dict[str, set[str]] = {
     "fusee": {"api", "backends", "compiler", "debug.explain", "debug.export", "installed"},
     "fusee.api": {"persist.captures", "torch_functions"},
+    # engines take whole graphs without it
+    "fusee.autodiff.partition": {"autodiff.trace"},
     "fusee.backends": {"backends.aot_autograd"},
     "fusee.backends.registry": {
         "aten.symbolic_shapes",

@@ -219,7 +219,7 @@ class Inputs:
 
     def specs(self) -> tuple[InputSpec, ...]:
         """The inputs, with what tracing found out about their sizes: `s0 - 2 == 1`."""
-        if not self.to_size.by_name:
+        if self.to_size.env is None:
             return tuple(self._specs)
         return tuple(map(self._settled, self._specs, self.b.graph.find_nodes(op="placeholder")))
 

@@ -9,6 +9,7 @@ differentiate   all of it, from the captured graph on                     partit
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -48,7 +49,6 @@ from fusee.autodiff.joint import (
     sparse_nodes,
 )
 from fusee.autodiff.min_cut import Choice, Costs, JointFacts, Kind, Prices, choose, kind
-from fusee.autodiff.trace import trace_joint
 from fusee.sym.expr import Size, hint, product
 from fusee.sym.symint import same_ints
 
@@ -352,7 +352,9 @@ def differentiate(
     raises   as trace_joint
     """
     with timed("trace"):
-        joint = trace_joint(gm, example_inputs, **tracing)
+        # by name: an engine that takes whole graphs loads none of it
+        tracer = importlib.import_module("fusee.autodiff.trace")
+        joint: Joint = tracer.trace_joint(gm, example_inputs, **tracing)
     log.publish("aten", "joint", functools.partial(str, joint.aten))
     if not joint.tangents:
         nothing = fx.Graph()

@@ -91,7 +91,9 @@ def _calls_back(ref: Any, x: Any) -> bool:
     if type(ref) in weakref.ProxyTypes:
         # its attributes are those of `x`; all proxies without a callback are one
         return weakref.proxy(x) is not ref
-    return ref.__callback__ is not None
+    # torch's own dictionaries of tensors forget what is gone: nobody sees when
+    callback = ref.__callback__
+    return callback is not None and callback.__module__ != "torch.utils.weak"
 
 
 @dataclass

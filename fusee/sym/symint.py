@@ -37,26 +37,27 @@ def _expression(x: Any) -> Any:
 class TorchSymbols:
     """The symbols of one graph. Call it with an int, SymInt or Size to get the Size.
 
+    env      ours, if the symbols are: it may find out more about a size
     raises   TraceError for an expression that has no Size: unbacked symbols, non-integers
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Symbol] = {}
         self._sizes: dict[Any, Size] = {}
-        self._env: ShapeEnv | None = None  # which may find out more about a size
+        self.env: ShapeEnv | None = None
 
     def __call__(self, x: Any) -> Size:
         if isinstance(x, int):
             return int(x)
         if isinstance(x, Expr):
-            return x if self._env is None else self._env.simplified(x)
+            return x if self.env is None else self.env.simplified(x)
         if not isinstance(x, torch.SymInt):
             raise TraceError(f"{x} is a {type(x).__name__}: only integers are computed from sizes")
         constant = x.node.maybe_as_int()
         if constant is not None:
             return int(constant)
         if (size := size_of(x)) is not None:
-            self._env = x.node.env
+            self.env = x.node.env
             self.by_name.update({s.name: s for s in symbols(size)})
             return size
         expr = x.node.expr

@@ -582,7 +582,8 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
             mask = place.reverse("i1", mask or "")
         x = place.masked("load", copy, mask)
         return x if place.step == 1 else place.reverse(place.kind, x)
-    if place.apart and mask is None and place.apart <= ctx.lanes:
+    # a thread of a GPU has aligned pieces only
+    if 0 < place.apart <= ctx.lanes and mask is None and not ctx.machine.is_simt:
         return _picked(place, copy)
     if place.can_gather:
         return place.masked("gather", copy, mask)
