@@ -18,11 +18,12 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fusee import log
 from fusee.capture.between import Between, around
@@ -262,8 +263,8 @@ class CompiledFunction:
         self.sites: dict[tuple[Any, ...], Site] = {}
         self.varies = self.varying(self.function)
         self.lock = threading.RLock()
-        self._nested: weakref.WeakKeyDictionary[Any, dict[Any, CompiledFunction]]
-        self._nested = weakref.WeakKeyDictionary()  # by module or function
+        # by module or function, told by identity
+        self._nested: MutableMapping[Any, dict[Any, CompiledFunction]] = WeakIdKeyDictionary()
         # by code, those compiled between pieces of all that belongs together
         self.family: dict[types.CodeType, weakref.WeakSet[CompiledFunction]] = {}
         self._nested_codes: dict[types.CodeType, int] = {}
