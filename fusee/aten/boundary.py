@@ -230,9 +230,11 @@ class Inputs:
             return replace(spec, size=size, stride=stride, offset=self.to_size(spec.offset))
         return spec if spec.symbol is None else replace(spec, symbol=self.to_size(given))
 
-    def symbols(self, unbacked: Mapping[str, SymbolSource]) -> dict[str, SymbolSource]:
+    def symbols(
+        self, specs: Sequence[InputSpec], unbacked: Mapping[str, SymbolSource]
+    ) -> dict[str, SymbolSource]:
         """Where a call reads each symbol, inputs or results. raises TraceError if none shows it."""
-        found = {**shown_symbols(self.specs()), **unbacked}
+        found = {**shown_symbols(specs), **unbacked}
         for name, symbol in self.to_size.by_name.items():
             if name not in found and only_symbol(self.to_size(symbol.expr)) is symbol:
                 raise TraceError(f"no input has the size {name}, which the graph computes with")
@@ -287,14 +289,15 @@ class Results:
         remove_dead(b.graph)
         self._settle_arguments()
         merge_equal(b.graph, self.memory)
+        specs = self.given.specs()
         return AtenGraph(
             graph=b.graph,
             constants=b.constants,
-            inputs=self.given.specs(),
+            inputs=specs,
             outputs=self.outputs,
             mutations=mutations,
             structure=self.structure,
-            symbols=self.given.symbols(self.unbacked),
+            symbols=self.given.symbols(specs, self.unbacked),
             to_size=self.to_size,
             no_autocast=no_autocast,
             from_start=frozenset(b.from_start),

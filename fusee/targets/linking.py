@@ -7,12 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from fusee import log
 from fusee.codegen.host import HostArguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.ir import Buffer, Kernel
+from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet
@@ -20,6 +23,20 @@ from fusee.runtime.jit import Build, Function
 from fusee.runtime.launch import Frames, Program
 from fusee.source import define
 from fusee.targets import Built, Kept
+
+aten = torch.ops.aten
+
+# `out` only where the kernel writes into the given memory itself, of any row stride, and where what
+# it writes does not depend on the strides of the result.
+PRODUCTS: dict[OpOverload, ExternSpec] = {
+    aten.mm.default: ExternSpec(torch.mm, torch.mm),
+    aten.bmm.default: ExternSpec(torch.bmm, torch.bmm),
+    aten.addmm.default: ExternSpec(torch.addmm, torch.addmm),
+    aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
+    aten.mv.default: ExternSpec(torch.mv, torch.mv),
+    aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
+    aten.convolution.default: ExternSpec(torch.convolution),
+}
 
 
 def link_graph(

@@ -46,7 +46,7 @@ from fusee.targets.cpu.onednn import (
     prepack,
     upcast,
 )
-from fusee.targets.linking import link_graph
+from fusee.targets.linking import PRODUCTS, link_graph
 
 aten = torch.ops.aten
 
@@ -342,16 +342,8 @@ def _twist(writer: Writer, state: str, part: tuple[int, int], ahead: int, lanes:
 # ---------------------------------------------------------------------------- externs
 
 
-# `out` only where the kernel writes into the given memory itself, of any row stride, and where what
-# it writes does not depend on the strides of the result.
 EXTERNS: dict[OpOverload, ExternSpec] = {
-    aten.mm.default: ExternSpec(torch.mm, torch.mm),
-    aten.bmm.default: ExternSpec(torch.bmm, torch.bmm),
-    aten.addmm.default: ExternSpec(torch.addmm, torch.addmm),
-    aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
-    aten.mv.default: ExternSpec(torch.mv, torch.mv),
-    aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
-    aten.convolution.default: ExternSpec(torch.convolution),
+    **PRODUCTS,
     aten.linear.default: ExternSpec(aten.linear.default),
     aten.scaled_dot_product_attention.default: ExternSpec(
         aten.scaled_dot_product_attention.default

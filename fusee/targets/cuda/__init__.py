@@ -28,9 +28,7 @@ from fusee.runtime.launch import LaunchFrame
 from fusee.targets import Built, Kept
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
-from fusee.targets.linking import link_graph
-
-aten = torch.ops.aten
+from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
 # memory, so that values are computed again rather than loaded, and loops read many buffers.
@@ -48,17 +46,6 @@ PROFILE = Profile(
     strip=1 << 7,
     rows=32,
 )
-
-# Calls that write into the given memory themselves.
-EXTERNS: dict[OpOverload, ExternSpec] = {
-    aten.mm.default: ExternSpec(torch.mm, torch.mm),
-    aten.bmm.default: ExternSpec(torch.bmm, torch.bmm),
-    aten.addmm.default: ExternSpec(torch.addmm, torch.addmm),
-    aten.baddbmm.default: ExternSpec(torch.baddbmm, torch.baddbmm),
-    aten.mv.default: ExternSpec(torch.mv, torch.mv),
-    aten.addmv.default: ExternSpec(torch.addmv, torch.addmv),
-    aten.convolution.default: ExternSpec(torch.convolution),
-}
 
 
 class Gpu(Launches, Protocol):
@@ -92,7 +79,7 @@ class CUDA:
         return ()
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
-        return EXTERNS.get(op)
+        return PRODUCTS.get(op)
 
     def build(
         self,

@@ -8,19 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
-from fusee.aten.rewriter import Pass
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.codegen.simt.kernel import emit_kernel
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View
-from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Size, Symbol, substitute, symbols
 from fusee.targets import Built, Kept
+from tests.backends.test_targets import Reference
 from tests.targets.cuda.machine import Machine
 
 
@@ -60,7 +58,7 @@ def flat(tensor: Tensor) -> Any:
     return whole.view(torch.uint8).numpy()
 
 
-class Simulated:
+class Simulated(Reference):
     """See fusee.targets.Target."""
 
     prices = Prices()
@@ -68,17 +66,6 @@ class Simulated:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.codes: list[KernelCode] = []
-
-    def at(self, device: torch.device) -> Simulated:
-        return self
-
-    def prepare(self) -> None: ...
-
-    def passes(self, options: Options) -> Sequence[Pass]:
-        return ()
-
-    def call_of(self, op: OpOverload) -> ExternSpec | None:
-        return None
 
     def build(
         self,
