@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.columns import TITLES
-from bench.report import Number, Row, geomean, ratio, update_page
+from bench.report import Number, Row, geomean, ratio, update_page, written_again
 from bench.training_report import figure
 
 MARKS = ("<!-- dynamic:begin -->", "<!-- dynamic:end -->")
@@ -135,15 +133,5 @@ def write(data: Row, path: Path, page: Path | None = None) -> None:
         update_page(made, page, MARKS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.dynamic_report", description=__doc__)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
-    data = json.loads(given.results.read_text())
-    write(data, given.results, given.page)
-    print(as_markdown(data))
-
-
 if __name__ == "__main__":
-    main()
+    written_again("bench.dynamic_report", __doc__, write, as_markdown)

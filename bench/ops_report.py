@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from bench.columns import TITLES
 from bench.ops_cases import cases
-from bench.report import Row, geomean, update_page
+from bench.report import Row, geomean, update_page, written_again
 
 MARKS = ("<!-- ops:begin -->", "<!-- ops:end -->")
 SLOWER = (0.97, 0.90, 0.70)  # of eager's speed: slower by 3, 10, 30 %
@@ -147,15 +145,5 @@ def write(data: Row, path: Path, page: Path | None = None) -> None:
         update_page(made, page, MARKS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.ops_report", description=__doc__)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
-    data = json.loads(given.results.read_text())
-    write(data, given.results, given.page)
-    print(as_markdown(data))
-
-
 if __name__ == "__main__":
-    main()
+    written_again("bench.ops_report", __doc__, write, as_markdown)

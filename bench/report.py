@@ -223,6 +223,22 @@ def update_page(tables: str, page: Path, marks: tuple[str, str] = MARKS) -> None
     page.write_text(f"{text[:begin]}{marks[0]}\n{tables}{text[end:]}")
 
 
+def written_again(
+    name: str,
+    says: str | None,
+    write: Callable[[Row, Path, Path | None], None],
+    as_markdown: Callable[[Row], str],
+) -> None:
+    """The command `name`: tables and plots of results that are there, without measuring."""
+    parser = argparse.ArgumentParser(prog=name, description=says)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    data = json.loads(given.results.read_text())
+    write(data, given.results, given.page)
+    print(as_markdown(data))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.report", description=(__doc__ or "").strip())
     parser.add_argument("results", type=Path)
