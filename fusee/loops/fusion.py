@@ -37,6 +37,7 @@ from fusee.loops.ir import (
     rewrite_index,
     walk,
 )
+from fusee.loops.online import in_one_pass
 from fusee.loops.schedule import order_loops, reads, size, writes
 from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
 
@@ -436,7 +437,7 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
     work = max(_points((*loop.axes, *loop.reduce_axes)), own)
     points = _points(outer)
     few = points < group.profile.parallel and work > group.profile.small
-    if outer != group.outer and few:
+    if outer != group.outer and few and not group.profile.shares:
         return "too few outer points would be left for the threads"
     names = _rename(loop, group, pairing)
     axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
@@ -457,7 +458,24 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         return "its further axes are not the innermost of what it stores"
     if _wastes_lanes(group, member, outer, inner):
         return "one element at a time would be computed of what takes long, for few others"
-    return Placement(group, member, outer, inner, saved)
+    placement = Placement(group, member, outer, inner, saved)
+    if few and group.profile.shares and not _takes_one_pass(placement):
+        return "threads share few points in a single pass only"
+    return placement
+
+
+def _takes_one_pass(placement: Placement) -> bool:
+    """Whether the kernel would go through its elements once, if it reduces any."""
+    group = placement.group
+    trial = replace(group, members=[replace(m) for m in group.members], phases=[*group.phases])
+    _join(replace(placement, group=trial, member=replace(placement.member)))
+    kernel = build(trial, {m.loop.buffer for m in trial.members if m.loop.buffer.role != "scratch"})
+    if kernel is None or not any(isinstance(s, Accumulate) for s in kernel.statements()):
+        return True
+    stored = set(writes(kernel))
+    return len([p for p in in_one_pass(kernel.phases) if p.inner]) < 2 and not any(
+        buffer in stored for buffer in reads(kernel)
+    )
 
 
 def _wastes_lanes(

@@ -159,6 +159,8 @@ class Profile:
     many       more elements than these are reduced to few results in chunks of about `chunk`
     strip      sums down columns read rows in pieces of at most so many elements; where that leaves
     rows       few pieces, rows are summed up in at least so many chunks first
+    shares     threads by the thousand share what one point reduces: chunks are not needed, and one
+               pass over its elements is all that a kernel of few points may take
     """
 
     parallel: int = 1
@@ -178,6 +180,7 @@ class Profile:
     chunk: int = 1 << 12
     strip: int = 1 << 10
     rows: int = 8
+    shares: bool = False
 
 
 # ------------------------------------------------------------------------------ buffers

@@ -11,12 +11,14 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from fusee.loops.fusion import Schedule
 from fusee.loops.ir import Buffer, Extern
 from fusee.loops.schedule import reads, views, writes
-from fusee.sym.expr import Size, Symbol, hint
+from fusee.sym.expr import Size, Symbol, hint, maximum
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 # So many pairs of buffers may be alive together for the plan that looks at each of them.
@@ -44,6 +46,22 @@ def size_bytes(buffer: Buffer) -> Size:
         return 0
     size = buffer.size * buffer.dtype.itemsize
     return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+
+
+def with_room(plan: Plan, sizes: Iterable[Size]) -> tuple[Plan, Buffer | None]:
+    """Room for what the threads of a kernel share, so many bytes of each; kernels run in turn.
+
+    It is where an arena begins, so that what kernels leave there stays for the next.
+    """
+    most: Size = 0
+    for size in sizes:
+        most = maximum(most, size)
+    if most == 0:
+        return plan, None
+    room = Buffer("shared", torch.uint8, (most,), (1,), "scratch")
+    size = size_bytes(room)
+    offsets = {room: 0, **{buffer: size + at for buffer, at in plan.offsets.items()}}
+    return replace(plan, offsets=offsets, total_bytes=size + plan.total_bytes), room
 
 
 def plan_memory(schedule: Schedule, large_bytes: int | None = None) -> Plan:

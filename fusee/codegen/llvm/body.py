@@ -349,9 +349,9 @@ class Body:
             picks = [*[lanes] * step, *range(lanes - step)]
             rows = zip(kinds, found, starts, strict=True)
             moved = [t.level.shuffle(kind, x, first, picks) for kind, x, first in rows]
-            found = merge(t, how, moved, found)
+            found = how.merge(t, moved, found)
             step *= 2
-        found = merge(t, how, old[0], found)
+        found = how.merge(t, old[0], found)
         self.publish(how, [found])
         last = [lanes - 1] * lanes
         return [[t.level.shuffle(k, x, "poison", last) for k, x in zip(kinds, found, strict=True)]]
@@ -462,6 +462,21 @@ class Carried:
         first = literal(identity(self.acc.op, self.dtype), self.dtype, lanes)
         return [first, literal(0, torch.int64, lanes)] if self.is_arg else [first]
 
+    def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
+        """Two accumulators of disjoint elements as one; among equals the lower index."""
+        if not self.is_arg:
+            return [combine(t, self, a[0], b[0])]
+        mask = vector("i1", t.lanes)
+        better = _better(t, self, a[0], b[0])
+        worse = _better(t, self, b[0], a[0])
+        either = t.level.op(f"or {mask} {better}, {worse}")
+        equal = t.level.op(f"xor {mask} {either}, {literal(True, torch.bool, t.lanes)}")
+        lower = compare(t, "lt", torch.int64, b[1], a[1])
+        tie = t.level.op(f"and {mask} {equal}, {lower}")
+        takes_b = t.level.op(f"or {mask} {better}, {tie}")
+        rows = zip(self.dtypes, a, b, strict=True)
+        return [t.select(takes_b, HELD[dtype], y, x) for dtype, x, y in rows]
+
     def outer_kinds(self, lanes: int) -> list[str]:
         """Of what is carried outside the innermost loop: sum and error, or the parts."""
         return self.kinds(lanes) * 2 if self.two_level else self.kinds(lanes)
@@ -520,29 +535,12 @@ def _better(t: InsertPoint, how: Carried, old: str, new: str) -> str:
     return t.level.op(f"and {mask} {wins}, {number_before}")
 
 
-def merge(t: InsertPoint, how: Carried, a: list[str], b: list[str]) -> list[str]:
-    """Two accumulators of disjoint elements as one; among equals the lower index."""
-    if not how.is_arg:
-        return [combine(t, how, a[0], b[0])]
-    mask = vector("i1", t.lanes)
-    better = _better(t, how, a[0], b[0])
-    worse = _better(t, how, b[0], a[0])
-    either = t.level.op(f"or {mask} {better}, {worse}")
-    equal = t.level.op(f"xor {mask} {either}, {literal(True, torch.bool, t.lanes)}")
-    lower = compare(t, "lt", torch.int64, b[1], a[1])
-    tie = t.level.op(f"and {mask} {equal}, {lower}")
-    takes_b = t.level.op(f"or {mask} {better}, {tie}")
-    return [
-        t.select(takes_b, HELD[dtype], y, x) for dtype, x, y in zip(how.dtypes, a, b, strict=True)
-    ]
-
-
 def merge_all(t: InsertPoint, how: Carried, parts: list[list[str]]) -> list[str]:
     """Pairwise, so that the chain is short."""
     while len(parts) > 1:
         rest = parts[len(parts) & ~1 :]
         pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [merge(t, how, a, b) for a, b in pairs] + rest
+        parts = [how.merge(t, a, b) for a, b in pairs] + rest
     return parts[0]
 
 
@@ -581,7 +579,7 @@ def across(ctx: Context, t: InsertPoint, how: Carried, parts: list[str]) -> list
                     side.append(level.op(f"extractelement {kind} {part}, i32 {picks[0]}"))
                 else:
                     side.append(level.shuffle(kind, part, "poison", picks))
-        parts = merge(InsertPoint(level, ctx.machine, half), how, *halves)
+        parts = how.merge(InsertPoint(level, ctx.machine, half), *halves)
         lanes = half
     return parts
 

@@ -28,7 +28,6 @@ from fusee.codegen.llvm.body import (
     into_first_lane,
     is_light,
     is_short,
-    merge,
     merge_all,
     outlined,
     phase_cost,
@@ -226,7 +225,7 @@ class Along(_Nest):
             if how.two_level:
                 merged[acc] = [two_sum(wide, how, outer[acc][0], whole[0])]
             else:
-                merged[acc] = [merge(wide, how, outer[acc][0], whole), *outer[acc][1:]]
+                merged[acc] = [how.merge(wide, outer[acc][0], whole), *outer[acc][1:]]
         return merged
 
 
@@ -489,7 +488,8 @@ class KernelCode:
     """A kernel's function and what the host must give it.
 
     `declares` are lines and whole functions that the module needs once. `params` are expressions
-    over sizes; so are `total`, `units` and `align`, which are what a LaunchSpec says.
+    over sizes; so are `total`, `units` and `align`, which are what a LaunchSpec says. `shared` are
+    bytes that its blocks share: 0 before it runs and after it where they count each other.
     """
 
     name: str
@@ -500,6 +500,7 @@ class KernelCode:
     total: Size
     units: Size
     align: int = 1
+    shared: Size = 0
 
     @property
     def module(self) -> str:

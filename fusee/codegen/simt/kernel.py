@@ -18,16 +18,38 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fusee.codegen.llvm.body import Parts, Stage, across, is_scan, is_short, merge_all, result
-from fusee.codegen.llvm.kernel import Across, KernelCode, accumulators
+from fusee.codegen.llvm.body import (
+    Carried,
+    Parts,
+    Stage,
+    across,
+    is_scan,
+    is_short,
+    merge_all,
+    result,
+)
+from fusee.codegen.llvm.kernel import Across, KernelCode
+from fusee.codegen.simt.blocks import COUNTER_BYTES, MOST_BLOCKS, Meeting
+from fusee.codegen.simt.online import OnlineCarried, accumulators
 from fusee.codegen.simt.team import WARP, Exchange, barrier
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
-from fusee.loops.ir import Kernel, Phase, Store, walk
+from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
+from fusee.loops.online import in_one_pass
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
-from fusee.sym.expr import Size, Symbol, coefficient, divides, hint, product
+from fusee.sym.expr import (
+    Size,
+    Symbol,
+    coefficient,
+    divides,
+    floordiv,
+    hint,
+    maximum,
+    minimum,
+    product,
+)
 
 SIMT = Machine(frozenset(), 128, is_simt=True)
 
@@ -35,6 +57,9 @@ SIMT = Machine(frozenset(), 128, is_simt=True)
 BLOCK, COLUMNS, LARGEST = 128, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
+# Blocks that are few enough for several to share what each of them does, and how many steps a
+# thread has to take at least.
+FEW_GROUPS, LEAST = 264, 4
 # Elements of a row that a thread keeps in registers; values in a body up to which it has several.
 KEPT, MANY_VALUES = 32, 96
 ACCESS_BYTES, MOST_LANES = 16, 8
@@ -73,6 +98,17 @@ class Team:
         return self.threads * self.teams
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """How many blocks share what a team would do, and the steps that each of them takes.
+
+    Each leaves what it found in memory; the one that comes last merges that of all, and goes on.
+    """
+
+    blocks: Size
+    steps: Size
+
+
 def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: Machine) -> int:
     """Neighbours along an axis that a thread takes: all accesses in one piece are aligned."""
     places = []
@@ -107,8 +143,8 @@ class _Mapping:
         self.ctx = ThreadContext(kernel, machine)
         self.level = self.ctx.writer.top
         self.ctx.ranked.append(self.level)
+        self.phases = kernel.phases
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
-        self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
         self.inner = [phase for phase in kernel.phases if phase.inner]
         scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
         short = all(is_short(p) for p in kernel.phases)
@@ -120,11 +156,17 @@ class _Mapping:
         self.vec = 1
         if self.lane is not None:
             self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
-        if not short and not scans:
-            self.team = self._team()
-        self.stretches: dict[tuple[Symbol, ...], list[Stretch]] = {}
         loads = {v.attr[0] for order in self.orders.values() for v in order if v.op == "load"}
         self.reloads = bool(loads & self.ctx.stored)
+        self.split: Sharing | None = None
+        if not short and not scans:
+            self.team = self._team()
+        if self.team is not None and not self._is_kept(self.team):
+            self.phases = in_one_pass(kernel.phases)
+            self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
+            self._divide(self.team)
+        self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
+        self.stretches: dict[tuple[Symbol, ...], list[Stretch]] = {}
 
     # -------------------------------------------------------------------------- who does what
 
@@ -133,7 +175,7 @@ class _Mapping:
 
     def _team(self) -> Team | None:
         machine, points = self.ctx.machine, self._points()
-        counts = [hint(product(a.hi for a in p.inner if a.hi is not None)) for p in self.inner]
+        counts = [hint(_count(phase)) for phase in self.inner]
         if self.lane is None:
             last = {phase.inner[-1] for phase in self.inner}
             lanes = [lanes_along(self.kernel, self.inner, axis, machine) for axis in last]
@@ -156,6 +198,36 @@ class _Mapping:
         threads = max(_power(max(counts)), WARP // teams)
         return Team(min(COLUMNS // teams, threads), teams, False)
 
+    def _is_kept(self, team: Team) -> bool:
+        """Whether all that a team reduces stays in registers from the first phase to the last."""
+        totals = [_count(phase) for phase in self.inner]
+        most = team.threads * max(KEPT, self.vec)
+        return (
+            team.along
+            and not self.reloads
+            and all(isinstance(total, int) and total <= most for total in totals)
+        )
+
+    def _divide(self, team: Team) -> None:
+        """Blocks share points if there are few, and one pass over many elements is all."""
+        inner = [phase for phase in self.phases if phase.inner]
+        rest = [phase for phase in self.phases if not phase.inner]
+        if len(inner) != 1 or self.reloads:
+            return
+        along = Team(min(team.threads, COLUMNS), 1, True) if team.along else team
+        total = self._space()
+        groups, count = (total + (along.teams - 1)) // along.teams, _count(inner[0])
+        if along.along:
+            count = floordiv(count, self.vec)
+        most = floordiv(count, along.threads * LEAST)
+        if hint(groups) > FEW_GROUPS or hint(most) < 2:
+            return
+        blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, maximum(groups, 1))), 1)
+        step = along.threads
+        share = floordiv(count + (blocks * step - 1), blocks * step) * step
+        self.team, self.phases = along, [*inner, *rest]
+        self.split = Sharing(blocks, share)
+
     # -------------------------------------------------------------------------- function
 
     def emit(self) -> KernelCode:
@@ -176,6 +248,11 @@ class _Mapping:
             f"ptr{' noalias readonly' if fixed and b not in ctx.stored else ''} {name}"
             for b, name in ctx.buffers.items()
         ]
+        shared_bytes: Size = 0
+        if ctx.uses_shared and self.split is not None:
+            arguments.append("ptr %shared")
+            records = self._space() * self.split.blocks * self.meeting.record_bytes
+            shared_bytes = COUNTER_BYTES + records
         arguments += ["ptr %status", *(f"i64 {name}" for name in ctx.params.values())]
         head = f'({", ".join(arguments)}) "nvvm.maxntid"="{threads}" nounwind'
         digest = hashlib.sha256("\n".join([head, lines, *shared]).encode()).hexdigest()
@@ -189,6 +266,7 @@ class _Mapping:
             total,
             threads,
             8 * len(arguments) + ((ACCESS_BYTES - 1 if self.vec > 1 else 0) << 32),
+            shared_bytes,
         )
 
     def _special(self, name: str) -> str:
@@ -214,18 +292,23 @@ class _Mapping:
         found = [*reversed([*found, rest])]
         return found if wide else [op(f"zext i32 {x} to i64") for x in found]
 
-    def _chunks(self) -> tuple[list[str], Size]:
-        """Names of the sizes of the space that threads or teams are numbered in, and its size."""
-        sizes = [self.ctx.size_of(axis) for axis in self.parallel]
+    def _space(self) -> Size:
+        """How many threads or teams there are."""
         total = product(axis.hi for axis in self.parallel if axis.hi is not None)
+        if self.lane is None or self.lane.hi is None:
+            return total
+        return total * ((self.lane.hi + self.vec - 1) // self.vec)
+
+    def _chunks(self) -> list[str]:
+        """Names of the sizes of the space that they are numbered in."""
+        sizes = [self.ctx.size_of(axis) for axis in self.parallel]
         if self.lane is None:
-            return sizes, total
-        assert self.lane.hi is not None
+            return sizes
         size = self.ctx.size_of(self.lane)
         if self.vec > 1:
             more = self.level.op(f"add i64 {size}, {self.vec - 1}")
             size = self.level.op(f"lshr i64 {more}, {self.vec.bit_length() - 1}")
-        return [*sizes, size], total * ((self.lane.hi + self.vec - 1) // self.vec)
+        return [*sizes, size]
 
     def _place(self, digits: Sequence[str]) -> None:
         """Names of the outer axes' coordinates, and vectors along the last."""
@@ -247,7 +330,7 @@ class _Mapping:
         """A thread for each point, or each `vec` of them; blocks that it takes."""
         ctx, level = self.ctx, self.level
         number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
-        sizes, total = self._chunks()
+        sizes, total = self._chunks(), self._space()
         digits = self._digits(number, sizes, _is_wide(total))
         last = level.op(f"icmp uge i64 {(digits or [number])[0]}, {(sizes or ['1'])[0]}")
         level.leave(last, lambda: "void")
@@ -295,12 +378,15 @@ class _Mapping:
         """Blocks that it takes, and bytes of shared memory."""
         level = self.level
         tid, block = self._special("tid"), self._special("ctaid")
+        if self.split is not None:
+            self.meeting = Meeting(self.ctx, self.split.blocks, block)
+            block = self.meeting.group
         shift = (team.threads if team.along else team.teams).bit_length() - 1
         high = level.op(f"lshr i32 {tid}, {shift}")
         low = level.op(f"and i32 {tid}, {(1 << shift) - 1}")
         own, member = (high, low) if team.along else (low, high)
         number = self._number(block, team.teams, own)
-        sizes, total = self._chunks()
+        sizes, total = self._chunks(), self._space()
         outside = None
         if team.teams > 1:  # who has nothing to do works along with the others, and stores nothing
             end = sizes[0] if sizes else "1"
@@ -308,6 +394,7 @@ class _Mapping:
                 end = level.op(f"mul i64 {end}, {size}")
             outside = level.op(f"icmp sge i64 {number}, {end}")
             number = level.op(f"select i1 {outside}, i64 0, i64 {number}")
+        self.number = number
         self._place(self._digits(number, sizes, _is_wide(total)))
         member = level.op(f"zext i32 {member} to i64")
         leads = level.op(f"icmp ne i64 {member}, 0")
@@ -315,10 +402,10 @@ class _Mapping:
             leads = level.op(f"or i1 {leads}, {outside}")
         apart = 1 if team.along else team.teams
         exchange = Exchange(self.ctx, team.block, team.threads, apart, tid)
-        for phase in self.kernel.phases:
+        for phase in self.phases:
             if phase.inner:
                 self.body.skips = outside
-                self._shared(phase, team, member, exchange)
+                self._shared(phase, team, member, exchange, leads)
             else:
                 self.body.skips = leads if team.threads > 1 else outside
                 if team.along:
@@ -328,31 +415,70 @@ class _Mapping:
             if self.reloads and stores and team.threads > 1:
                 barrier(level, team.threads if team.along else team.block)
         blocks = (total + (team.teams - 1)) // team.teams if team.teams > 1 else total
+        if self.split is not None:
+            blocks = blocks * self.split.blocks
         return blocks, exchange.shared_bytes
 
-    def _shared(self, phase: Phase, team: Team, member: str, exchange: Exchange) -> None:
+    def _shared(
+        self, phase: Phase, team: Team, member: str, exchange: Exchange, leads: str
+    ) -> None:
         """A phase whose inner points the threads of a team share."""
         ctx, body, vec = self.ctx, self.body, self.vec if team.along else 1
         if team.along:
             body.set_stage(phase.inner[-1], Stage(1, vec), None)
-        lanes = ctx.lanes
-        hows = accumulators(phase, two_level=False)
-        parts: Parts = {acc: [how.start(lanes)] for acc, how in hows.items()}
-        total = product(axis.hi for axis in phase.inner if axis.hi is not None)
-        kept = isinstance(total, int) and not self.reloads and team.along
-        if kept and isinstance(total, int) and total <= team.threads * max(KEPT, vec):
-            parts = self._kept(phase, team, member, parts, total // vec)
+        lanes, hows = ctx.lanes, accumulators(phase, team.along)
+        if self.split is None and self._is_kept(team):
+            parts = self._kept(phase, team, member, hows)
         else:
-            parts = self._looped(phase, team, member, parts)
+            parts = self._looped(phase, team, member, hows)
         t = InsertPoint(self.level, ctx.machine, lanes)
+        wide = InsertPoint(self.level, ctx.machine, 1 if team.along else lanes)
+        found: dict[Acc, list[str]] = {}
         for acc, how in hows.items():
             whole = merge_all(t, how, parts[acc])
-            if team.along:
+            if isinstance(how, OnlineCarried):
+                whole = how.finished(wide, whole)
+            elif team.along:
                 whole = across(ctx, t, how, whole)
-            wide = InsertPoint(self.level, ctx.machine, 1 if team.along else lanes)
-            found = result(how, exchange.merged(wide, how, whole))
-            ctx.acc_facts[acc] = 1, wide.lanes > 1
-            ctx.acc_names[acc] = [found] if wide.lanes > 1 else found
+            found[acc] = exchange.merged(wide, how, whole)
+        if self.split is not None:
+            found = self._met(hows, found, wide, team, member, exchange, leads)
+        for acc, how in hows.items():
+            names = {acc: result(how, found[acc])}
+            if isinstance(how, OnlineCarried):
+                names = {acc: found[acc][0], how.raw: found[acc][1]}
+            for one, name in names.items():
+                ctx.acc_facts[one] = 1, wide.lanes > 1
+                ctx.acc_names[one] = [name] if wide.lanes > 1 else name
+
+    def _met(
+        self,
+        hows: Mapping[Acc, Carried],
+        found: Mapping[Acc, list[str]],
+        t: InsertPoint,
+        team: Team,
+        member: str,
+        exchange: Exchange,
+        leads: str,
+    ) -> dict[Acc, list[str]]:
+        """What all blocks have found, in the one that goes on."""
+        meeting, level, machine = self.meeting, self.level, self.ctx.machine
+        meeting.lay_out(hows, t.lanes)
+        level.unless(leads, lambda: meeting.leave(t, self.number, found))
+        meeting.stay_if_last(exchange)
+
+        def inside(part: str, carried: Parts) -> Parts:
+            inner = InsertPoint(self.ctx.writer.top, machine, t.lanes)
+            other = meeting.of(inner, self.number, part)
+            return {a: [how.merge(inner, carried[a][0], other[a])] for a, how in hows.items()}
+
+        start = {acc: [how.start(t.lanes)] for acc, how in hows.items()}
+        kinds = {acc: how.kinds(t.lanes) for acc, how in hows.items()}
+        stop = meeting.blocks
+        if self.body.skips is not None:  # no record is theirs
+            stop = level.op(f"select i1 {self.body.skips}, i64 0, i64 {stop}")
+        every = self.body.carry(member, stop, team.threads, start, kinds, inside)
+        return {acc: exchange.merged(t, how, every[acc][0]) for acc, how in hows.items()}
 
     def _open(self, phase: Phase, flat: str, along: bool, wide: bool) -> None:
         """The inner axes' coordinates at one point of a phase, or `vec` of them."""
@@ -370,10 +496,13 @@ class _Mapping:
         for axis, name in zip(phase.inner, digits, strict=True):
             ctx.axis_rank[axis], ctx.axis_name[axis] = 2, name
 
-    def _kept(self, phase: Phase, team: Team, member: str, parts: Parts, count: int) -> Parts:
+    def _kept(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
         """All points one after the other: what is known of them stays known in later phases."""
-        ctx, body, hows = self.ctx, self.body, accumulators(phase, two_level=False)
-        stretches = self.stretches.setdefault(phase.inner, [])
+        ctx, body = self.ctx, self.body
+        parts: Parts = {acc: [how.start(ctx.lanes)] for acc, how in hows.items()}
+        total = _count(phase)
+        assert isinstance(total, int)
+        stretches, count = self.stretches.setdefault(phase.inner, []), total // self.vec
         for first in range(0, count, team.threads):
             if first == len(stretches) * team.threads:
                 stretches.append(self._stretch(phase, team, member, first, count))
@@ -398,25 +527,42 @@ class _Mapping:
         part.axes = {axis: self.ctx.axis_name[axis] for axis in phase.inner}
         return part
 
-    def _looped(self, phase: Phase, team: Team, member: str, parts: Parts) -> Parts:
+    def _looped(self, phase: Phase, team: Team, member: str, hows: dict[Acc, Carried]) -> Parts:
         ctx, level, body = self.ctx, self.level, self.body
-        hows = accumulators(phase, two_level=False)
-        kinds = {acc: how.kinds(ctx.lanes) for acc, how in hows.items()}
-        total = product(axis.hi for axis in phase.inner if axis.hi is not None)
+        parts: Parts = {}
+        kinds: dict[Acc, list[str]] = {}
+        for acc, how in hows.items():
+            kinds[acc], start = how.kinds(ctx.lanes), how.start(ctx.lanes)
+            if isinstance(how, OnlineCarried):
+                kinds[acc], start = how.round(ctx.lanes)
+            parts[acc] = [start]
+        total = _count(phase)
         count = ctx.size_of(phase.inner[0])
         for axis in phase.inner[1:]:
             count = level.op(f"mul i64 {count}, {ctx.size_of(axis)}")
         if team.along and self.vec > 1:
             count = level.op(f"lshr i64 {count}, {self.vec.bit_length() - 1}")
+        first = member
+        if self.split is not None:
+            steps = ctx.param("steps", self.split.steps)
+            low = level.op(f"mul i64 {self.meeting.part}, {steps}")
+            first = level.op(f"add i64 {low}, {member}")
+            high = level.op(f"add i64 {low}, {steps}")
+            count = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, count)
 
         def inside(flat: str, carried: Parts) -> Parts:
             ctx.ranked[2:] = [ctx.writer.top]
             self._open(phase, flat, team.along, _is_wide(total))
             return body.statements(phase, carried, hows, 2)
 
-        found = body.carry(member, count, team.threads, parts, kinds, inside)
+        found = body.carry(first, count, team.threads, parts, kinds, inside)
         ctx.ranked[2:] = []
         return found
+
+
+def _count(phase: Phase) -> Size:
+    """How many inner points a phase has."""
+    return product(axis.hi for axis in phase.inner if axis.hi is not None)
 
 
 def _is_wide(total: Size) -> bool:

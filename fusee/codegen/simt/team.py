@@ -6,7 +6,7 @@ a team come to the same result: the one part of a pair is merged with the other 
 
 from __future__ import annotations
 
-from fusee.codegen.llvm.body import Carried, merge
+from fusee.codegen.llvm.body import Carried
 from fusee.codegen.llvm.ops import Context
 from fusee.runtime.llvm_text import BITS, InsertPoint, Level, vector
 
@@ -57,6 +57,12 @@ class Exchange:
         self.ctx, self.block, self.threads, self.apart, self.tid = ctx, block, threads, apart, tid
         self.shared_bytes = 0
 
+    def word(self) -> str:
+        """The address of four bytes that are nobody else's."""
+        start = -(-self.shared_bytes // 4) * 4
+        self.shared_bytes = start + 4
+        return f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
+
     def merged(self, t: InsertPoint, how: Carried, parts: list[str]) -> list[str]:
         """`parts` of all threads of the team as one, in all of them."""
         end = self.apart * self.threads
@@ -72,7 +78,7 @@ class Exchange:
             partner = t.level.op(f"xor i32 {self.tid}, {distance}")
             others = self._get(t, how, self._places(t, how, partner, self.block, 0))
             barrier(t.level, self.block)
-            parts = merge(t, how, parts, others)
+            parts = how.merge(t, parts, others)
             distance *= 2
         return parts
 
@@ -83,7 +89,7 @@ class Exchange:
         while distance < end:
             pairs = zip(how.kinds(1), parts, strict=True)
             others = [self._per_lane(t, kind, x, distance) for kind, x in pairs]
-            parts = merge(t, how, parts, others)
+            parts = how.merge(t, parts, others)
             distance *= 2
         return parts
 

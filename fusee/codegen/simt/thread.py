@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fusee.codegen.llvm.body import Body
+from fusee.codegen.llvm.body import Body, Carried
 from fusee.codegen.llvm.memory import AccessPlace, combined, store_scalar, store_vector
 from fusee.codegen.llvm.ops import Context, from_memory, to_memory
-from fusee.loops.ir import Buffer, Store
+from fusee.codegen.simt.online import OnlineCarried
+from fusee.loops.ir import Accumulate, Buffer, Store
 from fusee.runtime.llvm_text import BITS, SIGNED, InsertPoint, Level, memory_type, vector
 from fusee.sym.expr import Size, Symbol
 
@@ -26,11 +27,18 @@ class ThreadContext(Context):
     `%status` is memory of the device: it begins with the address of two words that the host reads.
     """
 
+    uses_shared = False
+
     def param(self, role: object, size: Size) -> str:
         return self.params.setdefault((role, size), f"%p{len(self.params)}")
 
     def buffer(self, buffer: Buffer) -> str:
         return self.buffers.setdefault(buffer, f"%b{len(self.buffers)}")
+
+    def shared(self) -> str:
+        """Memory that all blocks share: COUNTERS numbers that are 0, then what they leave there."""
+        self.uses_shared = True
+        return "%shared"
 
     def spare(self) -> str:
         entry = self.ranked[0]
@@ -95,6 +103,16 @@ class ThreadBody(Body):
         level, lanes = self.writer.top, self.ctx.lanes
         busy = level.op(f"xor i1 {self.idle}, true")
         return busy if lanes == 1 else level.splat("i1", busy, lanes)
+
+    def _accumulate(
+        self, statement: Accumulate, old: list[list[str]], how: Carried, rank: int
+    ) -> list[list[str]]:
+        if not isinstance(how, OnlineCarried):
+            return super()._accumulate(statement, old, how, rank)
+        ctx = self.ctx
+        values = [v for v in (statement.value, statement.which) if v is not None]
+        given = [ctx.vectors(v)[0] if ctx.lanes > 1 else ctx.scalar(v) for v in values]
+        return [how.step(ctx, ctx.target(rank, ctx.lanes), old[0], given)]
 
     def _flush(self, pending: list[Store], rank: int) -> None:
         ctx, level = self.ctx, self.ctx.ranked[rank]

@@ -114,7 +114,7 @@ def _accumulate(
     points = hint(product(kept))
     elements = hint(product(axis.hi for axis in reduced if axis.hi is not None))
     profile = lowering.values.profile
-    if how.which is None and points * elements > profile.many:
+    if how.which is None and points * elements > profile.many and not profile.shares:
         if points < profile.parallel:
             return _in_two_stages(lowering, value, kept, reduced, how)
         rows = _rows(lowering, value, kept, reduced)

@@ -45,6 +45,7 @@ PROFILE = Profile(
     chunk=1 << 13,
     strip=1 << 7,
     rows=32,
+    shares=True,
 )
 
 

@@ -73,7 +73,7 @@ class FakeGpu:
         return f"status {status}"
 
     def arena(self, size: int) -> Tensor:
-        whole = torch.empty(size + 64, dtype=torch.uint8)
+        whole = torch.zeros(size + 64, dtype=torch.uint8)
         self.arenas.append(whole[-whole.data_ptr() % 64 :][:size])
         return self.arenas[-1]
 

@@ -4,8 +4,9 @@ It finds what a GPU would not tell:
 
     out of bounds      every access is checked against the buffer that its pointer comes from
     misalignment       so is the `align` of each access
-    races              a thread that meets what another stored, with no barrier between: in shared
-                       memory; in global memory, two threads that store to one place
+    races              a thread that meets what another stored, with no barrier between, or from
+                       another block with no fence, counter and fence; in global memory, two
+                       threads that store to one place
     divergence         a barrier, or a shuffle, that not all threads of the block or warp reach
 
 Threads run in lockstep; of those that stand at different blocks of code the first go first. It
@@ -99,8 +100,17 @@ class Machine:
         self.buffers: list[Array] = []
         self.owners: list[Array | None] = []
         self.free: set[int] = set()
+        self.counts: set[int] = set()  # memory that begins with counters
         self.env: dict[str, Array] = {}
         self.epoch = np.zeros(blocks, np.int64)
+        self.warp_epoch = np.zeros(self.n, np.int64)
+        # per thread its fences, and those before the last barrier; what blocks know of all threads:
+        # what they have met in counters, and what of that they may rely on after a fence
+        self.fences, self.settled = (np.zeros(self.n, np.int64) for _ in "ab")
+        self.counters: dict[int, Array] = {}
+        self.met: dict[int, Array] = {}
+        self.known: dict[int, Array] = {}
+        self.tags: dict[int, Array] = {}  # of each byte stored: epochs of block and warp, fences
 
     # ------------------------------------------------------------------------------ running
 
@@ -108,7 +118,7 @@ class Machine:
         """Arrays for pointers are looked at as bytes and changed in place."""
         for (kind, name), x in zip(self.arguments, given, strict=True):
             if kind == "ptr":
-                self.env[name] = np.full(self.n, self.buffer(np.asarray(x)))
+                self.env[name] = np.full(self.n, self.buffer(np.asarray(x), name=name))
             else:
                 self.env[name] = np.full(self.n, x, NUMPY[kind])
         if self.shared:
@@ -130,10 +140,12 @@ class Machine:
                 at[mask] = target[mask]
         raise Fault("it does not end")
 
-    def buffer(self, x: Array, watched: bool = True) -> int:
+    def buffer(self, x: Array, watched: bool = True, name: str = "") -> int:
         """The address of memory. Not `watched`: any thread may store anywhere."""
         if not watched:
             self.free.add(len(self.buffers))
+        if name == "%shared":
+            self.counts.add(len(self.buffers))
         self.buffers.append(x.reshape(-1).view(np.uint8))
         self.owners.append(None)
         return len(self.buffers) << HIGH
@@ -247,6 +259,8 @@ class Machine:
     def _watch(self, number: int, threads: Array, places: Array, storing: bool) -> None:
         who = np.broadcast_to(threads[:, None], places.shape)
         if not self.shared or number != self.shared_at:
+            if number not in self.free and not storing:
+                self._seen(number, who, places)
             if storing and number not in self.free:
                 owners = self.owners[number]
                 if owners is None:
@@ -256,6 +270,10 @@ class Machine:
                 owners[places] = who
                 if (owners[places] != who).any():
                     raise Fault(f"argument {number}: two threads store to one place at once")
+                tags = self.tags.setdefault(number, np.zeros((3, owners.size), np.int64))
+                now = self.epoch[self.block[who]], self.warp_epoch[who], self.fences[who]
+                for tag, x in zip(tags, now, strict=True):
+                    tag[places] = x
             return
         now = self.epoch[self.block[who]]
         if ((self.written_at[places] == now) & (self.writer[places] != who)).any():
@@ -266,6 +284,40 @@ class Machine:
             self.writer[places], self.written_at[places] = who, now
         else:
             self.reader[places], self.read_at[places] = who, now
+
+    def _seen(self, number: int, who: Array, places: Array) -> None:
+        """Threads that read what others of this kernel have stored must be told of it."""
+        owners = self.owners[number]
+        if owners is None:
+            return
+        other = (owners[places] != -1) & (owners[places] != who)
+        reader, writer, at = who[other], owners[places][other], places[other]
+        if not reader.size:
+            return
+        block, warp, fences = self.tags[number]
+        told = block[at] < self.epoch[self.block[reader]]
+        told |= (reader // WARP == writer // WARP) & (warp[at] < self.warp_epoch[reader])
+        away = self.block[reader] != self.block[writer]
+        for own in np.unique(self.block[reader[away]]):
+            mine = away & (self.block[reader] == own)
+            known = self.known.get(int(own), np.zeros(self.n, np.int64))
+            told[mine] = fences[at[mine]] < known[writer[mine]]
+        if not told.all():
+            raise Fault(f"argument {number}: read before it is known what another thread stored")
+
+    def _count(self, memory: Array, places: Array, threads: Array, x: Array) -> Array:
+        """Additions one after the other; who comes later knows of those who came before."""
+        seen = np.zeros_like(x)
+        for thread, place in zip(threads, places, strict=True):
+            seen[thread] = memory[place]
+            memory[place] += x[thread]
+            block = int(self.block[thread])
+            own = np.where(self.block == block, self.settled, 0)
+            told = self.counters.get(int(place), np.zeros(self.n, np.int64))
+            told = np.maximum(told, np.maximum(own, self.known.get(block, own)))
+            self.counters[int(place)] = told
+            self.met[block] = told
+        return seen
 
     def _load(self, text: str, mask: Array) -> Array:
         found = re.fullmatch(
@@ -318,6 +370,8 @@ class Machine:
         for number, threads, first in self._where(p, BYTES[kind], BYTES[kind], mask):
             memory: Array = self.buffers[number].view(NUMPY[kind])
             values = x
+            if number in self.counts:
+                return self._count(memory, first // BYTES[kind], threads, x)
             if op[0] == "u":
                 memory, values = unsigned(memory), unsigned(x)
             how.at(memory, first // BYTES[kind], values[threads])
@@ -455,14 +509,20 @@ class Machine:
             return self.block if "ctaid" in name else self.tid
         if "barrier" in name or "bar.warp" in name:
             self._meet(mask, WARP if "warp" in name else self.threads)
+            self.warp_epoch[mask] += 1
             if "warp" not in name:
                 self.epoch[np.unique(self.block[mask])] += 1
+                self.settled[mask] = self.fences[mask]
             return None
         if "shfl" in name:
             self._meet(mask, WARP)
             distance = int(given[2][0])
             return given[1].reshape(-1, WARP)[:, np.arange(WARP) ^ distance].reshape(-1)
         if name.startswith("llvm.nvvm.membar"):
+            self.fences[mask] += 1
+            for block in np.unique(self.block[mask]):
+                if int(block) in self.met:
+                    self.known[int(block)] = self.met[int(block)]
             return None
         if name.startswith("fusee_"):
             return self._library(name.removeprefix("fusee_"), given)

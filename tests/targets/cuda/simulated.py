@@ -12,6 +12,7 @@ from torch import Tensor
 from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
+from fusee.codegen.simt.blocks import COUNTER_BYTES
 from fusee.codegen.simt.kernel import emit_kernel
 from fusee.config import Options
 from fusee.loops.ir import Buffer, Kernel, LoopGraph, Profile, View
@@ -39,11 +40,17 @@ def launch(
     machine = Machine(code.module, total, threads)
     page[0] = machine.buffer(status.numpy(), watched=False)
     params = [number(p, sizes) for p in code.params]
-    given = [*(flat(tensors[b]) for b in code.buffers), page.numpy(), *params]
+    shared = torch.zeros(number(code.shared, sizes), dtype=torch.uint8)
+    shared[COUNTER_BYTES:] = 255
+    pointers = [
+        *(flat(tensors[b]) for b in code.buffers),
+        *([shared.numpy()] if len(shared) else []),
+    ]
     try:
-        machine.run(given)
+        machine.run([*pointers, page.numpy(), *params])
     except IndexError:
         assert status[0]
+    assert not shared[:COUNTER_BYTES].any()
     return int(status[0]), int(status[1])
 
 

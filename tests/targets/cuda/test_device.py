@@ -22,11 +22,13 @@ from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.targets.cuda import CUDA
 from tests.targets.cuda.test_kernels import (
+    EXTREMES,
     FLOATS,
     OTHERS,
     POINTWISE,
     REDUCTIONS,
     ROWS,
+    SHARED,
     TOLERANCE,
     numbers,
 )
@@ -79,6 +81,24 @@ def test_reductions(program: str, shape: tuple[int, ...]) -> None:
 def test_reductions_of_other_dtypes(dtype: torch.dtype) -> None:
     for program in ("softmax", "layer norm", "sums of columns"):
         agree(REDUCTIONS[program], numbers(64, 1024, dtype=dtype), tolerance=TOLERANCE[dtype] * 4)
+
+
+@pytest.mark.parametrize("program", SHARED)
+def test_reductions_that_blocks_share(program: str) -> None:
+    fn, shape = SHARED[program]
+    agree(fn, numbers(*shape), tolerance=1e-3)
+    compiled, x = fusee.compile(fn), numbers(*shape).cuda()
+    first = compiled(x)
+    for _ in range(50):  # parts are merged in one order, whichever block comes last
+        torch.testing.assert_close(compiled(x), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", EXTREMES)
+@pytest.mark.parametrize("shape", [(2, 40_000), (2, 300_000)], ids=str)
+def test_one_pass_of_extreme_numbers(shape: tuple[int, int], value: float) -> None:
+    x = numbers(*shape)
+    x[0, 777], x[1] = value, value
+    agree(lambda x: (torch.softmax(x, -1), x.logsumexp(-1)), x)
 
 
 @pytest.mark.parametrize("program", OTHERS)

@@ -108,9 +108,68 @@ def test_rows_that_do_not_fit_the_registers(gpu: Simulated) -> None:
     agree(lambda x: F.layer_norm(x, x.shape[-1:]), numbers(2, 33_001))
 
 
-def test_reductions_in_two_steps(gpu: Simulated) -> None:
-    agree(lambda x: (x * x).sum(), numbers(300_000), tolerance=1e-4)
-    agree(lambda x: x.sum(0), numbers(9_000, 24), tolerance=1e-3)
+# few results of many elements: blocks share them, and the last one goes on
+SHARED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "a sum": (lambda x: (x * x).sum(), (300_000,)),
+    "columns": (lambda x: (x.sum(0), x.abs().amax(0)), (9_000, 24)),
+    "odd columns": (lambda x: x.mean(0), (20_011, 13)),
+    "rows": (lambda x: (x.sum(-1), x.argmax(-1)), (3, 100_000)),
+    "moments": (lambda x: (x + 3).var((0, 2), correction=0), (9, 3, 12_000)),
+    "moments of columns": (lambda x: torch.var_mean(x - 2, 0), (9_000, 24)),
+    "logsumexp": (lambda x: x.logsumexp(-1), (2, 150_000)),
+    "logsumexp of columns": (lambda x: x.logsumexp(0), (9_000, 24)),
+    "truth": (lambda x: ((x > 9).any(0), (x < 9).all(0)), (9_000, 32)),
+    "batch norm": (lambda x: F.batch_norm(x, None, None, training=True), (4, 3, 180, 180)),
+}
+
+
+@pytest.mark.parametrize("program", SHARED)
+def test_reductions_that_blocks_share(gpu: Simulated, program: str) -> None:
+    fn, shape = SHARED[program]
+    agree(fn, numbers(*shape), tolerance=1e-4)
+    kernels = [code for code in gpu.codes if code.shared != 0]
+    assert len(kernels) == 1 and len(gpu.codes) <= 2
+
+
+def test_shared_reductions_of_open_sizes(gpu: Simulated) -> None:
+    compiled = fusee.compile(lambda x: (x.sum(0), x.var(0)), dynamic=True, options={"cache": False})
+    for shape in [(9_000, 24), (700, 40), (3, 2000)]:
+        x = numbers(*shape)
+        close(compiled(x), (x.sum(0), x.var(0)), 1e-3)
+    assert len(gpu.codes) == 1
+
+
+EXTREMES = [float("inf"), float("-inf"), float("nan"), 3e30, -3e30, 0.0]
+
+
+@pytest.mark.parametrize("value", EXTREMES)
+@pytest.mark.parametrize("shape", [(2, 40_000), (2, 300_000)], ids=str)
+def test_one_pass_of_extreme_numbers(gpu: Simulated, shape: tuple[int, int], value: float) -> None:
+    """Maximum and sum, mean and squares: as if they had been computed one after the other."""
+    x = numbers(*shape)
+    x[0, 777], x[1] = value, value
+    agree(lambda x: torch.softmax(x, -1), x)
+    agree(lambda x: x.logsumexp(-1), x)
+    agree(lambda x: (x.double().var(-1), x.double().sum(-1)), x, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_long_rows_of_other_dtypes(gpu: Simulated, dtype: torch.dtype) -> None:
+    x = numbers(2, 40_000, dtype=dtype)
+    for fn in (
+        lambda x: torch.softmax(x, -1),
+        lambda x: F.log_softmax(x, -1),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+    ):
+        agree(fn, x, tolerance=TOLERANCE[dtype])
+
+
+def test_long_rows_are_read_twice(gpu: Simulated) -> None:
+    """Once for what is reduced, once for the result."""
+    for program in ("softmax", "layer norm"):
+        agree(REDUCTIONS[program], numbers(2, 40_000))
+    loops = [code.text.count(" = phi i64 [ %v") for code in gpu.codes]
+    assert loops == [2, 2], loops
 
 
 OTHERS: dict[str, Callable[[], Any]] = {
@@ -164,6 +223,25 @@ def test_bad_indices_are_told(gpu: Simulated) -> None:
     compiled = fusee.compile(F.embedding, options={"cache": False})
     with pytest.raises(IndexError, match="out of range"):
         compiled(torch.tensor([1, 7, 2]), numbers(5, 8))
+
+
+def test_the_machine_knows_what_blocks_are_told(gpu: Simulated) -> None:
+    """Without a fence, the last block may read what was there before."""
+    agree(lambda x: x.sum(), numbers(300_000), tolerance=1e-4)
+    (code,) = gpu.codes
+    fence = "  call void @llvm.nvvm.membar.gl()\n"
+    assert code.module.count(fence) == 2
+    x, out, page = (torch.zeros(n) for n in (300_000, 1, 512))
+    sizes = [int(n) for n in code.params if isinstance(n, int)]
+    for text, fails in [(code.module, False), (code.module.replace(fence, "", 1), True)]:
+        shared = torch.zeros(int(code.shared), dtype=torch.uint8)  # type: ignore[arg-type]
+        machine = Machine(text, int(code.total), int(code.units))  # type: ignore[arg-type]
+        given: list[Any] = [*(t.numpy() for t in (x, out, shared, page)), *sizes]
+        if fails:
+            with pytest.raises(Fault, match="before it is known"):
+                machine.run(given)
+        else:
+            machine.run(given)
 
 
 def test_the_machine_finds_faults() -> None:

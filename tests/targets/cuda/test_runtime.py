@@ -106,6 +106,21 @@ def test_streams_have_memory_of_their_own(gpu: FakeGpu) -> None:
     assert len(gpu.arenas) == 2
 
 
+def test_blocks_count_each_other_anew(gpu: FakeGpu) -> None:
+    """In each call, of each size, beside what else lies in the arena."""
+    w = aligned(32, 32)
+    gpu.known(w)
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.mm(x * 2, w)
+        return y.sum(0), (y * y).sum()
+
+    call = compiled(fn, gpu, dynamic=True)
+    for rows in (4000, 4000, 9000, 40, 9000):
+        x = aligned(rows, 32)
+        torch.testing.assert_close(call(x), fn(x), rtol=1e-3, atol=1e-2)
+
+
 def test_nothing_is_launched_for_nothing(gpu: FakeGpu) -> None:
     x = torch.zeros(0, 4)
     assert compiled(lambda x: x + 1, gpu)(x).shape == (0, 4) and not gpu.launches
