@@ -39,6 +39,21 @@ class Plan:
     total_bytes: Size
     places: list[tuple[Symbol, tuple[Size, ...]]] = field(default_factory=list)
 
+    def with_room(self, sizes: Iterable[Size]) -> tuple[Plan, Buffer | None]:
+        """Room for what the threads of a kernel share, so many bytes of each; kernels run in turn.
+
+        It is where an arena begins, so that what kernels leave there stays for the next.
+        """
+        most: Size = 0
+        for size in sizes:
+            most = maximum(most, size)
+        if most == 0:
+            return self, None
+        room = Buffer("shared", torch.uint8, (most,), (1,), "scratch")
+        size = size_bytes(room)
+        offsets = {room: 0, **{buffer: size + at for buffer, at in self.offsets.items()}}
+        return replace(self, offsets=offsets, total_bytes=size + self.total_bytes), room
+
 
 def size_bytes(buffer: Buffer) -> Size:
     """Bytes of a buffer rounded up to the alignment; an empty one takes none."""
@@ -46,22 +61,6 @@ def size_bytes(buffer: Buffer) -> Size:
         return 0
     size = buffer.size * buffer.dtype.itemsize
     return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
-
-
-def with_room(plan: Plan, sizes: Iterable[Size]) -> tuple[Plan, Buffer | None]:
-    """Room for what the threads of a kernel share, so many bytes of each; kernels run in turn.
-
-    It is where an arena begins, so that what kernels leave there stays for the next.
-    """
-    most: Size = 0
-    for size in sizes:
-        most = maximum(most, size)
-    if most == 0:
-        return plan, None
-    room = Buffer("shared", torch.uint8, (most,), (1,), "scratch")
-    size = size_bytes(room)
-    offsets = {room: 0, **{buffer: size + at for buffer, at in plan.offsets.items()}}
-    return replace(plan, offsets=offsets, total_bytes=size + plan.total_bytes), room
 
 
 def plan_memory(schedule: Schedule, large_bytes: int | None = None) -> Plan:

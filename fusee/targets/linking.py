@@ -16,7 +16,7 @@ from fusee.codegen.host import HostArguments, HostCode, emit_host
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.ir import Buffer, Kernel
 from fusee.loops.lower.graph import ExternSpec
-from fusee.loops.memory import Plan, with_room
+from fusee.loops.memory import Plan
 from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function
@@ -56,7 +56,7 @@ def link_graph(
     """
     with timed("emit"):
         codes, functions = _emitted(plan, emit, build)
-        plan, room = with_room(plan, [code.shared for code in codes.values()])
+        plan, room = plan.with_room(code.shared for code in codes.values())
         for kernel, code in codes.items():
             if room is not None and code.shared != 0:
                 codes[kernel] = replace(code, buffers=(*code.buffers, room))
