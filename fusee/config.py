@@ -199,6 +199,11 @@ class Options(Table):
     )
     channels_last: bool = knob(True, "let convolutional networks run in channels-last layout")
     fuse: bool = knob(True, "merge loops into fewer passes over memory")
+    prices: bool = knob(
+        False,
+        "run a graph as it was captured where by measured prices its calls cost less than kernels",
+        env="FUSEE_PRICES",
+    )
     memory_budget: float = knob(
         1.0,
         "in training, how much memory values saved for the backward may take: 1 for all that"

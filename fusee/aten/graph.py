@@ -10,11 +10,11 @@ order. node.meta of each holds
     val          the result without data: shape, strides and dtype are eager's; several: a tuple
     device       where eager has the result
     stack_trace  the user's lines, as fx writes them
+    call         (number, operator): the call of eager's that it is a part of
     alone        True: it shows a size that only data knows, and so runs by itself
     relies       (a, op, b): what an engine that has the call takes for granted of sizes
 Sizes in arguments are `sym` sizes: ints, or Expr in a graph with `symbols`. Those of `val` are ints
-or torch's SymInts, which `to_size` turns into sizes. A number may stand in any tensor's place among
-the arguments, as eager's "wrapped numbers" do.
+or torch's SymInts (`to_size`). A number may stand in any tensor's place, as "wrapped numbers" do.
 
 A call runs in this order: the graph; the mutations; views of inputs and outputs are made.
 """

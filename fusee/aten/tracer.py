@@ -430,6 +430,8 @@ def _scatter(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
 # ---------------------------------------------------------------------------- tracer
 
 
+_calls = itertools.count()
+
 # What happens to one operator: (tracer, operator, arguments, keyword arguments) -> its result.
 Rule = Callable[["Tracer", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -477,6 +479,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         kwargs = kwargs or {}
         if (saves := self.b.saves) is not None:
             return self._selected(saves, func, types, args, kwargs)
+        if "call" in self.b.marks:
+            return self._traced(func, args, kwargs)
+        self.b.marks["call"] = next(_calls), func._schema.name
+        try:
+            return self._traced(func, args, kwargs)
+        finally:
+            del self.b.marks["call"]
+
+    def _traced(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
@@ -520,10 +531,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def composite(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the operators that torch composes `op` of."""
         run = composite if self.b.to_size is None else composite_in_python
-        with active(self):
-            if self.b.to_size is not None and op in COMPOSITES:
-                return COMPOSITES[op](*args, **kwargs)
-            return run(op, args, kwargs)
+        call = self.b.marks.pop("call", None)  # each of them is a call of eager's
+        try:
+            with active(self):
+                if self.b.to_size is not None and op in COMPOSITES:
+                    return COMPOSITES[op](*args, **kwargs)
+                return run(op, args, kwargs)
+        finally:
+            if call is not None:
+                self.b.marks["call"] = call
 
     def explicit(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the operators that the device-independent kernel of `op` calls."""

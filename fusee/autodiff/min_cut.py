@@ -17,7 +17,7 @@ import enum
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,7 @@ from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
 from fusee.sym.expr import hint
+from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- costs
 # What it costs to keep a value for the backward, and what to compute it there once more.
@@ -52,16 +53,31 @@ aten = torch.ops.aten
 class Prices(NamedTuple):
     """What a machine takes for these, in the time that a tenth of a byte takes to or from memory.
 
-    move   a byte to or from memory
-    hold   a byte kept until the backward reads it
-    step   one operation on one element
-    flop   half a multiplication and addition inside a matrix product; at least
+        move   a byte to or from memory
+        hold   a byte kept until the backward reads it
+        step   one operation on one element
+        flop   half a multiplication and addition inside a matrix product; at least
+        call   an operator that eager calls; views are free
+        run    a call of what was compiled, without a backward
+        train  the same with one
+
+    ATen's kernels beside loops of ours that do the same, as factors:
+
+        own    by operator; those with a dot are for dtypes of 4 bytes and more
+        other  what is not listed
+        cross  results whose lanes lie elsewhere in an operand
     """
 
     move: int = 10
     hold: int = 40
     step: int = 2
     flop: int = 1
+    call: int = 120_000
+    run: int = 100_000
+    train: int = 3_000_000
+    other: float = 1.5
+    cross: float = 3.0
+    own: Mapping[str, float] = {}
 
 
 class Kind(enum.Enum):
@@ -194,6 +210,90 @@ def _op(node: fx.Node) -> OpOverload:
 def _tensors(val: Any) -> list[torch.Tensor]:
     parts = val if isinstance(val, (tuple, list)) else (val,)
     return [x for x in parts if isinstance(x, torch.Tensor)]
+
+
+# ---------------------------------------------------------------------------- gain
+# What a call of a compiled graph saves beside the calls that eager has for it.
+#
+# Matrix products and other calls of ATen cost the same in both, and are left out. Loops read and
+# write once what eager's operators pass on through memory, one after the other.
+
+
+def gain(
+    aten: AtenGraph, halves: Sequence[AtenGraph], loops: Container[Any], prices: Prices
+) -> float:
+    """In the unit of `prices`; what a compiled call costs by itself is taken off.
+
+    halves   what `aten` is compiled as
+    loops    the operators that become loops
+    """
+    costs = Costs(aten, prices)
+    calls: dict[tuple[int, str], list[fx.Node]] = {}
+    for node in aten.graph.nodes:
+        if node.target in loops and not is_view(node.target):
+            calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
+    found = -float(prices.train if len(halves) > 1 else prices.run)
+    for (_, name), nodes in calls.items():
+        found += prices.call + _factor(prices, name, nodes) * _passed(costs, nodes)
+    for half in halves:
+        found -= _passed(Costs(half, prices), [x for x in half.graph.nodes if x.target in loops])
+    return found
+
+
+def _factor(prices: Prices, name: str, nodes: Sequence[fx.Node]) -> float:
+    """What ATen's kernel for these nodes costs beside loops."""
+    name = name.partition("::")[2]
+    if name in prices.own:
+        return prices.own[name]
+    (result, *_) = _tensors(nodes[-1].meta["val"])
+    given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
+    if any(_is_crosswise(x, result) for x in given):
+        return prices.cross
+    is_wide = all(x.itemsize >= 4 for x in (result, *given))
+    return prices.own.get(f"{name}.", prices.other) if is_wide else prices.other
+
+
+def _is_crosswise(x: torch.Tensor, result: torch.Tensor) -> bool:
+    if not same_ints(x.shape, result.shape):
+        return False
+    lanes = [k for k, n in enumerate(result.stride()) if same_ints((n,), (1,))]
+    return any(
+        not (same_ints((x.stride(k),), (1,)) or same_ints((x.stride(k),), (0,)))
+        for k in lanes
+        if not same_ints((x.shape[k],), (1,))
+    )
+
+
+def _passed(costs: Costs, nodes: Collection[fx.Node]) -> int:
+    """What it costs to bring the operands of all these nodes from memory, and their results there.
+
+    A part that is written into a tensor costs no more than the part.
+    """
+    inner, read, total = set(nodes), dict[fx.Node, int](), 0
+    for node in nodes:
+        given = node.all_input_nodes
+        if kind(node) is Kind.MOVING and _name(_op(node)).endswith("_scatter"):
+            given = given[1:]
+            total += costs.bytes(given[0]) if given else 0
+        elif any(_is_needed(user, inner) for user in node.users):
+            total += costs.bytes(node)
+        for x in given:
+            root = _memory(x)
+            if root not in inner:
+                read[root] = max(read.get(root, 0), min(costs.bytes(x), costs.bytes(root)))
+    return (total + sum(read.values())) * costs.prices.move
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    node = memory_root(node)
+    return node if node.target is not operator.getitem else memory_root(node.all_input_nodes[0])
+
+
+def _is_needed(user: fx.Node, inner: Collection[fx.Node]) -> bool:
+    """Whether a result must be in memory for this user of it."""
+    if user.target is operator.getitem or is_view(user.target):
+        return any(_is_needed(other, inner) for other in user.users)
+    return user not in inner
 
 
 # ---------------------------------------------------------------------------- flow

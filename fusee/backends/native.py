@@ -35,6 +35,7 @@ from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
+from fusee.autodiff.min_cut import gain
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (
@@ -256,6 +257,8 @@ def compile_native(
             if is_differentiated(gm, example_inputs):
                 parsed = _for_training(parsed)
                 split = split_native(gm, example_inputs, parsed, report, target)
+                if _costs_less(split.joint.aten, (split.forward, split.backward), parsed, target):
+                    return _as_captured(gm, report)
                 forward = compile_aten(
                     split.forward,
                     example_inputs,
@@ -270,6 +273,8 @@ def compile_native(
                 with report.timed("trace"), process.paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", partial(str, aten))
+                if _costs_less(aten, (aten,), parsed, target):
+                    return _as_captured(gm, report)
                 run = compile_aten(aten, example_inputs, parsed, report, target=target, plain=True)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
@@ -285,6 +290,26 @@ def compile_native(
             what = f"{report.name} runs eagerly: {error.what}"
             warn(FuseeWarning, what, where=report.where, did="nothing was compiled")
             return CompiledGraph(gm.forward, report)
+
+
+def _costs_less(
+    aten: AtenGraph, halves: Sequence[AtenGraph], options: Options, target: Target
+) -> bool:
+    """Whether the calls of a graph as it was captured cost less than what it is compiled as."""
+    if not options.prices or aten.is_staged:
+        return False
+    static = {x for x, spec in zip(halves[0].placeholders, halves[0].inputs) if spec.is_static}
+    if not options.derive_weights:
+        static = set()
+    if any(target.improves(x, static) for x in aten.graph.nodes if x.op == "call_function"):
+        return False
+    return gain(aten, halves, supported(), target.prices) <= 0
+
+
+def _as_captured(gm: fx.GraphModule, report: Report) -> CompiledGraph:
+    report.notes.append("runs as captured: by the target's prices its calls cost less than kernels")
+    remember(report)
+    return CompiledGraph(gm.forward, report)
 
 
 control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))

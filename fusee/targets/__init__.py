@@ -7,11 +7,12 @@ them, and how a schedule of kernels becomes something that runs. What comes befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
@@ -62,6 +63,13 @@ class Target(Protocol):
 
     def passes(self, options: Options) -> Sequence[Pass]:
         """What rewrites an ATen graph for the calls that there are."""
+        ...
+
+    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
+        """Whether a pass makes a faster call of this one, as eager cannot.
+
+        static   nodes whose values stay the same from call to call
+        """
         ...
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:

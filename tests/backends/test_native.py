@@ -282,3 +282,24 @@ def test_batch_norms_fold_into_captured_convolutions_and_follow_their_buffers() 
         assert any(note.startswith("folded") for note in report.passes), report.passes
         torch._foreach_mul_([x for x in model.buffers() if x.is_floating_point()], 4)
         torch.testing.assert_close(fast(x), model(x))
+
+
+def test_graphs_run_as_captured_where_that_costs_less() -> None:
+    x, large = torch.randn(64, 8, requires_grad=True), torch.randn(1000, 1000)
+
+    def runs_as_captured(fn: Any, *given: torch.Tensor) -> bool:
+        compiled = fusee.compile(fn, options={"prices": True})
+        torch.testing.assert_close(compiled(*given), fn(*given))
+        (report,) = fusee.report(compiled)
+        assert report.eager is None
+        return "runs as captured" in str(report) and not report.kernels
+
+    with torch.enable_grad():
+        assert runs_as_captured(lambda x: torch.cat((x, x)), x)
+        assert runs_as_captured(lambda x: torch.relu(x @ x.t()), x)
+        assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large.requires_grad_())
+    with torch.no_grad():
+        assert runs_as_captured(lambda x: x @ x, large)
+        assert runs_as_captured(lambda x: torch.nn.functional.pad(x, (3, 3)), large)
+        assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large)
+        assert not runs_as_captured(torch.nn.Conv2d(3, 8, 3), torch.randn(1, 3, 32, 32))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
 import fusee
@@ -41,6 +41,9 @@ class Reference:
 
     def passes(self, options: Options) -> Sequence[Pass]:
         return ()
+
+    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
+        return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return None

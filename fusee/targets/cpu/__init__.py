@@ -13,12 +13,12 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass, fuse_attention
@@ -41,6 +41,7 @@ from fusee.targets import Built, Kept
 from fusee.targets.cpu.onednn import (
     channels_last,
     for_any_size,
+    improves,
     packed,
     postops,
     prepack,
@@ -56,6 +57,27 @@ PASSES: tuple[Pass, ...] = (fold_norm, upcast, fuse_attention, channels_last, pr
 _NEEDS_DERIVED: frozenset[Pass] = frozenset({fold_norm, prepack, postops})
 
 
+# ATen's kernels by loops of ours (`Prices.own`), by the cases of bench/ops_cases.py that are one
+# call.
+_OWN = {
+    name: factor
+    for factor, names in (
+        (0.8, "cat. stack. flip. constant_pad_nd. clone. contiguous. to. reshape. roll. repeat."),
+        (0.95, "add. sub. mul. div. relu. clamp. sign. floor. round. ceil. reciprocal. frac. neg."),
+        (0.95, "abs. minimum. __and__. __lshift__. bitwise_and. threshold_backward. sigmoid."),
+        (0.95, "sigmoid_backward. silu_backward. add_. mul_. copy_. _foreach_add_."),
+        (0.9, "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data"),
+        (0.9, "reflection_pad1d reflection_pad2d reflection_pad1d_backward embedding take"),
+        (0.9, "reflection_pad2d_backward replication_pad1d replication_pad2d index_select"),
+        (0.9, "replication_pad1d_backward replication_pad2d_backward upsample_bilinear2d"),
+        (0.9, "nll_loss_forward nll_loss_backward"),
+        (1.05, "softmax log_softmax"),
+        (4.0, "batch_norm"),
+    )
+    for name in names.split()
+}
+
+
 class CPU:
     """See fusee.targets.Target."""
 
@@ -63,7 +85,7 @@ class CPU:
     # vector. What LLVM compiles takes longer the larger it is, and processors overlap the next
     # vector's work with this one's only in short bodies. Gathers are made lane by lane.
     profile = Profile(parallel=16, lanes=8, wide=16, gather=12)
-    prices = Prices()
+    prices = Prices(own=_OWN)
 
     def at(self, device: torch.device) -> CPU:
         return self
@@ -73,6 +95,9 @@ class CPU:
 
     def passes(self, options: Options) -> Sequence[Pass]:
         return [p for p in PASSES if options.derive_weights or p not in _NEEDS_DERIVED]
+
+    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
+        return improves(node, static)
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         if op.namespace == "mkldnn":

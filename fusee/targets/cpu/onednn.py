@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from fusee.aten.graph import arguments, is_view
+from fusee.aten.graph import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
 
 # ---------------------------------------------------------------------------- onednn
@@ -458,6 +458,18 @@ _PRODUCTS: dict[Any, slice] = {
     aten.bmm.default: slice(1, 2),
     aten.baddbmm.default: slice(1, 2),
 }
+
+
+def improves(node: fx.Node, static: Collection[fx.Node]) -> bool:
+    """As fusee.targets.Target: by a packed weight, or by float32 where there is no better."""
+    is_conv = node.target is aten.convolution.default
+    if not is_conv and node.target not in _PRODUCTS:
+        return False
+    dtype = val(node).dtype
+    if not is_native(dtype):
+        return True
+    packs = packed() is not None and (is_conv or packs_linear(dtype))
+    return packs and any(memory_root(x) in static for x in node.all_input_nodes)
 
 
 def upcast(edit: Editor) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from fusee.aten.rewriter import Pass
@@ -78,6 +78,9 @@ class CUDA:
 
     def passes(self, options: Options) -> Sequence[Pass]:
         return ()
+
+    def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
+        return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
         return PRODUCTS.get(op)
