@@ -271,7 +271,7 @@ class Results:
         self.returned: dict[int, int] = {}
         self.carriers: dict[int, tuple[int, TracedTensor]] = {}
         self.mutations = tuple(
-            Mutation(index, self.position(value))
+            Mutation(index, self.position(value), value.store.is_counted)
             for index, value in enumerate(self.inputs)
             if value is not None and value.store.version > 0
         )
@@ -335,11 +335,11 @@ class Results:
         assert base is not None
         if value is base:
             return InputItself(store.origin)
-        bits, at = _bits(tensor, base.tensor), value
-        while not at.is_detached and at.parent is not None:
-            at = at.parent
-        if at.is_detached:  # autograd does not know what it shares memory with
-            bits = (*bits, "detach")
+        bits, at, apart = _bits(tensor, base.tensor), value, ""
+        while at.apart != "data" and at.parent is not None:
+            apart, at = apart or at.apart, at.parent
+        if apart := at.apart or apart:  # autograd does not know what it shares memory with
+            bits = (*bits, apart)
         where = self._offset(tensor, base.tensor), tensor.dtype
         return ViewOfInput(store.origin, size, stride, *where, bits)
 

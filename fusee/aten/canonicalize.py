@@ -57,7 +57,7 @@ def bound(op: OpOverload, args: Args, kwargs: Kwargs) -> list[Any]:
 @ALWAYS.rule(aten.detach.default, aten.alias.default, aten.lift.default, aten._lazy_clone.default)
 def _same(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     made = t.same(args[0])
-    t.value(made).is_detached = op is aten.detach.default
+    t.value(made).apart = "detach" if op is aten.detach.default else ""
     return made
 
 

@@ -197,7 +197,7 @@ class InputItself:
 class ViewOfInput:
     """A view of input `index`, `offset` elements after its first one (elements of `dtype`).
 
-    bits   functions of torch to call on it: lazily conjugated or negated tensors, and detached ones
+    bits   functions of torch to call on it: lazily conjugated or negated, detached tensors; "data"
     """
 
     index: int
@@ -238,10 +238,11 @@ OutputSpec = Union[Fresh, InputItself, ViewOfInput, ViewOfOutput, OutputItself, 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """After the graph has run, input `index` takes the values of the result at `position`."""
+    """Input `index` takes the values of the result at `position`, which autograd may count."""
 
     index: int
     position: int
+    is_counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,8 +454,6 @@ def inverse(order: Order) -> Order:
 # ---------------------------------------------------------------------------- interpret
 # Runs an AtenGraph with eager ATen: what every later form of the graph is compared with.
 
-increment_version = torch.autograd.graph.increment_version
-
 
 def executable(graph: AtenGraph) -> Callable[..., Any]:
     """What the traced program returns, by a function of the graph's inputs, which it may write to.
@@ -558,10 +557,11 @@ def returning(
     if plain:
         write.add(f"return run({taken})")
         return write.function("results")
-    write.names.update(increment_version=increment_version, retyped=retyped)
+    write.names.update(increment_version=torch.autograd.graph.increment_version, retyped=retyped)
     write.add(f"results = run({taken})")
     write.read_symbols(graph.symbols, "results[{}]".format)
-    write.add(*(f"increment_version({write.input(m.index)})" for m in graph.mutations))
+    counted = (m.index for m in graph.mutations if m.is_counted)
+    write.add(*(f"increment_version({write.input(k)})" for k in counted))
     write.add(*(f"{write.input(index)}.copy_(results[{k}])" for index, k in rebinds))
     for k, spec in enumerate(outputs):
         detach = ".detach()" if detached and detached[k] else ""
@@ -587,7 +587,7 @@ def _output(spec: OutputSpec, number: int, write: HostSource) -> str:
     dtype = write.hold(str(spec.dtype).removeprefix("torch."), spec.dtype)
     text = f"retyped({at}, {listed(spec.size)}, {listed(spec.stride)}, {spec.offset}, {dtype})"
     for name in spec.bits:
-        text = f"{write.hold(name, getattr(torch, name))}({text})"
+        text = f"{write.hold(name, getattr(torch, name, operator.attrgetter(name)))}({text})"
     return text
 
 

@@ -373,7 +373,10 @@ def _run(
         t.look_at_autocast()
         is_seen = call in _DATA or isinstance(call, _PYTHON)
         with active(t), t.above or (WithData(t) if is_seen else _NOTHING):
-            return call(*args, **kwargs)
+            found = call(*args, **kwargs)
+        if call is getattr and args[1] == "data":
+            t.value(found).apart = "data"
+        return found
     except (TraceError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:

@@ -109,13 +109,16 @@ View = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 class Storage:
-    """One storage. `version` counts the writes to it; `origin` is the input that it belongs to."""
+    """One storage. `version` counts the writes to it; `origin` is the input that it belongs to;
+    `is_counted` says that one of the writes counts for autograd, which none through `.data` does.
+    """
 
-    __slots__ = ("base", "version", "origin", "device", "frozen")
+    __slots__ = ("base", "version", "origin", "device", "frozen", "is_counted")
 
     def __init__(self, base: TracedTensor, device: torch.device) -> None:
         self.base = base
         self.version = 0
+        self.is_counted = False
         self.device = device
         self.origin: int | None = None
         self.frozen: str | None = None  # why nothing may write here
@@ -125,12 +128,12 @@ class TracedTensor:
     """One traced tensor: its meta twin, and the node that computes it while `version` is current.
 
     `view` is None for an alias of the whole parent; `pick` makes the node on first use; `real` is
-    the tensor of the program that it was lifted from; autograd does not know the parent of a value
-    that `is_detached`.
+    the tensor of the program that it was lifted from; `apart` is how a value was taken of its
+    parent that autograd does not know as its base: "detach", or "data".
     """
 
     __slots__ = (
-        "tensor", "store", "version", "parent", "view", "_node", "pick", "real", "is_detached"
+        "tensor", "store", "version", "parent", "view", "_node", "pick", "real", "apart"
     )  # fmt: skip
 
     def __init__(self, tensor: torch.Tensor, node: fx.Node | None) -> None:
@@ -141,7 +144,7 @@ class TracedTensor:
         self.view: View | None = None
         self.pick: tuple[fx.Node, int] | None = None
         self.real: torch.Tensor | None = None
-        self.is_detached = False
+        self.apart = ""
         self.store: Storage
 
 
@@ -281,8 +284,9 @@ class Builder:
         store = value.store
         if store.frozen is not None:
             raise self.unsupported(store.frozen)
-        at, node = value, contents
+        at, node, is_counted = value, contents, True
         while at.parent is not None:
+            is_counted &= at.apart != "data"
             if at.view is not None:
                 inverse = _INVERSES.get(at.view[0])
                 if inverse is None:
@@ -293,6 +297,7 @@ class Builder:
             args = (self.node(at), node)
             node = self.emit(aten.copy.default, args, {}, at.tensor, store.device)
         store.version += 1
+        store.is_counted |= is_counted
         at._node, at.version = node, store.version
         plain = not (value.tensor.is_conj() or value.tensor.is_neg())
         if value is not at and plain and _same_layout(contents.meta["val"], value.tensor):

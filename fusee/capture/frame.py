@@ -18,6 +18,7 @@ import operator
 import os
 import re
 import sys
+import traceback
 import types
 import typing
 import warnings
@@ -759,10 +760,11 @@ def _steps(count: int) -> int:
 def raise_at(f: Frame, error: BaseException) -> NoReturn:
     """Raise `error` from the line at which a frame stands."""
     take = ast.Call(ast.Name("_take", ast.Load()), [], [])
-    code = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
-    code = code.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
+    made = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
+    code = made.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
+    _empty_frames(error)  # which those of the program know as their callers
     held = [error.with_traceback(_without_ours(error.__traceback__))]
-    del error  # no frame here must keep it, since it keeps the frames
+    del error  # which knows this frame
     exec(code, {"_take": held.pop})
     raise AssertionError("unreachable")
 
@@ -770,12 +772,10 @@ def raise_at(f: Frame, error: BaseException) -> NoReturn:
 def _empty_frames(error: BaseException) -> None:
     """Let the frames of ours that an error has left hold nothing: they would make a circle of it
     and its traceback, with all that the program lets go of."""
-    at = error.__traceback__
-    while at is not None:
-        if at.tb_frame.f_code.co_filename.startswith(_OURS):
+    for at, _ in traceback.walk_tb(error.__traceback__):
+        if at.f_code.co_filename.startswith(_OURS):
             with contextlib.suppress(RuntimeError):  # it still runs
-                at.tb_frame.clear()
-        at = at.tb_next
+                at.clear()
 
 
 def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.CodeType:

@@ -521,3 +521,23 @@ def test_an_exception_that_leaves_keeps_the_variables_and_no_longer() -> None:
             assert found[0] == found[1]
     finally:
         gc.enable()
+
+
+def _raises_in_zip(x, log, given):
+    def summed(a):
+        return sum(a)
+
+    return [*zip(g(log), map(summed, [1, 2]))]
+
+
+def test_an_error_from_c_does_not_keep_what_its_call_was_given() -> None:
+    found = []
+    for function in (_raises_in_zip, fusee.compile(_raises_in_zip, backend="eager")):
+        log: list[Any] = []
+        try:
+            function(torch.ones(2), log, iter(range(2)))
+        except TypeError as error:
+            log.append(str(error))
+        log.append("end")
+        found.append(log)
+    assert found[0] == found[1]

@@ -348,6 +348,31 @@ def test_what_a_tensor_is_a_part_of(read: Program) -> None:
     assert Traced(program)(base[::2], base)[1] == read(base[::2], base)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["fusee", "eager"])
+def test_what_is_written_through_data_is_not_counted(backend: str, grad: bool) -> None:
+    def run(x: Tensor) -> Any:
+        x.data.mul_(2.0)
+        x.data[0].zero_()
+        x.data.view(-1)[1:].add_(1.0)
+        return x * 3, x.data, x.detach()
+
+    def outcome(function: Program) -> Any:
+        leaf = torch.arange(4.0)
+        part = leaf[:]
+        leaf.requires_grad_(grad)
+        saved = leaf * leaf.detach()
+        scaled, data, detached = function(leaf)
+        data.add_(1.0)
+        counts = leaf._version, part.is_leaf
+        if grad:
+            saved.sum().backward()
+        detached.add_(1.0)
+        return counts, leaf._version, part, leaf, leaf.grad, scaled
+
+    torch.testing.assert_close(outcome(fusee.compile(run, backend=backend)), outcome(run))
+
+
 # ---------------------------------------------------------------------------- layouts
 # Results as a CPU's kernels lay them out, which torch's own metas do not say.
 
