@@ -271,7 +271,7 @@ class Results:
         self.returned: dict[int, int] = {}
         self.carriers: dict[int, tuple[int, TracedTensor]] = {}
         self.mutations = tuple(
-            Mutation(index, self.position(value), value.store.is_counted)
+            Mutation(index, self.position(value), not value.store.is_counted)
             for index, value in enumerate(self.inputs)
             if value is not None and value.store.version > 0
         )

@@ -238,11 +238,11 @@ OutputSpec = Union[Fresh, InputItself, ViewOfInput, ViewOfOutput, OutputItself, 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Input `index` takes the values of the result at `position`, which autograd may count."""
+    """Input `index` takes the values of the result at `position`; `is_data`: through `.data`."""
 
     index: int
     position: int
-    is_counted: bool = True
+    is_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,7 +560,7 @@ def returning(
     write.names.update(increment_version=torch.autograd.graph.increment_version, retyped=retyped)
     write.add(f"results = run({taken})")
     write.read_symbols(graph.symbols, "results[{}]".format)
-    counted = (m.index for m in graph.mutations if m.is_counted)
+    counted = (m.index for m in graph.mutations if not m.is_data)
     write.add(*(f"increment_version({write.input(k)})" for k in counted))
     write.add(*(f"{write.input(index)}.copy_(results[{k}])" for index, k in rebinds))
     for k, spec in enumerate(outputs):

@@ -217,7 +217,7 @@ def body_lines(
             lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
     lines += ["with no_grad():"] if aten.mutations else []
     for m in aten.mutations:
-        written = f"{inputs[m.index]}{'' if m.is_counted else '.data'}"
+        written = f"{inputs[m.index]}{'.data' if m.is_data else ''}"
         lines.append(f"    {written}.copy_({name[aten.results[m.position]]})")
     return [*lines, f"return {listed(name[node] for node in aten.results)}"]
 
