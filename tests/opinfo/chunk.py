@@ -1,6 +1,6 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee [gradients | errors | sizes [gradients]] [one] < pairs.json
+    python -m tests.opinfo.chunk fusee [gradients | errors | sizes [gradients]] [one] [cuda] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import torch
 
-from fusee.backends import lookup
+from fusee.backends import lookup, native
+from fusee.targets.cuda import CUDA
 from tests.opinfo.errors import run_errors
 from tests.opinfo.gradients import run_gradients
 from tests.opinfo.sizes import run_sizes
@@ -51,6 +52,9 @@ def main() -> None:
     backend: Any = sys.argv[1] if run in (run_sizes, run_errors) else backend_named(sys.argv[1])
     if run is run_sizes:
         run = functools.partial(run_sizes, learns="gradients" in sys.argv[2:])
+    if "cuda" in sys.argv[2:]:
+        native.TARGETS["cuda"] = CUDA()
+        run = functools.partial(run, device="cuda")
     which: Literal["all", "other"] = "other" if "one" in sys.argv[2:] else "all"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

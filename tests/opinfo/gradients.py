@@ -40,11 +40,11 @@ GRADIENT_DTYPES = {
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def gradient_dtypes_of(op: OpInfo) -> list[str]:
-    """The dtypes of the sweep in which the op has gradients on the CPU."""
+def gradient_dtypes_of(op: OpInfo, device: str = "cpu") -> list[str]:
+    """The dtypes of the sweep in which the op has gradients on a device."""
     if not op.supports_autograd:
         return []
-    known = op.supported_backward_dtypes("cpu")
+    known = op.supported_backward_dtypes(device)
     return [name for name, dtype in GRADIENT_DTYPES.items() if dtype in known]
 
 
@@ -54,11 +54,12 @@ def run_gradients(
     backend: Backend,
     which: Literal["all", "first", "other"] = "all",
     check: bool = False,
+    device: str = "cpu",
 ) -> Outcome:
     """All samples of one op, or one of them; `check` adds torch's gradcheck of the first."""
     op = OPS[name]
     outcome = Outcome(name, dtype)
-    for number, sample in _with_grad(op, GRADIENT_DTYPES[dtype], which):
+    for number, sample in _with_grad(op, GRADIENT_DTYPES[dtype], which, device):
 
         def run(sample: SampleInput = sample) -> str | None:
             reason = run_gradient_sample(op, sample, backend)
@@ -70,8 +71,10 @@ def run_gradients(
     return outcome
 
 
-def _with_grad(op: OpInfo, dtype: torch.dtype, which: str) -> Iterator[tuple[int, SampleInput]]:
-    found = samples(op, dtype, which, requires_grad=True)
+def _with_grad(
+    op: OpInfo, dtype: torch.dtype, which: str, device: str
+) -> Iterator[tuple[int, SampleInput]]:
+    found = samples(op, dtype, which, requires_grad=True, device=device)
     return found if which == "all" else iter(list(found))
 
 
@@ -145,7 +148,7 @@ def _tangent(x: Tensor, random: torch.Generator) -> Tensor:
     """Equal numbers for any dtype, so that the oracle's are those of the others."""
     parts = torch.randn((*x.shape, 2), generator=random, dtype=torch.float32)
     dense = torch.view_as_complex(parts) if x.is_complex() else parts[..., 0]
-    return dense.contiguous().to(x.dtype)
+    return dense.contiguous().to(x.device, x.dtype)
 
 
 def gradcheck(op: OpInfo, sample: SampleInput, backend: Backend) -> None:
@@ -176,12 +179,14 @@ def widen(x: Any) -> Any:
     return x
 
 
-def wanted_gradients(names: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
+def wanted_gradients(
+    names: Sequence[str], dtypes: Sequence[str], device: str = "cpu"
+) -> list[tuple[str, str]]:
     """(op, dtype) pairs that are to be run: differentiable and not excluded."""
     return [
         (name, dtype)
         for name, op in OPS.items()
         if not names or name in names or op.name in names
-        for dtype in gradient_dtypes_of(op)
+        for dtype in gradient_dtypes_of(op, device)
         if dtype in dtypes and excluded(name, dtype) is None
     ]

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def main() -> int:
     parser.add_argument("--errors", action="store_true", help="inputs that eager refuses, and few")
     parser.add_argument("--sizes", action="store_true", help="samples as groups whose sizes vary")
     parser.add_argument("--one", action="store_true", help="one sample of each op, not all")
+    parser.add_argument("--cuda", action="store_true", help="on a GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--ops", default="", help="comma-separated; all unless given")
     parser.add_argument("--dtypes", default=",".join(dict.fromkeys([*DTYPES, *GRADIENT_DTYPES])))
     parser.add_argument("--again", action="store_true", help="run what has an outcome, too")
@@ -113,13 +116,14 @@ def main() -> int:
     parser.add_argument("--chunk", type=int, default=100, help="ops per process")
     given = parser.parse_args()
     kind = ["sizes"] * given.sizes + ["gradients"] * given.gradients
-    kind += ["errors"] * given.errors + ["one"] * given.one
+    kind += ["errors"] * given.errors + ["one"] * given.one + ["cuda"] * given.cuda
     name = ".".join([given.backend.replace(":", "."), *kind, "jsonl"])
     path = ROOT / "out" / "opinfo" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     choose: Any = wanted_gradients if given.gradients else wanted
     choose = wanted_errors if given.errors else choose
-    pairs = choose(given.ops.split(",") if given.ops else [], given.dtypes.split(","))
+    names, dtypes = given.ops.split(",") if given.ops else [], given.dtypes.split(",")
+    pairs = choose(names, dtypes, "cuda") if given.cuda else choose(names, dtypes)
     before = load(path)
 
     def is_done(pair: Pair) -> bool:
@@ -130,14 +134,21 @@ def main() -> int:
     console = Console()
     with Progress(console=console) as progress:
         task = progress.add_task("op database", total=len(pairs), completed=len(pairs) - len(todo))
-        while todo:
-            done = run_chunk(todo[: given.chunk], given.backend, path, kind)
-            progress.advance(task, done)
-            if done == 0:
-                raise SystemExit(
-                    "the child process gives no outcome; run tests.opinfo.chunk by hand"
-                )
-            todo = todo[done:]
+
+        def work(part: list[Pair]) -> None:
+            while part:
+                done = run_chunk(part, given.backend, path, kind)
+                progress.advance(task, done)
+                if done == 0:
+                    raise SystemExit(
+                        "the child process gives no outcome; run tests.opinfo.chunk by hand"
+                    )
+                part = part[done:]
+
+        parts = [todo[k : k + given.chunk] for k in range(0, len(todo), given.chunk)]
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for _ in pool.map(work, parts):
+                pass
     rows = [row for pair, row in load(path).items() if pair in set(pairs)]
     if given.write is not None:
         write = gradients_markdown if given.gradients else markdown

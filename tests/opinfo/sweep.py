@@ -78,9 +78,9 @@ def full_name(op: OpInfo) -> str:
 OPS: dict[str, OpInfo] = {full_name(op): op for op in op_db}
 
 
-def dtypes_of(op: OpInfo) -> list[str]:
-    """The dtypes of the sweep that the op supports on the CPU."""
-    supported = op.supported_dtypes("cpu")
+def dtypes_of(op: OpInfo, device: str = "cpu") -> list[str]:
+    """The dtypes of the sweep that the op supports on a device."""
+    supported = op.supported_dtypes(device)
     return [name for name, dtype in DTYPES.items() if dtype in supported]
 
 
@@ -90,6 +90,7 @@ def run_op(
     backend: Backend,
     which: Literal["all", "first", "other"] = "all",
     variants: bool = True,
+    device: str = "cpu",
 ) -> Outcome:
     """All samples of one op, or one of them; in-place variants too, where the op has one."""
     op = OPS[name]
@@ -97,7 +98,7 @@ def run_op(
     functions = [op.op]
     if variants and op.inplace_variant is not None and op.inplace_variant is not op.op:
         functions.append(op.inplace_variant)
-    for number, sample in samples(op, DTYPES[dtype], which):
+    for number, sample in samples(op, DTYPES[dtype], which, device=device):
         for function in functions:
             inplace = function is op.inplace_variant and function is not op.op
             if inplace and sample.broadcasts_input:
@@ -109,11 +110,15 @@ def run_op(
 
 
 def samples(
-    op: OpInfo, dtype: torch.dtype, which: str, requires_grad: bool = False
+    op: OpInfo,
+    dtype: torch.dtype,
+    which: str,
+    requires_grad: bool = False,
+    device: str = "cpu",
 ) -> Iterator[tuple[int, SampleInput]]:
     """The samples with their numbers: all, the plainest, or one chosen by the op's name."""
     torch.manual_seed(0)
-    found = enumerate(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    found = enumerate(op.sample_inputs(device, dtype, requires_grad=requires_grad))
     if which == "all":
         yield from found
     elif which == "first":
@@ -202,13 +207,15 @@ def show(sample: SampleInput) -> str:
     return "(" + ", ".join(parts)[:160] + ")"
 
 
-def wanted(names: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
+def wanted(
+    names: Sequence[str], dtypes: Sequence[str], device: str = "cpu"
+) -> list[tuple[str, str]]:
     """(op, dtype) pairs that are to be run: supported and not excluded."""
     chosen = [name for name in OPS if not names or name in names or OPS[name].name in names]
     return [
         (name, dtype)
         for name in chosen
-        for dtype in dtypes_of(OPS[name])
+        for dtype in dtypes_of(OPS[name], device)
         if dtype in dtypes and excluded(name, dtype) is None
     ]
 
