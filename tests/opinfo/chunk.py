@@ -1,6 +1,6 @@
 """Runs a list of (op, dtype) in this process and prints one JSON line before and after each.
 
-    python -m tests.opinfo.chunk fusee [gradients | errors | sizes [gradients]] [one] [cuda] < pairs.json
+    python -m tests.opinfo.chunk fusee [errors | sizes | gradients] [one] [cuda] < pairs.json
 
 Whoever started it sees, if it dies, at which op.
 """
