@@ -342,9 +342,9 @@ class AccessPlace:
         self.step = _constant(stride)
         if abs(self.step) != 1:
             self.stride = scalar_sum(ctx, stride)
-            ((mono, coef), *others) = stride
-            if not mono and not others and isinstance(coef, int) and 1 < coef <= _NEAR:
-                self.apart = coef
+            for mono, coef in stride if len(stride) == 1 else ():
+                if not mono and isinstance(coef, int) and 1 < coef <= _NEAR:
+                    self.apart = coef
 
     def t(self, lanes: int = 0) -> InsertPoint:
         return self.ctx.target(self.rank, lanes or self.ctx.lanes)

@@ -97,9 +97,9 @@ class Device:
         return _described(status)
 
     def arena(self, size: int) -> Tensor:
-        """So many bytes, from torch's allocator: 0 at first, for blocks that count each other."""
+        """So many bytes, at least an element: 0 at first, for blocks that count each other."""
         with torch.inference_mode(False), torch.no_grad():
-            return torch.zeros(max(size, 1), dtype=torch.uint8, device=self._device)
+            return torch.zeros(max(size, 16), dtype=torch.uint8, device=self._device)
 
 
 def _address(name: str) -> int:

@@ -188,6 +188,10 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "broadcast": lambda: (lambda x, y: x[:, None] * y + 1, numbers(6, 16), numbers(5, 1)),
     "writes": lambda: (lambda x: x.add_(1).mul_(2).sum(), numbers(16, 64)),
     "pooling": lambda: (lambda x: F.max_pool2d(x, 3, 2), numbers(2, 3, 17, 16)),
+    "sums in one place": lambda: (
+        lambda x, i, y: x.index_add(-1, i, y), numbers(5, 5), torch.randint(0, 5, (5,)),
+        numbers(5, 5)),
+    "products of nothing": lambda: (lambda x: torch.linalg.matrix_power(x, 3), numbers(0, 2, 2)),
     "of nothing": lambda: (lambda x: (x + 1, x.sum(0), x.sum(1)), numbers(0, 5)),
 }  # fmt: skip
 
