@@ -92,7 +92,8 @@ def _attention(
     mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
-    if uses_flash_attention(query, key, value, mask, dropout_p, is_causal, scale, gqa):
+    on_cpu = t.value(query).store.device.type == "cpu"
+    if on_cpu and uses_flash_attention(query, key, value, mask, dropout_p, is_causal, scale, gqa):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
         return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     op = aten._scaled_dot_product_attention_math.default
