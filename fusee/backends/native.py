@@ -60,8 +60,8 @@ from fusee.loops.check import (
 )
 from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
-from fusee.loops.lower.graph import GraphLowering
-from fusee.loops.lower.tensor import contiguous, supported
+from fusee.loops.lower.graph import GraphLowering, supported
+from fusee.loops.lower.tensor import contiguous
 from fusee.loops.memory import (
     Plan,
     plan_memory,

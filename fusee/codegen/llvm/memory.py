@@ -339,12 +339,12 @@ class AccessPlace:
             self.offsets = vector_sum(ctx, varying, rank)
             return
         self.address = pointer(ctx, buffer, self.kind, [*varying, *uniform])
-        self.step = _constant(stride)
-        if abs(self.step) != 1:
+        step = _constant(stride)
+        if abs(step) == 1:
+            self.step = step
+        else:
             self.stride = scalar_sum(ctx, stride)
-            for mono, coef in stride if len(stride) == 1 else ():
-                if not mono and isinstance(coef, int) and 1 < coef <= _NEAR:
-                    self.apart = coef
+            self.apart = step if 1 < step <= _NEAR else 0
 
     def t(self, lanes: int = 0) -> InsertPoint:
         return self.ctx.target(self.rank, lanes or self.ctx.lanes)
@@ -478,11 +478,9 @@ def turned(t: InsertPoint, kind: str, rows: list[str]) -> list[str]:
 
 
 def _constant(stride: Sequence[Group]) -> int:
-    """The stride if it is 1 or -1, else 0."""
-    if len(stride) == 1 and not stride[0][0] and stride[0][1] in (1, -1):
-        assert isinstance(stride[0][1], int)
-        return stride[0][1]
-    return 0
+    """The stride if it is a known number, else 0."""
+    (mono, coef), *others = stride or [((), 0)]
+    return coef if isinstance(coef, int) and not mono and not others else 0
 
 
 def _both(t: InsertPoint, a: str | None, b: str | None) -> str | None:

@@ -36,7 +36,7 @@ class ThreadContext(Context):
         return self.buffers.setdefault(buffer, f"%b{len(self.buffers)}")
 
     def shared(self) -> str:
-        """Memory that all blocks share: COUNTERS numbers that are 0, then what they leave there."""
+        """Memory that all blocks share: counters that are 0, then what they leave there."""
         self.uses_shared = True
         return "%shared"
 

@@ -341,6 +341,11 @@ def _storage(target: Tensor) -> Strided:
 RULES = (pointwise, reduce, index, norm, window, views)
 
 
+def supported() -> frozenset[OpOverload]:
+    """Every ATen overload that has a lowering; these should stay whole in the traced graph."""
+    return frozenset(HANDLERS)
+
+
 @dataclass
 class GraphLowering:
     """Lowers a functional graph.

@@ -691,8 +691,3 @@ def refusal(
 def unlowered(op: OpOverload) -> str:
     """Why an op has no lowering."""
     return REASONS.get(op, "no lowering")
-
-
-def supported() -> frozenset[OpOverload]:
-    """Every ATen overload that has a lowering; these should stay whole in the traced graph."""
-    return frozenset(HANDLERS)
