@@ -235,7 +235,7 @@ def compile_aten(
             refuse=refuse,
             followed=any(one.sources for one in derived),
         )
-        run, functions = target.build(plan, arguments, kept, options, report.timed)
+        run, functions, report.replays = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, functions)
     return run if plain else returning(aten, run, spread=False)
 

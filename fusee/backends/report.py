@@ -126,6 +126,7 @@ class Report:
     stages_ms: dict[str, float] = field(default_factory=dict)
     regions: list[RegionRow] = field(default_factory=list)
     unclaimed: list[UnclaimedRow] = field(default_factory=list)
+    replays: Callable[[], str] | None = None  # of calls that a GPU replays
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
     backward: Report | None = None  # of the graph that computes gradients, if there is one
@@ -154,6 +155,8 @@ class Report:
         rows.append(f"  stages, ms   {stages}")
         if self.arena_bytes is not None:
             rows.append(f"  arena        {self.arena_bytes:,} bytes for intermediates")
+        if self.replays is not None:
+            rows.append(f"  replayed     {self.replays()}")
         externs = {f"{row.op}: {row.reason}" for row in self.externs}
         for title, lines in (
             ("regions", [str(row) for row in self.regions]),

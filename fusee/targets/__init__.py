@@ -34,10 +34,12 @@ class Built(NamedTuple):
 
     run         from the graph's inputs, as the HostArguments say, to its results; writes are done
     functions   names of what kernels became: those that share one have equal names
+    replays     what there is to say of calls that are recorded and replayed
     """
 
     run: Callable[..., Sequence[Any]]
     functions: Mapping[Kernel, str]
+    replays: Callable[[], str] | None = None
 
 
 class Target(Protocol):

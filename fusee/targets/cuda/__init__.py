@@ -28,6 +28,7 @@ from fusee.runtime.launch import LaunchFrame
 from fusee.targets import Built, Kept
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
+from fusee.targets.cuda.recording import Recordable, Recorder, pays
 from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
@@ -49,7 +50,7 @@ PROFILE = Profile(
 )
 
 
-class Gpu(Launches, Protocol):
+class Gpu(Launches, Recordable, Protocol):
     """What a graph needs of a GPU; see device.Device."""
 
     words: Tensor
@@ -62,16 +63,22 @@ class Gpu(Launches, Protocol):
 
 
 class CUDA:
-    """See fusee.targets.Target. `gpu`: the one that graphs are compiled for, if it is known."""
+    """See fusee.targets.Target.
+
+    gpu      the one that graphs are compiled for, if it is known
+    records  calls that repeat become CUDA graphs
+    """
 
     profile = PROFILE
     prices = Prices(hold=10)
 
-    def __init__(self, gpu: Gpu | None = None) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu | None = None, *, records: bool = True) -> None:
+        self.gpu, self.records = gpu, records
 
     def at(self, device: torch.device) -> CUDA:
-        return self if self.gpu is not None else CUDA(gpu_at(device.index or 0))
+        if self.gpu is not None:
+            return self
+        return CUDA(gpu_at(device.index or 0), records=self.records)
 
     def prepare(self) -> None:
         prepare()
@@ -95,43 +102,60 @@ class CUDA:
     ) -> Built:
         gpu = self.gpu
         assert gpu is not None
-        messages = plan.schedule.graph.messages
-
-        def names(host: HostCode) -> Mapping[str, Any]:
-            return _Call(gpu, host, messages, options).names()
-
+        call = _Call(gpu, plan.schedule.graph.messages, options)
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
-        return link_graph(plan, arguments, kept, emit_kernel, build, names, timed, gpu.arena)
+        built = link_graph(plan, arguments, kept, emit_kernel, build, call.names, timed, gpu.arena)
+        # values that a backward reads lie in the results of its forward: no recording's memory
+        if not (self.records and arguments.spread and pays(plan)) or arguments.followed:
+            return built
+        recorder = Recorder(built.run, plan, arguments, gpu, call.stream, call.waiting, call.told)
+        return built._replace(run=recorder, replays=recorder.described)
 
 
 class _Call:
-    """What a host function calls on a GPU."""
+    """What a host function calls on a GPU.
 
-    def __init__(
-        self, gpu: Gpu, host: HostCode, messages: Sequence[Message], options: Options
-    ) -> None:
-        self.gpu, self.host, self.messages, self.options = gpu, host, messages, options
-        self.run = runner(gpu)
-        # What is on its way on one stream still uses its memory: a call on another gets its own.
+    waiting  frames that no call uses, by stream: what is on its way on one stream still uses its
+             memory, so that a call on another gets its own
+    """
+
+    host: HostCode
+
+    def __init__(self, gpu: Gpu, messages: Sequence[Message], options: Options) -> None:
+        self.gpu, self.messages, self.options = gpu, messages, options
+        self.run, self.host_names = runner(gpu), gpu.host_names()
+        self.stream: Callable[[], int] = self.host_names["threads"]
         self.waiting: defaultdict[int, list[Any]] = defaultdict(list)
+        self.recorded: dict[int, Any] = {}  # frames that CUDA graphs point to
 
-    def names(self) -> Mapping[str, Any]:
-        found, waiting = dict(self.gpu.host_names()), self.waiting
-        self.stream = stream = found["threads"]
-        found["take"] = lambda: waiting[stream()].pop()
-        found["give"] = lambda frame: waiting[stream()].append(frame)
-        return {**found, "run": self.run, "fail": self.fail}
+    def names(self, host: HostCode) -> Mapping[str, Any]:
+        self.host = host
+        own = {"take": self.take, "give": self.give, "run": self.run, "fail": self.fail}
+        return {**self.host_names, **own}
+
+    def take(self) -> Any:
+        return self.waiting[self.stream()].pop()
+
+    def give(self, frame: Any) -> None:
+        if self.gpu.capturing():
+            self.recorded[id(frame)] = frame
+        else:
+            self.waiting[self.stream()].append(frame)
 
     def fail(self, status: int, frame: LaunchFrame) -> None:
         while status == MISALIGNED:
             status = self._continued(frame)
         if not status:
             return
+        self.told()
+        raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
+
+    def told(self) -> None:
+        """Raises what a kernel has left, if one has."""
         code, value = self.gpu.words.tolist()
         if 0 < code <= len(self.messages):
             kind, text = self.messages[code - 1]
             raise kind(text.format(value))
-        raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
 
     def _continued(self, frame: LaunchFrame) -> int:
         """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""

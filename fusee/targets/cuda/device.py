@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fusee.errors import CompileError, MissingPackage
+from fusee.runtime import process
 
 Sizes = tuple[int, ...]
 
@@ -69,6 +71,7 @@ class Device:
             page = torch.zeros(self._PAGE_WORDS, dtype=torch.int64)
             page[0] = self.words.data_ptr()
             self._page = page.to(self._device)
+        self._recording = threading.Lock()
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {name: _address(name) for name in names}
         self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
@@ -91,6 +94,50 @@ class Device:
 
     def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+
+    # ------------------------------------------------------------------------------ CUDA graphs
+
+    def capturing(self) -> bool:
+        """Whether somebody records what is launched now."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def pool(self) -> Any:
+        """Memory that recordings may share, of which one runs after the other."""
+        return torch.cuda.graph_pool_handle()
+
+    def record(
+        self, call: Callable[[], Sequence[Any]], pool: Any
+    ) -> tuple[Callable[[], None], Sequence[Any]]:
+        """What a call launches, as a function that launches it at once; and what the call gave.
+
+        raises   RuntimeError if it does what cannot be recorded; nothing has run
+        """
+        graph = torch.cuda.CUDAGraph()
+        with self._recording, torch.cuda.device(self.index), process.paused():
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(side):
+                # the libraries' workspaces become the pool's, and are made anew for others
+                torch._C._cuda_clearCublasWorkspaces()
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    results = call()
+                finally:
+                    graph.capture_end()
+                    torch._C._cuda_clearCublasWorkspaces()
+        return graph.replay, results
+
+    def like(self, x: Tensor) -> Tensor:
+        """Memory laid out as that of a tensor."""
+        return self._empty_strided(x.size(), x.stride(), x.dtype)
+
+    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """The values of tensors into others laid out alike, in few launches."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(to), list(given))
+
+    def wait(self) -> None:
+        """Until nothing is on its way."""
+        torch.cuda.synchronize(self.index)
 
     def described(self, status: int) -> str:
         """What the driver says of a status that is not 0."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ _CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 class FakeGpu:
     """See fusee.targets.cuda.Gpu.
 
+    recorded  how many CUDA graphs were made; replayed: how often one ran; copied, waits: see Device
+    refuses   why recording fails, if it does
     launches  name of a kernel, blocks, threads, stream, of each launch in order
     streams   what the present stream is
     """
@@ -41,6 +43,9 @@ class FakeGpu:
         self.allocated: dict[int, int] = {}  # bytes by address
         self.unknown = 0  # bytes that memory of an address not known may have
         self.arenas: list[Tensor] = []
+        self.is_capturing, self.is_recording, self.refuses = False, False, ""
+        self.recorded = self.replayed = self.waits = 0
+        self.copied: list[int] = []  # how many tensors at once
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {
@@ -69,6 +74,54 @@ class FakeGpu:
         self.known(found)
         return found
 
+    # --------------------------------------------------------------------- CUDA graphs
+
+    def capturing(self) -> bool:
+        return self.is_capturing
+
+    def pool(self) -> object:
+        return object()
+
+    def record(
+        self, call: Callable[[], Sequence[Any]], pool: Any
+    ) -> tuple[Callable[[], None], Sequence[Any]]:
+        """No kernel runs while it is recorded; a replay runs all of it over the same memory."""
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        self.is_recording = True
+        try:
+            results = self._on_side(call)
+        finally:
+            self.is_recording = False
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            for x, y in zip(results, self._on_side(call), strict=True):
+                if isinstance(x, Tensor) and x is not y:
+                    x.copy_(y)
+
+        return replay, results
+
+    def _on_side(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        before = self.stream, self.is_capturing
+        self.stream, self.is_capturing = 99, True
+        try:
+            return call()
+        finally:
+            self.stream, self.is_capturing = before
+
+    def like(self, x: Tensor) -> Tensor:
+        return self._empty_strided(x.size(), x.stride(), x.dtype)
+
+    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        assert len(to) == len(given) and all(x.stride() == y.stride() for x, y in zip(to, given))
+        self.copied.append(len(to))
+        torch._foreach_copy_(list(to), list(given))
+
+    def wait(self) -> None:
+        self.waits += 1
+
     def described(self, status: int) -> str:
         return f"status {status}"
 
@@ -94,6 +147,8 @@ class FakeGpu:
         assert extra[0] == 1 and extra[2] == 2 and not extra[4]
         size = ctypes.c_int64.from_address(extra[3]).value
         words = (ctypes.c_int64 * (size // 8)).from_address(extra[1])
+        if self.is_recording:
+            return 0
         self.launches.append((function, x, threads, stream or 0))
         if self.status:
             return self.status

@@ -141,6 +141,55 @@ def test_a_block_of_a_transformer() -> None:
     assert not live_reports()[-1].eager
 
 
+def test_replays() -> None:
+    """Inputs at new addresses, results of earlier calls, modes, random numbers, streams."""
+    net = nn.Sequential(*(Block() for _ in range(3))).cuda().eval()
+    compiled, given = fusee.compile(net), [torch.randn(2, 32, 256, device="cuda") for _ in range(6)]
+    with torch.no_grad():
+        earlier = [compiled(x) for x in given]
+        close(earlier, [net(x) for x in given], 2e-3)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            close([compiled(x) for x in given], earlier)
+        next(net.parameters()).add_(1.0)
+        close(compiled(given[0]), net(given[0]), 5e-3)
+    with torch.inference_mode():
+        close(compiled(given[1]), net(given[1]), 5e-3)
+    said = str(live_reports()[-1])
+    assert "1 CUDA graphs" in said or "2 CUDA graphs" in said, said
+
+
+def test_replays_of_random_numbers() -> None:
+    weights = [torch.randn(64, 64, device="cuda") for _ in range(3)]
+
+    def fn(x: Tensor) -> Tensor:
+        for w in weights:
+            x = torch.tanh(x @ w) * torch.rand_like(x)
+        return x
+
+    compiled, x, found = fusee.compile(fn), torch.randn(8, 64, device="cuda"), []
+    for call in (compiled, fn):
+        torch.manual_seed(5)
+        found.append([call(x) for _ in range(5)])
+    close(found[0], found[1])
+    assert "4 calls replayed" in str(live_reports()[-1])
+
+
+def test_calls_within_a_graph_of_the_users() -> None:
+    net, x = Block().cuda().eval(), torch.randn(2, 32, 256, device="cuda")
+    compiled = fusee.compile(net)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = compiled(x)
+        for k in range(3):
+            compiled(x + k)
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            close(got, net(x), 2e-3)
+
+
 def test_training() -> None:
     net, x = Block().cuda(), torch.randn(2, 32, 256, device="cuda")
     found = []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends import native
+from fusee.backends.report import live_reports
 from fusee.targets.cuda import CUDA
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
@@ -160,3 +161,150 @@ def test_training(gpu: FakeGpu) -> None:
         call(x).backward()
         found.append(net.weight.grad)
     close(*found)
+
+
+# ---------------------------------------------------------------------------- recordings
+
+
+class Products:
+    """Three products with loops between them: more than a replay costs."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.weights = [aligned(16, 16) / 4 for _ in range(3)]
+        gpu.known(*self.weights)
+        gpu.unknown = 1 << 16  # what recordings copy inputs to
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for w in self.weights:
+            x = torch.tanh(torch.mm(x, w)) + 0.5
+        return x
+
+
+def test_calls_that_repeat_are_replayed(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call, earlier, given = compiled(fn, gpu), [], [aligned(4, 16) for _ in range(5)]
+    for x in given:  # each from elsewhere, so that they are copied in
+        earlier.append(call(x))
+    assert gpu.recorded == 1 and gpu.replayed == 4 and gpu.copied == [1, 1] * 4
+    for x, got in zip(given, earlier, strict=True):
+        close(got, fn(x))
+    assert "1 CUDA graphs, 4 calls replayed" in str(live_reports()[-1])
+
+
+def test_inputs_that_stay_are_read_where_they_are(gpu: FakeGpu) -> None:
+    fn, x = Products(gpu), aligned(4, 16)
+    call = compiled(fn, gpu)
+    for _ in range(4):
+        close(call(x), fn(x))
+        x.mul_(0.5)
+    assert gpu.recorded == 1 and gpu.copied == [1] * 3  # results alone
+
+
+def test_writes_of_a_recording_reach_the_caller(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+
+    def step(x: Tensor, cache: Tensor, k: Tensor) -> Tensor:
+        y = fn(x)
+        cache.index_copy_(0, k, y)
+        return fn(cache).sum(0)
+
+    call, caches = compiled(step, gpu), [aligned(8, 16), aligned(8, 16)]
+    twins = [cache.clone() for cache in caches]
+    for number in (0, 0, 0, 1, 1, 0, 1):
+        x, k = aligned(2, 16), torch.randperm(8)[:2]
+        close(call(x, caches[number], k), step(x, twins[number], k))
+        close(caches[number], twins[number])
+    assert gpu.replayed >= 3
+
+
+def test_results_share_memory_as_they_do_in_a_direct_call(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+
+    def several(x: Tensor) -> tuple[Tensor, ...]:
+        y = fn(x)
+        return y, y[1:].t(), x[0], y.unbind(1)[2], x.expand(3, *x.shape)
+
+    call = compiled(several, gpu)
+    for _ in range(3):
+        x = aligned(4, 16)
+        got, want = call(x), several(x)
+        close(got, want)
+        assert [y.stride() for y in got] == [y.stride() for y in want]
+        x.add_(1)
+        got[0].mul_(2)
+        close(got, (want[0] * 2, want[1] * 2, want[2], want[3] * 2, want[4]))
+    assert gpu.replayed == 2
+
+
+def test_what_cannot_be_recorded_runs_directly(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call, gpu.refuses = compiled(fn, gpu), "operation not permitted\nmore"
+    for _ in range(4):
+        x = aligned(4, 16)
+        close(call(x), fn(x))
+    assert not gpu.replayed and "none any more: operation not permitted" in str(live_reports()[-1])
+
+
+def test_while_the_user_records(gpu: FakeGpu) -> None:
+    """Calls run directly, and nothing else may use what they worked in."""
+    fn = Products(gpu)
+    call, x = compiled(fn, gpu), aligned(4, 16)
+    gpu.is_capturing = True
+    for _ in range(3):
+        close(call(x), fn(x))
+    assert not gpu.recorded and len(gpu.arenas) == 3
+    gpu.is_capturing = False
+    for _ in range(3):
+        close(call(x), fn(x))
+    assert gpu.replayed == 2 and len(gpu.arenas) == 4
+
+
+def test_small_graphs_and_training_are_launched(gpu: FakeGpu) -> None:
+    call, x = compiled(lambda x: torch.tanh(x) + 1, gpu), aligned(4, 16)
+    fn = Products(gpu)
+    train, y = compiled(fn, gpu), aligned(4, 16).requires_grad_()
+    for _ in range(3):
+        close(call(x), torch.tanh(x) + 1)
+        train(y).sum().backward()
+    assert not gpu.recorded
+
+
+def test_sizes_that_repeat_are_recorded(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call = compiled(fn, gpu, dynamic=True)
+    for rows in (3, 5, 3, 7, 3, 3, 5):  # the third call with some sizes is the first recorded one
+        x = aligned(rows, 16)
+        close(call(x), fn(x))
+    assert gpu.recorded == 1 and gpu.replayed == 2
+
+
+def test_recordings_are_bounded(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call = compiled(fn, gpu, dynamic=True)
+    for rows in range(2, 14):
+        x = aligned(rows, 16)
+        for _ in range(4):
+            close(call(x), fn(x))
+    assert gpu.recorded == 12 and "8 CUDA graphs" in str(live_reports()[-1])
+
+
+def test_streams_have_recordings_of_their_own(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call = compiled(fn, gpu)
+    for stream in (7, 8, 7, 8, 8, 7):
+        gpu.stream = stream
+        x = aligned(4, 16)
+        close(call(x), fn(x))
+    assert gpu.recorded == 2 and gpu.replayed == 4
+
+
+def test_a_bad_index_of_a_recording(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call = compiled(lambda x, i: fn(x)[i], gpu)
+    x, index = aligned(4, 16), torch.tensor([1, 3])
+    for _ in range(3):
+        close(call(x, index), fn(x)[index])
+    index.fill_(9)
+    with pytest.raises(IndexError, match="out of"):
+        for _ in range(2):
+            call(x, index)

@@ -1,0 +1,281 @@
+"""Calls that repeat become CUDA graphs: one call of the driver for all launches of a graph.
+
+A Recorder stands around a host function. What holds:
+
+- The first call of some sizes runs directly, so that libraries are warm, and so does each call that
+  cannot be replayed: while the user records, while another thread replays, on a graph that the
+  driver refused to record (the report says why).
+- A recording reads inputs where they were when it was made. An input that has come from elsewhere
+  is copied in from then on, unless the graph writes to it, it is large, or its elements overlap:
+  for these each place is a recording of its own.
+- Results are new tensors at each call. They share memory as they do in a direct call, with inputs
+  and with each other; what a recording writes is copied out.
+- Recordings of one stream share an arena and a pool, since one runs after the other; both live as
+  long as a recording points to them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fusee.codegen.host import HostArguments
+from fusee.fake.layouts import is_dense
+from fusee.loops.ir import Kernel
+from fusee.loops.memory import Plan
+from fusee.loops.schedule import writes
+
+# Inputs above this are read where they are.
+_LARGE_BYTES = 8 << 20
+# Recordings of one stream, of which the one unused for longest makes room; sizes whose last places
+# are known.
+_MOST, _MOST_SIZES = 8, 64
+# Microseconds of the host: what a launch, a call of ATen, and a replay with its copies take
+# (docs/benchmarks.md, GPUs). A graph whose launches cost less is launched.
+_LAUNCH, _CALL, _REPLAY = 3.4, 8.0, 22.0
+
+Key = tuple[Any, ...]
+Result = Callable[[Sequence[Any], Sequence[Tensor]], Any]
+
+
+class Recordable(Protocol):
+    """What recordings need of a GPU."""
+
+    def capturing(self) -> bool: ...
+
+    def pool(self) -> Any: ...
+
+    def record(
+        self, call: Callable[[], Sequence[Any]], pool: Any
+    ) -> tuple[Callable[[], None], Sequence[Any]]: ...
+
+    def like(self, x: Tensor) -> Tensor: ...
+
+    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+class _Recording(NamedTuple):
+    """
+    moved    inputs that are copied in, and `mine`: where to
+    left     what the graph leaves, to be copied into fresh memory; results are made of that
+    arena    is pointed to
+    """
+
+    replay: Callable[[], None]
+    moved: Sequence[int]
+    mine: Sequence[Tensor]
+    left: Sequence[Tensor]
+    results: Sequence[Result]
+    arena: Tensor
+
+
+class _OneStream:
+    """Recordings of a stream.
+
+    moved   inputs that have come from several places
+    before  of sizes: how many direct calls there were, and where inputs lay in the last
+    frames  what recorded launches point to
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.moved: tuple[int, ...] = ()
+        self.recordings: dict[Key, _Recording] = {}
+        self.before: dict[Key, tuple[int, list[int]]] = {}
+        self.frames: Any = None
+
+
+class Recorder:
+    """A host function, its calls recorded where that pays.
+
+    waiting  frames that no call uses, by stream
+    told     raises what a kernel has left for the host
+    refused  why nothing is recorded, if so
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Sequence[Any]],
+        plan: Plan,
+        arguments: HostArguments,
+        gpu: Recordable,
+        stream: Callable[[], int],
+        waiting: Mapping[int, list[Any]],
+        told: Callable[[], None],
+    ) -> None:
+        self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
+        self.told = told
+        self.refuse = arguments.refuse
+        self.sizes = [*arguments.sizes.values()]
+        self.tensors = [k for k, b in enumerate(arguments.buffers) if b is not None]
+        written = {b for item in plan.schedule.items for b in writes(item)}
+        self.written = {k for k in self.tensors if arguments.buffers[k] in written}
+        self.seen_first = 2 if self.sizes else 1  # direct calls before one is recorded
+        self.lock = threading.Lock()
+        self.streams: dict[int, _OneStream] = {}
+        self.refused: str | None = None
+        self.replayed = 0
+
+    def described(self) -> str:
+        """For the report."""
+        count = sum(len(one.recordings) for one in self.streams.values())
+        said = f"{count} CUDA graphs, {self.replayed} calls replayed"
+        return said if self.refused is None else f"{said}; none any more: {self.refused}"
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        one = self.streams.get(self.stream())
+        if self.refused is not None or self.gpu.capturing() or not self.lock.acquire(False):
+            return self.run(*inputs)
+        try:
+            if one is None:
+                one = self.streams[self.stream()] = _OneStream(self.gpu.pool())
+            key = self._key(one, inputs)
+            found = one.recordings.pop(key, None)
+            if found is None:
+                found = self._recorded(one, inputs)
+                key = self._key(one, inputs)  # another input may be copied in by now
+            if found is None:
+                return self.run(*inputs)
+            one.recordings[key] = found  # the one used last is the last
+            return self._replayed(found, inputs)
+        finally:
+            self.lock.release()
+
+    def _replayed(self, found: _Recording, inputs: Sequence[Any]) -> Sequence[Any]:
+        if self.refuse is not None and torch.is_grad_enabled():
+            self.refuse(inputs)
+        if found.moved:
+            self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
+        try:
+            found.replay()
+        except RuntimeError:
+            self.told()
+            raise
+        self.replayed += 1
+        fresh = [self.gpu.like(x) for x in found.left]
+        if fresh:
+            self.gpu.copy(fresh, found.left)
+        return tuple([result(inputs, fresh) for result in found.results])
+
+    # ------------------------------------------------------------------------------ keys
+
+    def _sizes_of(self, inputs: Sequence[Any]) -> Key:
+        return tuple(
+            [inputs[k] if axis is None else inputs[k].size(axis) for k, axis in self.sizes]
+        )
+
+    def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
+        placed = [inputs[k].data_ptr() for k in self.tensors if k not in one.moved]
+        return (self._sizes_of(inputs), *placed)
+
+    def _recorded(self, one: _OneStream, inputs: Sequence[Any]) -> _Recording | None:
+        """A new recording for this call; None if it is to run directly."""
+        sizes = self._sizes_of(inputs)
+        places = [inputs[k].data_ptr() for k in self.tensors]
+        count, last = one.before.pop(sizes, (0, places))
+        one.before[sizes] = count + 1, places
+        if len(one.before) > _MOST_SIZES:
+            del one.before[next(iter(one.before))]
+        elsewhere = {k for k, a, b in zip(self.tensors, last, places, strict=True) if a != b}
+        elsewhere.difference_update(one.moved)
+        movable = {k for k in elsewhere if self._is_movable(k, inputs[k])}
+        if movable:
+            self._drop(one, len(one.recordings))
+            one.moved = tuple(sorted({*one.moved, *movable}))
+        if count < self.seen_first or elsewhere - movable:
+            return None
+        return self._record(one, inputs)
+
+    def _is_movable(self, k: int, x: Tensor) -> bool:
+        return k not in self.written and x.nbytes <= _LARGE_BYTES and is_dense(x)
+
+    def _drop(self, one: _OneStream, count: int) -> None:
+        if count <= 0:
+            return
+        self.gpu.wait()  # a graph may be on its way
+        for key in [*one.recordings][:count]:
+            del one.recordings[key]
+
+    # ------------------------------------------------------------------------------ recording
+
+    def _record(self, one: _OneStream, inputs: Sequence[Any]) -> _Recording | None:
+        if one.frames is None:
+            with suppress(IndexError):  # a thread that runs directly has it
+                one.frames = self.waiting[self.stream()].pop()
+            if one.frames is None:
+                return None
+        self._drop(one, len(one.recordings) - _MOST + 1)
+        mine = list(inputs)
+        with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
+            for k in one.moved:
+                mine[k] = self.gpu.like(inputs[k])
+        try:
+            replay, results = self.gpu.record(lambda: self._run(one, mine), one.pool)
+            left: list[Tensor] = []
+            made = [_made(x, mine, results, left) for x in results]
+        except RuntimeError as error:
+            self.refused = str(error).partition("\n")[0]
+            return None
+        copied = [mine[k] for k in one.moved]
+        return _Recording(replay, one.moved, copied, left, made, one.frames.arena)
+
+    def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
+        """On the stream that records: its frame is that of all recordings."""
+        self.waiting[self.stream()].append(one.frames)
+        return self.run(*mine)
+
+
+def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> Result:
+    """How a later call makes the result `x`; what is to be copied for it joins `left`."""
+    if not isinstance(x, Tensor):
+        return lambda inputs, fresh: x
+    size, stride, offset = x.size(), x.stride(), x.storage_offset()
+    for k, y in enumerate(mine):
+        if x is y:
+            return lambda inputs, fresh: inputs[k]
+        if isinstance(y, Tensor) and _shared(x, y):
+            more = offset - y.storage_offset()
+            return lambda inputs, fresh: inputs[k].as_strided(
+                size, stride, inputs[k].storage_offset() + more
+            )
+    partners = [y for y in results if isinstance(y, Tensor) and _shared(x, y)]
+    if len(partners) == 1 and is_dense(x):
+        left.append(x)
+        number = len(left) - 1
+        return lambda inputs, fresh: fresh[number]
+    number = next((n for n, y in enumerate(left) if _shared(x, y)), len(left))
+    if number == len(left):
+        left.append(_whole(partners))
+    start = offset - left[number].storage_offset()
+    return lambda inputs, fresh: fresh[number].as_strided(size, stride, start)
+
+
+def _shared(x: Tensor, y: Tensor) -> bool:
+    return x.numel() > 0 and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def _whole(tensors: Sequence[Tensor]) -> Tensor:
+    """All memory from the first element of some that share it to the last, as one row."""
+    first = tensors[0]
+    if any(x.dtype != first.dtype for x in tensors):
+        raise RuntimeError("results of different dtypes share memory")
+    starts = [x.storage_offset() for x in tensors]
+    ends = [
+        x.storage_offset() + 1 + sum((n - 1) * k for n, k in zip(x.shape, x.stride(), strict=True))
+        for x in tensors
+    ]
+    return first.as_strided((max(ends) - min(starts),), (1,), min(starts))
+
+
+def pays(plan: Plan) -> bool:
+    """Whether launching a graph costs the host more than replaying it."""
+    items = plan.schedule.items
+    kernels = sum(isinstance(item, Kernel) for item in items)
+    return _LAUNCH * kernels + _CALL * (len(items) - kernels) > _REPLAY
