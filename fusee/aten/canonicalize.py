@@ -395,6 +395,8 @@ def _dropout(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     is_empty = any(type(n) is int and n == 0 for n in x.shape)
     if op is not aten.dropout.default or probability == 1 or is_empty:
         return t.composite(op, args, kwargs)
+    if t.value(x).store.device.type != "cpu":
+        return t.call(aten.native_dropout.default, x, probability, True)[0]
     # torch's own has another form where sizes are open, that no kernel of ours draws
     noise = t.call(aten.empty_like.default, x)
     t.call(aten.bernoulli_.float, noise, 1 - probability)

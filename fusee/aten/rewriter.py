@@ -3,7 +3,9 @@
 A node is static if it depends on nothing but parameters, buffers and constants that the graph does
 not write to. Passes compute new weights with ordinary nodes; `constants` moves the static ones out.
 
-node.meta of static nodes may hold
+node.meta of inputs may hold
+    brought   the caller's is a number on the CPU, and this one is on the graph's own device
+and of static nodes
     packed    an opaque oneDNN weight: its `val` is the plain weight's
     derive    False: compute it at each call, keeping it would cost more memory than time is gained
 """

@@ -29,7 +29,7 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten import control_flow
 from fusee.aten.canonicalize import Table
-from fusee.aten.graph import WHOLE, AtenGraph, must_run, returning
+from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, must_run, returning
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
@@ -131,6 +131,7 @@ def _lower(aten: AtenGraph, count: int, target: Target, report: Report) -> LoopG
         extern_of=target.call_of,
         must_run=must_run,
         writes={mutation.position: mutation.index for mutation in aten.mutations},
+        home=target.device,
     ).run()
     report.notes += loops.notes
     return loops
@@ -163,6 +164,18 @@ def _kept(aten: AtenGraph, derived: Sequence[Derived], loops: LoopGraph) -> Kept
     order = sorted(range(len(places)), key=places.__getitem__)
     computed = [change_detection.Derivation(one.sources, one.compute) for one in derived]
     return DerivedSet(computed, lambda found: (*(found[k] for k in order), *constants))
+
+
+def _arguments(
+    aten: AtenGraph, given: Sequence[InputSpec], loops: LoopGraph, **how: Any
+) -> HostArguments:
+    named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
+    return HostArguments(
+        [named.get(spec.name) for spec in given],
+        {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
+        brought=[k for k, x in enumerate(aten.placeholders[: len(given)]) if "brought" in x.meta],
+        **how,
+    )
 
 
 # ---------------------------------------------------------------------------- the way down
@@ -226,15 +239,9 @@ def compile_aten(
         kept = _kept(aten, derived, loops)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", plan_memory, schedule, large_bytes)
-        named = {b.name: b for b in loops.inputs if isinstance(b, Buffer) and b.role == "input"}
-        arguments = HostArguments(
-            [named.get(spec.name) for spec in aten.inputs[:count]],
-            {symbol: (source.index, source.axis) for symbol, source in aten.symbols.items()},
-            consumed=consumes,
-            spread=plain,
-            refuse=refuse,
-            followed=any(one.sources for one in derived),
-        )
+        how: Any = {"consumed": consumes, "spread": plain, "refuse": refuse}
+        how["followed"] = any(one.sources for one in derived)
+        arguments = _arguments(aten, aten.inputs[:count], loops, **how)
         run, functions, report.replays = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, functions)
     return run if plain else returning(aten, run, spread=False)
@@ -383,17 +390,19 @@ def bind_native(
 
 
 def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
-    """The target of the device where all tensors are. raises TraceError if there is none."""
+    """The target of the device where the tensors are: with several devices, not the CPU.
+
+    raises   TraceError if there is none
+    """
     tensors = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
     found = dict.fromkeys(x.device for x in tensors if isinstance(x, Tensor))
     unknown = [device for device in found if device.type not in TARGETS]
-    device, *others = unknown or [*found] or [torch.device("cpu")]
     if unknown:
         names = ", ".join(sorted(TARGETS)).upper()
-        what = f"a tensor is on {device}, and code is generated for the {names} only"
+        what = f"a tensor is on {unknown[0]}, and code is generated for the {names} only"
         raise TraceError(what)
-    if others:
-        raise TraceError(f"its tensors are on several devices: {', '.join(map(str, found))}")
+    cpu = torch.device("cpu")
+    device = next((x for x in found if x != cpu), cpu)
     return TARGETS[device.type].at(device)
 
 

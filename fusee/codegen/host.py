@@ -83,6 +83,7 @@ class HostArguments:
     spread   they come as arguments, not in a list
     refuse   looks at them where grad mode is on, and may raise
     followed what is kept between calls derives from some of them, and is to follow them
+    brought  numbers that come from the CPU, and that the target reads on its own device
     """
 
     buffers: Sequence[Buffer | None]
@@ -91,6 +92,7 @@ class HostArguments:
     spread: bool = False
     refuse: Callable[[Sequence[Any]], None] | None = None
     followed: bool = False
+    brought: Sequence[int] = ()
 
 
 def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: HostArguments) -> HostCode:
@@ -180,6 +182,7 @@ class _Writer:
             lines.append(f"{name} = a{k}" + ("" if axis is None else f".size({axis})"))
         if given.consumed:
             lines.append("inputs.clear()")
+        lines += [f"a{k} = bring(a{k})" for k in given.brought]
         # another thread may be first
         taken = "frames" if given.sizes else "frame"
         lines += [f"try: {taken} = take()", f"except IndexError: {taken} = checkout(())", "try:"]

@@ -557,6 +557,7 @@ class Extern:
     operand: int = 0
     owns: bool = False  # what it returns shares memory with nothing
     shares: bool = False  # what it returns is memory of its arguments
+    apart: bool = False  # it has tensors on another device than loops have
     reason: str = ""  # why it is not a loop
     origin: str = ""
 

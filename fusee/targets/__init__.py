@@ -55,6 +55,11 @@ class Target(Protocol):
         """What decides between saving a value for the backward and computing it again."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are that loops read and write."""
+        ...
+
     def at(self, device: torch.device) -> Target:
         """The one machine of this kind where tensors of a device are."""
         ...

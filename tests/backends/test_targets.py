@@ -32,6 +32,7 @@ class Reference:
     """See fusee.targets.Target."""
 
     profile = Profile()
+    device = torch.device("cpu")
     prices = Prices(hold=1000)  # memory is scarce: whatever may be is computed again
 
     def at(self, device: torch.device) -> Target:

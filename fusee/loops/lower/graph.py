@@ -81,10 +81,12 @@ def extern(
     layout: str | None,
     reason: str,
     writes_inputs: bool = False,
+    apart: bool = False,
 ) -> list[Tensor | None]:
     """Append the call; its results as tensors. Tensors among its arguments are `Laid`.
 
     writes_inputs   the graph writes to inputs, in an order that knows nothing of views of them
+    apart           as Extern's
     """
     images = layout == "channels_last"
     given = tuple(_argument(lowering, arg, images, spec.exact) for arg in args)
@@ -114,6 +116,7 @@ def extern(
         operand=spec.operand,
         owns=spec.owns,
         shares=shares,
+        apart=apart,
     )
     return [None if buffer is None else lowering.whole(buffer) for buffer in buffers]
 
@@ -358,6 +361,7 @@ class GraphLowering:
     constants  what get_attr nodes name; those in use follow as inputs of role "constant"
     writes     output position -> placeholder position: the value is stored into that input after
                all else, and the output is a View of the input
+    home       where the loops run; calls with tensors elsewhere are ATen's
     """
 
     graph: fx.Graph
@@ -368,6 +372,7 @@ class GraphLowering:
     must_run: Callable[[fx.Node], bool]
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     writes: Mapping[int, int] = field(default_factory=dict)
+    home: torch.device = torch.device("cpu")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         self.lowering = Lowering(self.profile)
@@ -381,12 +386,12 @@ class GraphLowering:
 
     def run(self) -> LoopGraph:
         nodes = list(self.graph.nodes)
-        self.growing = {node: x for node, x in growing(nodes).items() if _opaque(node) is None}
+        self.growing = {node: x for node, x in growing(nodes).items() if self._opaque(node) is None}
         self.replaced = self._replaced(nodes)
         self._count_uses(nodes)
         for node in nodes:
             if node.op == "placeholder":
-                if _opaque(node) is not None:
+                if self._opaque(node) is not None:
                     self.opaque.add(len(self.placeholders))
                 self._placeholder(node)
         for node in nodes:
@@ -519,7 +524,7 @@ class GraphLowering:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Tensor | None]:
-        reason = opaque = _opaque(node)
+        reason = opaque = self._opaque(node)
         if reason is None and op in HANDLERS:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
@@ -560,7 +565,18 @@ class GraphLowering:
             node.meta.get("layout"),
             reason or "",
             writes_inputs=bool(self.writes),
+            apart=self._elsewhere(node) is not None,
         )
+
+    def _opaque(self, node: fx.Node) -> str | None:
+        """Why no loop may read or write the tensors of a call: only ATen can."""
+        device = self._elsewhere(node)
+        return _opaque(node) if device is None else f"tensors on {device}"
+
+    def _elsewhere(self, node: fx.Node) -> torch.device | None:
+        """Another device than ours that tensors of a call are on."""
+        devices = (x.meta.get("device") for x in (node, *node.all_input_nodes))
+        return next((x for x in devices if x is not None and not is_home(x, self.home)), None)
 
     def _finish(self, result: Tensor, meta: Meta, uses: int) -> Tensor:
         # a size that had a formula in the operands may have been found to be a number since
@@ -670,8 +686,13 @@ def _is_view(op: OpOverload) -> bool:
     return handler is not None and handler.__module__ == views.__name__
 
 
+def is_home(device: torch.device, home: torch.device) -> bool:
+    """Whether a device as a program names it is one with a number."""
+    return device.type == home.type and device.index in (None, home.index)
+
+
 def _opaque(node: fx.Node) -> str | None:
-    """Why no loop may read or write the tensors of a call: only ATen knows what is in them."""
+    """The same of their dtypes: only ATen knows what is in them."""
     own = node.meta.get("val")
     several = own if isinstance(own, (tuple, list)) else (own,)
     for val in (*several, *(source.meta.get("val") for source in node.all_input_nodes)):

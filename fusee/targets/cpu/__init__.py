@@ -86,6 +86,7 @@ class CPU:
     # vector's work with this one's only in short bodies. Gathers are made lane by lane.
     profile = Profile(parallel=16, lanes=8, wide=16, gather=12)
     prices = Prices(own=_OWN)
+    device = torch.device("cpu")
 
     def at(self, device: torch.device) -> CPU:
         return self

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,8 +28,9 @@ from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
 from fusee.targets import Built, Kept
 from fusee.targets.cuda.device import gpu_at
+from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
-from fusee.targets.cuda.recording import Recordable, Recorder, pays
+from fusee.targets.cuda.recording import Recordable, Replayer, pays
 from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
@@ -53,6 +55,7 @@ PROFILE = Profile(
 class Gpu(Launches, Recordable, Protocol):
     """What a graph needs of a GPU; see device.Device."""
 
+    device: torch.device
     words: Tensor
 
     def host_names(self) -> Mapping[str, Any]: ...
@@ -75,6 +78,10 @@ class CUDA:
     def __init__(self, gpu: Gpu | None = None, *, records: bool = True) -> None:
         self.gpu, self.records = gpu, records
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda") if self.gpu is None else self.gpu.device
+
     def at(self, device: torch.device) -> CUDA:
         if self.gpu is not None:
             return self
@@ -84,7 +91,7 @@ class CUDA:
         prepare()
 
     def passes(self, options: Options) -> Sequence[Pass]:
-        return ()
+        return (partial(numbers_home, home=self.device),)
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return False
@@ -108,8 +115,8 @@ class CUDA:
         # values that a backward reads lie in the results of its forward: no recording's memory
         if not (self.records and arguments.spread and pays(plan)) or arguments.followed:
             return built
-        recorder = Recorder(built.run, plan, arguments, gpu, call.stream, call.waiting, call.told)
-        return built._replace(run=recorder, replays=recorder.described)
+        replayer = Replayer(built.run, plan, arguments, gpu, call.stream, call.waiting, call.told)
+        return built._replace(run=replayer, replays=replayer.described)
 
 
 class _Call:

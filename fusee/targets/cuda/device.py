@@ -49,6 +49,7 @@ class Device:
     """A GPU by its number.
 
     capability  such as 90
+    device      as torch calls it
     imports     what machine code that launches kernels refers to, by name
     words       two numbers that a kernel leaves for the host, when it refuses an index
     """
@@ -61,7 +62,7 @@ class Device:
         self.index = index
         major, minor = torch.cuda.get_device_capability(index)
         self.capability = 10 * major + minor
-        self._device = torch.device("cuda", index)
+        self.device = torch.device("cuda", index)
         context = ctypes.c_void_p()
         _call("cuInit", 0)
         _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), index)
@@ -70,7 +71,7 @@ class Device:
             self.words = torch.zeros(2, dtype=torch.int64).pin_memory()
             page = torch.zeros(self._PAGE_WORDS, dtype=torch.int64)
             page[0] = self.words.data_ptr()
-            self._page = page.to(self._device)
+            self._page = page.to(self.device)
         self._recording = threading.Lock()
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {name: _address(name) for name in names}
@@ -90,10 +91,11 @@ class Device:
     def host_names(self) -> Mapping[str, Any]:
         """What the host function calls of torch."""
         stream = partial(torch._C._cuda_getCurrentRawStream, self.index)
-        return {"threads": stream, "empty_strided": self._empty_strided}
+        bring = partial(torch.Tensor.to, device=self.device, non_blocking=True)
+        return {"threads": stream, "empty_strided": self._empty_strided, "bring": bring}
 
     def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
     # ------------------------------------------------------------------------------ CUDA graphs
 
@@ -146,7 +148,7 @@ class Device:
     def arena(self, size: int) -> Tensor:
         """So many bytes, at least an element: 0 at first, for blocks that count each other."""
         with torch.inference_mode(False), torch.no_grad():
-            return torch.zeros(max(size, 16), dtype=torch.uint8, device=self._device)
+            return torch.zeros(max(size, 16), dtype=torch.uint8, device=self.device)
 
 
 def _address(name: str) -> int:

@@ -1,6 +1,6 @@
 """Calls that repeat become CUDA graphs: one call of the driver for all launches of a graph.
 
-A Recorder stands around a host function. What holds:
+A Replayer stands around a host function. What holds:
 
 - The first call of some sizes runs directly, so that libraries are warm, and so does each call that
   cannot be replayed: while the user records, while another thread replays, on a graph that the
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fusee.codegen.host import HostArguments
 from fusee.fake.layouts import is_dense
-from fusee.loops.ir import Kernel
+from fusee.loops.ir import Extern, Kernel
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import writes
 
@@ -46,6 +46,8 @@ Result = Callable[[Sequence[Any], Sequence[Tensor]], Any]
 class Recordable(Protocol):
     """What recordings need of a GPU."""
 
+    device: torch.device
+
     def capturing(self) -> bool: ...
 
     def pool(self) -> Any: ...
@@ -61,7 +63,7 @@ class Recordable(Protocol):
     def wait(self) -> None: ...
 
 
-class _Recording(NamedTuple):
+class _CudaGraph(NamedTuple):
     """
     moved    inputs that are copied in, and `mine`: where to
     left     what the graph leaves, to be copied into fresh memory; results are made of that
@@ -79,20 +81,19 @@ class _Recording(NamedTuple):
 class _OneStream:
     """Recordings of a stream.
 
-    moved   inputs that have come from several places
+    moved   inputs that come from the CPU, or have come from several places
     before  of sizes: how many direct calls there were, and where inputs lay in the last
     frames  what recorded launches point to
     """
 
-    def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self.moved: tuple[int, ...] = ()
-        self.recordings: dict[Key, _Recording] = {}
+    def __init__(self, pool: Any, moved: tuple[int, ...]) -> None:
+        self.pool, self.moved = pool, moved
+        self.recordings: dict[Key, _CudaGraph] = {}
         self.before: dict[Key, tuple[int, list[int]]] = {}
         self.frames: Any = None
 
 
-class Recorder:
+class Replayer:
     """A host function, its calls recorded where that pays.
 
     waiting  frames that no call uses, by stream
@@ -114,6 +115,7 @@ class Recorder:
         self.told = told
         self.refuse = arguments.refuse
         self.sizes = [*arguments.sizes.values()]
+        self.brought = tuple(arguments.brought)
         self.tensors = [k for k, b in enumerate(arguments.buffers) if b is not None]
         written = {b for item in plan.schedule.items for b in writes(item)}
         self.written = {k for k in self.tensors if arguments.buffers[k] in written}
@@ -135,7 +137,7 @@ class Recorder:
             return self.run(*inputs)
         try:
             if one is None:
-                one = self.streams[self.stream()] = _OneStream(self.gpu.pool())
+                one = self.streams[self.stream()] = _OneStream(self.gpu.pool(), self.brought)
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
             if found is None:
@@ -148,7 +150,7 @@ class Recorder:
         finally:
             self.lock.release()
 
-    def _replayed(self, found: _Recording, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
             self.refuse(inputs)
         if found.moved:
@@ -175,7 +177,7 @@ class Recorder:
         placed = [inputs[k].data_ptr() for k in self.tensors if k not in one.moved]
         return (self._sizes_of(inputs), *placed)
 
-    def _recorded(self, one: _OneStream, inputs: Sequence[Any]) -> _Recording | None:
+    def _recorded(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
         """A new recording for this call; None if it is to run directly."""
         sizes = self._sizes_of(inputs)
         places = [inputs[k].data_ptr() for k in self.tensors]
@@ -194,7 +196,8 @@ class Recorder:
         return self._record(one, inputs)
 
     def _is_movable(self, k: int, x: Tensor) -> bool:
-        return k not in self.written and x.nbytes <= _LARGE_BYTES and is_dense(x)
+        here = x.device == self.gpu.device and k not in self.written
+        return here and x.nbytes <= _LARGE_BYTES and is_dense(x)
 
     def _drop(self, one: _OneStream, count: int) -> None:
         if count <= 0:
@@ -205,7 +208,7 @@ class Recorder:
 
     # ------------------------------------------------------------------------------ recording
 
-    def _record(self, one: _OneStream, inputs: Sequence[Any]) -> _Recording | None:
+    def _record(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
         if one.frames is None:
             with suppress(IndexError):  # a thread that runs directly has it
                 one.frames = self.waiting[self.stream()].pop()
@@ -224,7 +227,7 @@ class Recorder:
             self.refused = str(error).partition("\n")[0]
             return None
         copied = [mine[k] for k in one.moved]
-        return _Recording(replay, one.moved, copied, left, made, one.frames.arena)
+        return _CudaGraph(replay, one.moved, copied, left, made, one.frames.arena)
 
     def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
@@ -275,7 +278,9 @@ def _whole(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def pays(plan: Plan) -> bool:
-    """Whether launching a graph costs the host more than replaying it."""
+    """Whether a graph can be recorded, and launching it costs the host more than a replay."""
     items = plan.schedule.items
+    if any(isinstance(item, Extern) and item.apart for item in items):
+        return False  # what the CPU does would be done once
     kernels = sum(isinstance(item, Kernel) for item in items)
     return _LAUNCH * kernels + _CALL * (len(items) - kernels) > _REPLAY

@@ -30,7 +30,7 @@ class FakeGpu:
     streams   what the present stream is
     """
 
-    capability = 90
+    capability, device = 90, torch.device("cpu")
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -243,6 +243,45 @@ def test_streams_and_threads() -> None:
     assert len(finished) == 4
 
 
+def test_numbers_that_vary() -> None:
+    weights = [torch.randn(64, 64, device="cuda") for _ in range(3)]
+
+    def fn(x: Tensor, scale: float, shift: Tensor) -> Tensor:
+        for w in weights:
+            x = torch.tanh(x @ w) * scale + shift * torch.tensor(0.5)
+        return x
+
+    compiled, x = fusee.compile(fn), torch.randn(8, 64, device="cuda")
+    for k in range(8):
+        close(compiled(x, 0.1 * k, torch.tensor(1.0 + k)), fn(x, 0.1 * k, torch.tensor(1.0 + k)))
+    assert "calls replayed" in str(live_reports()[-1])
+
+
+def test_parts_on_the_cpu() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        index = torch.arange(4).flip(0)
+        return x[index] * 2, x.softmax(-1).cpu(), index + 1, torch.zeros_like(x, device="cpu")
+
+    x = torch.randn(8, 64, device="cuda")
+    compiled = fusee.compile(fn)
+    for _ in range(3):
+        got, want = compiled(x), fn(x)
+        close(got, want)
+        assert [y.device for y in got] == [y.device for y in want]
+    assert not live_reports()[-1].eager
+
+
+def test_dropout_draws_what_eager_draws() -> None:
+    for dtype in FLOATS:
+        x = torch.randn(64, 333, device="cuda", dtype=dtype, requires_grad=True)
+        fn, found = (lambda x: F.dropout(x * 2, 0.3) + F.dropout(x, 0.5)), []
+        for call in (fusee.compile(fn), fn):
+            torch.manual_seed(3)
+            y = call(x)
+            found.append((y.detach(), *torch.autograd.grad(y.float().sum(), x)))
+        close(found[0], found[1], TOLERANCE[dtype])
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_two_gpus() -> None:
     compiled = fusee.compile(lambda x: torch.softmax(x, -1) * 2)

@@ -1,0 +1,122 @@
+"""Graphs with tensors on a GPU, as they are before a kernel is made: traced from fakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusee.aten.graph import WHOLE, AtenGraph, must_run
+from fusee.aten.rewriter import Editor
+from fusee.aten.trace import trace
+from fusee.backends import native
+from fusee.backends.report import Report
+from fusee.config import Options
+from fusee.loops.ir import Buffer, Extern, LoopGraph
+from fusee.loops.lower.graph import GraphLowering, supported
+from fusee.targets.cuda import CUDA, PROFILE
+from fusee.targets.cuda.devices import numbers_home
+
+HOME = torch.device("cuda", 0)
+Node = Callable[..., fx.Node]
+
+
+def captured(build: Callable[..., Any], *devices: str) -> tuple[fx.GraphModule, list[Tensor]]:
+    """`build` makes nodes from what makes one, and inputs: (4, 5) on a GPU, numbers elsewhere."""
+    graph = fx.Graph()
+    given = [graph.placeholder(f"x{k}") for k in range(len(devices))]
+    found = build(lambda fn, *a, **how: graph.call_function(fn, a, how), *given)
+    graph.output(found if isinstance(found, tuple) else (found,))
+    with FakeTensorMode():
+        inputs = [
+            torch.empty(4, 5, device="cuda") if x == "cuda" else torch.empty((), device=x)
+            for x in devices
+        ]
+    return fx.GraphModule({}, graph), inputs
+
+
+def traced(build: Callable[..., Any], *devices: str) -> AtenGraph:
+    return trace(*captured(build, *devices), keep=(supported() | WHOLE).__contains__)
+
+
+def lowered(aten: AtenGraph) -> LoopGraph:
+    edit = Editor(aten, Options())
+    numbers_home(edit, HOME)
+    inputs = [
+        Buffer(spec.name, spec.dtype, spec.size, spec.stride, "input")
+        for spec in aten.inputs
+        if spec.dtype is not None
+    ]
+    return GraphLowering(
+        aten.graph,
+        inputs,
+        profile=PROFILE,
+        constants=aten.constants,
+        size_of=int,
+        extern_of=lambda op: None,
+        must_run=must_run,
+        home=HOME,
+    ).run()
+
+
+def externs(loops: LoopGraph) -> list[tuple[str, bool]]:
+    return [(step.name, step.apart) for step in loops.steps if isinstance(step, Extern)]
+
+
+def test_dropout_is_one_call() -> None:
+    """Eager draws its numbers so on a GPU."""
+    aten = traced(lambda call, x: call(F.dropout, x, 0.3), "cuda")
+    assert externs(lowered(aten)) == [("aten.native_dropout.default", False)]
+
+
+def test_dropout_in_training_saves_its_mask() -> None:
+    gm, (x,) = captured(lambda call, x: call(torch.sum, call(F.dropout, x, 0.3)), "cuda")
+    x.requires_grad_()
+    split = native.split_native(gm, [x], Options(), Report("dropout"), CUDA())
+    assert "native_dropout" in str(split.forward)
+    assert "native_dropout_backward" in str(split.backward)
+
+
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "an input": lambda call, x, s: call(torch.mul, x, s),
+    "computed": lambda call, x, s: call(torch.mul, x, call(torch.add, call(torch.exp, s), 1)),
+    "made": lambda call, x, s: call(torch.add, call(torch.mul, x, s), call(torch.tensor, 2.0)),
+    "a float": lambda call, x, s: call(torch.mul, x, call(Tensor.item, s)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_the_cpu_are_brought(name: str) -> None:
+    aten = traced(NUMBERS[name], "cuda", "cpu")
+    assert not externs(lowered(aten))
+    assert ["brought" in x.meta for x in aten.placeholders] == [False, True]
+
+
+def test_numbers_that_both_use() -> None:
+    aten = traced(lambda call, x, s: (call(torch.mul, x, s), call(torch.exp, s)), "cuda", "cpu")
+    assert externs(lowered(aten)) == [("aten._to_copy.default", True), ("aten.exp.default", True)]
+    assert "brought" not in aten.placeholders[1].meta
+
+
+def test_random_numbers_stay_where_they_are_drawn() -> None:
+    aten = traced(lambda call, x: call(torch.mul, x, call(torch.rand, ())), "cuda")
+    names = [name for name, _ in externs(lowered(aten))]
+    assert names == ["aten.rand.default", "aten._to_copy.default"]
+
+
+def test_what_is_elsewhere_is_atens() -> None:
+    def build(call: Node, x: fx.Node) -> tuple[fx.Node, ...]:
+        there = call(Tensor.cpu, call(torch.mul, x, 2))
+        return call(torch.exp, there), call(torch.exp, x), call(torch.zeros_like, x, device="cpu")
+
+    names = externs(lowered(traced(build, "cuda")))
+    assert names == [
+        ("aten._to_copy.default", True),
+        ("aten.exp.default", True),
+        ("aten.zeros_like.default", True),
+    ]
