@@ -30,7 +30,7 @@ from fusee.aten.graph import (
     last_reads,
     tensor_input,
 )
-from fusee.aten.rewriter import Editor, Pass, only_user, val
+from fusee.aten.rewriter import Editor, Pass, known_masks, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
 
@@ -510,7 +510,7 @@ def run_passes(
     Derived inputs are appended to `aten.inputs`, if options.derive_weights is on.
     """
     edit = Editor(aten, options)
-    for step in passes:
+    for step in (known_masks, *passes):
         step(edit)
     derived = constants(edit) if options.derive_weights else ()
     return derived, edit.notes

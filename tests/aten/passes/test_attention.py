@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 
+import fusee
 from fusee.aten import rewriter
+from fusee.backends.report import live_reports
 from tests.aten.passes.graphs import Build, through_passes
 
 aten = torch.ops.aten
@@ -63,3 +68,77 @@ def test_weights_that_are_read_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = through_passes(build, *attend(build, 30, 40, 2.0, None))
     passed.check()
     assert SDPA not in passed.targets
+
+
+# ---------------------------------------------------------------------------- masks
+
+
+def _places(n: int) -> torch.Tensor:
+    """As transformers finds sequences packed into one: by jumps of positions."""
+    positions = (torch.arange(n) + 0).unsqueeze(0)
+    before = torch.cat([positions[:, :1] - 1, positions], -1)
+    return (before[:, 1:] - before[:, :-1] != 1).cumsum(-1)
+
+
+def _packed(n: int) -> torch.Tensor:
+    row, rows = _places(n), torch.arange(n)
+    same = row[torch.zeros(1, dtype=torch.int64), rows][:, None] == row[0][None]
+    return (same & (rows[None] <= rows[:, None]))[None, None]
+
+
+MASKS: dict[str, tuple[Callable[[int], torch.Tensor], str | None]] = {
+    "nothing": (lambda n: (torch.arange(n) >= 0)[None, None, :, None].expand(2, 1, n, n), ""),
+    "zeros": (lambda n: torch.zeros(n, n), ""),
+    "later": (lambda n: torch.ones(n, n, dtype=torch.bool).tril(), ", it is causal"),
+    "later, added": (lambda n: torch.full((n, n), -torch.inf).triu(1), ", it is causal"),
+    "least numbers": (
+        lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1),
+        ", it is causal",
+    ),
+    "packed": (_packed, ", it is causal"),
+    "a window": (
+        lambda n: torch.ones(n, n, dtype=torch.bool).tril() & (torch.ones(n, n).triu(-3) > 0),
+        None,
+    ),
+    "numbers": (lambda n: torch.full((n, n), -1.0).triu(1), None),
+    "earlier": (lambda n: torch.ones(n, n, dtype=torch.bool).triu(), None),
+    "random": (lambda n: torch.rand(n, n) > -1, None),
+}
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_are_known(name: str, is_trained: bool) -> None:
+    make, said = MASKS[name]
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x * factor for factor in (1, 2, 3))
+        heads = (y.view(2, 12, 3, 8).transpose(1, 2) for y in (q, k, v))
+        attended = F.scaled_dot_product_attention(*heads, attn_mask=make(12))
+        return attended.transpose(1, 2).reshape(2, 12, 24)
+
+    compiled, found = fusee.compile(fn), []
+    x = torch.randn(2, 12, 24, requires_grad=is_trained)
+    for call in (compiled, fn):
+        y = call(x)
+        grads = torch.autograd.grad(y.sin().sum(), x) if is_trained else ()
+        found.append((y.detach(), *grads))
+        assert y.stride() == (288, 24, 1)
+    torch.testing.assert_close(*found)
+    report = live_reports()[-1]
+    notes = [line for line in report.passes if "needs no mask" in line]
+    assert notes == ([] if said is None else [notes[0]])
+    assert said is None or notes[0].endswith(f"needs no mask{said}")
+
+
+def test_masks_of_inputs_and_of_open_sizes_stay() -> None:
+    def fn(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        causal = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()
+        given = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return given + F.scaled_dot_product_attention(x, x, x, attn_mask=causal)
+
+    compiled = fusee.compile(fn, dynamic=True)
+    for n in (5, 9):
+        x, mask = torch.randn(1, 2, n, 8), torch.rand(n, n) > 0.5
+        torch.testing.assert_close(compiled(x, mask), fn(x, mask), equal_nan=True)
+    assert not any("needs no mask" in line for line in live_reports()[-1].passes)
