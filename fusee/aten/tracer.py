@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
 
+from fusee.aten.autocast import CASTS, as_autocast_calls, kind_of
 from fusee.aten.torch_api import (
     OpOverload,
     TorchDispatchMode,
@@ -22,7 +22,6 @@ from fusee.aten.torch_api import (
     is_missing_fake,
     is_opaque,
     op_name,
-    ops_with_kernel,
     storage_id,
 )
 from fusee.errors import MissingFake, TraceError, user_line
@@ -32,62 +31,6 @@ from fusee.source import Rules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.shape_env import Comparison, size_of, wrapped
 from fusee.sym.symint import same_ints
-
-# ---------------------------------------------------------------------------- autocast
-# Autocast on meta tensors: torch's cast policy, applied where its dispatcher would apply it.
-#
-# Autocast is a dispatch key of a device, and meta tensors have none. But every operator comes to
-# the tracer where it would come to that key, so its arguments are cast here, by torch's own list:
-# the operators registered for the key. Those named below cast down or promote, all others on the
-# list run in float32. Inside a listed operator autocast is off.
-#
-# source aten/src/ATen/autocast_mode.cpp; a test compares the kinds with what torch does
-
-Kind = Literal["lower", "float32", "promote"]
-
-_LOWER = frozenset(
-    "_addmm_activation _convolution _native_multi_head_attention addbmm addmm baddbmm bmm conv1d"
-    " conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d linalg_vecdot"
-    " linear matmul mkldnn_rnn_layer mm prelu scaled_dot_product_attention".split()
-)
-_PROMOTE = frozenset("cat index_copy stack".split())
-
-
-@functools.cache
-def kind_of(op: OpOverload) -> Kind | None:
-    """What autocast does to the arguments of `op` on the CPU; None if nothing."""
-    if op_name(op) not in ops_with_kernel("AutocastCPU"):
-        return None
-    name = op_name(op).removeprefix("aten::").partition(".")[0]
-    return "lower" if name in _LOWER else "promote" if name in _PROMOTE else "float32"
-
-
-def cast_arguments(
-    kind: Kind,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    convert: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments as autocast passes them on: floating tensors cast, float64 left alone."""
-    target = torch.float32 if kind == "float32" else torch.get_autocast_dtype("cpu")
-    if kind == "promote" and _any_float32((args, tuple(kwargs.values()))):
-        target = torch.float32
-
-    def cast(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            if x.dtype.is_floating_point and x.dtype not in (target, torch.float64):
-                return convert(x, target)
-            return x
-        return type(x)(map(cast, x)) if isinstance(x, (list, tuple)) else x
-
-    return tuple(map(cast, args)), {name: cast(x) for name, x in kwargs.items()}
-
-
-def _any_float32(x: Any) -> bool:
-    if isinstance(x, torch.Tensor):
-        return x.dtype is torch.float32
-    return isinstance(x, (list, tuple)) and any(map(_any_float32, x))
-
 
 # ---------------------------------------------------------------------------- functional
 # Functionalisation by storage: a traced program may write to tensors, its graph never does.
@@ -496,11 +439,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:
-            kind = kind_of(func)
+            device = self.device.type
+            kind = kind_of(func, device)
             if kind is not None:
+                lower = torch.get_autocast_dtype(device)
                 self.autocast = False
                 try:
-                    args, kwargs = cast_arguments(kind, args, kwargs, self.cast)
+                    given = as_autocast_calls(func, kind, lower, args, kwargs, self.cast)
+                    func, args, kwargs = given
                     return self.rule(func)(self, func, args, kwargs)
                 finally:
                     self.autocast = True
@@ -552,15 +498,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             return explicit(op, args, kwargs)
 
     def cast(self, x: torch.Tensor, dtype: torch.dtype) -> Any:
+        """As autocast does: what is on another device stays."""
+        if self.value(x).store.device.type != self.device.type:
+            return x
         return self.call(torch.ops.aten.to.dtype, x, dtype)
 
     def look_at_autocast(self) -> None:
         """Take over whether autocast is on. In __torch_dispatch__ torch always says that it isn't.
 
-        raises   TraceError if it is on for another device than the CPU
+        raises   TraceError if it is on for a device whose lists nobody here knows
         """
         self.autocast = torch.is_autocast_enabled(self.device.type)
-        if self.autocast and self.device.type != "cpu":
+        if self.autocast and self.device.type not in CASTS:
             raise self.b.unsupported(f"autocast on {self.device.type}")
 
     def value(self, x: torch.Tensor) -> TracedTensor:

@@ -98,10 +98,12 @@ class Again:
                 torch.Tag.nondeterministic_seeded in target.tags
             )
             if drawn:
-                generator: Any = node.kwargs.get("generator") or torch.default_generator
+                generator: Any = node.kwargs.get("generator") or _generator(node.meta["device"])
                 found[id(generator)] = generator
         self.generators = list(found.values())
-        self.autocast = joint.aten.no_autocast, torch.get_autocast_dtype("cpu")
+        kinds = {spec.device.type for spec in specs if spec.device is not None}
+        kind = next((x for x in kinds if x != "cpu"), "cpu")
+        self.autocast = kind, joint.aten.no_autocast, torch.get_autocast_dtype(kind)
         unsaved = [k for k in range(self.count) if k not in self.saved]
         self.others = [k for k in unsaved if k in self.written or specs[k].dtype is None]
         self.plain = [k for k in unsaved if k not in self.others]
@@ -224,12 +226,12 @@ class Again:
 
     @contextlib.contextmanager
     def _as_it_was(self, states: Sequence[Tensor]) -> Iterator[None]:
-        enabled, dtype = self.autocast
+        kind, enabled, dtype = self.autocast
         present = [generator.get_state() for generator in self.generators]
         try:
             for generator, state in zip(self.generators, states, strict=True):
                 generator.set_state(state)
-            with torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
+            with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False):
                 yield
         finally:
             for generator, state in zip(self.generators, present, strict=True):
@@ -263,6 +265,14 @@ class Again:
                 )
             found.append(result)
         return found
+
+
+def _generator(device: torch.device | str | None) -> torch.Generator:
+    """The one that random numbers on a device come from."""
+    where = torch.device(device or "cpu")
+    if where.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[where.index or 0]
 
 
 def _watch(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusee.aten.autocast import CASTS
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.graph import (
@@ -37,6 +38,7 @@ from fusee.aten.torch_api import (
     gradients,
     next_node_number,
     uses_flash_attention,
+    without_autocast,
     without_torch_functions,
 )
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
@@ -75,7 +77,10 @@ def _is_plain(x: Tensor) -> bool:
     return x.device.type == "meta"
 
 
-@_FUNCTIONS.rule(torch.nn.functional.scaled_dot_product_attention)
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+@_FUNCTIONS.rule(_ATTENTION)
 def _attention(
     t: Tracer,
     query: Tensor,
@@ -88,7 +93,7 @@ def _attention(
 ) -> Any:
     if not _is_plain(query):
         given = query, key, value, attn_mask, dropout_p, is_causal
-        return torch.nn.functional.scaled_dot_product_attention(*given, **options)
+        return _ATTENTION(*given, **options)
     mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
@@ -166,14 +171,16 @@ _ASKING: frozenset[Any] = frozenset(
 )
 
 
-def needs_devices(gm: fx.GraphModule) -> bool:
+def needs_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether operators of this graph are made of others in ways that ask for the device."""
-    if torch.is_autocast_enabled("cpu"):
+    if any(map(torch.is_autocast_enabled, CASTS)):
         return True
     modules = list(gm.modules())
     graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
+    is_on_cpu = all(x.device.type == "cpu" for x in example_inputs if isinstance(x, Tensor))
+    asking = _ASKING if is_on_cpu else _ASKING | {_ATTENTION}  # which has several kernels on GPUs
     return any(isinstance(module, torch.nn.RNNBase) for module in modules) or any(
-        node.target in _ASKING or getattr(node.target, "__name__", "") == "wrap_with_autocast"
+        node.target in asking or getattr(node.target, "__name__", "") == "wrap_with_autocast"
         for graph in graphs
         for node in graph.nodes
     )
@@ -251,7 +258,7 @@ def trace_joint(
                            forward or backward would raise
     """
     leaves = _Leaves()
-    with_devices = needs_devices(gm)
+    with_devices = needs_devices(gm, example_inputs)
     tracer, inputs = start(
         gm,
         example_inputs,
@@ -266,7 +273,7 @@ def trace_joint(
     with autocast_restored(), torch.enable_grad(), symbolic, unseen_by_hooks():
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         finish = _Finish(tracer, inputs, leaves, Results(inputs, returned))
-        with torch.autocast("cpu", enabled=False):
+        with without_autocast():
             finish.backward()
     torch.clear_autocast_cache()  # twins that autocast has cast
     return finish.joint(ambient)
@@ -309,7 +316,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
 
     def look_at_autocast(self) -> None:
         """Autocast is above autograd, and acts by itself on twins that say where they are."""
-        if self.device.type != "cpu" and torch.is_autocast_enabled(self.device.type):
+        if self.device.type not in CASTS and torch.is_autocast_enabled(self.device.type):
             raise self.b.unsupported(f"autocast on {self.device.type}")
 
 

@@ -310,7 +310,8 @@ def situation(examples: Sequence[Any]) -> Hashable:
         grad = (x.storage_offset(), x.requires_grad, x.is_leaf, x.is_inference(), is_state(x))
         same = objects.setdefault(id(x), k), storages.setdefault(storage, k)
         rows.append((*about, *grad, *same))
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    asked = torch.is_autocast_enabled, torch.get_autocast_dtype
+    autocast = [ask(device) for device in ("cpu", "cuda") for ask in asked]
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return tuple(rows), (*autocast, *modes, torch.get_default_dtype())
 

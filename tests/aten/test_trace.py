@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusee.aten.autocast import kind_of
 from fusee.aten.graph import AtenGraph, SymbolSource
 from fusee.aten.torch_api import below_autograd, ops_with_kernel
 from fusee.aten.trace import trace
-from fusee.aten.tracer import kind_of
 from fusee.errors import MissingFake, TraceError
 from tests.aten.harness import (
     assert_same_call,
@@ -428,17 +430,22 @@ class Seen(TorchDispatchMode):
     """Stops at the first operator that autocast passes on, keeping its tensors' dtypes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype):
+        casts = torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype
+        if func in (*casts, torch.ops.prim.device.default):
             return func(*args, **(kwargs or {}))
-        self.dtypes = {x.dtype for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)}
+        leaves = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+        self.dtypes = {x.dtype for x in leaves if x.is_floating_point()}
+        to_float = "softmax" in str(func) and args[2]
+        self.asked = torch.float32 if to_float else (kwargs or {}).get("dtype")
         raise StopIteration
 
 
-def _arguments(op: Any, dtype: torch.dtype) -> list[Any]:
+def _arguments(op: Any, dtype: torch.dtype, device: str) -> list[Any]:
     """Arguments that autocast accepts; the operator itself never runs."""
-    x = torch.empty(4, 4, dtype=dtype)
+    x = torch.empty(4, 4, dtype=dtype, device=device)
     values = {"Tensor": x, "List[Tensor]": [x, x], "int": 1, "List[int]": [1, 1], "float": 1.0}
     values |= {"bool": False, "str": "mean", "number": 1}
+    values["List[Optional[Tensor]]"] = [torch.zeros(4, dtype=torch.int64, device=device)]
     found = []
     for argument in op._schema.arguments:
         if argument.has_default_value():
@@ -448,20 +455,36 @@ def _arguments(op: Any, dtype: torch.dtype) -> list[Any]:
 
 
 # Overloads with named dimensions are gone from newer torch, and take no placeholder for a name.
-@pytest.mark.parametrize(
-    "name", sorted(n for n in ops_with_kernel("AutocastCPU") if "imname" not in n)
-)
-def test_autocast_kinds_are_torchs(name: str) -> None:
+CASTING = [
+    (device, name)
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA"))
+    for name in sorted(ops_with_kernel(key))
+    if "imname" not in name and "names" not in name and name != "aten::binary_cross_entropy"
+]
+
+
+@pytest.mark.parametrize(("device", "name"), CASTING)
+def test_autocast_kinds_are_torchs(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     dtypes = []
     for dtype in (torch.float32, torch.bfloat16):
-        args, seen = _arguments(op, dtype), Seen()
-        stops = pytest.raises(StopIteration)
-        with stops, torch.autocast("cpu", torch.bfloat16), below_autograd(), seen:
-            op(*args)
-        dtypes.append(seen.dtypes)
+        with FakeTensorMode() if device == "cuda" else contextlib.nullcontext():
+            args, seen = _arguments(op, dtype, device), Seen()
+            before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            torch.set_autocast_enabled(device, True)
+            torch.set_autocast_dtype(device, torch.bfloat16)
+            try:
+                with pytest.raises(StopIteration), below_autograd(), seen:
+                    op(*args)
+            finally:
+                torch.set_autocast_enabled(device, before[0])
+                torch.set_autocast_dtype(device, before[1])
+        dtypes.append(seen.dtypes | ({seen.asked} if seen.asked else set()))
     lower, single = {torch.bfloat16}, {torch.float32}
+    both = {torch.float32, torch.bfloat16}
     kinds = {"lower": [lower, lower], "float32": [single, single], "promote": [single, lower]}
-    kind = kind_of(op)
+    kinds |= {"dtype": [single, both], "norm": [single, both]}
+    kind = kind_of(op, device)
     assert kind is not None and dtypes == kinds[kind]

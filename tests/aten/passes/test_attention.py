@@ -113,8 +113,8 @@ def test_masks_that_are_known(name: str, is_trained: bool) -> None:
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         q, k, v = (x * factor for factor in (1, 2, 3))
-        heads = (y.view(2, 12, 3, 8).transpose(1, 2) for y in (q, k, v))
-        attended = F.scaled_dot_product_attention(*heads, attn_mask=make(12))
+        q, k, v = (y.view(2, 12, 3, 8).transpose(1, 2) for y in (q, k, v))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=make(12))
         return attended.transpose(1, 2).reshape(2, 12, 24)
 
     compiled, found = fusee.compile(fn), []

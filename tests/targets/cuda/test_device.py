@@ -200,6 +200,42 @@ def test_training() -> None:
     close(found[0], found[1], 2e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype) -> None:
+    net, x = Block().cuda(), torch.randn(2, 32, 256, device="cuda")
+    compiled, found = fusee.compile(net), []
+    for call in (compiled, net):
+        net.zero_grad()
+        with torch.autocast("cuda", dtype):
+            y = call(x)
+        y.float().square().mean().backward()
+        with torch.no_grad(), torch.autocast("cuda", dtype):
+            grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+            found.append((y.detach(), call(x), grads))
+    close(found[0], found[1], 3e-2)
+    assert [y.dtype for y in found[0][:2]] == [y.dtype for y in found[1][:2]]
+    assert not any(report.eager for report in live_reports()[-2:])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_in_training(dtype: torch.dtype, dropout: float) -> None:
+    """Torch chooses the kernel, whose numbers are drawn as eager's."""
+    found = []
+    q, k, v = (torch.randn(2, 4, 64, 64, device="cuda", dtype=dtype) for _ in range(3))
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+
+    for call in (fusee.compile(fn), fn):
+        given = [x.clone().requires_grad_() for x in (q, k, v)]
+        torch.manual_seed(1)
+        y = call(*given)
+        found.append((y.detach(), *torch.autograd.grad(y.float().sin().sum(), given)))
+    close(found[0], found[1], 2e-2 if dtype is torch.bfloat16 else 1e-3)
+    assert not live_reports()[-1].eager
+
+
 def test_open_sizes() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.softmax(F.gelu(x), -1) / x.shape[0]

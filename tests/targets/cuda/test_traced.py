@@ -120,3 +120,25 @@ def test_what_is_elsewhere_is_atens() -> None:
         ("aten.exp.default", True),
         ("aten.zeros_like.default", True),
     ]
+
+
+def test_autocast_casts_as_on_a_gpu() -> None:
+    def build(call: Node, x: fx.Node) -> fx.Node:
+        y = call(torch.mm, x, call(torch.t, x))
+        return call(torch.sum, call(torch.softmax, call(torch.cat, [y, y]), -1))
+
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        aten = traced(build, "cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+    found = {
+        str(x.target).split(".")[1]: x.meta["val"].dtype
+        for x in aten.graph.nodes
+        if "aten" in str(x.target)
+    }
+    assert found["mm"] is found["cat"] is torch.bfloat16
+    assert found["_softmax"] is found["sum"] is torch.float32
