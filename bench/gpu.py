@@ -1,0 +1,332 @@
+"""Models on one NVIDIA GPU: `python -m bench.gpu` measures models x columns; JSON and a table.
+
+    first    the first call with empty caches, in a new process: seconds, agreement with eager
+    turns    milliseconds of a call, columns taking turns in one process
+    memory   peak bytes that torch reserves over ten calls, in a new process
+
+Columns: eager, TorchInductor, the same in mode reduce-overhead, fusee.compile. Random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+
+import fusee
+from bench.child import Failed, measure
+from bench.report import geomean, update_page
+from bench.results_file import Results, Row
+from fusee.backends import native
+from fusee.targets.cuda import CUDA
+
+HERE = Path(__file__).parent
+MODULE = "bench.gpu"
+COLUMNS = ("eager", "inductor", "reduce-overhead", "compile")
+TITLES = {
+    "eager": "eager",
+    "inductor": "TorchInductor",
+    "reduce-overhead": "reduce-overhead",
+    "compile": "fusee.compile",
+}
+KINDS = ("first", "turns", "memory")
+MARKS = ("<!-- gpu:begin -->", "<!-- gpu:end -->")
+
+Step = Callable[[Callable[..., Any]], Any]
+
+
+class Program(NamedTuple):
+    """A module and what one call of it, or of what was compiled of it, does.
+
+    asked   milliseconds of a call and seconds of a first one that the project set out for
+    """
+
+    make: Callable[[], tuple[nn.Module, Step]]
+    asked: tuple[float | None, float | None] = (None, None)
+
+
+def _models() -> Any:
+    return importlib.import_module("transformers")
+
+
+def _forward(module: nn.Module, *inputs: Tensor) -> tuple[nn.Module, Step]:
+    def step(call: Callable[..., Any]) -> Any:
+        with torch.no_grad():
+            return _first(call(*inputs))
+
+    return module.eval(), step
+
+
+def _train(
+    module: nn.Module, loss: Callable[[Any], Tensor], *inputs: Tensor
+) -> tuple[nn.Module, Step]:
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
+
+    def step(call: Callable[..., Any]) -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        found = loss(_first(call(*inputs)))
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    return module.train(), step
+
+
+def _first(found: Any) -> Tensor:
+    """Logits, or hidden states."""
+    return found if isinstance(found, Tensor) else found[0]
+
+
+def _mean(x: Tensor) -> Tensor:
+    return x.float().square().mean()
+
+
+def _ids(vocabulary: int, *shape: int) -> Tensor:
+    return torch.randint(0, vocabulary, shape, device="cuda")
+
+
+def _bert() -> nn.Module:
+    found = _models()
+    return found.BertModel(found.BertConfig()).to("cuda", torch.bfloat16)
+
+
+def _gpt2() -> nn.Module:
+    found = _models()
+    config = found.GPT2Config(use_cache=False)
+    return found.GPT2LMHeadModel(config).to("cuda", torch.bfloat16)
+
+
+def _llama() -> nn.Module:
+    found = _models()
+    config = found.LlamaConfig(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=128256, use_cache=False,
+    )  # fmt: skip
+    return found.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+
+
+def _vision(name: str, dtype: torch.dtype) -> nn.Module:
+    if name.startswith("vit"):
+        made = importlib.import_module("timm").create_model(name)
+    else:
+        made = getattr(importlib.import_module("torchvision.models"), name)()
+    return made.to("cuda", dtype)
+
+
+def _images(count: int, side: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(count, 3, side, side, device="cuda", dtype=dtype)
+
+
+def _mlp() -> tuple[nn.Module, Step]:
+    layers = [(nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256)) for _ in range(12)]
+    module = nn.Sequential(*(layer for three in layers for layer in three)).cuda()
+    return _forward(module, torch.randn(64, 256, device="cuda"))
+
+
+def _densenet_step() -> tuple[nn.Module, Step]:
+    target = torch.randint(0, 1000, (16,), device="cuda")
+    module = _vision("densenet121", torch.float32)
+    return _train(module, lambda y: nn.functional.cross_entropy(y, target), _images(16, 128))
+
+
+HALF = torch.bfloat16
+PROGRAMS = {
+    "bert": Program(lambda: _forward(_bert(), _ids(30_000, 16, 256)), (2.3, 0.9)),
+    "vit": Program(
+        lambda: _forward(_vision("vit_base_patch16_224", HALF), _images(32, 224, HALF)), (2.75, 0.8)
+    ),
+    "llama, one token": Program(lambda: _forward(_llama(), _ids(100_000, 1, 1)), (0.95, 0.9)),
+    "llama, 1,024 tokens": Program(lambda: _forward(_llama(), _ids(100_000, 1, 1024))),
+    "densenet121": Program(
+        lambda: _forward(_vision("densenet121", torch.float32), _images(16, 128)), (1.8, 1.5)
+    ),
+    "resnet50": Program(lambda: _forward(_vision("resnet50", HALF), _images(64, 224, HALF))),
+    "mlp": Program(_mlp, (0.13, 0.3)),
+    "densenet121, training": Program(_densenet_step, (8.5, 5.0)),
+    "gpt2, training": Program(lambda: _train(_gpt2(), _mean, _ids(50_000, 8, 512)), (13.8, 2.5)),
+    "bert, training": Program(lambda: _train(_bert(), _mean, _ids(30_000, 16, 256))),
+    "resnet50, training": Program(
+        lambda: _train(_vision("resnet50", HALF), _mean, _images(64, 224, HALF))
+    ),
+}
+
+
+def compiled(column: str, module: nn.Module) -> Callable[..., Any]:
+    if column == "eager":
+        return module
+    if column == "compile":
+        native.TARGETS.setdefault("cuda", CUDA())  # no public name leads there yet
+        return fusee.compile(module)
+    mode = None if column == "inductor" else column
+    found: Callable[..., Any] = torch.compile(module, mode=mode)
+    return found
+
+
+def first(program: Program, column: str) -> Row:
+    """Seconds of the first call, and how far its result is from eager's, of the largest there."""
+    torch.manual_seed(0)
+    module, step = program.make()
+    state = torch.cuda.get_rng_state()
+    want = step(module)
+    torch.manual_seed(0)
+    module, step = program.make()
+    torch.cuda.set_rng_state(state)
+    call = compiled(column, module)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    got = step(call)
+    torch.cuda.synchronize()
+    taken = time.perf_counter() - begin
+    away = (got.double() - want.double()).abs().max() / want.double().abs().max()
+    return {"first_s": taken, "away": away.item()}
+
+
+def memory(program: Program, column: str) -> Row:
+    module, step = program.make()
+    call = compiled(column, module)
+    for _ in range(10):
+        step(call)
+    torch.cuda.synchronize()
+    return {"reserved_bytes": torch.cuda.max_memory_reserved()}
+
+
+def turns(program: Program, columns: Sequence[str], seconds: float) -> Row:
+    """Per column: the median of what calls take, a few at a time between two events."""
+    module, step = program.make()
+    calls = {column: compiled(column, module) for column in columns}
+    for call in calls.values():
+        for _ in range(4):  # recordings are made
+            step(call)
+    taken: dict[str, list[float]] = {column: [] for column in columns}
+    end = time.perf_counter() + seconds * len(columns)
+    while time.perf_counter() < end or len(taken[columns[0]]) < 5:
+        for column, call in calls.items():
+            step(call)
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+            for _ in range(5):
+                step(call)
+            marks[1].record()
+            torch.cuda.synchronize()
+            taken[column].append(marks[0].elapsed_time(marks[1]) / 5)
+    return {column: {"median_ms": statistics.median(x)} for column, x in taken.items()}
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def as_markdown(data: Row) -> str:
+    """First calls, times of a call, memory, and where it was measured."""
+    parts = []
+    for title, kind, name, show in _TABLES:
+        parts += [title, "", f"| model | {' | '.join(TITLES.values())} | asked | stock / ours |"]
+        parts.append("|---" * (len(COLUMNS) + 3) + "|")
+        gained = []
+        for model, rows in data["models"].items():
+            found = [rows.get(kind, {}).get(column, {}).get(name) for column in COLUMNS]
+            if all(x is None for x in found):
+                continue
+            stock = [x for x in found[:3] if x is not None]
+            stock = stock[1:] if kind == "first" else stock  # eager has nothing to compile
+            gain = min(stock) / found[3] if stock and found[3] else None
+            gained += [gain] if gain else []
+            asked = PROGRAMS[model].asked[kind == "first"] if model in PROGRAMS else None
+            cells = [*map(show, found), "" if asked is None or kind == "memory" else f"{asked}"]
+            parts.append(f"| {model} | {' | '.join(cells)} | {f'{gain:.2f}x' if gain else '-'} |")
+        mean = geomean(gained)
+        parts += ["", f"Geometric mean of the last column: {mean:.2f}x." if mean else "", ""]
+    about = data["machine"]
+    parts.append(f"{about.get('gpu', '')}, torch {about['torch']}, Python {about['python']}")
+    parts[-1] += f", {about['date']}. Further from eager than a hundredth: " + (
+        ", ".join(_far(data)) or "none"
+    )
+    return "\n".join(parts) + "\n"
+
+
+def _far(data: Row) -> list[str]:
+    away = {m: rows.get("first", {}).get("compile", {}) for m, rows in data["models"].items()}
+    return [model for model, row in away.items() if not row.get("away", 0.0) <= 0.01]
+
+
+def _shown(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
+    return lambda x: "-" if x is None else form.format(x / scale)
+
+
+_TABLES: tuple[tuple[str, str, str, Callable[[float | None], str]], ...] = (
+    ("First call with empty caches, in seconds", "first", "first_s", _shown("{:.2f}")),
+    ("A call, in milliseconds", "turns", "median_ms", _shown("{:.3f}")),
+    ("Memory that torch reserves, in MiB", "memory", "reserved_bytes", _shown("{:.0f}", 2**20)),
+)
+
+
+# ------------------------------------------------------------------------------ all of them
+
+
+def _run(given: argparse.Namespace) -> None:
+    results, columns = Results(given.results), given.columns.split(",")
+    results.data["machine"]["gpu"] = torch.cuda.get_device_name()
+    jobs = []
+    for name in given.programs.split(";"):
+        for kind in given.kinds.split(","):
+            jobs += [(name, kind, c) for c in (columns if kind != "turns" else [",".join(columns)])]
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=(console := Console())) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for name, kind, column in jobs:
+            progress.update(task, description=f"{name}: {kind} {column}")
+            arguments = ["measure", kind, name, column, "--seconds", str(given.seconds)]
+            with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
+                try:
+                    found = measure(arguments, Path(caches), 300, module=MODULE)
+                except Failed as error:
+                    console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
+                    found = {"error": str(error)}
+            for one, row in (
+                found if "," in column and "error" not in found else {column: found}
+            ).items():
+                results.put(name, kind, one, row)
+            progress.advance(task)
+    text = as_markdown(results.data)
+    given.results.with_suffix(".md").write_text(text)
+    if given.page is not None:
+        update_page(text, given.page, MARKS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    one = commands.add_parser("measure", help="one measurement in this process, as JSON")
+    one.add_argument("kind", choices=KINDS)
+    one.add_argument("program")
+    one.add_argument("columns")
+    one.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--programs", default=";".join(PROGRAMS), help="names, parted by ;")
+    parser.add_argument("--columns", default=",".join(COLUMNS))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "gpu.json")
+    parser.add_argument("--page", type=Path, help="write the table into this page, too")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of turns, per column")
+    given = parser.parse_args()
+    if given.command is None:
+        _run(given)
+        return
+    program, columns = PROGRAMS[given.program], given.columns.split(",")
+    if given.kind == "turns":
+        print(json.dumps(turns(program, columns, given.seconds)))
+    else:
+        print(json.dumps({"first": first, "memory": memory}[given.kind](program, columns[0])))
+
+
+if __name__ == "__main__":
+    main()
