@@ -237,11 +237,11 @@ def compile_aten(
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, count, target, report)
         kept = _kept(aten, derived, loops)
-        schedule = step("fuse", fuse, loops, merge=options.fuse)
-        plan = step("memory", plan_memory, schedule, large_bytes)
         how: Any = {"consumed": consumes, "spread": plain, "refuse": refuse}
         how["followed"] = any(one.sources for one in derived)
         arguments = _arguments(aten, aten.inputs[:count], loops, **how)
+        schedule = step("fuse", fuse, loops, merge=options.fuse)
+        plan = step("memory", plan_memory, schedule, large_bytes)
         run, functions, report.replays = target.build(plan, arguments, kept, options, report.timed)
     _fill_report(report, plan, functions)
     return run if plain else returning(aten, run, spread=False)
