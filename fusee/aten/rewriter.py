@@ -22,10 +22,8 @@ import torch
 from torch import Tensor, fx
 
 from fusee.aten.boundary import DERIVATIONS
-from fusee.aten.graph import AtenGraph, arguments, is_deterministic
-from fusee.aten.torch_api import OpOverload
+from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
-from fusee.fake.layouts import like
 from fusee.sym.expr import Expr, hint
 from fusee.sym.symint import same_ints
 
@@ -309,101 +307,3 @@ def _rewrite(
             like=node, val=out, scale=scale,
         )  # fmt: skip
     edit.become(node, aten.view.default, made, list(val(node).shape))
-
-
-# ---------------------------------------------------------------------------- masks
-# A mask that depends on no input is looked at: one that hides nothing goes, one that hides what
-# comes later becomes `is_causal`.
-#
-# Libraries make such masks where they believe to be traced (transformers does). ATen's kernels are
-# faster without, and on a GPU the fastest ones take no mask.
-
-_MASKED = (
-    aten.scaled_dot_product_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-)
-# Calls that a mask is made of, and its elements: more are not computed ahead.
-_MOST_CALLS, _MOST_ELEMENTS = 100, 2**24
-
-
-def known_masks(edit: Editor) -> None:
-    """Run the pass."""
-    found: dict[fx.Node, bool | None] = {}  # by mask: what `is_causal` takes its place, if one does
-    known: dict[fx.Node, Any] = {}
-    # without a mask results are laid out as queries are; as_strided would see that
-    is_strided = any(edit.calls(aten.as_strided.default))
-    for node in edit.calls(*_MASKED):
-        named = arguments(node)
-        mask = named["attn_mask"]
-        if not isinstance(mask, fx.Node) or named["is_causal"]:
-            continue
-        if mask not in found:
-            found[mask] = _as_causal(_computed(edit, mask, known))
-        if found[mask] is None:
-            continue
-        edit.notes.append(f"{node} needs no mask" + ", it is causal" * bool(found[mask]))
-        named.update(attn_mask=None, is_causal=found[mask])
-        by_name = [x.name for x in node.target._schema.arguments if x.kwarg_only]  # type: ignore[union-attr]
-        kwargs = {name: named.pop(name) for name in by_name}
-        edit.become(node, node.target, *named.values(), **kwargs)  # type: ignore[arg-type]
-        q, own = val(named["query"]), node.meta["val"]
-        if is_strided or edit.aten.symbols or isinstance(own, tuple) or own.shape != q.shape:
-            continue
-        node.meta["val"] = own.new_empty_strided(own.shape, like(q, q.dtype).stride)
-    for node in reversed(list(edit.graph.nodes) if known else ()):
-        if node in known and not node.users:  # what may raise, such as an index, did not
-            edit.graph.erase_node(node)
-
-
-def _computed(edit: Editor, mask: fx.Node, known: dict[fx.Node, Any]) -> Tensor | None:
-    """The values of a mask; None if they depend on an input or on a size, or are many.
-
-    known   receives what it is computed of
-    """
-    waiting = [mask]
-    while waiting:
-        node = waiting[-1]
-        missing = [x for x in node.all_input_nodes if x not in known]
-        waiting += missing
-        if node.op == "get_attr":
-            known[node] = edit.aten.constants[str(node.target)].cpu()
-        elif not _is_computable(node) or len(known) > _MOST_CALLS:
-            return None
-        elif not missing and node not in known:
-            kwargs = {**node.kwargs, **({"device": "cpu"} if "device" in node.kwargs else {})}
-            args, kwargs = fx.map_arg((node.args, kwargs), known.get)
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        if not missing:
-            waiting.pop()
-    values: Tensor = known[mask]
-    return values
-
-
-def _is_computable(node: fx.Node) -> bool:
-    op, result = node.target, node.meta.get("val")
-    if not isinstance(op, OpOverload) or not isinstance(result, Tensor):
-        return False
-    leaves: list[Any] = [*result.shape]
-    fx.node.map_aggregate((node.args, node.kwargs), leaves.append)
-    is_open = any(isinstance(leaf, (Expr, torch.SymInt)) for leaf in leaves)
-    random = torch.Tag.nondeterministic_seeded in op.tags
-    if op._schema.is_mutable or random or is_open:
-        return False
-    return math.prod(result.shape) <= _MOST_ELEMENTS
-
-
-def _as_causal(mask: Tensor | None) -> bool | None:
-    """False: it hides nothing; True: what comes later, alone; None: something else."""
-    if mask is None:
-        return None
-    for axis, step in enumerate(mask.stride()):
-        mask = mask.narrow(axis, 0, 1) if step == 0 and axis < mask.dim() - 2 else mask
-    is_open = mask if mask.dtype is torch.bool else mask == 0
-    if is_open.all():
-        return False
-    if mask.dtype is not torch.bool and (mask[~is_open] > torch.finfo(mask.dtype).min).any():
-        return None
-    queries, keys = mask.shape[-2:]
-    causal = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return True if queries == keys and (is_open == causal).all() else None

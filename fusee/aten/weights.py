@@ -30,7 +30,8 @@ from fusee.aten.graph import (
     last_reads,
     tensor_input,
 )
-from fusee.aten.rewriter import Editor, Pass, known_masks, only_user, val
+from fusee.aten.masks import known_masks
+from fusee.aten.rewriter import Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
 

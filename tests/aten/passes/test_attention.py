@@ -131,14 +131,55 @@ def test_masks_that_are_known(name: str, is_trained: bool) -> None:
     assert said is None or notes[0].endswith(f"needs no mask{said}")
 
 
-def test_masks_of_inputs_and_of_open_sizes_stay() -> None:
-    def fn(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        causal = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()
-        given = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-        return given + F.scaled_dot_product_attention(x, x, x, attn_mask=causal)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_open_sizes(name: str) -> None:
+    make, said = MASKS[name]
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=make(x.shape[-2]))
 
     compiled = fusee.compile(fn, dynamic=True)
-    for n in (5, 9):
-        x, mask = torch.randn(1, 2, n, 8), torch.rand(n, n) > 0.5
-        torch.testing.assert_close(compiled(x, mask), fn(x, mask), equal_nan=True)
+    for n in (5, 9, 7):
+        x = torch.randn(2, 2, n, 8)
+        torch.testing.assert_close(compiled(x), fn(x))
+    notes = [line for line in live_reports()[-1].passes if "needs no mask" in line]
+    assert len(notes) == (said is not None)
+
+
+def test_one_query_sees_all_that_came_before() -> None:
+    """A step of decoding: keys of a cache that grows, and the query's place behind them."""
+
+    def fn(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        n = k.shape[-2]
+        mask = torch.arange(n)[None] <= torch.arange(n - 1, n)[:, None]
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    compiled = fusee.compile(fn, dynamic=True)
+    for n in (5, 9, 7):
+        q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, n, 8)
+        torch.testing.assert_close(compiled(q, k), fn(q, k))
+    assert any("needs no mask" in line for line in live_reports()[-1].passes)
+
+
+def test_masks_of_inputs_stay() -> None:
+    def fn(x: torch.Tensor, mask: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        given = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        shifted = torch.arange(x.shape[-2]) + n >= 0
+        return given + F.scaled_dot_product_attention(x, x, x, attn_mask=shifted[:, None])
+
+    compiled = fusee.compile(fn)
+    x, mask = torch.randn(1, 2, 5, 8), torch.rand(5, 5) > 0.3
+    for n in (0, -2):
+        args = x, mask, torch.tensor(n)
+        torch.testing.assert_close(compiled(*args), fn(*args), equal_nan=True)
     assert not any("needs no mask" in line for line in live_reports()[-1].passes)
+
+
+def test_an_index_that_is_out_of_range_still_raises() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        far = torch.zeros(4, dtype=torch.bool)[torch.arange(5)]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=(far | True)[None])
+
+    for call in (fusee.compile(fn), fn):
+        with pytest.raises(IndexError, match="out of bounds"):
+            call(torch.randn(1, 2, 5, 8))

@@ -1,0 +1,432 @@
+"""Attention masks that depend on no input: one that hides nothing goes, one that hides what comes
+later becomes `is_causal`.
+
+Libraries make such masks where they are traced (transformers does). ATen's kernels are faster
+without, and on a GPU the fastest ones take no mask. A mask is followed at one place (q, k) that
+stands for all, through what it was computed of, to a number or a relation of sizes and places: so
+the answer holds for sizes that are open, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fusee.aten.graph import arguments
+from fusee.aten.rewriter import Editor, val
+from fusee.aten.torch_api import OpOverload
+from fusee.fake.layouts import like
+from fusee.source import Rules
+from fusee.sym.expr import Expr, Size, Symbol, known_ge, known_lt, substitute
+
+aten = torch.ops.aten
+
+_MASKED = (
+    aten.scaled_dot_product_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+)
+_MOST_STEPS = 1000  # of following one mask
+
+
+class Choice(NamedTuple):
+    """`yes` where `rest` is at least 0, else `no`; both are numbers or bools."""
+
+    rest: Size
+    yes: Any
+    no: Any
+
+
+# What an element is: a Size, a number, a bool, a Choice
+Element = Any
+Index = tuple[Size, ...]
+
+
+class _Unknown(Exception):
+    """An element that depends on an input, or on more than this module follows."""
+
+
+def known_masks(edit: Editor) -> None:
+    """Run the pass."""
+    found: dict[fx.Node, bool | None] = {}  # by mask: what `is_causal` takes its place, if one does
+    # without a mask results are laid out as queries are; as_strided would see that
+    is_strided = any(edit.calls(aten.as_strided.default))
+    for node in edit.calls(*_MASKED):
+        named = arguments(node)
+        mask = named["attn_mask"]
+        if not isinstance(mask, fx.Node) or named["is_causal"]:
+            continue
+        if mask not in found:
+            found[mask] = _Followed(edit).as_causal(mask)
+        if found[mask] is None:
+            continue
+        edit.notes.append(f"{node} needs no mask" + ", it is causal" * bool(found[mask]))
+        named.update(attn_mask=None, is_causal=found[mask])
+        op: Any = node.target
+        kwargs = {x.name: named.pop(x.name) for x in op._schema.arguments if x.kwarg_only}
+        edit.become(node, op, *named.values(), **kwargs)
+        q, own = val(named["query"]), node.meta["val"]
+        if is_strided or edit.aten.symbols or isinstance(own, tuple) or own.shape != q.shape:
+            continue
+        node.meta["val"] = own.new_empty_strided(own.shape, like(q, q.dtype).stride)
+    if found:
+        _drop_certain(edit)
+
+
+def _drop_certain(edit: Editor) -> None:
+    """Nobody's `x[index]` goes, where all places are known to be in `x`: it cannot raise."""
+    for node in reversed(list(edit.calls(aten.index.Tensor))):
+        if not node.users and _Followed(edit).is_within(node):
+            sources = node.all_input_nodes
+            edit.graph.erase_node(node)
+            edit.erase(*sources)
+
+
+class _Followed:
+    """Elements of the values of a graph."""
+
+    def __init__(self, edit: Editor) -> None:
+        self.edit, self.steps = edit, 0
+
+    def shape(self, node: fx.Node) -> list[Size]:
+        return [n if type(n) is int else self.edit.aten.to_size(n) for n in val(node).shape]
+
+    def anywhere(self, shape: Sequence[Size]) -> Index:
+        """A place that stands for all of a shape."""
+        return tuple([0 if n == 1 else Symbol(f"i{k}", 0, n).expr for k, n in enumerate(shape)])
+
+    def as_causal(self, mask: fx.Node) -> bool | None:
+        """False: it hides nothing; True: what comes later, alone; None: something else."""
+        shape = self.shape(mask)
+        at = self.anywhere(shape)
+        try:
+            found = self.at(mask, at)
+        except _Unknown:
+            return None
+        if not isinstance(found, Choice):
+            return False if self._is_open(found) else None
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return None
+        if self._is_open(found.no):
+            found = Choice(-1 - found.rest, found.no, found.yes)
+        hides = self._is_open(found.yes) and self._is_hidden(found.no, val(mask).dtype)
+        return True if hides and found.rest == at[-2] - at[-1] else None
+
+    def is_within(self, node: fx.Node) -> bool:
+        """Whether all indices of an `index.Tensor` are places of the tensor."""
+        x, given = node.args
+        assert isinstance(x, fx.Node) and isinstance(given, (list, tuple))
+        try:
+            for n, index in zip(self.shape(x), given):
+                if isinstance(index, fx.Node):
+                    i = self.at(index, self.anywhere(self.shape(index)))
+                    if not _is_size(i) or not (known_ge(i, 0) and known_lt(i, n)):
+                        return False
+        except _Unknown:
+            return False
+        return True
+
+    @staticmethod
+    def _is_open(x: Element) -> bool:
+        return x is True or (type(x) in (int, float) and x == 0)
+
+    @staticmethod
+    def _is_hidden(x: Element, dtype: torch.dtype) -> bool:
+        return x is False or (type(x) is float and x <= torch.finfo(dtype).min)
+
+    # ------------------------------------------------------------------------------ elements
+
+    def at(self, node: Any, index: Index) -> Element:
+        """An element of a value, or a number among arguments. raises _Unknown"""
+        if not isinstance(node, fx.Node):
+            if isinstance(node, (bool, int, float, Expr)):
+                return node
+            raise _Unknown
+        self.steps += 1
+        rule = _RULES.get(node.target) if isinstance(node.target, OpOverload) else None
+        if rule is None or self.steps > _MOST_STEPS or not isinstance(node.meta["val"], Tensor):
+            raise _Unknown
+        return rule(self, node, index)
+
+    def operand(self, node: Any, index: Index) -> Element:
+        """An element of what is broadcast."""
+        if not isinstance(node, fx.Node):
+            return self.at(node, ())
+        shape = self.shape(node)
+        own = index[len(index) - len(shape) :]
+        return self.at(node, tuple([0 if n == 1 else i for n, i in zip(shape, own, strict=True)]))
+
+
+def _is_size(x: Element) -> bool:
+    return type(x) is int or isinstance(x, Expr)
+
+
+def _chosen(rest: Size, yes: Element, no: Element) -> Element:
+    if known_ge(rest, 0) or yes is no:
+        return yes
+    if known_ge(-1 - rest, 0):
+        return no
+    if isinstance(yes, (Choice, Expr)) or isinstance(no, (Choice, Expr)):
+        raise _Unknown
+    return Choice(rest, yes, no)
+
+
+def _mapped(function: Callable[..., Any], *given: Element) -> Element:
+    """A function of numbers, of elements of which at most one is a choice."""
+    choices = [x for x in given if isinstance(x, Choice)]
+    if not choices:
+        return function(*given)
+    if any(x.rest != choices[0].rest for x in choices):
+        raise _Unknown
+    sides = [
+        function(*(getattr(x, side) if isinstance(x, Choice) else x for x in given))
+        for side in ("yes", "no")
+    ]
+    return _chosen(choices[0].rest, *sides)
+
+
+def _compared(name: str, a: Element, b: Element) -> Element:
+    if not (_is_size(a) and _is_size(b)):
+        if isinstance(a, Expr) or isinstance(b, Expr):
+            raise _Unknown
+        return _mapped(getattr(operator, name), a, b)
+    if name in ("eq", "ne"):
+        if a == b:
+            return name == "eq"
+        if known_ge(a - b - 1, 0) or known_ge(b - a - 1, 0):
+            return name == "ne"
+        raise _Unknown
+    rest = {"ge": a - b, "gt": a - b - 1, "le": b - a, "lt": b - a - 1}[name]
+    return _chosen(rest, True, False)
+
+
+def _both(a: Element, b: Element) -> Element:
+    if a is False or b is False:
+        return False
+    if a is True or a == b:
+        return b
+    if b is True:
+        return a
+    raise _Unknown
+
+
+def _calculated(function: Callable[..., Any]) -> Callable[..., Element]:
+    def run(a: Element, b: Element) -> Element:
+        if isinstance(a, Expr) or isinstance(b, Expr):
+            if not (_is_size(a) and _is_size(b)):
+                raise _Unknown
+        return _mapped(function, a, b)
+
+    return run
+
+
+# ------------------------------------------------------------------------------ rules
+
+_RULES: Rules[OpOverload, Callable[[_Followed, fx.Node, Index], Element]] = Rules()
+
+
+def _overloads(*names: str) -> list[OpOverload]:
+    return [
+        getattr(getattr(aten, name), overload)
+        for name in names
+        for overload in getattr(aten, name).overloads()
+        if overload in ("default", "Tensor", "Scalar", "self", "start", "start_step", "ScalarSelf")
+    ]
+
+
+def _rule_of_elements(names: Sequence[str], function: Callable[..., Element]) -> None:
+    def rule(f: _Followed, node: fx.Node, index: Index) -> Element:
+        if node.kwargs.get("alpha", 1) != 1:
+            raise _Unknown
+        return function(*(f.operand(x, index) for x in node.args))
+
+    for op in _overloads(*names):
+        _RULES[op] = rule
+
+
+def _not(x: Element) -> Element:
+    return _mapped(operator.not_, x)
+
+
+_rule_of_elements(["add"], _calculated(operator.add))
+_rule_of_elements(["sub"], _calculated(operator.sub))
+_rule_of_elements(["mul"], _calculated(operator.mul))
+_rule_of_elements(["rsub"], _calculated(lambda a, b: b - a))
+for _name in ("ge", "gt", "le", "lt", "eq", "ne"):
+    _rule_of_elements([_name], lambda a, b, name=_name: _compared(name, a, b))
+_rule_of_elements(["__and__", "bitwise_and", "logical_and"], _both)
+_rule_of_elements(
+    ["__or__", "bitwise_or", "logical_or"], lambda a, b: _not(_both(_not(a), _not(b)))
+)
+_rule_of_elements(["logical_not", "bitwise_not"], _not)
+
+
+def _where(condition: Element, yes: Element, no: Element) -> Element:
+    if isinstance(condition, Choice):
+        sides = (yes if side else no for side in condition[1:])
+        return _chosen(condition.rest, *sides)
+    return yes if condition else no
+
+
+_rule_of_elements(["where"], _where)
+_rule_of_elements(["masked_fill"], lambda x, mask, value: _where(mask, value, x))
+
+
+@_RULES.rule(*_overloads("arange"))
+def _arange(f: _Followed, node: fx.Node, index: Index) -> Element:
+    named = arguments(node)
+    start, step = named.get("start", 0), named.get("step", 1)
+    if val(node).dtype.is_floating_point or not (_is_size(start) and _is_size(step)):
+        raise _Unknown
+    return start + index[0] * step
+
+
+@_RULES.rule(*_overloads("full", "new_full", "full_like"))
+def _full(f: _Followed, node: fx.Node, index: Index) -> Element:
+    found = f.at(arguments(node)["fill_value"], ())
+    return found if isinstance(found, Expr) else _typed(val(node).dtype)(found)
+
+
+def _typed(dtype: torch.dtype) -> Callable[[Any], Any]:
+    return bool if dtype is torch.bool else float if dtype.is_floating_point else int
+
+
+def _fill(value: int) -> Callable[..., Element]:
+    def rule(f: _Followed, node: fx.Node, index: Index) -> Element:
+        return _typed(val(node).dtype)(value)
+
+    return rule
+
+
+_RULES.rule(*_overloads("ones", "new_ones", "ones_like"))(_fill(1))
+_RULES.rule(*_overloads("zeros", "new_zeros", "zeros_like"))(_fill(0))
+
+
+@_RULES.rule(aten._to_copy.default)
+def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
+    found, dtype = f.operand(node.args[0], index), val(node).dtype
+    if isinstance(found, Expr):
+        if dtype in (torch.int64, torch.int32):
+            return found
+        raise _Unknown
+    return _mapped(_typed(dtype), found)
+
+
+@_RULES.rule(aten.clone.default, aten.alias.default, aten.detach.default, aten.expand.default)
+def _same(f: _Followed, node: fx.Node, index: Index) -> Element:
+    return f.operand(node.args[0], index)
+
+
+@_RULES.rule(aten.unsqueeze.default)
+def _unsqueeze(f: _Followed, node: fx.Node, index: Index) -> Element:
+    dim = arguments(node)["dim"] % len(index)
+    return f.at(node.args[0], index[:dim] + index[dim + 1 :])
+
+
+@_RULES.rule(aten.view.default, aten._unsafe_view.default, aten.squeeze.dim, aten.squeeze.dims)
+def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
+    """Of views that only make and drop axes of one element."""
+    source: Any = node.args[0]
+    before = f.shape(source)
+    mine = [(n, i) for n, i in zip(f.shape(node), index, strict=True) if n != 1]
+    if [n for n in before if n != 1] != [n for n, _ in mine]:
+        raise _Unknown
+    rest = iter([i for _, i in mine])
+    return f.at(source, tuple([0 if n == 1 else next(rest) for n in before]))
+
+
+@_RULES.rule(aten.permute.default, aten.transpose.int)
+def _permute(f: _Followed, node: fx.Node, index: Index) -> Element:
+    count = len(index)
+    order = list(range(count))
+    if node.target is aten.transpose.int:
+        a, b = (int(k) % count for k in node.args[1:])  # type: ignore[arg-type]
+        order[a], order[b] = b, a
+    else:
+        order = [int(k) % count for k in node.args[1]]  # type: ignore[union-attr, arg-type]
+    places = dict(zip(order, index, strict=True))
+    return f.at(node.args[0], tuple([places[k] for k in range(count)]))
+
+
+@_RULES.rule(aten.slice.Tensor)
+def _slice(f: _Followed, node: fx.Node, index: Index) -> Element:
+    named = arguments(node)
+    dim, start = named["dim"] % len(index), named["start"] or 0
+    if not _is_size(start) or not known_ge(start, 0):
+        raise _Unknown
+    at = start + index[dim] * named["step"]
+    return f.at(node.args[0], (*index[:dim], at, *index[dim + 1 :]))
+
+
+@_RULES.rule(aten.select.int)
+def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
+    named = arguments(node)
+    dim, place = named["dim"] % (len(index) + 1), named["index"]
+    if not _is_size(place) or not known_ge(place, 0):
+        raise _Unknown
+    return f.at(node.args[0], (*index[:dim], place, *index[dim:]))
+
+
+@_RULES.rule(aten.cat.default)
+def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
+    """Where the parts go on alike: one formula for all of them."""
+    parts, dim = arguments(node)["tensors"], arguments(node)["dim"] % len(index)
+    begin: Size = 0
+    k = Symbol(f"k{f.steps}", 0, f.shape(node)[dim])
+    single, found = [], None
+    for part in parts:
+        n = f.shape(part)[dim]
+        i = 0 if n == 1 else k.expr - begin
+        element = f.at(part, (*index[:dim], i, *index[dim + 1 :]))
+        if n == 1:
+            single.append((begin, element))
+        elif found is None or found == element:
+            found = element
+        else:
+            raise _Unknown
+        begin = begin + n
+    if found is None or isinstance(found, Choice):
+        raise _Unknown
+
+    def at(place: Size) -> Element:
+        return substitute(found, {k: place}) if isinstance(found, Expr) else found
+
+    if any(at(place) != element for place, element in single):
+        raise _Unknown
+    return at(index[dim])
+
+
+@_RULES.rule(aten.cumsum.default)
+def _cumsum(f: _Followed, node: fx.Node, index: Index) -> Element:
+    found = f.at(node.args[0], index)
+    if isinstance(found, (Choice, Expr)) or found != 0:
+        raise _Unknown
+    return 0
+
+
+@_RULES.rule(aten.index.Tensor)
+def _index(f: _Followed, node: fx.Node, index: Index) -> Element:
+    source, given = node.args
+    assert isinstance(source, fx.Node) and isinstance(given, (list, tuple))
+    if len(given) != len(f.shape(source)) or not all(isinstance(i, fx.Node) for i in given):
+        raise _Unknown
+    if any(val(i).dtype is torch.bool for i in given):  # type: ignore[arg-type]
+        raise _Unknown
+    places = tuple([f.operand(i, index) for i in given])
+    if not all(map(_is_size, places)) or not all(known_ge(i, 0) for i in places):
+        raise _Unknown
+    return f.at(source, places)
+
+
+@_RULES.rule(aten.tril.default, aten.triu.default)
+def _triangle(f: _Followed, node: fx.Node, index: Index) -> Element:
+    named, found = arguments(node), f.at(node.args[0], index)
+    rest = index[-2] - index[-1] + named["diagonal"]
+    nothing = False if val(node).dtype is torch.bool else 0.0
+    if node.target is aten.triu.default:
+        return _chosen(-rest, found, nothing)
+    return _chosen(rest, found, nothing)
