@@ -214,6 +214,8 @@ class Replayer:
                 one.frames = self.waiting[self.stream()].pop()
             if one.frames is None:
                 return None
+        if self.sizes:
+            one.frames[self._sizes_of(inputs)]  # its memory is no recording's
         self._drop(one, len(one.recordings) - _MOST + 1)
         mine = list(inputs)
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
