@@ -33,7 +33,7 @@ _MASKED = (
 _MOST_STEPS = 1000  # of following one mask
 
 
-class Choice(NamedTuple):
+class Either(NamedTuple):
     """`yes` where `rest` is at least 0, else `no`; both are numbers or bools."""
 
     rest: Size
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     no: Any
 
 
-# What an element is: a Size, a number, a bool, a Choice
+# What an element is: a Size, a number, a bool, a Either
 Element = Any
 Index = tuple[Size, ...]
 
@@ -107,12 +107,12 @@ class _Followed:
             found = self.at(mask, at)
         except _Unknown:
             return None
-        if not isinstance(found, Choice):
+        if not isinstance(found, Either):
             return False if self._is_open(found) else None
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return None
         if self._is_open(found.no):
-            found = Choice(-1 - found.rest, found.no, found.yes)
+            found = Either(-1 - found.rest, found.no, found.yes)
         hides = self._is_open(found.yes) and self._is_hidden(found.no, val(mask).dtype)
         return True if hides and found.rest == at[-2] - at[-1] else None
 
@@ -170,20 +170,20 @@ def _chosen(rest: Size, yes: Element, no: Element) -> Element:
         return yes
     if known_ge(-1 - rest, 0):
         return no
-    if isinstance(yes, (Choice, Expr)) or isinstance(no, (Choice, Expr)):
+    if isinstance(yes, (Either, Expr)) or isinstance(no, (Either, Expr)):
         raise _Unknown
-    return Choice(rest, yes, no)
+    return Either(rest, yes, no)
 
 
 def _mapped(function: Callable[..., Any], *given: Element) -> Element:
     """A function of numbers, of elements of which at most one is a choice."""
-    choices = [x for x in given if isinstance(x, Choice)]
+    choices = [x for x in given if isinstance(x, Either)]
     if not choices:
         return function(*given)
     if any(x.rest != choices[0].rest for x in choices):
         raise _Unknown
     sides = [
-        function(*(getattr(x, side) if isinstance(x, Choice) else x for x in given))
+        function(*(getattr(x, side) if isinstance(x, Either) else x for x in given))
         for side in ("yes", "no")
     ]
     return _chosen(choices[0].rest, *sides)
@@ -266,7 +266,7 @@ _rule_of_elements(["logical_not", "bitwise_not"], _not)
 
 
 def _where(condition: Element, yes: Element, no: Element) -> Element:
-    if isinstance(condition, Choice):
+    if isinstance(condition, Either):
         sides = (yes if side else no for side in condition[1:])
         return _chosen(condition.rest, *sides)
     return yes if condition else no
@@ -389,7 +389,7 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
         else:
             raise _Unknown
         begin = begin + n
-    if found is None or isinstance(found, Choice):
+    if found is None or isinstance(found, Either):
         raise _Unknown
 
     def at(place: Size) -> Element:
@@ -403,7 +403,7 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
 @_RULES.rule(aten.cumsum.default)
 def _cumsum(f: _Followed, node: fx.Node, index: Index) -> Element:
     found = f.at(node.args[0], index)
-    if isinstance(found, (Choice, Expr)) or found != 0:
+    if isinstance(found, (Either, Expr)) or found != 0:
         raise _Unknown
     return 0
 
