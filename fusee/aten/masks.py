@@ -41,12 +41,12 @@ class Either(NamedTuple):
     no: Any
 
 
-# What an element is: a Size, a number, a bool, a Either
+# What an element is: a Size, a number, a bool, an Either
 Element = Any
 Index = tuple[Size, ...]
 
 
-class _Unknown(Exception):
+class _NotFollowed(Exception):
     """An element that depends on an input, or on more than this module follows."""
 
 
@@ -105,7 +105,7 @@ class _Followed:
         at = self.anywhere(shape)
         try:
             found = self.at(mask, at)
-        except _Unknown:
+        except _NotFollowed:
             return None
         if not isinstance(found, Either):
             return False if self._is_open(found) else None
@@ -126,7 +126,7 @@ class _Followed:
                     i = self.at(index, self.anywhere(self.shape(index)))
                     if not _is_size(i) or not (known_ge(i, 0) and known_lt(i, n)):
                         return False
-        except _Unknown:
+        except _NotFollowed:
             return False
         return True
 
@@ -141,15 +141,15 @@ class _Followed:
     # ------------------------------------------------------------------------------ elements
 
     def at(self, node: Any, index: Index) -> Element:
-        """An element of a value, or a number among arguments. raises _Unknown"""
+        """An element of a value, or a number among arguments. raises _NotFollowed"""
         if not isinstance(node, fx.Node):
             if isinstance(node, (bool, int, float, Expr)):
                 return node
-            raise _Unknown
+            raise _NotFollowed
         self.steps += 1
         rule = _RULES.get(node.target) if isinstance(node.target, OpOverload) else None
         if rule is None or self.steps > _MOST_STEPS or not isinstance(node.meta["val"], Tensor):
-            raise _Unknown
+            raise _NotFollowed
         return rule(self, node, index)
 
     def operand(self, node: Any, index: Index) -> Element:
@@ -171,7 +171,7 @@ def _chosen(rest: Size, yes: Element, no: Element) -> Element:
     if known_ge(-1 - rest, 0):
         return no
     if isinstance(yes, (Either, Expr)) or isinstance(no, (Either, Expr)):
-        raise _Unknown
+        raise _NotFollowed
     return Either(rest, yes, no)
 
 
@@ -181,7 +181,7 @@ def _mapped(function: Callable[..., Any], *given: Element) -> Element:
     if not choices:
         return function(*given)
     if any(x.rest != choices[0].rest for x in choices):
-        raise _Unknown
+        raise _NotFollowed
     sides = [
         function(*(getattr(x, side) if isinstance(x, Either) else x for x in given))
         for side in ("yes", "no")
@@ -192,14 +192,14 @@ def _mapped(function: Callable[..., Any], *given: Element) -> Element:
 def _compared(name: str, a: Element, b: Element) -> Element:
     if not (_is_size(a) and _is_size(b)):
         if isinstance(a, Expr) or isinstance(b, Expr):
-            raise _Unknown
+            raise _NotFollowed
         return _mapped(getattr(operator, name), a, b)
     if name in ("eq", "ne"):
         if a == b:
             return name == "eq"
         if known_ge(a - b - 1, 0) or known_ge(b - a - 1, 0):
             return name == "ne"
-        raise _Unknown
+        raise _NotFollowed
     rest = {"ge": a - b, "gt": a - b - 1, "le": b - a, "lt": b - a - 1}[name]
     return _chosen(rest, True, False)
 
@@ -211,14 +211,14 @@ def _both(a: Element, b: Element) -> Element:
         return b
     if b is True:
         return a
-    raise _Unknown
+    raise _NotFollowed
 
 
 def _calculated(function: Callable[..., Any]) -> Callable[..., Element]:
     def run(a: Element, b: Element) -> Element:
         if isinstance(a, Expr) or isinstance(b, Expr):
             if not (_is_size(a) and _is_size(b)):
-                raise _Unknown
+                raise _NotFollowed
         return _mapped(function, a, b)
 
     return run
@@ -241,7 +241,7 @@ def _overloads(*names: str) -> list[OpOverload]:
 def _rule_of_elements(names: Sequence[str], function: Callable[..., Element]) -> None:
     def rule(f: _Followed, node: fx.Node, index: Index) -> Element:
         if node.kwargs.get("alpha", 1) != 1:
-            raise _Unknown
+            raise _NotFollowed
         return function(*(f.operand(x, index) for x in node.args))
 
     for op in _overloads(*names):
@@ -281,7 +281,7 @@ def _arange(f: _Followed, node: fx.Node, index: Index) -> Element:
     named = arguments(node)
     start, step = named.get("start", 0), named.get("step", 1)
     if val(node).dtype.is_floating_point or not (_is_size(start) and _is_size(step)):
-        raise _Unknown
+        raise _NotFollowed
     return start + index[0] * step
 
 
@@ -312,7 +312,7 @@ def _converted(f: _Followed, node: fx.Node, index: Index) -> Element:
     if isinstance(found, Expr):
         if dtype in (torch.int64, torch.int32):
             return found
-        raise _Unknown
+        raise _NotFollowed
     return _mapped(_typed(dtype), found)
 
 
@@ -334,7 +334,7 @@ def _view(f: _Followed, node: fx.Node, index: Index) -> Element:
     before = f.shape(source)
     mine = [(n, i) for n, i in zip(f.shape(node), index, strict=True) if n != 1]
     if [n for n in before if n != 1] != [n for n, _ in mine]:
-        raise _Unknown
+        raise _NotFollowed
     rest = iter([i for _, i in mine])
     return f.at(source, tuple([0 if n == 1 else next(rest) for n in before]))
 
@@ -357,7 +357,7 @@ def _slice(f: _Followed, node: fx.Node, index: Index) -> Element:
     named = arguments(node)
     dim, start = named["dim"] % len(index), named["start"] or 0
     if not _is_size(start) or not known_ge(start, 0):
-        raise _Unknown
+        raise _NotFollowed
     at = start + index[dim] * named["step"]
     return f.at(node.args[0], (*index[:dim], at, *index[dim + 1 :]))
 
@@ -367,7 +367,7 @@ def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
     named = arguments(node)
     dim, place = named["dim"] % (len(index) + 1), named["index"]
     if not _is_size(place) or not known_ge(place, 0):
-        raise _Unknown
+        raise _NotFollowed
     return f.at(node.args[0], (*index[:dim], place, *index[dim:]))
 
 
@@ -387,16 +387,16 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
         elif found is None or found == element:
             found = element
         else:
-            raise _Unknown
+            raise _NotFollowed
         begin = begin + n
     if found is None or isinstance(found, Either):
-        raise _Unknown
+        raise _NotFollowed
 
     def at(place: Size) -> Element:
         return substitute(found, {k: place}) if isinstance(found, Expr) else found
 
     if any(at(place) != element for place, element in single):
-        raise _Unknown
+        raise _NotFollowed
     return at(index[dim])
 
 
@@ -404,7 +404,7 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
 def _cumsum(f: _Followed, node: fx.Node, index: Index) -> Element:
     found = f.at(node.args[0], index)
     if isinstance(found, (Either, Expr)) or found != 0:
-        raise _Unknown
+        raise _NotFollowed
     return 0
 
 
@@ -413,12 +413,12 @@ def _index(f: _Followed, node: fx.Node, index: Index) -> Element:
     source, given = node.args
     assert isinstance(source, fx.Node) and isinstance(given, (list, tuple))
     if len(given) != len(f.shape(source)) or not all(isinstance(i, fx.Node) for i in given):
-        raise _Unknown
+        raise _NotFollowed
     if any(val(i).dtype is torch.bool for i in given):  # type: ignore[arg-type]
-        raise _Unknown
+        raise _NotFollowed
     places = tuple([f.operand(i, index) for i in given])
     if not all(map(_is_size, places)) or not all(known_ge(i, 0) for i in places):
-        raise _Unknown
+        raise _NotFollowed
     return f.at(source, places)
 
 
