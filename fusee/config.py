@@ -200,7 +200,7 @@ class Options(Table):
     channels_last: bool = knob(True, "let convolutional networks run in channels-last layout")
     fuse: bool = knob(True, "merge loops into fewer passes over memory")
     prices: bool = knob(
-        False,
+        True,
         "run a graph as it was captured where by measured prices its calls cost less than kernels",
         env="FUSEE_PRICES",
     )

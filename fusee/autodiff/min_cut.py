@@ -61,11 +61,10 @@ class Prices(NamedTuple):
         run    a call of what was compiled, without a backward
         train  the same with one
 
-    ATen's kernels beside loops of ours that do the same, as factors:
-
-        own    by operator; those with a dot are for dtypes of 4 bytes and more
-        other  what is not listed
-        cross  results whose lanes lie elsewhere in an operand
+    near   a byte of what kernels pass on, which mostly is in a cache, by `move`
+    own    operators, and after them what their operands are like (`_layout`) -> by how much ATen's
+           kernel, and a loop of ours, takes longer than `move` of what they read and write;
+           "": any operator; a space and one word: times as much in such a layout
     """
 
     move: int = 10
@@ -74,10 +73,9 @@ class Prices(NamedTuple):
     flop: int = 1
     call: int = 120_000
     run: int = 100_000
-    train: int = 3_000_000
-    other: float = 1.5
-    cross: float = 3.0
-    own: Mapping[str, float] = {}
+    train: int = 2_000_000
+    near: float = 0.1
+    own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
 
 
 class Kind(enum.Enum):
@@ -108,6 +106,7 @@ _REDUCTIONS = frozenset(
     " argmax argmin count_nonzero linalg_vector_norm logsumexp max mean min native_group_norm"
     " native_layer_norm prod std std_mean sum var var_mean".split()
 )
+_EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 _WORK = {op: row.work for row in ROWS for op in row.overloads}
 
 
@@ -144,19 +143,22 @@ def _name(op: OpOverload) -> str:
 
 
 class Costs:
-    """Sizes and work of the nodes of one graph; symbolic sizes count as in the first call."""
+    """Sizes and work of the nodes of one graph.
 
-    def __init__(self, aten: AtenGraph, prices: Prices = Prices()) -> None:  # noqa: B008
-        self.prices = prices
+    times   symbolic sizes count as so many times those of the first call
+    """
+
+    def __init__(self, aten: AtenGraph, prices: Prices = Prices(), times: float = 1) -> None:  # noqa: B008
+        self.prices, self.times = prices, times
         self._to_size = aten.to_size
         self._bytes: dict[fx.Node, int] = {}
 
     def count(self, x: torch.Tensor) -> int:
         """Elements of a node's `val`."""
-        return math.prod(map(self._hint, x.shape))
+        return math.prod(map(self.size, x.shape))
 
-    def _hint(self, n: Any) -> int:
-        return n if type(n) is int else hint(self._to_size(n))
+    def size(self, n: Any) -> int:
+        return n if type(n) is int else hint(self._to_size(n), times=self.times)
 
     def bytes(self, node: fx.Node) -> int:
         """Bytes of a node's results; 0 for what is no tensor."""
@@ -193,12 +195,12 @@ class Costs:
         name = _name(_op(node))
         out = self.count(results[0])
         if name == "convolution":
-            return 2 * out * math.prod(map(self._hint, vals[1].shape[1:]))
+            return 2 * out * math.prod(map(self.size, vals[1].shape[1:]))
         if name in ("mm", "bmm", "mv", "linear", "addmm", "baddbmm", "addmv"):
             left = vals[1] if name.startswith(("addm", "badd")) else vals[0]
-            return 2 * out * self._hint(left.shape[-1])
+            return 2 * out * self.size(left.shape[-1])
         if "scaled_dot_product" in name:
-            return 4 * out * self._hint(vals[1].shape[-2])
+            return 4 * out * self.size(vals[1].shape[-2])
         return 0
 
 
@@ -212,70 +214,134 @@ def _tensors(val: Any) -> list[torch.Tensor]:
     return [x for x in parts if isinstance(x, torch.Tensor)]
 
 
-# ---------------------------------------------------------------------------- gain
-# What a call of a compiled graph saves beside the calls that eager has for it.
+# ---------------------------------------------------------------------------- bill
+# What a graph costs as it was captured, and what kernels for it cost.
 #
 # Matrix products and other calls of ATen cost the same in both, and are left out. Loops read and
 # write once what eager's operators pass on through memory, one after the other.
 
 
-def gain(
-    aten: AtenGraph, halves: Sequence[AtenGraph], loops: Container[Any], prices: Prices
-) -> float:
-    """In the unit of `prices`; what a compiled call costs by itself is taken off.
+class Charge(NamedTuple):
+    """A call of eager's: its kind as `Prices.own` has it, what it passes, and both prices."""
 
+    kind: str
+    passed: float
+    own: float
+    loop: float
+
+
+class Bill(NamedTuple):
+    """In the unit of Prices.
+
+    calls     the operators that eager calls
+    kernels   of all loops, with what a compiled call costs by itself
+    """
+
+    calls: list[Charge]
+    kernels: float
+
+    @property
+    def captured(self) -> float:
+        return sum(call.own for call in self.calls)
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{call.kind} {call.own / 1e5:.1f}" for call in self.calls)
+        calls = f"{self.captured / 1e5:.1f} us ({listed or 'products'})"
+        return f"its calls cost {calls}, kernels {self.kernels / 1e5:.1f}"
+
+
+def bill(
+    aten: AtenGraph,
+    halves: Sequence[AtenGraph],
+    loops: Container[Any],
+    prices: Prices,
+    times: float = 1,
+) -> Bill:
+    """
     halves   what `aten` is compiled as
     loops    the operators that become loops
+    times    as Costs has it
     """
-    costs = Costs(aten, prices)
+    costs = Costs(aten, prices, times)
     calls: dict[tuple[int, str], list[fx.Node]] = {}
-    for node in aten.graph.nodes:
-        if node.target in loops and not is_view(node.target):
-            calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
-    found = -float(prices.train if len(halves) > 1 else prices.run)
-    for (_, name), nodes in calls.items():
-        found += prices.call + _factor(prices, name, nodes) * _passed(costs, nodes)
+    for node in _loops(aten, loops):
+        calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
+    kernels = float(prices.train if len(halves) > 1 else prices.run)
+    charges = []
+    for (_, full_name), nodes in calls.items():
+        name = full_name.partition("::")[2]
+        kind = f"{name}{_layout(costs, nodes)}"
+        own, loop = _known(prices.own, kind)
+        passed = 0 if name in _EMPTY else _passed(costs, nodes)
+        charges.append(Charge(kind, passed, prices.call + own * passed, loop * passed))
+        kernels += max(0, loop - prices.near) * passed  # fusion saves none of it
     for half in halves:
-        found -= _passed(Costs(half, prices), [x for x in half.graph.nodes if x.target in loops])
-    return found
+        kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
+    return Bill(charges, kernels)
 
 
-def _factor(prices: Prices, name: str, nodes: Sequence[fx.Node]) -> float:
-    """What ATen's kernel for these nodes costs beside loops."""
-    name = name.partition("::")[2]
-    if name in prices.own:
-        return prices.own[name]
+def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
+    return [x for x in aten.graph.nodes if x.target in loops and not is_view(x.target)]
+
+
+def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
+    """What is known of a kind; of what is not listed, its operator (or any) times its layout."""
+    if kind in own:
+        return own[kind]
+    name, *layout = kind.split(" ")
+    rows = [own.get(name) or own[""], *(own.get(f" {word}", (1, 1)) for word in layout)]
+    return math.prod(aten for aten, _ in rows), math.prod(loop for _, loop in rows)
+
+
+def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
+    """What decides on lanes, as words, each after a space.
+
+    narrow     of less than 4 bytes
+    integer    no floating point
+    across     a result's lanes lie elsewhere in an operand
+    permuted   a result's lanes are not its last axis
+    short      there are few of them; brief: some more
+    down       other axes than the last are reduced
+    """
     (result, *_) = _tensors(nodes[-1].meta["val"])
     given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
-    if any(_is_crosswise(x, result) for x in given):
-        return prices.cross
-    is_wide = all(x.itemsize >= 4 for x in (result, *given))
-    return prices.own.get(f"{name}.", prices.other) if is_wide else prices.other
+    lanes = [k for k, step in enumerate(result.stride()) if same_ints((step,), (1,))]
+    sums = [x for x in given if x.dim() and _name(_op(nodes[0])) in _REDUCTIONS]
+    is_down = any(same_ints(x.shape[-1:], result.shape[-1:]) for x in sums)
+    rows = [x.shape[-1] for x in sums if not is_down] or [result.shape[k] for k in lanes]
+    length = max(map(costs.size, rows), default=1)
+    words = {
+        "narrow": any(x.itemsize < 4 for x in (result, *given)),
+        "integer": not result.dtype.is_floating_point,
+        "across": any(_is_crosswise(x, result, lanes) for x in given),
+        "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
+        "short": 1 < length < 16,
+        "brief": 16 <= length < 256,
+        "down": is_down,
+    }
+    return "".join(f" {word}" for word, holds in words.items() if holds)
 
 
-def _is_crosswise(x: torch.Tensor, result: torch.Tensor) -> bool:
-    if not same_ints(x.shape, result.shape):
-        return False
-    lanes = [k for k, n in enumerate(result.stride()) if same_ints((n,), (1,))]
-    return any(
+def _is_crosswise(x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int]) -> bool:
+    return same_ints(x.shape, result.shape) and any(
         not (same_ints((x.stride(k),), (1,)) or same_ints((x.stride(k),), (0,)))
         for k in lanes
         if not same_ints((x.shape[k],), (1,))
     )
 
 
-def _passed(costs: Costs, nodes: Collection[fx.Node]) -> int:
+def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> int:
     """What it costs to bring the operands of all these nodes from memory, and their results there.
 
-    A part that is written into a tensor costs no more than the part.
+    whole   a tensor that a part is written into is written anew; else it costs the part alone
     """
     inner, read, total = set(nodes), dict[fx.Node, int](), 0
     for node in nodes:
         given = node.all_input_nodes
         if kind(node) is Kind.MOVING and _name(_op(node)).endswith("_scatter"):
             given = given[1:]
-            total += costs.bytes(given[0]) if given else 0
-        elif any(_is_needed(user, inner) for user in node.users):
+            total += costs.bytes(node if whole else given[0]) if given else 0
+        elif _is_needed(node, inner):
             total += costs.bytes(node)
         for x in given:
             root = _memory(x)
@@ -289,11 +355,15 @@ def _memory(node: fx.Node) -> fx.Node:
     return node if node.target is not operator.getitem else memory_root(node.all_input_nodes[0])
 
 
-def _is_needed(user: fx.Node, inner: Collection[fx.Node]) -> bool:
-    """Whether a result must be in memory for this user of it."""
-    if user.target is operator.getitem or is_view(user.target):
-        return any(_is_needed(other, inner) for other in user.users)
-    return user not in inner
+def _is_needed(node: fx.Node, inner: Collection[fx.Node]) -> bool:
+    """Whether a result must be in memory for a user of it, or of its views."""
+    row = list(node.users)
+    for user in row:
+        if user.target is operator.getitem or is_view(user.target):
+            row += user.users
+        elif user not in inner:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------------- flow

@@ -35,7 +35,7 @@ from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
-from fusee.autodiff.min_cut import gain
+from fusee.autodiff.min_cut import bill
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (
@@ -264,8 +264,9 @@ def compile_native(
             if is_differentiated(gm, example_inputs):
                 parsed = _for_training(parsed)
                 split = split_native(gm, example_inputs, parsed, report, target)
-                if _costs_less(split.joint.aten, (split.forward, split.backward), parsed, target):
-                    return _as_captured(gm, report)
+                halves = split.forward, split.backward
+                if _costs_less(split.joint.aten, halves, parsed, target, report):
+                    return CompiledGraph(gm.forward, report)
                 forward = compile_aten(
                     split.forward,
                     example_inputs,
@@ -280,8 +281,8 @@ def compile_native(
                 with report.timed("trace"), process.paused():
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", partial(str, aten))
-                if _costs_less(aten, (aten,), parsed, target):
-                    return _as_captured(gm, report)
+                if _costs_less(aten, (aten,), parsed, target, report):
+                    return CompiledGraph(gm.forward, report)
                 run = compile_aten(aten, example_inputs, parsed, report, target=target, plain=True)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
@@ -299,24 +300,39 @@ def compile_native(
             return CompiledGraph(gm.forward, report)
 
 
+# Sizes that are open count as these times the first call's: a graph runs as it was captured where
+# that costs less at all of them.
+_TIMES = (1, 1 / 64, 64)
+
+
 def _costs_less(
-    aten: AtenGraph, halves: Sequence[AtenGraph], options: Options, target: Target
+    aten: AtenGraph,
+    halves: Sequence[AtenGraph],
+    options: Options,
+    target: Target,
+    report: Report,
 ) -> bool:
     """Whether the calls of a graph as it was captured cost less than what it is compiled as."""
-    if not options.prices or aten.is_staged:
+    if aten.is_staged:
         return False
+    bills = [
+        bill(aten, halves, supported(), target.prices, times)
+        for times in (_TIMES if aten.symbols else _TIMES[:1])
+    ]
+    report.bill = bills[0]
     static = {x for x, spec in zip(halves[0].placeholders, halves[0].inputs) if spec.is_static}
     if not options.derive_weights:
         static = set()
-    if any(target.improves(x, static) for x in aten.graph.nodes if x.op == "call_function"):
+    nodes = [x for x in aten.graph.nodes if x.op == "call_function"]
+    if not options.prices or any(target.improves(x, static) for x in nodes):
         return False
-    return gain(aten, halves, supported(), target.prices) <= 0
-
-
-def _as_captured(gm: fx.GraphModule, report: Report) -> CompiledGraph:
+    if options.memory_budget < 1 or any("recompute" in x.meta for x in nodes):
+        return False  # eager would save more than was asked for
+    if not all(found.captured <= found.kernels for found in bills):
+        return False
     report.notes.append("runs as captured: by the target's prices its calls cost less than kernels")
     remember(report)
-    return CompiledGraph(gm.forward, report)
+    return True
 
 
 control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))

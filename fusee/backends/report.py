@@ -130,6 +130,7 @@ class Report:
     arena_bytes: int | None = None  # None: only a call's sizes tell
     eager: str | None = None  # why the whole graph runs eagerly, if it does
     backward: Report | None = None  # of the graph that computes gradients, if there is one
+    bill: Any = None  # min_cut.Bill: what it costs as it was captured, and as kernels
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -151,6 +152,8 @@ class Report:
         ]
         if self.where:
             rows.append(f"  begins at    {self.where}")
+        if self.bill is not None:
+            rows.append(f"  prices       {self.bill}")
         stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in self.stages_ms.items())
         rows.append(f"  stages, ms   {stages}")
         if self.arena_bytes is not None:

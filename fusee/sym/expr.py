@@ -699,11 +699,13 @@ CALLS: dict[str, Callable[[Size, Size], Size]] = {
 }
 
 
-def hint(a: Size, default: int = 64) -> int:
-    """The value of `a` with each symbol at its hint; for decisions of speed only."""
+def hint(a: Size, default: int = 64, times: float = 1) -> int:
+    """The value of `a` with each symbol at so many times its hint; for decisions of speed only."""
     if isinstance(a, int):
         return a
-    known: dict[Symbol, Size] = {s: default if s.hint is None else s.hint for s in symbols(a)}
+    known: dict[Symbol, Size] = {
+        s: max(1, int(times * (default if s.hint is None else s.hint))) for s in symbols(a)
+    }
     value = substitute(a, known)
     assert isinstance(value, int)
     return value

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import fusee
 from fusee.backends import lookup
@@ -284,22 +285,50 @@ def test_batch_norms_fold_into_captured_convolutions_and_follow_their_buffers() 
         torch.testing.assert_close(fast(x), model(x))
 
 
+def runs_as_captured(
+    fn: Any, *given: torch.Tensor, dynamic: bool | None = None, **more: Any
+) -> bool:
+    compiled = fusee.compile(fn, dynamic=dynamic, options={"prices": True, **more})
+    torch.testing.assert_close(compiled(*given), fn(*given))
+    (report,) = fusee.report(compiled)
+    assert report.eager is None
+    is_captured = "runs as captured" in str(report)
+    assert is_captured == (not report.kernels)
+    if report.bill is not None:
+        assert f"kernels {report.bill.kernels / 1e5:.1f}" in str(report)
+        assert is_captured <= (report.bill.captured <= report.bill.kernels)
+    return is_captured
+
+
 def test_graphs_run_as_captured_where_that_costs_less() -> None:
     x, large = torch.randn(64, 8, requires_grad=True), torch.randn(1000, 1000)
-
-    def runs_as_captured(fn: Any, *given: torch.Tensor) -> bool:
-        compiled = fusee.compile(fn, options={"prices": True})
-        torch.testing.assert_close(compiled(*given), fn(*given))
-        (report,) = fusee.report(compiled)
-        assert report.eager is None
-        return "runs as captured" in str(report) and not report.kernels
-
     with torch.enable_grad():
         assert runs_as_captured(lambda x: torch.cat((x, x)), x)
         assert runs_as_captured(lambda x: torch.relu(x @ x.t()), x)
         assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large.requires_grad_())
     with torch.no_grad():
         assert runs_as_captured(lambda x: x @ x, large)
-        assert runs_as_captured(lambda x: torch.nn.functional.pad(x, (3, 3)), large)
+        assert runs_as_captured(lambda x: x[1:].t(), large)
         assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large)
         assert not runs_as_captured(torch.nn.Conv2d(3, 8, 3), torch.randn(1, 3, 32, 32))
+
+
+def test_what_costs_less_at_one_size_alone_becomes_kernels() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:  # by loops but for what a call costs
+        return x.tanh()
+
+    with torch.no_grad():
+        assert runs_as_captured(lambda x: x.view(-1), torch.randn(4, 8), dynamic=True)
+        assert not runs_as_captured(fn, torch.randn(300, 8), dynamic=True)
+        assert not runs_as_captured(fn, torch.randn(3, 8), dynamic=True)
+
+
+def test_what_must_not_be_saved_does_not_run_as_captured() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: torch.cat((x, x)).relu(), x, use_reentrant=False)
+
+    with torch.enable_grad():
+        x = torch.randn(64, 8, requires_grad=True)
+        assert runs_as_captured(lambda x: torch.cat((x, x)).relu(), x)
+        assert not runs_as_captured(lambda x: torch.cat((x, x)).relu(), x, memory_budget=0.5)
+        assert not runs_as_captured(fn, x)

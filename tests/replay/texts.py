@@ -52,7 +52,7 @@ ARTEFACTS = {
     "memory": "host",
     "host": "host",
 }
-OPTIONS = {"vector_bits": 256, "threads": 2, "cache": False, "check": True}
+OPTIONS = {"prices": False, "vector_bits": 256, "threads": 2, "cache": False, "check": True}
 # One operator in so many, by its name.
 EVERY = 4
 # Models with open sizes: torch.compile takes seconds for each.

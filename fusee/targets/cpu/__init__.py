@@ -12,10 +12,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx
@@ -57,25 +59,8 @@ PASSES: tuple[Pass, ...] = (fold_norm, upcast, fuse_attention, channels_last, pr
 _NEEDS_DERIVED: frozenset[Pass] = frozenset({fold_norm, prepack, postops})
 
 
-# ATen's kernels by loops of ours (`Prices.own`), by the cases of bench/ops_cases.py that are one
-# call.
-_OWN = {
-    name: factor
-    for factor, names in (
-        (0.8, "cat. stack. flip. constant_pad_nd. clone. contiguous. to. reshape. roll. repeat."),
-        (0.95, "add. sub. mul. div. relu. clamp. sign. floor. round. ceil. reciprocal. frac. neg."),
-        (0.95, "abs. minimum. __and__. __lshift__. bitwise_and. threshold_backward. sigmoid."),
-        (0.95, "sigmoid_backward. silu_backward. add_. mul_. copy_. _foreach_add_."),
-        (0.9, "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data"),
-        (0.9, "reflection_pad1d reflection_pad2d reflection_pad1d_backward embedding take"),
-        (0.9, "reflection_pad2d_backward replication_pad1d replication_pad2d index_select"),
-        (0.9, "replication_pad1d_backward replication_pad2d_backward upsample_bilinear2d"),
-        (0.9, "nll_loss_forward nll_loss_backward"),
-        (1.05, "softmax log_softmax"),
-        (4.0, "batch_norm"),
-    )
-    for name in names.split()
-}
+# Measured by bench/prices.py.
+_OWN = json.loads(Path(__file__).with_name("prices.json").read_text())
 
 
 class CPU:

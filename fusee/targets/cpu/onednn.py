@@ -546,12 +546,14 @@ def channels_last(edit: Editor) -> None:
     """Run the pass."""
     if not edit.options.channels_last or packed() is None:
         return
-    marked = 0
-    for node in edit.calls(aten.convolution.default):
-        out = val(node)
-        transposed = node.args[6]
-        if out.dim() == 4 and out.dtype in _DTYPES and not transposed:
-            node.meta["layout"] = "channels_last"
-            marked += 1
+    marked = [
+        node
+        for node in edit.calls(aten.convolution.default)
+        if val(node).dim() == 4 and val(node).dtype in _DTYPES and not node.args[6]  # transposed
+    ]
+    if len(marked) == 1 and not edit.is_static(marked[0].args[1]):
+        return  # nothing is packed, and an image would be converted there and back
+    for node in marked:
+        node.meta["layout"] = "channels_last"
     if marked:
-        edit.notes.append(f"{marked} convolutions in channels-last layout")
+        edit.notes.append(f"{len(marked)} convolutions in channels-last layout")

@@ -1,0 +1,239 @@
+"""What operators cost as ATen's kernels and as loops of ours: `python -m bench.prices`.
+
+Each program is one call, on inputs of several sizes, layouts and dtypes; eager and kernels take
+turns (bench/ops.py). A row of the table is an operator with what its operands are like, as a graph
+tells it to `fusee.autodiff.min_cut.bill`: by how much either takes longer than the bytes that it
+reads and writes, the median over its programs. Rows of a layout alone are the medians over all
+operators. --write puts the table where the CPU's prices are read from, and a plot beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fusee
+from bench.ops import turns
+from bench.ops_cases import Case, Family
+from fusee.errors import FuseeError
+from fusee.targets import cpu
+
+RESULTS = Path(__file__).parent / "results" / "prices.json"
+TABLE = Path(cpu.__file__).with_name("prices.json")
+Pair = tuple[float, float]  # of ATen's kernel, and of ours
+UNITS = 1e5  # of Prices, in a microsecond
+LEAST_US = 12  # below, a call is most of it
+
+_ROWS = ("128x1000", "1000x1000", "1000x1000:t", "30000x7", "100000x3")
+_IMAGES = ("8x64x28x28", "8x64x28x28:nhwc", "2x3x224x224", "2x3x224x224:nhwc")
+_OPS = "torch.ops.aten"
+_DTYPES = ("f32", "bf16")
+
+
+def _two(rows: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{row}, {row}" for row in rows)
+
+
+# fmt: off
+FAMILIES = (
+    Family("of one", _ROWS, (
+        "x + 1", "x * 2", "-x", "x.abs()", "F.relu(x)", "x.exp()", "x.sin()", "x.cos()", "x.tanh()",
+        "x.sigmoid()", "F.gelu(x)", "F.silu(x)", "x.erf()", "x.pow(2)", "x.pow(3)",
+        "x.clamp(-1, 1)", "x.sign()", "x.floor()", "x.round()", "x.abs().sqrt()", "x.rsqrt()",
+        "x.reciprocal()",
+        "x > 0", "x.log()", "F.softplus(x)", "F.hardswish(x)", "F.elu(x)", "F.leaky_relu(x)",
+        "x.to(torch.bfloat16 if x.dtype is torch.float32 else torch.float32)",
+        "x.to(torch.float64)",
+        "x.clone()", "x.contiguous()",
+        "x.clone(memory_format=torch.contiguous_format)", "x.t().contiguous()",
+        "x.flip(0)", "x.flip(1)",
+        "x.roll(3, 1)",
+        "x.repeat(2, 2)", "x.tril()", "F.pad(x, (3, 3))", "F.pad(x[None], (3, 3), 'reflect')",
+        "F.pad(x[None], (3, 3), 'replicate')", "x.diagonal() + 1", "F.glu(x[:, :6])",
+        "torch.cat((x, x), 1)", "torch.cat((x, x))", "torch.stack((x, x))",
+        "torch.stack((x, x), -1)",
+        f"{_OPS}.slice_backward(x, (2 * x.shape[0], x.shape[1]), 0, 0, x.shape[0], 1)",
+        f"{_OPS}.select_backward(x, (3, *x.shape), 0, 1)", "x.masked_fill(x > 0, 0.0)",
+    ), _DTYPES),
+    Family("sums", _ROWS, (
+        "x.sum()", "x.sum(0)", "x.sum(1)", "x.mean(1)", "x.amax(1)", "x.amax(0)", "x.argmax(1)",
+        "x.argmax(0)", "x.var(1)", "x.prod(1)", "x.cumsum(1)", "x.cumsum(0)", "x.logsumexp(1)",
+        "F.softmax(x, 1)", "F.log_softmax(x, 1)", "x.norm(dim=1)", "(x > 0).any(1)", "x.std(0)",
+    ), _DTYPES),
+    Family("of two", _two(_ROWS), (
+        "x + y", "x * y", "x - y", "x / y", "torch.maximum(x, y)", "torch.where(x > 0, x, y)",
+        "torch.atan2(x, y)", "F.mse_loss(x, y)", "x.copy_(y)", "x.add_(y)", "x.mul_(y)",
+        f"{_OPS}.threshold_backward(x, y, 0)", f"{_OPS}.gelu_backward(x, y)",
+        f"{_OPS}.silu_backward(x, y)", f"{_OPS}.sigmoid_backward(x, y)",
+        f"{_OPS}.tanh_backward(x, y)", f"{_OPS}._softmax_backward_data(x, y, 1, x.dtype)",
+        f"{_OPS}._log_softmax_backward_data(x, y, 1, x.dtype)",
+        f"{_OPS}.mse_loss_backward(x, x, y, 1)", f"{_OPS}.hardswish_backward(x, y)",
+    ), _DTYPES),
+    Family("broadcast", ("1000x1000, 1000", "30000x7, 7", "8x64x28x28, 64x1x1",
+        "8x64x28x28:nhwc, 64x1x1", "100x1000, 100x1", "1000x1000, 1000x1000:t"),
+        ("x + y", "x * y", "x / y"), _DTYPES),
+    Family("norms", ("512x256, 256, 256", "8x1024, 1024, 1024"), (
+        "F.layer_norm(x, x.shape[1:], y, z)",
+        "F.rms_norm(x, x.shape[1:], y)",
+        f"{_OPS}.native_layer_norm_backward(x, x, x.shape[1:], x[:, :1], x[:, :1], y, z, "
+        "(True, True, True))",
+    )),
+    Family("images", _IMAGES, (
+        "F.avg_pool2d(x, 2)", "F.avg_pool2d(x, 3, 1, 1)", "F.max_pool2d(x, 2)",
+        f"{_OPS}.max_pool2d_with_indices(x, (2, 2), (2, 2))",
+        f"{_OPS}.max_pool2d_with_indices(x, (3, 3), (2, 2), (1, 1))",
+        "F.max_pool2d(x, 3, 2, 1)", "F.adaptive_avg_pool2d(x, 7)", "x.mean((2, 3))",
+        "x.sum((0, 2, 3))",
+        "F.interpolate(x, scale_factor=2)", "F.interpolate(x, scale_factor=2, mode='bilinear')",
+        f"{_OPS}.upsample_nearest2d_backward(x, x.shape[2:], "
+        "(*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))",
+        f"{_OPS}.avg_pool2d_backward(x[:, :, ::2, ::2].contiguous(), x, (2, 2), (2, 2), (0, 0), "
+        "False, True, None)",
+        f"{_OPS}._adaptive_avg_pool2d_backward(x[:, :, :7, :7], x)",
+        f"{_OPS}.reflection_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
+        f"{_OPS}.replication_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
+        "F.pad(x, (1, 1, 1, 1))", "F.pad(x, (2, 2, 2, 2), 'reflect')",
+        "F.pad(x, (2, 2, 2, 2), 'replicate')", "F.pixel_shuffle(x[:, :x.shape[1] // 4 * 4], 2)"
+        " if x.shape[1] > 3 else F.pixel_unshuffle(x, 2)", "F.softmax(x, 1)",
+        "x.permute(0, 2, 3, 1).contiguous()", "x.contiguous()", "torch.cat((x, x), 1)",
+        "x.to(memory_format=torch.channels_last)", "F.group_norm(x, 1)", "F.relu(x)",
+        "F.unfold(x, 3)", "x + 1", "x.cumsum(1)",
+        f"{_OPS}.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)",
+    ), _DTYPES),
+    Family("heads", ("8x128x12x64", "32x64x10x20", "2x1024x3x64"), (
+        "x.transpose(1, 2).contiguous()", "x.permute(0, 2, 3, 1).contiguous()",
+        "x.transpose(-1, -2).contiguous()", "x.transpose(1, 2).clone()", "F.softmax(x, -1)",
+        "x.permute(3, 2, 1, 0).contiguous()", "F.log_softmax(x, -1)", "x.sum(-1)", "x.mean((0, 2))",
+    ), _DTYPES),
+    Family("indices", ("1000x1000, 1000:i64<1000",), (
+        "x[y]", "x[:, y]", "x.index_select(0, y)", "x.index_select(1, y)",
+        "x.gather(1, y[:, None])",
+        "x.gather(1, y[None].expand(500, -1))", "x.index_add(0, y, x)", "x.index_add(1, y, x)",
+        "x.take(y)", "x.index_copy(0, y, x)", "x.index_fill(0, y, 0.0)", "F.embedding(y, x)",
+        f"{_OPS}.nll_loss_forward(x, y, None, 1, -100)", "x.scatter(1, y[:, None], 1.0)",
+    ), _DTYPES),
+    Family("indices", ("1000x1000, 1000x1000:i64<1000",), (
+        "x.gather(1, y)", "x.gather(0, y)", "x.scatter(1, y, x)", "x.scatter_add(0, y, x)",
+        "x.scatter_add(1, y, x)",
+    ), _DTYPES),
+)
+# fmt: on
+
+
+def cases() -> Iterator[Case]:
+    found = {}
+    for family in FAMILIES:
+        for program in family.programs:
+            for inputs in family.inputs:
+                for dtype in family.dtypes:
+                    case = Case(family.name, program, inputs, dtype, "run")
+                    found[case.name] = case
+    yield from found.values()
+
+
+def measured(case: Case, seconds: float) -> dict[str, Any] | None:
+    """The operator with its layout, and both factors; None for what is no single call of loops."""
+    function, given = case.function(), case.tensors()
+    kernels = fusee.compile(function, options={"prices": False})
+    kernels(*given)
+    charges = [r.bill.calls for r in fusee.report(kernels) if r.bill and not r.externs]
+    if len(charges) != 1 or len(charges[0]) != 1:
+        return None
+    (call,) = charges[0]
+    calls: dict[str, Callable[[], object]] = {
+        "eager": lambda: function(*given),
+        "compile": lambda: kernels(*given),
+    }
+    row = turns(calls, seconds)["compile"]
+    if row["eager_us"] < LEAST_US:
+        return None
+    prices = cpu.CPU.prices
+    own = (row["eager_us"] * UNITS - prices.call) / call.passed
+    loop = (row["us"] * UNITS - prices.run) / call.passed
+    return {"kind": call.kind, "own": own, "loop": max(loop, 0.1), "us": row["eager_us"]}
+
+
+def table(rows: dict[str, dict[str, Any] | None]) -> dict[str, Pair]:
+    """By operator and layout; what a word of a layout makes of an operator without it."""
+    found: dict[str, list[Pair]] = {}
+    for row in rows.values():
+        if row is not None and row.get("kind", "")[:1].strip():  # it is a call of eager's
+            found.setdefault(row["kind"], []).append((row["own"], row["loop"]))
+    made = {kind: _middle(pairs) for kind, pairs in sorted(found.items())}
+    words: dict[str, list[Pair]] = {}
+    for kind, (own, loop) in made.items():
+        name, *layout = kind.split(" ")
+        if not layout:
+            words.setdefault("", []).append((own, loop))
+        elif len(layout) == 1 and name in made:
+            plain = made[name]
+            words.setdefault(f" {layout[0]}", []).append((own / plain[0], loop / plain[1]))
+    return {**{word: _middle(pairs) for word, pairs in sorted(words.items())}, **made}
+
+
+def _middle(pairs: list[Pair]) -> Pair:
+    """The median of what loops take, and of how much longer ATen takes."""
+    loop = statistics.median(loop for _, loop in pairs)
+    by = statistics.median(math.log(max(own, 0.01) / loop) for own, loop in pairs)
+    return round(loop * math.exp(by), 2), round(loop, 2)
+
+
+def plot(made: dict[str, Pair], path: Path) -> None:
+    """Each row: loops along, ATen's kernels up; above the line loops take less."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    chart, axes = pyplot.subplots(figsize=(7, 7))
+    words = {kind.partition(" ")[2] or "plain" for kind in made}
+    for word in sorted(words):
+        pairs = [made[kind] for kind in made if (kind.partition(" ")[2] or "plain") == word]
+        axes.scatter([loop for _, loop in pairs], [own for own, _ in pairs], s=12, label=word)
+    axes.axline((1, 1), slope=1, color="grey", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="loops, by bytes", ylabel="ATen's kernel, by bytes")
+    axes.legend(fontsize=7)
+    chart.tight_layout()
+    chart.savefig(path, dpi=110)
+    pyplot.close(chart)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.prices", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=0.02, help="per program")
+    parser.add_argument("--only", default="", help="a part of programs' names")
+    parser.add_argument("--write", action="store_true", help="the table that the CPU reads")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    with torch.no_grad():
+        for case in cases():
+            if case.name in rows or given.only not in case.name:
+                continue
+            try:
+                rows[case.name] = measured(case, given.seconds)
+            except (FuseeError, RuntimeError) as error:
+                rows[case.name] = {"error": str(error)[:100]}
+            print(case.name, rows[case.name], flush=True)
+            RESULTS.write_text(json.dumps(rows, indent=0) + "\n")
+    made = table(rows)
+    for kind, (own, loop) in made.items():
+        print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
+    if given.write:
+        lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(pair)}" for kind, pair in made.items())
+        TABLE.write_text(f"{{\n{lines}\n}}\n")
+        plot(made, RESULTS.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
