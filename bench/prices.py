@@ -159,7 +159,8 @@ def measured(case: Case, seconds: float) -> dict[str, Any] | None:
     prices = cpu.CPU.prices
     own = (row["eager_us"] * UNITS - prices.call) / call.passed
     loop = (row["us"] * UNITS - prices.run) / call.passed
-    return {"kind": call.kind, "own": own, "loop": max(loop, 0.1), "us": row["eager_us"]}
+    us = round(row["eager_us"], 1)
+    return {"kind": call.kind, "own": round(own, 3), "loop": round(max(loop, 0.1), 3), "us": us}
 
 
 def table(rows: dict[str, dict[str, Any] | None]) -> dict[str, Pair]:
@@ -207,6 +208,11 @@ def plot(made: dict[str, Pair], path: Path) -> None:
     pyplot.close(chart)
 
 
+def _lines(rows: dict[str, Any]) -> str:
+    listed = ",\n".join(f"{json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
+    return f"{{\n{listed}\n}}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.prices", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.02, help="per program")
@@ -225,13 +231,12 @@ def main() -> None:
             except (FuseeError, RuntimeError) as error:
                 rows[case.name] = {"error": str(error)[:100]}
             print(case.name, rows[case.name], flush=True)
-            RESULTS.write_text(json.dumps(rows, indent=0) + "\n")
+            RESULTS.write_text(_lines(rows))
     made = table(rows)
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(pair)}" for kind, pair in made.items())
-        TABLE.write_text(f"{{\n{lines}\n}}\n")
+        TABLE.write_text(_lines(made))
         plot(made, RESULTS.with_suffix(".png"))
 
 
