@@ -442,7 +442,7 @@ def _fresh(
 ) -> tuple[list[Fact], CheckTable] | None:
     """Takes facts about tensors and their sizes out of `others` that machine code looks at.
 
-    None if they are few, and no size is open.
+    None if there are none.
     """
     look = looking(values)
     closed: dict[Fact, torch.Tensor | None] = {}
@@ -455,7 +455,7 @@ def _fresh(
                     opened[fact] = Open(x, fact.value.size, fact.value.stride)
             elif x is None or can_watch(x):
                 closed[fact] = x
-    if not opened and len(closed) < _FEW:
+    if not opened and not closed:
         return None
     others.listed = listed = [fact.origin for fact in (*closed, *opened)]
     elements = {origin: k for k, origin in enumerate(listed)}
