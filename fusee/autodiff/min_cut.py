@@ -17,6 +17,7 @@ import enum
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -277,7 +278,34 @@ def bill(
         kernels += max(0, loop - prices.near) * passed  # fusion saves none of it
     for half in halves:
         kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
+        saved = {} if half.symbols else cheaper_calls(half, loops, prices)
+        kernels -= sum(as_loop - as_call for as_call, as_loop in saved.values())
     return Bill(charges, kernels)
+
+
+def cheaper_calls(
+    aten: AtenGraph, loops: Container[Any], prices: Prices
+) -> dict[fx.Node, tuple[float, float]]:
+    """What ATen's kernel computes for much less than a loop, with both prices.
+
+    A loop saves what it has in common with others: a value in memory is written and read.
+    """
+    costs, found = Costs(aten, prices), {}
+    inner = set(_loops(aten, loops))
+    calls = Counter(node.meta.get("call") for node in inner)
+    for node in inner:
+        kind = f"{_name(_op(node))}{_layout(costs, [node])}"
+        if calls[node.meta.get("call")] > 1 or kind not in prices.own:
+            continue
+        passed, (own, loop) = _passed(costs, [node]), prices.own[kind]
+        shared = {root for x in node.all_input_nodes if (root := _memory(x)) in inner}
+        if any(user in inner for user in node.users):
+            shared.add(node)
+        saved = 2 * prices.near * prices.move * sum(map(costs.bytes, shared))
+        as_call, as_loop = 3 * prices.call + own * passed, loop * passed - saved
+        if 1.2 * as_call < as_loop:
+            found[node] = as_call, as_loop
+    return found
 
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
@@ -307,6 +335,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
     lanes = [k for k, step in enumerate(result.stride()) if same_ints((step,), (1,))]
     sums = [x for x in given if x.dim() and _name(_op(nodes[0])) in _REDUCTIONS]
+    sums = [x for x in sums if not same_ints(x.shape, result.shape)]
     is_down = any(same_ints(x.shape[-1:], result.shape[-1:]) for x in sums)
     rows = [x.shape[-1] for x in sums if not is_down] or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
@@ -316,7 +345,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         "across": any(_is_crosswise(x, result, lanes) for x in given),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
         "short": 1 < length < 16,
-        "brief": 16 <= length < 256,
+        "brief": 16 <= length < 128,
         "down": is_down,
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)

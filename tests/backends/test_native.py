@@ -332,3 +332,21 @@ def test_what_must_not_be_saved_does_not_run_as_captured() -> None:
         assert runs_as_captured(lambda x: torch.cat((x, x)).relu(), x)
         assert not runs_as_captured(lambda x: torch.cat((x, x)).relu(), x, memory_budget=0.5)
         assert not runs_as_captured(fn, x)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_single_calls_among_loops_are_atens_where_they_cost_less(trains: bool) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x.tanh(), scale_factor=2).relu() * 2
+
+    x = torch.randn(2, 3, 224, 224, requires_grad=trains)
+    with torch.set_grad_enabled(trains):
+        for prices in (False, True):
+            compiled = fusee.compile(fn, options={"prices": prices})
+            torch.testing.assert_close(compiled(x), fn(x))
+            (report,) = fusee.report(compiled)
+            called = [row for row in report.externs if " as a call, " in row.reason]
+            assert report.kernels and len(called) == prices, str(report)
+            if trains:
+                given = [torch.autograd.grad(f(x).sum(), x) for f in (compiled, fn)]
+                torch.testing.assert_close(*given)

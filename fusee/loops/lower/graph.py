@@ -524,7 +524,8 @@ class GraphLowering:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Tensor | None]:
-        reason = opaque = self._opaque(node)
+        opaque = self._opaque(node)
+        reason = opaque or node.meta.get("called")
         if reason is None and op in HANDLERS:
             known = tuple(meta for meta in metas if meta is not None)
             used = self._used(node, len(metas))
