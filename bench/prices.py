@@ -78,7 +78,7 @@ FAMILIES = (
         f"{_OPS}._log_softmax_backward_data(x, y, 1, x.dtype)",
         f"{_OPS}.mse_loss_backward(x, x, y, 1)", f"{_OPS}.hardswish_backward(x, y)",
     ), _DTYPES),
-    Family("broadcast", ("1000x1000, 1000", "30000x7, 7", "8x64x28x28, 64x1x1",
+    Family("broadcast", ("1000x1000, 1000", "30000x7, 7", "100000x3, 3", "8x64x28x28, 64x1x1",
         "8x64x28x28:nhwc, 64x1x1", "100x1000, 100x1", "1000x1000, 1000x1000:t"),
         ("x + y", "x * y", "x / y"), _DTYPES),
     Family("norms", ("512x256, 256, 256", "8x1024, 1024, 1024"), (

@@ -245,6 +245,11 @@ class Bill(NamedTuple):
     def captured(self) -> float:
         return sum(call.own for call in self.calls)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether it runs as captured, which it does within what prices are uncertain by."""
+        return self.captured <= 1.1 * self.kernels
+
     def __str__(self) -> str:
         listed = ", ".join(f"{call.kind} {call.own / 1e5:.1f}" for call in self.calls)
         calls = f"{self.captured / 1e5:.1f} us ({listed or 'products'})"
@@ -330,6 +335,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     permuted   a result's lanes are not its last axis
     short      there are few of them; brief: some more
     down       other axes than the last are reduced
+    spread     an operand is broadcast
     """
     (result, *_) = _tensors(nodes[-1].meta["val"])
     given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
@@ -345,10 +351,20 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         "across": any(_is_crosswise(x, result, lanes) for x in given),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
         "short": 1 < length < 16,
-        "brief": 16 <= length < 128,
+        "brief": 16 <= length <= 128,
         "down": is_down,
+        "spread": any(_is_spread(costs, x, result) for x in given),
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
+
+
+def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
+    pairs = zip(reversed(x.shape), reversed(result.shape), strict=False)
+    return (
+        0 < x.dim() <= result.dim()
+        and costs.count(x) < costs.count(result)
+        and all(same_ints((n,), (1,)) or same_ints((n,), (m,)) for n, m in pairs)
+    )
 
 
 def _is_crosswise(x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int]) -> bool:
