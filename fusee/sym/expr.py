@@ -703,9 +703,10 @@ def hint(a: Size, default: int = 64, times: float = 1) -> int:
     """The value of `a` with each symbol at so many times its hint; for decisions of speed only."""
     if isinstance(a, int):
         return a
-    known: dict[Symbol, Size] = {
-        s: max(1, int(times * (default if s.hint is None else s.hint))) for s in symbols(a)
-    }
+    known: dict[Symbol, Size] = {}
+    for symbol in symbols(a):
+        n = default if symbol.hint is None else symbol.hint
+        known[symbol] = n if times == 1 else max(1, int(n * times))  # numbers may be negative
     value = substitute(a, known)
     assert isinstance(value, int)
     return value
