@@ -208,9 +208,12 @@ def plot(made: dict[str, Pair], path: Path) -> None:
     pyplot.close(chart)
 
 
-def _lines(rows: dict[str, Any]) -> str:
-    listed = ",\n".join(f"{json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
-    return f"{{\n{listed}\n}}\n"
+def _lines(rows: dict[str, Any], lead: Callable[[str], str] = lambda key: key) -> str:
+    """JSON with a line for all that have the same lead."""
+    lines: dict[str, list[str]] = {}
+    for key, row in rows.items():
+        lines.setdefault(lead(key), []).append(f"{json.dumps(key)}: {json.dumps(row)}")
+    return "{\n" + ",\n".join(map(", ".join, lines.values())) + "\n}\n"
 
 
 def main() -> None:
@@ -236,7 +239,7 @@ def main() -> None:
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        TABLE.write_text(_lines(made))
+        TABLE.write_text(_lines(made, lambda kind: kind.partition(" ")[0]))
         plot(made, RESULTS.with_suffix(".png"))
 
 
