@@ -6,6 +6,7 @@ Each rule does what torch's composite kernel does on the CPU, in fewer steps.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -92,7 +93,9 @@ _QUERIES = (
 
 @ALWAYS.rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
 def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    return op(t.value(args[0]).tensor, *args[1:], **kwargs)
+    # of a FakeTensor without its mode torch imports torch.distributed.tensor to ask for its class
+    with t.b.twins.mode or contextlib.nullcontext():
+        return op(t.value(args[0]).tensor, *args[1:], **kwargs)
 
 
 # ------------------------------------------------------------------------------ shapes
@@ -161,7 +164,7 @@ def _flatten(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 @ALWAYS.rule(aten.expand.default)
 def _expand(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0]).tensor
-    shape = list(op(x, args[1]).shape)
+    shape = list(t.b.twins.view(op, x, args[1]).shape)
     return t.same(x) if same_ints(shape, x.shape) else t.view(op, x, shape)
 
 
@@ -258,7 +261,7 @@ def _split(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> list[torch.
     axis = bound(op, args, kwargs)[2] % x.dim()
     parts = []
     start: Any = 0
-    for part in op(x, *args[1:]):
+    for part in t.b.twins.view(op, x, *args[1:]):
         end = start + part.shape[axis]
         parts.append(t.view(aten.slice.Tensor, x, axis, start, end, 1))
         start = end

@@ -236,7 +236,8 @@ def _rewrite(op: OpOverload, pure: OpOverload, written: list[str]) -> Rule:
 def _refuse_gaps(t: Tracer, op: OpOverload, targets: list[Any]) -> None:
     """raises  TraceError for memory with gaps, which a generator fills in another order"""
     for x in (t.value(target).tensor for target in targets):
-        if not same_ints(aten.clone.default(x).stride(), x.stride()) and x.numel() > 1:
+        copy = t.b.twins.run(aten.clone.default, (x,), {})
+        if not same_ints(copy.stride(), x.stride()) and x.numel() > 1:
             raise t.b.unsupported(f"{op} fills a tensor whose elements lie apart")
 
 

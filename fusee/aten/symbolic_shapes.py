@@ -28,7 +28,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from fusee.aten.torch_api import autocast_restored, storage_id
 from fusee.errors import TraceError
-from fusee.fake.mode import fake_of, python_dispatcher
+from fusee.fake.mode import fake_of
 from fusee.source import define
 from fusee.sym.expr import Size, Symbol, hint, symbols
 from fusee.sym.ranges import COMPARISONS
@@ -156,7 +156,7 @@ class _Handed:
         self._tell()
         grad = torch.set_grad_enabled(torch.is_grad_enabled())
         with (
-            grad, autocast_restored(), python_dispatcher(), self.own_mode,
+            grad, autocast_restored(), torch._C._EnablePythonDispatcher(), self.own_mode,
             self.shape_env.ignore_fresh_unbacked_symbols(),
         ):  # fmt: skip
             _Values(made, self.own_mode).run(*given)

@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import (
 )
 
 from fusee.fake.mode import fake_mode
+from fusee.fake.torch_python import python_kernels
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -141,7 +142,8 @@ def composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def composite_in_python(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run the composite kernel of `op`: the one in Python, if any, for symbolic sizes."""
-    return op.decompose(*args, **kwargs)
+    with python_kernels():
+        return op.decompose(*args, **kwargs)
 
 
 def mutated_arguments(op: OpOverload) -> tuple[tuple[int, str], ...]:

@@ -50,6 +50,7 @@ from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake.mode import Twins, fake_mode, may_raise
 from fusee.fake.open_sizes import COMPOSITES, UNBACKED, unbacked_env
+from fusee.fake.torch_python import Space, moved
 from fusee.source import Rules
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.symint import TorchSymbols
@@ -540,7 +541,7 @@ def _opened(func: Any) -> Callable[..., Any] | None:
     if not found:
         return None
     copy = types.FunctionType(
-        func.__code__, {**names, **found}, func.__name__, func.__defaults__, func.__closure__
+        func.__code__, Space({**names, **found}), func.__name__, func.__defaults__, func.__closure__
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
@@ -717,6 +718,8 @@ def _refuse_view(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _decompose(function: Callable[..., Any]) -> Rule:
+    function = moved(function)
+
     def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         with active(t):
             return function(*args, **kwargs)

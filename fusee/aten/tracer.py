@@ -155,7 +155,7 @@ class Builder:
     def copy(self, node: fx.Node, value: TracedTensor) -> fx.Node:
         """Append a copy of `node` in memory of its own, with the strides of `value`."""
         op = aten.clone.default
-        val = op(value.tensor)
+        val = self.twins.run(op, (value.tensor,), {})
         if same_ints(val.stride(), value.tensor.stride()):
             return self.emit(op, (node,), {}, value.tensor, value.store.device)
         args = (node, node)
@@ -163,7 +163,7 @@ class Builder:
 
     def apply(self, op: OpOverload, node: fx.Node, *args: Any) -> fx.Node:
         """Append `op` of one node, its val computed from that node's. No mode may be active."""
-        val = op(node.meta["val"], *args)
+        val = self.twins.view(op, node.meta["val"], *args)
         return self.emit(op, (node, *args), {}, val, node.meta["device"])
 
     def reshape(self, node: fx.Node, shape: list[Any]) -> fx.Node:
@@ -621,7 +621,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def same(self, x: torch.Tensor) -> torch.Tensor:
         """Another tensor that is all of `x`, as `detach` gives."""
         parent = self.value(x)
-        out: torch.Tensor = torch.ops.aten.alias.default(parent.tensor)
+        out = self.b.twins.view(aten.alias.default, parent.tensor)
         self.b.alias(out, parent, None)
         return out
 

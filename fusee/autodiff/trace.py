@@ -45,7 +45,7 @@ from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, sta
 from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
-from fusee.fake.mode import python_dispatcher, unseen_by_hooks
+from fusee.fake.mode import FakeTensor, python_dispatcher, unseen_by_hooks
 from fusee.source import Rules
 from fusee.sym.expr import Size, hint
 
@@ -353,7 +353,11 @@ class _Leaves:
             self.edges[index] = twin
         else:
             with torch.enable_grad():
-                _Inner.apply(self._token, twin)  # type: ignore[no-untyped-call]
+                if isinstance(twin, FakeTensor):  # for which apply() would import sympy
+                    with twin.fake_mode:
+                        twin.mul_(torch.empty((), requires_grad=True))
+                else:
+                    _Inner.apply(self._token, twin)  # type: ignore[no-untyped-call]
             self.edges[index] = torch.autograd.graph.get_gradient_edge(twin)
         self.origins[index] = twin.grad_fn
 

@@ -78,6 +78,7 @@ from fusee.capture.torch_api import (
     marks_static,
     run_for_real,
 )
+from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- natives
@@ -187,9 +188,9 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     m.look((*given, *named.values()), AS_NUMBERS)
     if m.world.recorder.has_numbers and (holds_number(given) or holds_number(named)):
         return with_numbers(m, function, given, named)
+    leaves = list(flat(*given, *named.values()))
     # torch would ask an object that is no tensor what becomes of a call with it
-    no_others = (FakeTensor, type, TorchFunctionMode)
-    others = (x for x in flat(*given, *named.values()) if not isinstance(x, no_others))
+    others = (x for x in leaves if not isinstance(x, (FakeTensor, type, TorchFunctionMode)))
     own = next((x for x in others if hasattr(type(x), "__torch_function__")), None)
     if own is not None:
         if m.world.seen:
@@ -199,6 +200,7 @@ def on_tensors(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if result is not NotImplemented:
             return result
         raise GraphBreak(f"{type(own).__qualname__}.__torch_function__ leaves a call to others")
+    function = function if any(isinstance(x, torch.Tensor) for x in leaves) else moved(function)
     with m.world.mode:
         return function(*given, **named) if named else function(*given)
 

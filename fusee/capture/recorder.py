@@ -58,6 +58,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import stack_trace
 from fusee.fake.mode import is_symbolic, name_may_raise, python_dispatcher, raises
 from fusee.fake.open_sizes import COMPOSITES
+from fusee.fake.torch_python import moved
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
@@ -456,7 +457,7 @@ class Recorder(TorchFunctionMode):
             first = len(self.symbols.env.data.made)
             kernels: Any = contextlib.nullcontext()
             if (self.symbols.origins or first) and is_symbolic((args, kwargs)):
-                func, kernels = COMPOSITES.get(func, func), python_dispatcher()
+                func, kernels = moved(COMPOSITES.get(func, func)), python_dispatcher()
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip

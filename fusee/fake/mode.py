@@ -1,7 +1,6 @@
 """Tensors without data, on torch's private API. Tested with torch 2.13.
 
 torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
-torch._compile      the wrapper that imports torch._dynamo
 torch._C            dispatch keys while a meta kernel runs; whether hooks see what is saved
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
@@ -12,28 +11,23 @@ operators on `Twins`, by the same rules.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
-import inspect
-import logging
-import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._refs
 from torch import fx
-from torch._compile import _disable_dynamo
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
+from fusee.fake.torch_python import explicit_key, kernel, moved, moved_class, python_kernels
 from fusee.sym.shape_env import ShapeEnv, size_of
 from fusee.sym.symint import same_ints
 
@@ -78,110 +72,7 @@ check_dtypes()
 
 def fake_mode() -> Any:
     """A mode whose tensors are on the device they say, with static sizes."""
-    if "torch._dynamo" not in sys.modules:
-        _keep_dynamo_away()
     return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
-
-
-# What FakeTensorMode asks torch._dynamo.config for, which takes more than a second to import.
-_DYNAMO_CONFIG = types.SimpleNamespace(
-    fake_tensor_cache_enabled=True,
-    fake_tensor_cache_crosscheck_enabled=False,
-    _custom_ops_profile=None,
-)
-
-
-@functools.cache
-def _keep_dynamo_away() -> None:
-    """Let torch's shape functions run without importing torch._dynamo.
-
-    Many are wrapped so that their first call imports it, for the sake of telling it to stay away
-    from them. Each such function gets what that call would find the next time: itself, as long as
-    torch._dynamo is not there, and what torch puts there as soon as it is.
-    """
-    spaces: list[dict[Any, Any]] = [
-        vars(torch._refs),
-        vars(torch._refs.nn.functional),
-        vars(torch._refs.special),
-        vars(torch._decomp.decompositions),
-        *torch._decomp.global_decomposition_table.values(),
-    ]
-    left = [x for space in spaces for x in space.values() if isinstance(x, types.FunctionType)]
-    seen: set[int] = set()
-    while left:
-        function = left.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        inner = [_contents(cell) for cell in function.__closure__ or ()]
-        left += [x for x in inner if isinstance(x, types.FunctionType)]
-        if function.__code__ is _LAZY_CODE:
-            for wrapped in inner:
-                if callable(wrapped) and not hasattr(wrapped, "__dynamo_disable"):
-                    wrapped.__dynamo_disable = _without_dynamo(wrapped)
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-# The code of functions that `torch._disable_dynamo` has wrapped.
-_LAZY_CODE = _disable_dynamo(lambda: None).__code__
-
-
-def _without_dynamo(function: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is None or not hasattr(dynamo, "disable"):
-            return function(*args, **kwargs)
-        function.__dynamo_disable = disabled = dynamo.disable(function, True, wrapping=False)
-        return disabled(*args, **kwargs)
-
-    return run
-
-
-class _Quiet(logging.LoggerAdapter[logging.Logger]):
-    """torch's log, without the traces of operators that raise: Python says what they raise."""
-
-    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
-        if not str(msg).startswith("failed while attempting to run meta"):
-            super().exception(msg, *args, **kwargs)
-
-
-@functools.cache
-def _mode_without_dynamo() -> type[FakeTensorMode]:
-    """FakeTensorMode, with those of its methods that look at torch._dynamo.config in a namespace
-    in which `torch._dynamo` has nothing but the settings above, at their defaults.
-    """
-    torch_there = types.ModuleType("torch")
-    torch_there.__dict__.update(torch.__dict__)
-    torch_there.__dict__["_dynamo"] = types.SimpleNamespace(config=_DYNAMO_CONFIG)
-
-    def import_there(name: str, *args: Any) -> Any:
-        found = None if name == "torch._dynamo.config" else builtins.__import__(name, *args)
-        return torch_there if found is torch or found is None else found
-
-    home = sys.modules[FakeTensorMode.__module__].__dict__
-    space = {
-        **home,
-        "log": _Quiet(home["log"], {}),
-        "torch": torch_there,
-        "__builtins__": {**builtins.__dict__, "__import__": import_there},
-    }
-    # torch's wrapper of __torch_dispatch__ imports torch._dynamo to tell it to stay away
-    methods: dict[str, Any] = {
-        "__torch_dispatch__": inspect.unwrap(FakeTensorMode.__torch_dispatch__),
-        "_should_skip_dynamo": classmethod(lambda cls: False),
-    }
-    for name in ("__init__", "_dispatch_impl"):
-        own: Any = getattr(FakeTensorMode, name)
-        moved = types.FunctionType(own.__code__, space, name, own.__defaults__, own.__closure__)
-        moved.__kwdefaults__ = own.__kwdefaults__
-        methods[name] = moved
-    return type("FakeTensorMode", (FakeTensorMode,), methods)
 
 
 def fake_of(
@@ -317,8 +208,8 @@ def _quick() -> dict[Any, Callable[..., Any]]:
 
 @functools.cache
 def _quick_mode() -> type[FakeTensorMode]:
-    torch_mode = _mode_without_dynamo()
-    by_torch: Any = torch_mode.__torch_dispatch__
+    torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
+    by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
     makers = frozenset(overloads(_MAKERS))
     device_of, select = torch.ops.prim.device.default, overload("select.int")
     runs = _quick()
@@ -347,7 +238,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
             device = torch.device(kwargs.get("device") or _CPU)
-            for make in (OPEN_MAKERS.get(func), None if is_open else func):
+            for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
                 if device == _CPU and make is not None:
                     found = _on_meta(self, make, args, {**kwargs, "device": _META})
                     if found is not None:
@@ -358,28 +249,49 @@ def _quick_mode() -> type[FakeTensorMode]:
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found)
-        if is_open:
-            if func is select:
-                _refuse_place(*args)
-            elif func in _PART_OF:
-                _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
-            with _uncached(self):
-                return by_torch(self, func, kinds, args, kwargs)
-        return by_torch(self, func, kinds, args, kwargs)
+        if is_open and func is select:
+            _refuse_place(*args)
+        elif is_open and func in _PART_OF:
+            _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
+        own = kernel(func) or (_written_as(func) if is_open else None)
+        if own is not None and _is_plain(self, args, kwargs, not func._schema.is_mutable):
+            with self:
+                return own(*args, **kwargs)
+        with _uncached(self) if is_open else contextlib.nullcontext():
+            return by_torch(self, func, kinds, args, kwargs)
 
     # env   the ShapeEnv for sizes that only data knows; None: such operators raise
-    return type("QuickFakeTensorMode", (torch_mode,), {"__torch_dispatch__": dispatch, "env": None})
+    own_methods = {
+        "__torch_dispatch__": dispatch,
+        "_should_skip_dynamo": classmethod(lambda cls: False),
+        "env": None,
+    }
+    return type("QuickFakeTensorMode", (torch_mode,), own_methods)
+
+
+@functools.cache
+def _written_as(op: Any) -> Callable[..., Any] | None:
+    """How to run an operator in place that has a form which is not; None: another one."""
+    packet = getattr(torch.ops.aten, _name(op), None)
+    form = getattr(packet, op._overloadname, None)
+    is_one = op._schema.name[-1] == "_" and len(op._schema.returns) == 1
+    if not is_one or form is None or explicit_key(form) or torch.Tag.inplace_view in op.tags:
+        return None
+
+    def run(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = form(x, *args, **kwargs)
+        if not equal(made.shape, x.shape) or not torch.can_cast(made.dtype, x.dtype):
+            raise RuntimeError(f"{op} of size {[*x.shape]} would give {[*made.shape]}")
+        return x
+
+    return run
 
 
 @functools.cache
 def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
     """How to run an operator without a rule that goes element by element; None: another one."""
     if goes_by_elements(op):
-        return (
-            _unless_unsure(functools.partial(_by_rule, op))
-            if is_open
-            else _unless(NotImplementedError, op)
-        )
+        return _unless_unsure(functools.partial(_by_rule, op))
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
     is_one = is_open and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
@@ -477,20 +389,27 @@ _PART_OF = {
 }
 
 
-def _is_plain(mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether all tensors are fakes on the CPU whose values nobody knows."""
+def _is_plain(
+    mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any], constants: bool = False
+) -> bool:
+    """Whether all tensors are fakes on the CPU whose values nobody knows.
+
+    constants   or those of some are known, not of all
+    """
     if kwargs.get("device") not in (None, _CPU):
         return False
+    are_known = []
     for arg in (*args, *kwargs.values()):
         for x in arg if type(arg) in (list, tuple) else (arg,):
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return False
-                if x.constant is not None or x.fake_device != _CPU or x.layout != torch.strided:
+                if x.fake_device != _CPU or x.layout != torch.strided:
                     return False
                 if x.is_conj() or x.is_neg():
                     return False
-    return True
+                are_known.append(x.constant is not None)
+    return not any(are_known) or (constants and not all(are_known))
 
 
 def is_symbolic(x: Any) -> bool:
@@ -564,10 +483,11 @@ _AS_STRIDED = overload("as_strided")
 # ------------------------------------------------------------------------------ tracing
 
 
-def python_dispatcher() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def python_dispatcher() -> Iterator[None]:
     """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
-    guard: contextlib.AbstractContextManager[None] = torch._C._EnablePythonDispatcher()
-    return guard
+    with python_kernels(), torch._C._EnablePythonDispatcher():
+        yield
 
 
 @contextlib.contextmanager
@@ -579,6 +499,21 @@ def unseen_by_hooks() -> Iterator[None]:
         yield
     finally:
         switch(before)
+
+
+class _Nested(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What torch's shape function of an operator calls."""
+
+    def __init__(self, twins: Twins) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.twins = twins
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # the wrapper that does imports torch._dynamo
+        return False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.twins.run(op, args, kwargs or {})
 
 
 class Twins:
@@ -621,7 +556,9 @@ class Twins:
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
         if self.mode is None:
-            return op(*args, **kwargs)
+            own = kernel(op)
+            with contextlib.nullcontext() if own is None else _Nested(self):
+                return (own or op)(*args, **kwargs)
         make = OPEN_MAKERS.get(op)
         if make is not None and torch.device(kwargs.get("device") or _CPU) == _CPU:
             made = _unless_unsure(make)(*args, **{**kwargs, "device": _META})
@@ -665,7 +602,8 @@ class Twins:
         place = GEOMETRIES.get(op)
         if place is not None and (geometry := place(x, *args, **kwargs)) is not None:
             return x.as_strided(*geometry)
-        out: torch.Tensor = op(x, *args, **kwargs)
+        with self.mode or contextlib.nullcontext():
+            out: torch.Tensor = op(x, *args, **kwargs)
         return out
 
 

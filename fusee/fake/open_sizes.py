@@ -306,7 +306,7 @@ def _steps(
 
 
 # Their kernels take open sizes.
-OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided")})
+OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided as_strided_")})
 
 
 # ---------------------------------------------------------------------------- makers

@@ -34,6 +34,7 @@ from fusee.fake.layouts import (
     strides,
     suggested_layout,
 )
+from fusee.fake.torch_python import kernel, on_ones
 from fusee.loops.operators import ROWS, Row
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
@@ -76,6 +77,12 @@ def overloads(names: str) -> list[Op]:
     return [overload(name) for name in names.split()]
 
 
+def in_python(op: Op) -> Callable[..., Any]:
+    """An operator, by torch's shape function if it has one in Python."""
+    found: Callable[..., Any] = kernel(op) or op
+    return found
+
+
 def in_layout_of(x: Tensor) -> Spec:
     return laid_out(x.shape, x.dtype, suggested_layout(x))
 
@@ -98,26 +105,24 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     return iterated(operands, dtype)
 
 
-def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec | None:
-    """Of an operator that goes element by element over tensors, some with open sizes."""
+def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
+    """Of an operator that goes element by element, the first operand's order before the others'."""
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if all(known((*x.shape, *x.stride())) for x in operands):
-        return None
-
-    def one(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return torch.ones((1,) * x.dim(), dtype=x.dtype)
-        return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
-
-    made = op(*map(one, args), **{key: one(x) for key, x in kwargs.items()})
-    return _combined(operands, made.dtype)
+    is_drawn = _SEEDED in op.tags
+    dtype = operands[0].dtype if is_drawn else on_ones(op, args, kwargs).dtype
+    return _combined(operands, dtype) or iterated(operands, dtype)
 
 
 @functools.cache
 def goes_by_elements(op: Op) -> bool:
     """Whether an operator gives one new tensor, element by element of its operands."""
     returns = op._schema.returns
-    is_one = len(returns) == 1 and str(returns[0].type) == "Tensor" and not returns[0].alias_info
+    is_one = (
+        op.namespace == "aten"
+        and len(returns) == 1
+        and str(returns[0].type) == "Tensor"
+        and not returns[0].alias_info
+    )
     lists = any("[]" in str(a.type) for a in op._schema.arguments)
     is_pointwise = torch.Tag.pointwise in op.tags or op in _UNTAGGED
     return is_one and not lists and is_pointwise and _SEEDED not in op.tags
@@ -383,7 +388,7 @@ def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
         return None
     if any(s % x.shape[d] == 0 for s, d in zip(shifts, dims)):
         return None
-    return laid_out(aten.roll.default(x, shifts, dims).shape, x.dtype, layout)
+    return laid_out(x.shape, x.dtype, layout)
 
 
 @RULES.rule(aten.constant_pad_nd.default)
@@ -403,7 +408,7 @@ def _padded(op: Op) -> Rule:
     def rule(x: Tensor, padding: Sizes) -> Found:
         layout = suggested_layout(x)
         is_plain = layout == torch.contiguous_format
-        return None if is_plain else laid_out(op(x, padding).shape, x.dtype, layout)
+        return None if is_plain else laid_out(in_python(op)(x, padding).shape, x.dtype, layout)
 
     return rule
 
@@ -414,13 +419,13 @@ for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replic
 
 @RULES.rule(aten._linalg_svd.default)
 def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
-    u, s, v = aten._linalg_svd.default(x, full, vectors, **kwargs)
+    u, s, v = in_python(aten._linalg_svd.default)(x, full, vectors, **kwargs)
     return u, s, _columns(v) if vectors else v
 
 
 @RULES.rule(aten.linalg_eig.default)
 def _eig(x: Tensor) -> Found:
-    values, vectors = aten.linalg_eig.default(x)
+    values, vectors = in_python(aten.linalg_eig.default)(x)
     return values, _columns(vectors)
 
 
@@ -736,24 +741,12 @@ def _onednn_layer(x: Tensor, *rest: Any) -> Found:
 # ---------------------------------------------------------------------------- other orders
 
 
-def _iterated(op: Op) -> Rule:
-    """TensorIterator asks the first operand first, torch's formulas of these the second."""
-
-    def rule(a: Any, b: Any, *rest: Any, **named: Any) -> Found:
-        if not all(known(getattr(x, "shape", ())) for x in (a, b)):
-            return _by_elements(op, (a, b, *rest), named)
-        made = op(a, b, *rest, **named)
-        first = aten.add.Tensor(a, b) if isinstance(b, Tensor) else made
-        return Spec(made.shape, first.stride(), made.dtype)
-
-    return rule
-
-
+# torch's formulas of these ask the second operand for its order first.
 for _op in overloads(
     "copysign.Tensor div.Tensor_mode floor_divide xlogy.Tensor special_xlog1py logaddexp logaddexp2"
     " logical_and logical_or logical_xor heaviside native_dropout_backward normal.Tensor_Tensor"
 ):
-    RULES[_op] = _iterated(_op)
+    RULES[_op] = functools.partial(lambda op, *args, **kwargs: _by_elements(op, args, kwargs), _op)
 
 
 @RULES.rule(aten.log_sigmoid.default, aten.rrelu_with_noise.default)
@@ -768,8 +761,9 @@ def _nll_loss2d(x: Tensor, target: Tensor, weight: Any, reduction: int, ignored:
 
 @RULES.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def _channel_shuffle(x: Tensor, groups: int) -> Found:
-    made = aten.channel_shuffle.default(x, groups)
-    return laid_out(made.shape, made.dtype, suggested_layout(x))
+    if x.dim() < 3 or groups < 1 or x.shape[1] % groups != 0:
+        return None
+    return laid_out(x.shape, x.dtype, suggested_layout(x))
 
 
 @RULES.rule(aten.binary_cross_entropy.default)

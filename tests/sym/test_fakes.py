@@ -163,3 +163,30 @@ def test_capture_imports_neither_sympy_nor_a_backend() -> None:
         check=True,
     )
     assert done.stdout.split() == []
+
+
+OPEN = """
+import sys
+sys.modules["sympy"] = None  # whoever imports it gets an ImportError
+import torch, fusee
+import torch.nn.functional as F
+
+def forward(x, k, q):
+    y = F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    z = torch.where(x > 0, x, 2.0), k.abs(), k.cumprod(0), x.median(1), x.sort(0), x.unfold(1, 2, 1)
+    z = z, torch.cdist(x, x), torch.diag_embed(x), F.pad(q, (1, 1, 1, 1), mode="reflect"), x.flip(0)
+    z = z, F.interpolate(q, scale_factor=2.0), torch.linalg.cholesky(k * torch.eye(len(k)) + 1)
+    z = z, torch.broadcast_tensors(x, x[:1]), torch.addcmul(x, x, x), x.cumsum(1).logsumexp(0)
+    z = z, torch.rand_like(x), x.clone().exponential_(), x.count_nonzero()
+    return y.sum() + x.exp().sum(), z
+
+compiled = fusee.compile(forward, fullgraph=True)
+for n in (4, 6, 7):
+    x, k = torch.randn(n, n + 1, requires_grad=True), torch.arange(n)
+    compiled(x, k, torch.randn(2, 3, n, 4, requires_grad=True))[0].backward()
+"""
+
+
+def test_open_sizes_need_no_sympy() -> None:
+    done = subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

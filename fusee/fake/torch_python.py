@@ -1,0 +1,383 @@
+"""torch's own shape functions, without what they import. Tested with torch 2.11 and 2.13.
+
+torch._subclasses, _refs, _prims, _prims_common, _decomp, _meta_registrations   the functions
+torch.fx.experimental.symbolic_shapes   what they ask of sizes: said here of sizes of ours
+torch._compile                          the wrapper that imports torch._dynamo
+torch._ops                              kernels that are written in Python
+
+sympy takes 0.2 s to import, torch._dynamo more than a second. So functions are taken over: the same
+code, in a namespace where modules of torch give functions that are taken over too, and imports give
+what is said here. torch's own functions, and sys.modules, stay as they are. Kernels that C++ calls
+are chosen at each call, by `python_kernels`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import importlib
+import logging
+import operator
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode, fake_impls
+from torch._subclasses.fake_tensor import FakeTensorConverter
+from torch._subclasses.meta_utils import MetaConverter
+
+# ---------------------------------------------------------------------------- sizes
+
+
+def _guard_or(default: bool) -> Any:
+    """Whether something holds of sizes; the default where only data knows."""
+
+    def ask(x: Any) -> bool:
+        data = x.node.shape_env if isinstance(x, torch.SymBool) else None
+        if data is None:
+            return bool(x)
+        return bool(data.evaluate_sym_node(x.node, False, default))
+
+    return ask
+
+
+def _same(a: Any, b: Any) -> Any:
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and _all(*map(_same, a, b))
+    return a == b
+
+
+def _all(*several: Any) -> Any:
+    return functools.reduce(operator.and_, several, True)
+
+
+def _any(*several: Any) -> Any:
+    return functools.reduce(operator.or_, several, False)
+
+
+def _certain(x: Any) -> bool:
+    return bool(x.node.maybe_as_bool()) if isinstance(x, torch.SymBool) else bool(x)
+
+
+class _Partly(types.ModuleType):
+    """Of a module, what is said here; for all else the module is imported."""
+
+    def __init__(self, name: str, **said: Any) -> None:
+        super().__init__(name)
+        vars(self).update(said)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+_INSTEAD: dict[str, Any] = {
+    x.__name__: x
+    for x in (
+        _Partly("sympy", Basic=()),
+        _Partly("torch.utils._sympy.functions", Max=torch.sym_max),
+        _Partly(
+            "torch.fx.experimental.symbolic_shapes",
+            expect_true=lambda x: x.node.expect_true("", 0) if isinstance(x, torch.SymBool) else x,
+            guard_or_true=_guard_or(True),
+            guard_or_false=_guard_or(False),
+            guard_int=int,
+            guard_size_oblivious=bool,
+            GuardOnDataDependentSymNode=(),
+            sym_eq=_same,
+            sym_and=_all,
+            sym_or=_any,
+            statically_known_true=_certain,
+            is_nested_int=lambda x: False,
+            # of symbols of torch's there are none
+            free_unbacked_symbols=lambda x: (),
+            has_free_unbacked_symbols=lambda x: False,
+            _iterate_exprs=lambda x: (),
+            _iterate_nodes=lambda x: (),
+            compute_unbacked_bindings=lambda *_, **__: None,
+            # asked where backed_size_oblivious is set
+            has_hint=lambda x: True,
+            has_guarding_hint=lambda x: True,
+            guarding_hint_or_throw=int,
+            size_hint=int,
+        ),
+    )
+}
+
+# What torch's mode asks torch._dynamo.config for.
+_DYNAMO = types.SimpleNamespace(
+    config=types.SimpleNamespace(
+        fake_tensor_cache_enabled=True,
+        fake_tensor_cache_crosscheck_enabled=False,
+        _custom_ops_profile=None,
+    )
+)
+
+# ---------------------------------------------------------------------------- functions
+
+_HOMES = (
+    "torch._subclasses", "torch._refs", "torch._prims", "torch._prims_common", "torch._decomp",
+    "torch._meta_registrations", "torch.functional", "torch.nn.functional",
+    "torch._tensor", "torch._C", "torch._VF",
+)  # fmt: skip
+# The code of functions that `torch._disable_dynamo` has wrapped.
+_LAZY_CODE = _disable_dynamo(lambda: None).__code__
+_INSTEAD["torch._dynamo"] = _DYNAMO
+_INSTEAD["torch._dynamo.config"] = _DYNAMO.config
+
+
+def _is_home(name: str) -> bool:
+    return name == "torch" or name.startswith(_HOMES)
+
+
+def _import(
+    name: str, globals: Any = None, locals: Any = None, names: Any = (), level: int = 0
+) -> Any:
+    if level == 0 and name in _INSTEAD:
+        return _INSTEAD[name] if names or "." not in name else _moved_module(torch)
+    return moved(builtins.__import__(name, globals, locals, names, level))
+
+
+class _Quiet(logging.LoggerAdapter[logging.Logger]):
+    """torch's log, without the traces of operators that raise: Python says what they raise."""
+
+    def exception(self, msg: object, *args: object, **kwargs: Any) -> None:
+        if not str(msg).startswith("failed while attempting to run meta"):
+            super().exception(msg, *args, **kwargs)
+
+
+class Space(dict[str, Any]):
+    """The globals of functions that are taken over."""
+
+    def __init__(self, home: dict[str, Any]) -> None:
+        kept: dict[str, Any] = {
+            key: home[key] for key in ("__name__", "__package__", "__spec__") if key in home
+        }
+        super().__init__(kept, __builtins__={**vars(builtins), "__import__": _import})
+        self.home = home
+
+    def __missing__(self, name: str) -> Any:
+        found = self.home[name]
+        if name == "op_implementations_checks":
+            return [(is_for, moved(run)) for is_for, run in found]
+        return _Quiet(found, {}) if name == "log" else moved(found)
+
+
+class _MovedModule(types.ModuleType):
+    """A module of torch's, with its functions taken over."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__(module.__name__)
+        self.__dict__["module"] = module
+
+    def __getattr__(self, name: str) -> Any:
+        full = f"{self.__name__}.{name}"
+        return _INSTEAD[full] if full in _INSTEAD else moved(getattr(self.module, name))
+
+
+class _Table(Mapping[Any, Any]):
+    """A table of functions."""
+
+    def __init__(self, table: Mapping[Any, Any]) -> None:
+        self.table = table
+
+    def __getitem__(self, key: Any) -> Any:
+        return moved(self.table[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+@functools.cache
+def moved_class(cls: type) -> Any:
+    """A class with its methods taken over."""
+    methods = {name: moved(x) for name, x in vars(cls).items() if isinstance(x, types.FunctionType)}
+    return type(cls.__name__, (cls,), methods)
+
+
+_moved_module = functools.cache(_MovedModule)
+_space = functools.cache(lambda name: Space(vars(sys.modules[name])))
+
+
+def moved(x: Any) -> Any:
+    """A function or module of torch's, taken over; anything else as it is."""
+    if isinstance(x, types.FunctionType):
+        is_torchs = _is_home(x.__module__ or "") or _is_home(x.__globals__.get("__name__", ""))
+        return _moved_function(x) if is_torchs else x
+    if isinstance(x, types.ModuleType):
+        return _moved_module(x) if _is_home(x.__name__) else x
+    if isinstance(x, type) and x in _CLASSES:
+        return moved_class(x)
+    if isinstance(x, functools.partial):
+        return functools.partial(moved(x.func), *x.args, **x.keywords)
+    if isinstance(x, dict) and x and isinstance(next(iter(x)), OpOverload):
+        return _Table(x)
+    return x
+
+
+# K compares strides; torch 2.11 has it inside of a function
+_CLASSES = (FakeTensorConverter, MetaConverter, vars(torch._prims_common).get("K"))
+_FUNCTIONS: dict[types.FunctionType, Any] = {}
+
+
+def _moved_function(function: types.FunctionType) -> Any:
+    if function in _FUNCTIONS:
+        return _FUNCTIONS[function]
+    if function.__code__ is _LAZY_CODE:
+        return moved(function.__wrapped__)  # type: ignore[attr-defined]
+    space = _space(function.__globals__["__name__"])
+    cells = function.__closure__
+    copy = types.FunctionType(
+        function.__code__, space, function.__name__, function.__defaults__,
+        None if cells is None else tuple(types.CellType() for _ in cells),
+    )  # fmt: skip
+    _FUNCTIONS[function] = copy
+    copy.__kwdefaults__ = function.__kwdefaults__
+    vars(copy).update((key, value) for key, value in vars(function).items() if key != "__wrapped__")
+    for cell, there in zip(cells or (), copy.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # an empty one
+            there.cell_contents = moved(cell.cell_contents)
+    return copy
+
+
+# ---------------------------------------------------------------------------- kernels
+
+
+class _Ours(threading.local):
+    """Whether kernels in Python that torch calls are to be those that are taken over."""
+
+    is_on = False
+
+
+_OURS = _Ours()
+
+
+@contextlib.contextmanager
+def python_kernels() -> Iterator[None]:
+    """Inside, torch's kernels in Python, which understand open sizes, are called taken over."""
+    _choose()
+    before, _OURS.is_on = _OURS.is_on, True
+    try:
+        yield
+    finally:
+        _OURS.is_on = before
+
+
+# Composite operators with kernels in Python that are in no table.
+_MORE = """
+    matmul stft istft broadcast_tensors one_hot tensor_split unsafe_chunk upsample_linear1d
+    upsample_trilinear3d
+"""
+
+
+@functools.cache
+def _choose() -> None:
+    """Let torch's composite kernels in Python be chosen when they are called: C++ calls them."""
+    more = [packet for name in _MORE.split() if (packet := getattr(torch.ops.aten, name, None))]
+    named = [getattr(packet, name) for packet in more for name in packet.overloads()]
+    keys = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
+    for op in (*torch._decomp.decomposition_table, *named):
+        for key in keys:
+            if isinstance(op, OpOverload) and (function := op.py_kernels.get(key)) is not None:
+                op.py_kernels[key] = _chosen(function)
+                op._dispatch_cache.clear()
+
+
+_CHOSEN: dict[Any, Any] = {}  # what such a kernel is chosen instead of
+
+
+def _chosen(function: Any) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (moved(function) if _OURS.is_on else function)(*args, **kwargs)
+
+    _CHOSEN[run] = function
+    return run
+
+
+# What torch does with FakeTensors beyond: find the device.
+_OF_DEVICES = ("constructors", "index_put_impl", "multi_device_op_default", "multi_device_op_out")
+
+
+def _has_fake(op: OpOverload) -> bool:
+    """Whether torch has more to say of FakeTensors than of meta tensors."""
+    run = fake_impls.op_implementations_dict.get(op)
+    runs = [run] if run else [x for is_for, x in fake_impls.op_implementations_checks if is_for(op)]
+    return runs != [] and runs[0].__name__ not in _OF_DEVICES
+
+
+def _is_check(op: OpOverload) -> bool:
+    """Whether an operator only looks at what tensors hold, and may raise."""
+    given, returns = op._schema.arguments, op._schema.returns
+    is_of_tensor = bool(given) and str(given[0].type) == "Tensor"
+    return is_of_tensor and not returns and not op._schema.is_mutable
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+_OF_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+@functools.cache
+def kernel(op: Any) -> Any:
+    """torch's own shape function of an operator, if it is written in Python; None: it is not."""
+    if not isinstance(op, OpOverload) or _OF_DATA.intersection(op.tags):
+        return None
+    found = _nothing if _is_check(op) else getattr(op, "prim_meta_impl", None)
+    if found is None and op in torch._decomp.meta_table:
+        found = None if _has_fake(op) else torch._decomp.meta_table[op]
+    elif found is None and op not in FakeTensorMode._cpp_meta_supports_symint:
+        found = torch._decomp.decomposition_table.get(op)
+        if found is None:
+            found = _composite(op)
+        if found is None and (key := explicit_key(op)) is not None and not _has_fake(op):
+            found = functools.partial(op._op_dk, key)
+    return None if found is None else moved(found)
+
+
+def _composite(op: OpOverload) -> Any:
+    found = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _CHOSEN.get(found, found)
+
+
+def explicit_key(op: OpOverload) -> Any:
+    """Under which an operator has one kernel in C++ for all devices, which calls others."""
+    has, keys = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
+    if not torch._C._dispatch_has_kernel(op._name):
+        return None  # TorchScript's alone
+    if has(op._name, keys.Meta) or any(r.alias_info for r in op._schema.returns):
+        return None
+    several = keys.CompositeExplicitAutograd, keys.CompositeExplicitAutogradNonFunctional
+    return next((key for key in several if has(op._name, key)), None)
+
+
+def on_ones(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the CPU's kernel gives for tensors of one element; the meta kernel, where that raises.
+
+    It may raise for values (`x // 0`) as for dtypes: which is said when the program runs.
+    """
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(False)
+        try:
+            return op(*_ones("cpu", args), **dict(zip(kwargs, _ones("cpu", kwargs.values()))))
+        except RuntimeError:
+            return op(*_ones("meta", args), **dict(zip(kwargs, _ones("meta", kwargs.values()))))
+
+
+def _ones(device: str, given: Iterable[Any]) -> list[Any]:
+    def one(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch.ones((1,) * x.dim(), dtype=x.dtype, device=device)
+        return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
+
+    return [one(x) for x in given]
