@@ -374,6 +374,22 @@ class Sized(Copier):
         return found
 
 
+def computing_sizes(whole: AtenGraph) -> fx.GraphModule:
+    """A graph that computes its own sizes, as a module; the metas of these are SymInts."""
+    write = Sized()
+    for node in whole.placeholders:
+        write.placeholder(node)
+    write.name_symbols(whole)
+    for node in whole.graph.nodes:
+        if node.op in ("get_attr", "call_function"):
+            write.copy(node)
+    write.graph.output(tuple(write.made[node] for node in whole.results))
+    for node in write.graph.nodes:
+        if node.op == "call_function" and isinstance(node.meta["val"], int):
+            node.meta["val"] = node.target(*fx.map_arg(node.args, lambda x: x.meta["val"]))
+    return fx.GraphModule(dict(whole.constants), write.graph, "AtenGraph")
+
+
 # ---------------------------------------------------------------------------- explicit
 # An AtenGraph as an fx graph with nothing implied, as other projects' importers want it.
 #

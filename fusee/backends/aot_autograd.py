@@ -33,14 +33,14 @@ from fusee.aten.graph import (
     returning,
     used_symbols,
 )
-from fusee.aten.subgraph import GraphPart, body_lines, cut
+from fusee.aten.subgraph import GraphPart, body_lines, computing_sizes, cut
 from fusee.aten.trace import trace
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
 from fusee.backends.resume import laid_out
-from fusee.errors import FuseeWarning, TraceError, warn
+from fusee.errors import FuseeWarning, warn
 from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs
@@ -59,8 +59,7 @@ def aot(
 
     bw_compiler  for backward graphs; None: fw_compiler
     partition    from a joint graph to the two; ours saves and recomputes by a minimum cut
-    raises       (when it compiles) TraceError for a graph without a functional ATen form, and for
-                 one with symbolic sizes: GraphModules hold numbers
+    raises       (when it compiles) TraceError for a graph without a functional ATen form
     source       torch._dynamo.backends.common.aot_autograd, and functorch's aot_module
     """
 
@@ -74,23 +73,14 @@ def aot(
         forward = _by(fw_compiler, split.forward)
         return bind_split(gm, split, forward, partial(_by, compile_backward), report)
 
-    compile_graph.__dict__["takes_symbols"] = False
     return compile_graph
 
 
 def _by(compiler: GraphCompiler, graph: AtenGraph) -> Run:
-    """A graph compiled by a compiler of graph modules.
-
-    raises   TraceError for symbolic sizes
-    """
-    if graph.symbols:
-        raise TraceError(
-            f"the graph has symbolic sizes ({', '.join(graph.symbols)})",
-            did="stopped before compiling",
-            remedy="dynamic=False, or the backend 'aot_eager'",
-        )
+    """A graph compiled by a compiler of graph modules; open sizes are calls in it."""
+    module = computing_sizes(graph) if graph.symbols else graph.module
     examples = [node.meta["val"] for node in graph.placeholders]
-    call = around(graph, compiler(graph.module, examples))
+    call = around(graph, compiler(module, examples))
     return lambda inputs: call(*inputs)
 
 
