@@ -6,7 +6,6 @@ Each rule does what torch's composite kernel does on the CPU, in fewer steps.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import operator
@@ -25,6 +24,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.tracer import Args, Kwargs, Rule, Tracer
 from fusee.fake.layouts import is_row_major, suggested_layout
+from fusee.fake.mode import on_metas
 from fusee.fake.open_sizes import narrowed, selected
 from fusee.fake.rules import LAYERS, overloads
 from fusee.source import Rules
@@ -93,9 +93,7 @@ _QUERIES = (
 
 @ALWAYS.rule(torch.ops.prim.device.default, torch.ops.prim.layout.default, *overloads(_QUERIES))
 def _query(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    # of a FakeTensor without its mode torch imports torch.distributed.tensor to ask for its class
-    with t.b.twins.mode or contextlib.nullcontext():
-        return op(t.value(args[0]).tensor, *args[1:], **kwargs)
+    return on_metas(op, t.value(args[0]).tensor, *args[1:], **kwargs)
 
 
 # ------------------------------------------------------------------------------ shapes
@@ -115,7 +113,7 @@ def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if op is aten.reshape.default and same_ints(shape, x.shape):
         return t.same(x)
     is_copied = op is not aten.reshape.default or not (
-        is_row_major(x) or storage_id(aten.reshape.default(x, shape)) == storage_id(x)
+        is_row_major(x) or storage_id(on_metas(aten.reshape.default, x, shape)) == storage_id(x)
     )
     if is_copied:
         x = t.call(aten.clone.default, x, memory_format=torch.contiguous_format)

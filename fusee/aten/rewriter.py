@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
+from fusee.fake.mode import on_metas
 from fusee.sym.expr import Expr, hint
 from fusee.sym.symint import same_ints
 
@@ -121,7 +122,7 @@ class Editor:
         like    whose device and lines of the user it takes over
         """
         if val is None:
-            val = target(*fx.map_arg(args, _meta), **fx.map_arg(kwargs, _meta))
+            val = on_metas(target, *fx.map_arg(args, _meta), **fx.map_arg(kwargs, _meta))
         node = self.graph.call_function(target, *self._with_sizes(args, kwargs))
         node.meta = {"val": val, "device": like.meta.get("device")}
         if "stack_trace" in like.meta:
@@ -301,7 +302,7 @@ def _rewrite(
     with edit.before(node):
         keys_first = edit.call(aten.transpose.int, k, 1, 2, like=node)
         q, k, v = images(q, queries), images(keys_first, keys), images(v, keys)
-        out = val(q).new_empty((batch, heads, queries, val(v).shape[-1]))
+        out = on_metas(Tensor.new_empty, val(q), (batch, heads, queries, val(v).shape[-1]))
         made = edit.call(
             aten.scaled_dot_product_attention.default, q, k, v, None, 0.0, False,
             like=node, val=out, scale=scale,

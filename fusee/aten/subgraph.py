@@ -38,6 +38,7 @@ from fusee.aten.graph import (
     used_symbols,
 )
 from fusee.fake.layouts import is_contiguous
+from fusee.fake.mode import on_metas
 from fusee.source import listed
 from fusee.sym.expr import Expr, Size, hint
 
@@ -101,7 +102,7 @@ class Copier:
     ) -> fx.Node:
         """A call of ours, described like a node. Its `val` is what the target gives for metas."""
         if val is None:
-            val = target(*fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
+            val = on_metas(target, *fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
         made = self.graph.create_node("call_function", target, (), kwargs)
         made.args = args
         made.meta = {**like.meta, "val": val}
@@ -282,9 +283,9 @@ class _Cutter(Copier):
         is_static = spec is not None and spec.is_static and spec.index not in self.written
         order = None if is_static or not self.is_claimed else self._order(val)
         if order is not None:
-            val = val.permute(order)
+            val = on_metas(Tensor.permute, val, order)
         elif (spec is None or self.is_claimed) and not is_static and not self._is_dense(val):
-            val = val.new_empty(val.shape)
+            val = on_metas(Tensor.new_empty, val, val.shape)
         self.placeholder(node, val=val)
         offset = spec.offset if spec is not None and order is None else 0
         device, to_size = node.meta.get("device"), self.whole.to_size
@@ -323,8 +324,9 @@ class _Cutter(Copier):
         """The permutation that makes a dense tensor row-major; None: it is so, or cannot be."""
         strides = [hint(size) for size in self._geometry(val)[1]]
         order = tuple(sorted(range(val.dim()), key=lambda axis: -strides[axis]))
-        is_permuted = not is_contiguous(val) and is_contiguous(val.permute(order))
-        return order if is_permuted else None
+        if is_contiguous(val) or not is_contiguous(on_metas(Tensor.permute, val, order)):
+            return None
+        return order
 
     def _is_dense(self, val: Tensor) -> bool:
         return is_contiguous(val) or self._order(val) is not None

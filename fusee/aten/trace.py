@@ -444,8 +444,7 @@ def _index(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str,
     items = index if isinstance(index, tuple) else (index,)
     items = tuple(map(_index_tensor, items))
     if any(map(_is_symbolic, items)):
-        with active(t):
-            x, items = _index_symbolic(x, items)
+        x, items = _index_symbolic(x, items)
     return (x, items if isinstance(index, tuple) else items[0], *rest), kwargs
 
 

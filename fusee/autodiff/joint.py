@@ -28,6 +28,7 @@ from fusee.aten.graph import AtenGraph, arguments, dependents
 from fusee.aten.torch_api import library
 from fusee.aten.tracer import Tracer
 from fusee.fake.layouts import is_row_major, like
+from fusee.fake.mode import on_metas
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- joint
@@ -235,7 +236,7 @@ class _After:
     def __call__(self, op: Any, *args: Any, val: Any = None, **kwargs: Any) -> fx.Node:
         """The call. Its value is `val`, or else what `op` gives for those of its arguments."""
         if val is None:
-            val = op(*fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
+            val = on_metas(op, *fx.map_arg(args, lambda x: x.meta["val"]), **kwargs)
         with self.graph.inserting_after(self.last):
             self.last = self.graph.create_node("call_function", op, name=self.name)
         self.last.args, self.last.kwargs = args, kwargs
@@ -391,8 +392,9 @@ _WINDOWS = {
 
 def _like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """torch.empty_like, which imports sympy at its first call."""
-    if not x.is_meta:
-        return torch.empty_like(x, dtype=dtype)
+    if x.device.type != "meta":
+        same: torch.Tensor = on_metas(torch.empty_like, x, dtype=dtype)
+        return same
     found = like(x, dtype)
     return torch.empty_strided(found.size, found.stride, dtype=dtype, device="meta")
 

@@ -498,6 +498,7 @@ _engine(
     validate=EngineOptions.parse,
     install="a build of torch with CUDA, from pytorch.org; Linux and Windows, NVIDIA GPUs",
     absent=no_cuda,
+    is_open=True,
 )
 _engine(
     ("tvm",),

@@ -27,7 +27,14 @@ import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
-from fusee.fake.torch_python import explicit_key, kernel, moved, moved_class, python_kernels
+from fusee.fake.torch_python import (
+    explicit_key,
+    kernel,
+    mode_of,
+    moved,
+    moved_class,
+    python_kernels,
+)
 from fusee.sym.shape_env import ShapeEnv, size_of
 from fusee.sym.symint import same_ints
 
@@ -605,6 +612,14 @@ class Twins:
         with self.mode or contextlib.nullcontext():
             out: torch.Tensor = op(x, *args, **kwargs)
         return out
+
+
+def on_metas(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What an operator gives for twins."""
+    with mode_of(args) as mode:
+        if mode is None and isinstance(op, OpOverload) and not op.is_view:
+            return Twins().run(op, args, kwargs)
+        return op(*args, **kwargs)
 
 
 # ---------------------------------------------------------------------------- raising

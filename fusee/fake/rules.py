@@ -34,7 +34,7 @@ from fusee.fake.layouts import (
     strides,
     suggested_layout,
 )
-from fusee.fake.torch_python import kernel, on_ones
+from fusee.fake.torch_python import kernel, mode_of, on_ones
 from fusee.loops.operators import ROWS, Row
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
@@ -79,8 +79,12 @@ def overloads(names: str) -> list[Op]:
 
 def in_python(op: Op) -> Callable[..., Any]:
     """An operator, by torch's shape function if it has one in Python."""
-    found: Callable[..., Any] = kernel(op) or op
-    return found
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with mode_of(args):
+            return (kernel(op) or op)(*args, **kwargs)
+
+    return run
 
 
 def in_layout_of(x: Tensor) -> Spec:

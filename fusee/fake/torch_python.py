@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode, fake_impls
+from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch._subclasses.meta_utils import MetaConverter
 
@@ -357,8 +357,22 @@ def explicit_key(op: OpOverload) -> Any:
         return None  # TorchScript's alone
     if has(op._name, keys.Meta) or any(r.alias_info for r in op._schema.returns):
         return None
-    several = keys.CompositeExplicitAutograd, keys.CompositeExplicitAutogradNonFunctional
+    several = (
+        keys.CompositeExplicitAutograd,
+        keys.CompositeExplicitAutogradNonFunctional,
+        keys.CompositeImplicitAutograd,
+    )
     return next((key for key in several if has(op._name, key)), None)
+
+
+def mode_of(args: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """The mode of the first FakeTensor, if any.
+
+    Outside of it torch imports torch.distributed.tensor, to ask for the class of each operand.
+    """
+    given = (y for x in args for y in (x if isinstance(x, (list, tuple)) else (x,)))
+    modes = (x.fake_mode for x in given if type(x) is FakeTensor)
+    return next(modes, contextlib.nullcontext())
 
 
 def on_ones(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ import fusee
 from fusee.aten.graph import executable_anywhere
 from fusee.aten.trace import trace
 from fusee.backends import cudagraphs
+from fusee.backends.regions import CompiledRegion, Region
 from fusee.backends.registry import EngineOptions
+from fusee.backends.split_run import compile_with
 from fusee.errors import FuseeWarning, MissingDevice, OptionError
 
 CUDA = torch.cuda.is_available()
@@ -194,6 +196,43 @@ def test_threads_on_their_own_streams() -> None:
     for thread in threads:
         thread.join()
     assert len(wrong) == 400 and max(wrong) == 0
+
+
+def test_regions_have_open_sizes_and_are_recorded_by_them() -> None:
+    regions: list[Region] = []
+    keys: set[Any] = set()
+
+    class OnCPU(cudagraphs.CudaGraphs):
+        device, device_type = "CPU", "cpu"
+
+        def compile(self, region: Region) -> CompiledRegion:
+            regions.append(region)
+            run, specs = executable_anywhere(region.graph), region.graph.inputs
+
+            def call(inputs: tuple[Any, ...]) -> Any:
+                keys.add(tuple(x if s.dtype is None else x.shape for s, x in zip(specs, inputs)))
+                return run(*inputs)
+
+            return CompiledRegion(call)
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+        return compile_with(OnCPU(EngineOptions()), gm, examples)
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        y = torch.cat([x, x.flip(0)])[:n] @ w
+        rows = F.pad(y, (0, 0, 0, -y.shape[0] % 8)).view(-1, 8, y.shape[1]).mean(1)
+        return rows * n, y.t().contiguous().t(), x.new_zeros(n, 2) + torch.arange(n)[:, None]
+
+    backend.__dict__["takes_symbols"] = True
+    compiled = fusee.compile(program, backend=backend)
+    w = torch.randn(4, 6)
+    with torch.no_grad():
+        for n in (3, 5, 8, 7, 16, 1, 9, 5):
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(compiled(x, w), program(x, w))
+    assert [bool(region.graph.symbols) for region in regions] == [False, True]
+    assert len(keys) == 7
 
 
 def test_graphs_run_on_kernels_that_choose_other_strides() -> None:

@@ -230,6 +230,38 @@ def test_torchs_tracers(backend: Any, program: Any) -> None:
     assert len(seen) <= 5
 
 
+@pytest.mark.parametrize("program", [mlp, cut, padded, attended])
+@pytest.mark.parametrize("grads", [False, True])
+def test_our_tracer_for_a_users_compilers(program: Any, grads: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    seen: list[fx.GraphModule] = []
+
+    def compiler(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+        seen.append(gm)
+        inputs = gm.graph.find_nodes(op="placeholder")
+        assert [type(x) for x in examples] == [type(node.meta["val"]) for node in inputs]
+        return gm.forward
+
+    compiled = fusee.compile(program, backend=fusee.backends.aot(fw_compiler=compiler))
+    for n in SIZES:
+        found = []
+        x = torch.randn(n, 4)
+        for run in (program, compiled):
+            given = x.clone().requires_grad_(grads)
+            with torch.set_grad_enabled(grads):
+                result = run(given, model)
+            if grads:
+                result.sum().backward()
+            found.append((result.detach(), given.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    # the first size, open ones, 1, and where a size is odd; as many backwards
+    assert len(seen) <= (5 if program is cut else 4) * (2 if grads else 1)
+    computed = [node for gm in seen for node in gm.graph.nodes if node.op == "call_function"]
+    sizes = [x for node in computed if isinstance(x := node.meta["val"], torch.SymInt)]
+    assert all(type(x.node).__module__.startswith("torch.") for x in sizes)
+    assert sizes or program in (mlp, attended)
+
+
 def test_inductor_and_floats() -> None:
     def program(x: Tensor, scale: float) -> Tensor:
         return torch.relu(x) * scale + x.sum(0)

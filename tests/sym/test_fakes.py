@@ -185,8 +185,34 @@ for n in (4, 6, 7):
     x, k = torch.randn(n, n + 1, requires_grad=True), torch.arange(n)
     compiled(x, k, torch.randn(2, 3, n, 4, requires_grad=True))[0].backward()
 """
+# What passes make of FakeTensors after the trace; C++ kernels that call kernels in Python.
+AFTERWARDS = """
+import sys
+sys.modules["sympy"] = None
+import torch, fusee
+from torch import nn
+
+layers = nn.Linear(8, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 4)
+convolutions = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1)
+
+def forward(x, image, rows, images):
+    part = x[: x.int().abs().sum().item()]
+    values = torch.linalg.svd(x)[1], part, x[x > 0], torch.nonzero(x), x.unique()
+    return rows(x[None]).sum() + images(image).transpose(-1, -2).square().sum(), values
+
+rows, images = nn.Sequential(*layers), nn.Sequential(*convolutions)
+for grad in (False, True):
+    compiled = fusee.compile(forward)
+    with torch.set_grad_enabled(grad):
+        for n in (6, 7, 9):
+            y = compiled(torch.randn(n, 8), torch.randn(2, 4, 2 * n, 12), rows, images)[0]
+            if grad:
+                y.backward()
+"""
 
 
-def test_open_sizes_need_no_sympy() -> None:
-    done = subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("program", [OPEN, AFTERWARDS])
+def test_open_sizes_need_no_sympy(program: str) -> None:
+    run = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

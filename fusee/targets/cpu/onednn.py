@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 
 from fusee.aten.graph import arguments, is_view, memory_root
 from fusee.aten.rewriter import Editor, only_user, same_shape, val
+from fusee.fake.mode import on_metas
 
 # ---------------------------------------------------------------------------- onednn
 # What oneDNN can do in this build of torch and on this processor. Adapter of torch.ops.mkldnn.
@@ -163,9 +164,10 @@ def _become_dots(
     out, (count, length) = val(node), val(weight).shape
     with edit.before(node):
         row = edit.call(aten.view.default, x, [1, length], like=node)
-        terms = out.new_empty((count, length))
+        terms = on_metas(Tensor.new_empty, out, (count, length))
+        sums = on_metas(Tensor.new_empty, out, (count,))
         made = edit.call(aten.mul.Tensor, weight, row, like=node, val=terms)
-        made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=out.new_empty((count,)))
+        made = edit.call(aten.sum.dim_IntList, made, [1], like=node, val=sums)
         if bias is not None:
             made = edit.call(aten.add.Tensor, made, bias, like=node)
     edit.become(node, aten.view.default, made, list(out.shape))
@@ -196,7 +198,7 @@ def _become_product(
         return
     size = (val(x).shape[0], val(factor).shape[1])
     with edit.before(node):
-        made = edit.call(op, *args, like=node, val=out.new_empty(size))
+        made = edit.call(op, *args, like=node, val=on_metas(Tensor.new_empty, out, size))
     edit.become(node, aten.view.default, made, list(out.shape))
 
 
