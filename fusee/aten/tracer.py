@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fusee.aten.autocast import CASTS, as_autocast_calls, kind_of
+from fusee.aten.scalars import on_tensors, with_scalars
 from fusee.aten.torch_api import (
     OpOverload,
     TorchDispatchMode,
@@ -436,6 +437,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             del self.b.marks["call"]
 
     def _traced(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        if self.b.to_size is not None and any(type(x) is torch.SymFloat for x in args):
+            with active(self):
+                given, form = with_scalars(args), on_tensors(func.overloadpacket)
+                if given is not None and form is not None:
+                    return form(*given, **kwargs)
         if self.b.has_opaque and (holds_opaque(args) or holds_opaque(kwargs.values())):
             return self.opaque_rule(func)(self, func, args, kwargs)
         if self.autocast:

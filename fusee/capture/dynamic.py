@@ -468,10 +468,18 @@ _ARITHMETIC = {*_PLAIN, *_PLAIN.values(), operator.neg}
 _EXACT = {operator.add, operator.sub, operator.neg}  # of integers
 _RAISE = {operator.truediv, operator.pow}  # for some numbers, but after the graph is too late
 # Torch calls that a graph may give one to, as backends know to compile them.
-TAKE_NUMBERS = {
+_TAKE_NUMBERS = {
     *_NAMES, *(f"i{name}" for name in _NAMES),
     *"multiply div divide true_divide addcmul addcdiv lerp".split(),
 }  # fmt: skip
+_COMPARE = {*"gt ge lt le eq ne".split()}
+
+
+def takes_numbers(name: str) -> bool:
+    """Whether a graph may give a Number to a torch call of this name."""
+    base = name.strip("_")
+    writes = name.endswith("_") and not name.endswith("__")
+    return base in _TAKE_NUMBERS or (base in _COMPARE and not writes)
 
 
 def compute(graph: fx.Graph, function: Callable[..., Any], operands: Args) -> Number:
@@ -532,7 +540,7 @@ def argument(x: Any, name: str, graph: fx.Graph) -> Any:
     if type(x) is Number and x.node.graph is not graph:
         x.need()  # it is computed outside of a transform's function, or within
     if isinstance(x, NUMPY):
-        if name.strip("_") not in TAKE_NUMBERS:
+        if not takes_numbers(name):
             raise GraphBreak(f"numpy's numbers have a dtype, at which {name}() may look")
         return x.item()
     return x.node if type(x) is Number else x

@@ -26,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusee.capture.dynamic import (
-    TAKE_NUMBERS,
     Number,
     argument,
     holds_number,
@@ -35,6 +34,7 @@ from fusee.capture.dynamic import (
     printable,
     read,
     shown,
+    takes_numbers,
 )
 from fusee.capture.graph_break import (
     TURN,
@@ -374,7 +374,7 @@ class Recorder(TorchFunctionMode):
             if (found := read(self, name, args) if found is None else found) is not None:
                 return found
             raise GraphBreak(f"{name.strip('_')}() {VALUE}", KEEP_ON_DEVICE)
-        is_known = name.strip("_").removeprefix("foreach_") in TAKE_NUMBERS
+        is_known = takes_numbers(name.replace("_foreach_", ""))
         for key in {"value", "alpha"} & {*kwargs} if is_known else ():
             if isinstance(scale := kwargs[key], FakeTensor):  # torch takes a number out of it
                 kind = float if scale.is_floating_point() else int

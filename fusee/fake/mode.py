@@ -263,7 +263,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         own = kernel(func) or (_written_as(func) if is_open else None)
         if own is not None and _is_plain(self, args, kwargs, not func._schema.is_mutable):
             with self:
-                return own(*args, **kwargs)
+                found = own(*args, **kwargs)
+            return fx.node.map_aggregate(found, functools.partial(_from_meta, self))
         with _uncached(self) if is_open else contextlib.nullcontext():
             return by_torch(self, func, kinds, args, kwargs)
 
@@ -457,6 +458,12 @@ def _wrapped(mode: _Mode, found: Any) -> Any:
     if type(found) in (tuple, list):
         return type(found)(_wrapped(mode, x) for x in found)
     return _fake(mode, found) if type(found) is torch.Tensor else found
+
+
+def _from_meta(mode: _Mode, x: Any) -> Any:
+    """A result for which a function of torch's names the device of meta kernels itself."""
+    is_there = type(x) is FakeTensor and x.fake_device == _META
+    return _fake(mode, _new(x.shape, x.stride(), x.dtype)) if is_there else x
 
 
 def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeTensor:

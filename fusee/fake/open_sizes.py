@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from fusee.fake.layouts import (
     Sizes,
@@ -408,7 +409,42 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return made if bias is None else made + bias
 
 
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """F.max_pool1d, of images of one row."""
+
+    def row(n: Any, first: int = 1) -> tuple[Any, ...]:
+        return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
+
+    steps = row(stride or kernel_size), row(padding, 0), row(dilation), ceil_mode
+    images: Any = F.max_pool2d
+    found = images(input.unsqueeze(-2), row(kernel_size), *steps, return_indices)
+    return tuple(x.squeeze(-2) for x in found) if return_indices else found.squeeze(-2)
+
+
+def _kron(a: Tensor, b: Tensor) -> Tensor:
+    rank = max(a.dim(), b.dim())
+    outer, inner = ([1] * (rank - x.dim()) + [*x.shape] for x in (a, b))
+    x = a.reshape([n for m in outer for n in (m, 1)])
+    y = b.reshape([n for m in inner for n in (1, m)])
+    return (x * y).reshape([m * n for m, n in zip(outer, inner)])
+
+
+# Functions of torch that take known sizes alone, of others that do not.
+IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
+    torch.kron: _kron,
+    torch.Tensor.kron: _kron,
+}
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
+    **IN_OTHERS,
     **dict.fromkeys(
         (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
     ),
@@ -448,11 +484,14 @@ def _repeat_interleave(env: ShapeEnv, repeats: Tensor, output_size: Any = None) 
 
 
 @UNBACKED.rule(overload("bincount"))
-def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Spec:
+def _bincount(env: ShapeEnv, x: Tensor, weights: Tensor | None = None, minlength: Any = 0) -> Spec:
     dtype = torch.int64
     if weights is not None:
         dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return rows((_unbacked_size(env, minlength if type(minlength) is int else 0),), dtype)
+    count = _unbacked_size(env, minlength if type(minlength) is int else 0)
+    if type(minlength) is torch.SymInt:
+        env.note(known_size(count), ">=", known_size(minlength))
+    return rows((count,), dtype)
 
 
 @UNBACKED.rule(overload("_unique2"))
@@ -490,10 +529,11 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
 def narrowed(
     x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> tuple[Any, Any] | None:
-    """Start and end of a slice with bounds that only data knows, inside the axis; None: others."""
+    """Start and end of a slice, inside an axis, if only data knows one of these; None: others."""
     given = [at for at in (start, end) if type(at) is torch.SymInt]
     env = next((at.node.env for at in given if type(at.node) is SizeNode), None)
-    if env is None or step != 1 or not env.data.of(*(at.node.size for at in given)):
+    sizes = *(at.node.size for at in given), known_size(x.shape[axis])
+    if env is None or step != 1 or not env.data.of(*sizes):
         return None
     stop = sys.maxsize if end is None else end
     n, *bounds = map(known_size, (x.shape[axis], 0 if start is None else start, stop))

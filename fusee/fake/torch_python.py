@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import operator
 import sys
@@ -232,7 +233,7 @@ def _moved_function(function: types.FunctionType) -> Any:
     if function in _FUNCTIONS:
         return _FUNCTIONS[function]
     if function.__code__ is _LAZY_CODE:
-        return moved(function.__wrapped__)  # type: ignore[attr-defined]
+        return moved(inspect.getclosurevars(function).nonlocals["fn"])  # __wrapped__ may be another
     space = _space(function.__globals__["__name__"])
     cells = function.__closure__
     copy = types.FunctionType(

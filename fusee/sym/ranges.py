@@ -85,7 +85,7 @@ class Ranges:
             return True if is_above or low == k else (False if is_below else None)
         if op == "<=":
             return True if is_below or high == k else (False if is_above else None)
-        if is_above or is_below or (core, k) in self._unequal:
+        if is_above or is_below or {(core, k), (-core, -k)} & self._unequal:
             return op == "!="
         return (op == "==") if low == high == k else None
 
@@ -158,7 +158,9 @@ class Ranges:
         if isinstance(a, int):
             return a, a
         if (found := self._found.get(a)) is None:
-            sides = self._noted.get(a, (None, None)), self._sum(a)
+            low, high = self._noted.get(-a, (None, None))  # what was asked the other way round
+            turned = None if high is None else -high, None if low is None else -low
+            sides = _both(self._noted.get(a, (None, None)), turned), self._sum(a)
             low, high = _both(_both(*sides), (lower_bound(a), upper_bound(a)))
             found = self._found[a] = low, high
         return found

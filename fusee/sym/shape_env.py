@@ -9,9 +9,11 @@ Tested with torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partialmethod
 from typing import Any, NamedTuple
 
@@ -431,15 +433,18 @@ class FloatNode(Node):
     def hint(self) -> float:
         return self.value
 
+    def maybe_as_float(self) -> float | None:
+        """The value if it is always this one, as far as the quotient of sizes tells."""
+        a, b = self.quotient or (0, 1)
+        is_always = self.quotient and self.env.known(a * hint(b), "==", b * hint(a))
+        return self.value if is_always or self.operands == (self.value,) else None
+
     def guarded(self) -> float:
-        """Fix the sizes that it was computed from, unless their quotient is always this one."""
-        if self.quotient is not None:
-            a, b = self.quotient
-            if self.env.known(a * hint(b), "==", b * hint(a)):
-                return self.value
-        for x in self.operands:
-            if isinstance(x, Node):
-                x.guarded()
+        """Fix the sizes that it was computed from, unless it is always this one."""
+        if self.maybe_as_float() is None:
+            for x in self.operands:
+                if isinstance(x, Node):
+                    x.guarded()
         return self.value
 
     def _with(self, function: Callable[..., float], *others: Any) -> FloatNode:
@@ -506,8 +511,30 @@ class FloatNode(Node):
             if function is math.trunc and not self.env.holds(a, ">=", 0):
                 function = math.ceil
             return SizeNode(self.env, -floordiv(-a, b) if function is math.ceil else floordiv(a, b))
+        if (scaled := self._scaled(function)) is not None:
+            return SizeNode(self.env, scaled)
         self.guarded()
         return self.wrap_int(function(self.value))
+
+    def _scaled(self, function: Callable[[float], int]) -> Size | None:
+        """What rounds a size times, or over, a number that is not exact, as int(n * 1.7)."""
+        sizes = [x for x in self.operands if x.maybe_as_float() is None]
+        quotient = sizes[0].quotient if len(sizes) == 1 else None
+        if quotient is None or quotient[1] != 1:
+            return None
+        numbers = tuple(None if x is sizes[0] else x.hint for x in self.operands)
+        found = _as_ratio(self.function, numbers, function)
+        if found is None:
+            return None
+        size, holds, (p, q, exact_to) = quotient[0], self.env.holds, found
+        is_beyond = hint(size) > exact_to
+        if is_beyond and hint(size) % q == 0:
+            return None
+        if not (holds(size, ">=", 0) and holds(size, "<=", q * _STEPS if is_beyond else exact_to)):
+            return None
+        if is_beyond:
+            holds(mod(size, q), "!=", 0)
+        return -floordiv(-size * p, q) if function is math.ceil else floordiv(size * p, q)
 
     def floor(self) -> SizeNode:
         return self._rounded(math.floor)
@@ -536,6 +563,32 @@ class FloatNode(Node):
         return str(self.value)
 
 
+@functools.cache
+def _as_ratio(
+    run: Any, numbers: tuple[float | None, ...], function: Callable[[float], int]
+) -> tuple[int, int, int] | None:
+    """p, q and a bound: `function(run(n, number))` rounds n * p / q, for n from 0 to the bound.
+
+    Beyond it that holds to q * _STEPS where q does not divide n: the quotient lies 1 / q from the
+    next integer, which is more than rounding loses. For multiples of q floats are asked.
+    """
+    (number,) = (x for x in numbers if x is not None)
+    is_product = run is operator.mul
+    if not (is_product or (run is operator.truediv and numbers[0] is None)):
+        return None
+    if not 0 < number < math.inf:
+        return None
+    exact = Fraction(number) if is_product else 1 / Fraction(number)
+    p, q = exact.limit_denominator(1000).as_integer_ratio()
+    if abs(exact * q - p) * 2**51 > p or p * q * _STEPS > 2**50:
+        return None
+    for k in range(_STEPS + 1):
+        if function(run(*(k * q if x is None else x for x in numbers))) != k * p:
+            return p, q, k * q - 1
+    return p, q, q * _STEPS
+
+
+_STEPS = 2**14  # 3 ms
 _LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
 
 _Quotient = tuple[Size, Size]

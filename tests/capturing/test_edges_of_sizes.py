@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusee
+from fusee.capture.captured import Entry
 
 Program = tuple[Callable[..., Any], Callable[[int, int], tuple[Tensor, ...]]]
 
@@ -128,3 +130,69 @@ def test_training_at_the_edges_of_sizes(name: str, dynamic: bool | None) -> None
             assert want is got, (name, [x.shape for x in given])
             continue
         torch.testing.assert_close(got, want, atol=3e-4, rtol=3e-4, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------- one open version
+# What takes numbers made of sizes: two versions serve all, a static one and an open one.
+
+Call = Callable[[int, int], tuple[Any, ...]]
+
+
+def standardized(x: Tensor) -> Tensor:
+    return (x - x.mean()) / (x.std() + 1e-5) + x.var(1, keepdim=True)
+
+
+def resized(x: Tensor, like: Tensor) -> Tensor:
+    return F.interpolate(x, size=like.shape[-2:]) * F.interpolate(x, like.shape[2:], mode="area")
+
+
+def nucleus(x: Tensor, p: float) -> Tensor:
+    values, order = x.softmax(-1).sort(descending=True)
+    left = values.masked_fill((values.cumsum(-1) - values > p) | (p > 2 * values + 1), 0)
+    return torch.zeros_like(x).scatter(-1, order, left)
+
+
+def per_segment(x: Tensor, places: Tensor, n: int) -> Tensor:
+    total = x.new_zeros(n, x.shape[1]).index_add(0, places, x)
+    return total / torch.bincount(places, minlength=n)[:n].clamp(min=1)[:, None]
+
+
+ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
+    "deviation": (standardized, rows),
+    "size of another": (resized, lambda a, b: (r(2, 3, a, b), r(1, 1, 2 * a + 1, b + 3))),
+    "times 1.7": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), images),
+    "times 0.3": (
+        lambda x: F.interpolate(x, scale_factor=0.3, recompute_scale_factor=True),
+        images,
+    ),
+    "over 1.7": (lambda x: x[: math.ceil(x.shape[0] / 1.7), int(x.shape[1] * 0.9) :], rows),
+    "pool of rows": (nn.MaxPool1d(3, 2, 1, ceil_mode=True), lambda a, b: (r(2, a, b),)),
+    "kronecker": (lambda x, y: torch.kron(x, y), lambda a, b: (r(a, 2), r(3, 2, b))),
+    "a float that is compared": (nucleus, lambda a, b: (r(2, a), 1 / b)),
+    "counts": (per_segment, lambda a, b: (r(b, 2), torch.randint(0, a, (b,)), a)),
+}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("name", ONE_VERSION)
+def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[Entry]) -> None:
+    program, inputs = ONE_VERSION[name]
+    compiled = fusee.compile(program, fullgraph=True)
+    for a, b in ((7, 12), (9, 15), (20, 31), (13, 8), (33, 40), (11, 50)):
+        found = []
+        torch.manual_seed(a)
+        given = inputs(a, b)
+        for run in (program, compiled):
+            xs = [
+                x.clone().requires_grad_(learns and x.is_floating_point())
+                if isinstance(x, Tensor)
+                else x
+                for x in given
+            ]
+            with torch.set_grad_enabled(learns):
+                y = run(*xs)
+            if learns and y.requires_grad:
+                y.square().sum().backward()
+            found.append((y.detach(), [x.grad for x in xs if isinstance(x, Tensor)]))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert len(entries) == 2

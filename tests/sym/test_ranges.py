@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from typing import Any
 
 import pytest
@@ -116,3 +118,32 @@ def test_a_closer_bound_takes_the_place_of_a_wider_one() -> None:
     for k in (2, 4, 8, 16):
         assert made.holds(floordiv(sizes["a"], k), ">", 1)
     assert [str(x) for x in made.relations] == ["a >= 32"]
+
+
+def test_what_is_known_one_way_round_is_known_the_other() -> None:
+    made, sizes = env(a=5, b=3)
+    a, b = sizes.values()
+    assert made.holds(a, ">=", b)
+    assert made.known(b, "<=", a) and made.known(b, ">", a) is False
+    assert made.holds(a, "!=", b) and made.known(b, "!=", a)
+
+
+@pytest.mark.parametrize(
+    "number", [1.7, 0.3, 0.7, 2.3, 4.35, 1 / 3, 16000 / 44100, 0.49999, math.pi]
+)
+@pytest.mark.parametrize("function", [math.floor, math.ceil, math.trunc])
+@pytest.mark.parametrize("run", [operator.mul, operator.truediv])
+def test_a_size_times_a_number_is_rounded_as_floats_are(
+    run: Any, function: Any, number: float
+) -> None:
+    for now in (7, 20, 71, 93, 1000):
+        made = ShapeEnv()
+        size = made.symbol("s0", now)
+        found = getattr(run(size, number).node, function.__name__)().size
+        for n in range(2, 3000):
+            values: dict[Symbol, Size] = dict.fromkeys(symbols(size.node.size), n)
+            asked = [(value(x.a, values), x.op, value(x.b, values)) for x in made.relations]
+            if all(COMPARISONS[op](a, b) for a, op, b in asked):
+                assert value(found, values) == function(run(n, number))
+        is_open = bool(symbols(found))
+        assert is_open or number in (0.49999, math.pi) or now == 1000

@@ -1,0 +1,260 @@
+"""Floats that a graph computes: read from tensors, as a learning rate is, or made of open sizes.
+
+`x.item()` becomes a Scalar: the tensor it was read from, as float64, in which Python computes
+too. Where a torch call takes one as a number, the call becomes one on tensors: the number has the
+precision in which ATen computes for the other operands, and never decides the result's dtype.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.aten.torch_api import sym_sqrt
+from fusee.errors import TraceError
+from fusee.sym.ranges import FUNCTIONS
+from fusee.sym.shape_env import FloatNode, Node, wrapped
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class Scalar:
+    """A Python float of the program, as a float64 tensor without axes.
+
+    known   what torch.compile has for it, which becomes a guard when it is made a float
+    """
+
+    __slots__ = ("known", "value")
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+        self.known: Any = None
+
+    def like(self, x: Tensor) -> Tensor:
+        """As ATen has a number that meets `x`."""
+        dtype = torch.result_type(x, 1.0)
+        return self.value.to(torch.float32 if dtype in _HALF else dtype)
+
+
+def is_read(call: Any, args: Any) -> bool:
+    """Whether a call reads a float from a tensor."""
+    return call is torch.Tensor.item and args[0].dim() == 0 and args[0].is_floating_point()
+
+
+def read(x: Tensor) -> Scalar:
+    return Scalar(x.detach().to(torch.float64))
+
+
+def of_sizes(call: Any) -> Callable[..., Any] | None:
+    """What computes a float from open sizes as a Scalar; None if `call` is no such function."""
+    form = _OF_SIZES.get(call) or _OF_FLOATS.get(call)
+    if form is None:
+        return None
+
+    def compute(*args: Any) -> Scalar:
+        found = Scalar(form(*(torch.scalar_tensor(x, dtype=torch.float64) for x in args)))
+        found.known = call(*args)
+        return found
+
+    return compute
+
+
+def with_scalars(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Arguments with Scalars for floats of sizes whose value is open; None: there are none."""
+    open_floats = [
+        type(x) is torch.SymFloat
+        and isinstance(x.node, FloatNode)
+        and x.node.maybe_as_float() is None
+        for x in args
+    ]
+    if not any(open_floats) or isinstance(args[0], torch.SymFloat):
+        return None
+    return tuple(Scalar(_computed(x.node)) if found else x for x, found in zip(args, open_floats))
+
+
+def _computed(node: Any) -> Tensor:
+    if not isinstance(node, FloatNode):
+        return torch.scalar_tensor(wrapped(node.env, node.size), dtype=torch.float64)
+    if not any(isinstance(x, Node) for x in node.operands):
+        return torch.scalar_tensor(node.value, dtype=torch.float64)
+    run = _AS_PYTHON.get(node.function) or _OF_FLOATS.get(node.function, node.function)
+    return run(*map(_computed, node.operands))
+
+
+_AS_PYTHON: dict[Any, Callable[..., Tensor]] = {
+    float: torch.Tensor.clone,
+    min: torch.minimum,
+    max: torch.maximum,
+}
+_OF_SIZES: dict[Any, Callable[..., Tensor]] = {
+    operator.truediv: torch.true_divide,
+    torch.sym_float: torch.Tensor.clone,
+}
+# Of one number.
+_OF_FLOATS: dict[Any, Callable[[Tensor], Tensor]] = {
+    sym_sqrt: torch.sqrt,
+    **{x: getattr(torch, x.__name__) for x in FUNCTIONS},
+}
+
+
+def holds_scalar(args: Any) -> bool:
+    """Whether a Scalar is among arguments."""
+    return any(
+        type(x) is Scalar or (isinstance(x, (list, tuple)) and holds_scalar(x)) for x in args
+    )
+
+
+def returned(x: Any) -> Any:
+    """The float itself in place of a Scalar: torch.compile guards it. raises TraceError"""
+    if type(x) is not Scalar:
+        return x
+    if not isinstance(x.known, torch.SymFloat):
+        raise TraceError(
+            "a call needs the value of a float that the graph reads from a tensor",
+        )
+    return float(x.known)
+
+
+def on_tensors(call: Any) -> Callable[..., Any] | None:
+    """What stands for a call that takes Scalars; None if nothing does."""
+    if call in _OF_FLOATS:
+        return lambda x: Scalar(_OF_FLOATS[call](x.value))
+    if call in _ARITHMETIC:
+        return _arithmetic(call)
+    full = call.__name__
+    name = full.strip("_").removeprefix("foreach_")
+    form = _FORMS.get(name) or _FORMS.get(name.removeprefix("i"))
+    if form is None:
+        return _OTHERS.get(full.strip("_"))
+    writes = name not in _FORMS or (full.endswith("_") and not full.endswith("__"))
+    one = _writing(form) if writes else _keeping_dtype(form)
+    return _for_each(one) if "foreach" in full else one
+
+
+# ------------------------------------------------------------------------------ between numbers
+
+_ARITHMETIC: dict[Any, Callable[..., Tensor]] = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.true_divide,
+    operator.pow: torch.pow,
+    operator.neg: torch.neg,
+}
+
+
+def _arithmetic(call: Any) -> Callable[..., Any]:
+    def compute(*operands: Any) -> Any:
+        if any(isinstance(x, Tensor) for x in operands):
+            x, y = operands
+            if isinstance(x, Scalar):
+                return _cast(call(x.like(y), _widened(y)), torch.result_type(y, 1.0))
+            return _cast(call(_widened(x), y.like(x)), torch.result_type(x, 1.0))
+        numbers = [x.value if isinstance(x, Scalar) else x for x in operands]
+        return Scalar(call(*numbers))
+
+    return compute
+
+
+# ------------------------------------------------------------------------------ with tensors
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _widened(x: Any) -> Any:
+    """As ATen computes with it: a half is rounded once, at the end."""
+    return x.to(torch.float32) if isinstance(x, Tensor) and x.dtype in _HALF else x
+
+
+def _number(x: Any, like: Tensor) -> Any:
+    return x.like(like) if isinstance(x, Scalar) else x
+
+
+def _scaled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Addition or subtraction of what may be scaled."""
+
+    def form(x: Tensor, y: Any, *, alpha: Any = 1) -> Tensor:
+        y, alpha = _number(y, x), _number(alpha, x)
+        return function(x, y * alpha if isinstance(alpha, Tensor) or alpha != 1 else y)
+
+    return form
+
+
+def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: function(x, _number(y, x))
+
+
+_FORMS: dict[str, Callable[..., Tensor]] = {
+    "add": _scaled(torch.add),
+    "sub": _scaled(torch.sub),
+    **dict.fromkeys(("mul", "multiply"), _binary(torch.mul)),
+    **dict.fromkeys(("div", "truediv", "divide", "true_divide"), _binary(torch.true_divide)),
+    "pow": _binary(torch.pow),
+    "rsub": lambda x, y, alpha=1: _number(y, x) - x * alpha,
+    "addcmul": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a * b),
+    "addcdiv": lambda x, a, b, value=1: torch.add(x, _number(value, x) * a / b),
+    "clamp": lambda x, min=None, max=None: _bound(
+        _bound(x, torch.clamp_min, min), torch.clamp_max, max
+    ),
+    "lerp": lambda x, end, weight: torch.lerp(
+        x, end, _cast(_number(weight, x), x.dtype).expand_as(x)
+    ),
+}
+
+
+def _bound(x: Tensor, clamp: Callable[..., Tensor], end: Any) -> Tensor:
+    return x if end is None else clamp(x, _number(end, x))
+
+
+def _compared(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, y: call(_number(x, y), _number(y, x))
+
+
+def _full(size: Any, value: Scalar, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    return value.value.to(dtype or torch.get_default_dtype()).expand(size).clone()
+
+
+# Of results in dtypes of their own.
+_OTHERS: dict[str, Callable[..., Tensor]] = {
+    **{x: _compared(getattr(torch, x)) for x in ("gt", "ge", "lt", "le", "eq", "ne")},
+    "full": _full,
+    "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),
+    "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),
+    "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.value.to(x.dtype)),
+}
+
+
+def _keeping_dtype(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dtype = torch.result_type(x, 1.0)
+        for other in args:
+            if isinstance(other, Tensor):
+                dtype = torch.promote_types(dtype, torch.result_type(x, other))
+        return _cast(form(*map(_widened, (x, *args)), **kwargs), dtype)
+
+    return call
+
+
+def _writing(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **kwargs: x.copy_(form(*map(_widened, (x, *args)), **kwargs))
+
+
+def _for_each(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
+    """One call for each tensor of lists; what is no list is the same for all."""
+
+    def call(xs: list[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+        def at(argument: Any, k: int) -> Any:
+            return argument[k] if isinstance(argument, (list, tuple)) else argument
+
+        return [
+            one(x, *(at(a, k) for a in args), **{key: at(a, k) for key, a in kwargs.items()})
+            for k, x in enumerate(xs)
+        ]
+
+    return call
