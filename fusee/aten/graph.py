@@ -39,7 +39,7 @@ from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
 from fusee.source import HostSource, define, listed
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
-from fusee.sym.shape_env import Comparison
+from fusee.sym.ranges import Comparison
 
 # ---------------------------------------------------------------------------- source
 # A functional graph as Python source: for people under the user's lines, and to be run.

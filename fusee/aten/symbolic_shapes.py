@@ -31,8 +31,8 @@ from fusee.errors import TraceError
 from fusee.fake.mode import fake_of
 from fusee.source import define
 from fusee.sym.expr import Size, Symbol, hint, symbols
-from fusee.sym.ranges import COMPARISONS
-from fusee.sym.shape_env import Predicate, ShapeEnv, known_size
+from fusee.sym.ranges import COMPARISONS, Predicate
+from fusee.sym.shape_env import ShapeEnv, known_size
 from fusee.sym.symint import TorchSymbols
 
 _FUNCTIONS = {"min": torch.sym_min, "max": torch.sym_max}

@@ -30,7 +30,8 @@ from fusee.fake.mode import Twins
 from fusee.fake.open_sizes import COMPOSITES, UNBACKED
 from fusee.source import Rules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
-from fusee.sym.shape_env import Comparison, size_of, wrapped
+from fusee.sym.ranges import Comparison
+from fusee.sym.shape_env import size_of, wrapped
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- functional

@@ -262,9 +262,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or (_written_as(func) if is_open else None)
         if own is not None and _is_plain(self, args, kwargs, not func._schema.is_mutable):
-            with self:
-                found = own(*args, **kwargs)
-            return fx.node.map_aggregate(found, functools.partial(_from_meta, self))
+            return _by_function(self, own, args, kwargs)
         with _uncached(self) if is_open else contextlib.nullcontext():
             return by_torch(self, func, kinds, args, kwargs)
 
@@ -460,10 +458,16 @@ def _wrapped(mode: _Mode, found: Any) -> Any:
     return _fake(mode, found) if type(found) is torch.Tensor else found
 
 
-def _from_meta(mode: _Mode, x: Any) -> Any:
-    """A result for which a function of torch's names the device of meta kernels itself."""
-    is_there = type(x) is FakeTensor and x.fake_device == _META
-    return _fake(mode, _new(x.shape, x.stride(), x.dtype)) if is_there else x
+def _by_function(mode: _Mode, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What a shape function of torch's gives; some name the device of meta kernels themselves."""
+
+    def here(x: Any) -> Any:
+        is_there = type(x) is FakeTensor and x.fake_device == _META
+        return _fake(mode, _new(x.shape, x.stride(), x.dtype)) if is_there else x
+
+    with mode:
+        found = own(*args, **kwargs)
+    return fx.node.map_aggregate(found, here)
 
 
 def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeTensor:

@@ -54,7 +54,8 @@ from fusee.runtime.cache import (
     object_cache,
 )
 from fusee.sym.expr import Call, Expr, Size, Symbol
-from fusee.sym.shape_env import Comparison, ShapeEnv, size_of, wrapped
+from fusee.sym.ranges import Comparison
+from fusee.sym.shape_env import ShapeEnv, size_of, wrapped
 from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- graphs

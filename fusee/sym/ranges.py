@@ -4,12 +4,14 @@ them only the data knows.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from math import gcd
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 
@@ -54,6 +56,58 @@ FUNCTIONS: dict[Callable[[float], float], tuple[str, float]] = {
 Range = tuple[int | None, int | None]  # least and greatest, as far as they are known
 # A sum without a constant whose terms have no factor in common; "==", "!=", ">=" or "<="; a number
 Form = tuple[Expr, str, int]
+
+
+class Comparison(NamedTuple):
+    """`a op b`, which the graph relies on; `where` is the user's line that asked."""
+
+    a: Size
+    op: str
+    b: Size
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.a} {self.op} {self.b}"
+
+    @property
+    def asked(self) -> str:
+        """What a question is about that has no answer; without `op`, a number."""
+        return f"whether {self}" if self.op else f"the value of {self.a}"
+
+
+class Predicate(NamedTuple):
+    """A condition that no Comparison says: `holds` of the symbols' values; `text` shows it."""
+
+    holds: Callable[..., bool]
+    text: str
+    names: tuple[tuple[str, Symbol], ...]
+    where: str
+
+
+@functools.cache
+def as_ratio(
+    run: Any, numbers: tuple[float | None, ...], function: Callable[[float], int]
+) -> tuple[int, int, int] | None:
+    """p, q and a bound: `function(run(n, number))` rounds n * p / q, for n from 0 to the bound.
+
+    Beyond it that holds to q * STEPS where q does not divide n: the quotient lies 1 / q from the
+    next integer, which is more than rounding loses. For multiples of q floats are asked.
+    """
+    (number,) = (x for x in numbers if x is not None)
+    is_product = run is operator.mul
+    if not (is_product or numbers[0] is None) or not 0 < number < math.inf:
+        return None
+    exact = Fraction(number) if is_product else 1 / Fraction(number)
+    p, q = exact.limit_denominator(1000).as_integer_ratio()
+    if abs(exact * q - p) * 2**51 > p or p * q * STEPS > 2**50:
+        return None
+    for k in range(STEPS + 1):
+        if function(run(*(k * q if x is None else x for x in numbers))) != k * p:
+            return p, q, k * q - 1
+    return p, q, q * STEPS
+
+
+STEPS = 2**14  # 3 ms
 
 
 class Ranges:

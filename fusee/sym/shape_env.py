@@ -9,13 +9,11 @@ Tested with torch 2.11 and 2.13.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import partialmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -38,38 +36,16 @@ from fusee.sym.ranges import (
     COMPARISONS,
     FUNCTIONS,
     OPPOSITE,
+    STEPS,
+    Comparison,
     Form,
+    Predicate,
     Ranges,
     Unbacked,
     Written,
+    as_ratio,
     sides,
 )
-
-
-class Comparison(NamedTuple):
-    """`a op b`, which the graph relies on; `where` is the user's line that asked."""
-
-    a: Size
-    op: str
-    b: Size
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.a} {self.op} {self.b}"
-
-    @property
-    def asked(self) -> str:
-        """What a question is about that has no answer; without `op`, a number."""
-        return f"whether {self}" if self.op else f"the value of {self.a}"
-
-
-class Predicate(NamedTuple):
-    """A condition that no Comparison says: `holds` of the symbols' values; `text` shows it."""
-
-    holds: Callable[..., bool]
-    text: str
-    names: tuple[tuple[str, Symbol], ...]
-    where: str
 
 
 class ShapeEnv:
@@ -518,19 +494,18 @@ class FloatNode(Node):
 
     def _scaled(self, function: Callable[[float], int]) -> Size | None:
         """What rounds a size times, or over, a number that is not exact, as int(n * 1.7)."""
-        sizes = [x for x in self.operands if x.maybe_as_float() is None]
-        quotient = sizes[0].quotient if len(sizes) == 1 else None
+        if self.function not in (operator.mul, operator.truediv):
+            return None
+        known = [x.maybe_as_float() for x in self.operands]
+        quotient = self.operands[known.index(None)].quotient if known.count(None) == 1 else None
         if quotient is None or quotient[1] != 1:
             return None
-        numbers = tuple(None if x is sizes[0] else x.hint for x in self.operands)
-        found = _as_ratio(self.function, numbers, function)
-        if found is None:
-            return None
-        size, holds, (p, q, exact_to) = quotient[0], self.env.holds, found
+        found = as_ratio(self.function, tuple(known), function)
+        size, holds, (p, q, exact_to) = quotient[0], self.env.holds, found or (0, 1, -1)
         is_beyond = hint(size) > exact_to
         if is_beyond and hint(size) % q == 0:
             return None
-        if not (holds(size, ">=", 0) and holds(size, "<=", q * _STEPS if is_beyond else exact_to)):
+        if not (holds(size, ">=", 0) and holds(size, "<=", q * STEPS if is_beyond else exact_to)):
             return None
         if is_beyond:
             holds(mod(size, q), "!=", 0)
@@ -563,34 +538,7 @@ class FloatNode(Node):
         return str(self.value)
 
 
-@functools.cache
-def _as_ratio(
-    run: Any, numbers: tuple[float | None, ...], function: Callable[[float], int]
-) -> tuple[int, int, int] | None:
-    """p, q and a bound: `function(run(n, number))` rounds n * p / q, for n from 0 to the bound.
-
-    Beyond it that holds to q * _STEPS where q does not divide n: the quotient lies 1 / q from the
-    next integer, which is more than rounding loses. For multiples of q floats are asked.
-    """
-    (number,) = (x for x in numbers if x is not None)
-    is_product = run is operator.mul
-    if not (is_product or (run is operator.truediv and numbers[0] is None)):
-        return None
-    if not 0 < number < math.inf:
-        return None
-    exact = Fraction(number) if is_product else 1 / Fraction(number)
-    p, q = exact.limit_denominator(1000).as_integer_ratio()
-    if abs(exact * q - p) * 2**51 > p or p * q * _STEPS > 2**50:
-        return None
-    for k in range(_STEPS + 1):
-        if function(run(*(k * q if x is None else x for x in numbers))) != k * p:
-            return p, q, k * q - 1
-    return p, q, q * _STEPS
-
-
-_STEPS = 2**14  # 3 ms
 _LARGEST = 2**20  # denominators, such as that of 2.5, with which products stay exact
-
 _Quotient = tuple[Size, Size]
 
 
