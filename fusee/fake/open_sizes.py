@@ -532,8 +532,9 @@ def narrowed(
     """Start and end of a slice, inside an axis, if only data knows one of these; None: others."""
     given = [at for at in (start, end) if type(at) is torch.SymInt]
     env = next((at.node.env for at in given if type(at.node) is SizeNode), None)
-    sizes = *(at.node.size for at in given), known_size(x.shape[axis])
-    if env is None or step != 1 or not env.data.of(*sizes):
+    if env is None or step != 1:
+        return None
+    if not env.data.of(*(at.node.size for at in given), known_size(x.shape[axis])):
         return None
     stop = sys.maxsize if end is None else end
     n, *bounds = map(known_size, (x.shape[axis], 0 if start is None else start, stop))

@@ -37,7 +37,6 @@ __all__ = ["KNOWN", "NEEDS_SYMPY", "run_sizes"]
 # What differs, and why it stays.
 KNOWN: dict[str, str] = {
     "nn.functional.embedding_bag": "offsets twice as long are in no order: eager reads anything",
-    "stft": "check=True refuses a copy of overlapping windows: two points store one value twice",
 }
 
 # What lets torch import sympy, and why.
