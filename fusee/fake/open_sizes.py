@@ -437,8 +437,37 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (x * y).reshape([m * n for m, n in zip(outer, inner)])
 
 
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
+        return torch.linspace(start, end, steps, dtype=dtype, **named)
+    at = torch.arange(steps, dtype=dtype, **named)
+    greatest: Any = torch.sym_max
+    step, half = (end - start) / greatest(steps - 1, 1), greatest(steps // 2, 1)
+    return torch.where(at < half, start + at * step, end - (steps - 1 - at) * step)
+
+
+_WHOLE_FLOATS = (torch.float32, torch.float64)
+
+
+def _isin(
+    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """By places in a sorted row: torch asks the sizes which of two ways is the faster one."""
+    if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
+        return torch.isin(elements, test_elements, assume_unique=assume_unique, invert=invert)
+    dtype = torch.result_type(elements, test_elements)
+    x, row = elements.to(dtype), test_elements.to(dtype).flatten().sort()[0]
+    if row.shape[0] == 0:
+        return torch.full_like(x, invert, dtype=torch.bool)
+    at = torch.searchsorted(row, x.contiguous()).clamp(max=row.shape[0] - 1)
+    return (row[at] == x) ^ invert
+
+
 # Functions of torch that take known sizes alone, of others that do not.
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
+    torch.linspace: _linspace,
+    torch.isin: _isin,
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     torch.kron: _kron,
     torch.Tensor.kron: _kron,

@@ -169,6 +169,8 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "pool of rows": (nn.MaxPool1d(3, 2, 1, ceil_mode=True), lambda a, b: (r(2, a, b),)),
     "kronecker": (lambda x, y: torch.kron(x, y), lambda a, b: (r(a, 2), r(3, 2, b))),
     "a float that is compared": (nucleus, lambda a, b: (r(2, a), 1 / b)),
+    "steps": (lambda x: torch.linspace(-1, 1, x.shape[1]) * x, rows),
+    "members": (lambda x, y: torch.isin((x * 9).round(), (y * 9).round()), two),
     "counts": (per_segment, lambda a, b: (r(b, 2), torch.randint(0, a, (b,)), a)),
 }
 
@@ -196,3 +198,16 @@ def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[
             found.append((y.detach(), [x.grad for x in xs if isinstance(x, Tensor)]))
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     assert len(entries) == 2
+
+
+def test_pieces_of_unproven_sizes_are_cut_where_others_are() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.linalg.qr(x)[1].tanh()  # its gradient adds to zeros beside a triangle
+
+    compiled = fusee.compile(program, dynamic=True)
+    for rows, columns in ((2, 5), (3, 6), (4, 9)):
+        x = torch.randn(rows, columns)
+        given = [x.clone().requires_grad_() for _ in range(2)]
+        for run, one in zip((program, compiled), given, strict=True):
+            run(one).sum().backward()
+        torch.testing.assert_close(given[1].grad, given[0].grad, rtol=1e-4, atol=1e-4)

@@ -57,7 +57,7 @@ from fusee.loops.operators import (
     sigmoid,
 )
 from fusee.loops.schedule import reads
-from fusee.sym.expr import Expr, Size, Symbol, floordiv, known_eq
+from fusee.sym.expr import Expr, Size, Symbol, floordiv
 
 # ---------------------------------------------------------------------------- pointwise
 
@@ -170,7 +170,7 @@ def _in_pieces(
         cut: list[Operand] = []
         for x in operands:
             place = dim if not isinstance(x, Tensor) else dim - len(shape) + len(x.shape)
-            if isinstance(x, Tensor) and place >= 0 and known_eq(x.shape[place], shape[dim]):
+            if isinstance(x, Tensor) and place >= 0 and x.shape[place] != 1:  # else it is repeated
                 cut.append(narrow(x, place, start, length))
             else:
                 cut.append(x)
