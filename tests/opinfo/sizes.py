@@ -44,7 +44,6 @@ NEEDS_SYMPY: dict[str, str] = {
     "fft.hfft": "a lazily conjugated tensor is copied by torch's own fakes",
     "fft.hfft2": "the same",
     "fft.hfftn": "the same",
-    "isin": "its decomposition takes a power of a size, which torch checks",
     "nn.functional.conv_transpose3d": "whether oneDNN takes it depends on the size",
 }
 
