@@ -321,7 +321,7 @@ _WARN_OF_BYTES = frozenset(
 def _takes_any_size(op: Any) -> bool:
     """Whether ATen refuses the same dtypes of tensors with one element."""
     is_known = torch.Tag.pointwise in op.tags or _name(op) in _OF_ALL_SIZES
-    return is_known and torch.Tag.nondeterministic_seeded not in op.tags
+    return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
 
 
 def _name(op: Any) -> str:

@@ -6,6 +6,7 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -464,10 +465,27 @@ def _isin(
     return (row[at] == x) ^ invert
 
 
+def _pad_sequence(
+    sequences: Sequence[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """torch._C._nn.pad_sequence, which asks of each two lengths which is the greater one."""
+    longest: Any = functools.reduce(torch.sym_max, [x.shape[0] for x in sequences])
+    rows = []
+    for x in sequences:
+        missing = longest - x.shape[0]
+        ends = (0, missing) if padding_side == "right" else (missing, 0)
+        rows.append(F.pad(x, (*(0, 0) * (x.dim() - 1), *ends), value=padding_value))
+    return torch.stack(rows, 0 if batch_first else 1)
+
+
 # Functions of torch that take known sizes alone, of others that do not.
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.linspace: _linspace,
     torch.isin: _isin,
+    torch._C._nn.pad_sequence: _pad_sequence,
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     torch.kron: _kron,
     torch.Tensor.kron: _kron,

@@ -171,6 +171,10 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "a float that is compared": (nucleus, lambda a, b: (r(2, a), 1 / b)),
     "steps": (lambda x: torch.linspace(-1, 1, x.shape[1]) * x, rows),
     "members": (lambda x, y: torch.isin((x * 9).round(), (y * 9).round()), two),
+    "ragged": (
+        lambda *xs: nn.utils.rnn.pad_sequence([*xs], batch_first=True, padding_value=2.0).tanh(),
+        lambda a, b: (r(a, 3), r(b, 3), r(abs(a - b) + 2, 3)),
+    ),
     "counts": (per_segment, lambda a, b: (r(b, 2), torch.randint(0, a, (b,)), a)),
 }
 
