@@ -285,11 +285,12 @@ def stored_once(kernel: Kernel) -> Iterator[str]:
         if 0 in sizes:
             continue
         for store in phase.body:
-            if isinstance(store, Store) and not payloads(store.index) and not _is_copied(store):
+            if isinstance(store, Store) and not payloads(store.index):
                 for axis in axes:
                     if axis not in symbols(store.index):
                         yield f"all points along {axis} store to one place of {store.buffer}"
-                if not _is_nested(store.index, axes) and _collides(store.index, axes):
+                is_apart = _is_nested(store.index, axes) or _is_copied(store)
+                if not is_apart and _collides(store.index, axes):
                     yield f"two points store to one place of {store.buffer}"
 
 

@@ -161,7 +161,9 @@ LOOPS: dict[str, tuple[Callable[[Made], Sequence[Step]], str]] = {
         "all points along i0 store to one place of out",
     ),
     "points whose places overlap": (
-        lambda m: [m.loop(m.out, m.x, index=2 * ROW.expr + COL.expr)],
+        lambda m: [
+            m.loop(m.out, m.x, index=2 * ROW.expr + COL.expr, value=m.values.load(m.x, m.at))
+        ],
         "two points store to one place of out",
     ),
     "operands of two dtypes": (
