@@ -52,7 +52,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 # What is tested here are kernels, of graphs so small that they would run as they were captured.
 KERNELS = frozenset(
     "aten autodiff backends codegen loops opinfo replay runtime targets test_raising.py"
-    " test_symbols.py test_unbacked.py".split()
+    " test_libraries.py test_symbols.py test_unbacked.py".split()
 )
 
 
