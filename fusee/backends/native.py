@@ -255,11 +255,12 @@ def compile_native(
     raises   OptionError; MissingPackage without llvmlite; MissingFake for an operator without meta
     """
     parsed = Options.parse(options)
-    report = Report(parsed.name or f"graph_{next(_numbers)}", first_line(gm))
+    report = Report(parsed.name or f"graph_{next(_numbers)}")
     with log.graph(report.name):
         log.publish("graph", "", partial(captured_source, gm))
         try:
             target = _target_of(gm, example_inputs)
+            report.where = first_line(gm)
             target.prepare()
             if is_differentiated(gm, example_inputs):
                 parsed = _for_training(parsed)
@@ -292,7 +293,7 @@ def compile_native(
         except MissingFake:
             raise
         except TraceError as error:
-            report.where = error.where or report.where
+            report.where = error.where or first_line(gm)
             report.eager = error.what
             remember(report)
             what = f"{report.name} runs eagerly: {error.what}"

@@ -106,7 +106,7 @@ def test_the_committed_table_has_a_row_for_each_folder() -> None:
 
 
 # A graph that is trained is three: the joint one, forward and backward, which go down one by one.
-MOST = {False: Steps(climbs=7, returns=12, names=50), True: Steps(climbs=15, returns=32, names=50)}
+MOST = {False: Steps(climbs=6, returns=12, names=50), True: Steps(climbs=14, returns=32, names=50)}
 
 
 @pytest.mark.parametrize("training", MOST)
