@@ -22,7 +22,7 @@ import contextlib
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -57,9 +57,10 @@ from fusee.aten.torch_api import (
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
 from fusee.fake.mode import Twins, fake_mode, may_raise
-from fusee.fake.open_sizes import COMPOSITES, IN_OTHERS, UNBACKED, unbacked_env
+from fusee.fake.open_sizes import COMPOSITES, IN_OTHERS, UNBACKED
 from fusee.fake.torch_python import Space, moved
 from fusee.source import Rules
+from fusee.sym.shape_env import ShapeEnv, SizeNode
 from fusee.sym.symint import TorchSymbols
 
 # ---------------------------------------------------------------------------- nodes
@@ -409,6 +410,34 @@ def trace(
 T = TypeVar("T", bound=Tracer)
 
 
+def _unbacked_env(graph: fx.Graph) -> ShapeEnv | None:
+    """That of a captured graph with sizes that only data knows; None if it has none."""
+    env, is_needed = ShapeEnv(), False
+    env.is_over = True
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            numbers: Iterable[Any] = x.shape if isinstance(x, torch.Tensor) else (x,)
+            for n in numbers:
+                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
+                    env = n.node.env
+                    is_needed = is_needed or bool(env.data.of(n.node.size))
+        is_needed = is_needed or _takes_at_a_mask(node)
+    return env if is_needed else None
+
+
+def _takes_at_a_mask(node: fx.Node) -> bool:
+    """Whether the gradient of a call is what is found where a mask is true."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if name.partition(".")[0].strip("_") not in ("setitem", "index_put"):
+        return False
+    vals = [x.meta.get("example_value") for x in node.all_input_nodes]
+    masks = any(
+        isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in vals[1:]
+    )
+    return masks and isinstance(vals[-1], torch.Tensor) and vals[-1].requires_grad
+
+
 def start(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -430,7 +459,7 @@ def start(
         [*example_inputs, *(node.meta.get("example_value") for node in placeholders)]
     )
     to_size = TorchSymbols()
-    env = unbacked_env(gm.graph)
+    env = _unbacked_env(gm.graph)
     if env is not None:
         mode = mode or fake_mode()
         mode.cache_enabled = False  # whose keys know torch's own symbols alone

@@ -10,11 +10,11 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import functional as F
 
 from fusee.fake.layouts import (
@@ -626,29 +626,3 @@ GEOMETRIES: dict[Op, Callable[..., tuple[Any, Any, Any] | None]] = {
     overload("slice.Tensor"): slice_geometry,
     overload("select.int"): select_geometry,
 }
-
-
-def unbacked_env(graph: fx.Graph) -> ShapeEnv | None:
-    """That of a captured graph with sizes that only data knows; None if it has none."""
-    env, is_needed = ShapeEnv(), False
-    env.is_over = True
-    for node in graph.nodes:
-        value = node.meta.get("example_value")
-        for x in value if isinstance(value, (tuple, list)) else (value,):
-            numbers: Iterable[Any] = x.shape if isinstance(x, Tensor) else (x,)
-            for n in numbers:
-                if type(n) is torch.SymInt and isinstance(n.node, SizeNode):
-                    env = n.node.env
-                    is_needed = is_needed or bool(env.data.of(n.node.size))
-        is_needed = is_needed or _takes_at_a_mask(node)
-    return env if is_needed else None
-
-
-def _takes_at_a_mask(node: fx.Node) -> bool:
-    """Whether the gradient of a call is what is found where a mask is true."""
-    name = str(getattr(node.target, "__name__", node.target))
-    if name.partition(".")[0].strip("_") not in ("setitem", "index_put"):
-        return False
-    vals = [x.meta.get("example_value") for x in node.all_input_nodes]
-    masks = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in vals[1:])
-    return masks and isinstance(vals[-1], Tensor) and vals[-1].requires_grad
