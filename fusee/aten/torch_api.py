@@ -10,6 +10,7 @@ Everything here exists from 2.11 to 2.15; the names used are
                                    numbers of nodes; what backward frees; counts of writes
     torch.autograd.graph           the engine, without the checks that import sympy
     torch._C.DisableTorchFunction  hides modes that see functions
+    torch._C._functorch            what transforms of torch.func have wrapped, and where they begin
     torch._C._has_storage          tensors that vmap has wrapped have none
     torch._fused_sdp_choice        which attention kernel eager takes
     ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
@@ -250,6 +251,24 @@ def is_plain(x: torch.Tensor) -> str | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "wrapped by a torch.func transform"
     return None
+
+
+def takes_gradients(graph: fx.Graph) -> bool:
+    """Whether torch.func differentiates within a graph, as stock torch.compile writes it down."""
+    return any(x.target is torch._C._functorch._grad_increment_nesting for x in graph.nodes)
+
+
+def begins_gradients(graph: fx.Graph) -> bool:
+    """Whether grad mode is switched on within a graph, and by no transform of torch.func."""
+    switches = (x for x in graph.nodes if x.target is torch._C._set_grad_enabled)
+    return any(x.args[0] for x in switches) and not takes_gradients(graph)
+
+
+def unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that transforms of torch.func have wrapped; any other as it is."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def is_state(x: torch.Tensor) -> bool:

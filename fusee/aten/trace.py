@@ -53,6 +53,8 @@ from fusee.aten.torch_api import (
     is_skipped,
     op_name,
     symbolic_mode,
+    takes_gradients,
+    unwrapped,
 )
 from fusee.aten.tracer import Args, Builder, Kwargs, Rule, Tracer
 from fusee.errors import TraceError
@@ -218,7 +220,7 @@ def _tensor(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str
 @_DATA.rule(torch.Tensor.new_tensor)
 def _new_tensor(t: Tracer, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     x, *data = args
-    kwargs = {"dtype": x.dtype, "device": t.value(x).store.device, **kwargs}
+    kwargs = {"dtype": x.dtype, "device": t.value(unwrapped(x)).store.device, **kwargs}
     kwargs.pop("requires_grad", None)
     return data, kwargs
 
@@ -279,7 +281,7 @@ def _index_tensor(index: Any) -> Any:
 
 
 def _is_index_list(index: Any) -> bool:
-    if not isinstance(index, list) or not index:
+    if not isinstance(index, (list, tuple, range)) or not index:
         return False
     return all(isinstance(i, (int, bool)) or _is_index_list(i) for i in index)
 
@@ -401,7 +403,8 @@ def trace(
     """
     tracer, inputs = start(gm, example_inputs, keep, decompositions, kind=Tracer)
     ambient = torch.is_autocast_enabled(inputs.device.type)
-    with below_autograd(), autocast_restored(), torch.no_grad():
+    with_grad = takes_gradients(gm.graph)
+    with below_autograd(), autocast_restored(), torch.set_grad_enabled(with_grad):
         returned = run_nodes(tracer, gm, gm.graph, inputs.given, inputs.attribute)
         results = Results(inputs, returned)
     return results.graph(results.mutations, ambient)

@@ -135,6 +135,10 @@ def kind(node: fx.Node) -> Kind:
         return Kind.INPUT
     if node.op == "get_attr":
         return Kind.FREE
+    if node.target is torch.ops.aten.clone.default and not node.kwargs:
+        (x,) = node.all_input_nodes
+        if memory_root(x).op == "placeholder":
+            return Kind.ONCE  # the program may write to the input before the backward
     return _kind_of(node.target) if is_pure(node) else Kind.ONCE
 
 

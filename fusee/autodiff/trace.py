@@ -37,6 +37,7 @@ from fusee.aten.torch_api import (
     current_node_number,
     gradients,
     next_node_number,
+    unwrapped,
     uses_flash_attention,
     without_autocast,
     without_torch_functions,
@@ -97,7 +98,7 @@ def _attention(
     mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
-    on_cpu = t.value(query).store.device.type == "cpu"
+    on_cpu = t.value(unwrapped(query)).store.device.type == "cpu"
     if on_cpu and uses_flash_attention(query, key, value, mask, dropout_p, is_causal, scale, gqa):
         op = aten._scaled_dot_product_flash_attention_for_cpu.default
         return op(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
@@ -129,7 +130,7 @@ def _group_norm(
 def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not _is_plain(x):
         return x.to(*args, **kwargs)
-    home = t.value(x).store.device
+    home = t.value(unwrapped(x)).store.device
     kwargs = {name: y for name, y in kwargs.items() if name != "device" or not _is_home(y, home)}
     rest = [y for y in args if not _is_home(y, home)]
     return x.to(*rest, **kwargs) if rest or kwargs else x

@@ -34,6 +34,7 @@ from fusee.aten.graph import (
     used_symbols,
 )
 from fusee.aten.subgraph import GraphPart, body_lines, computing_sizes, cut
+from fusee.aten.torch_api import begins_gradients
 from fusee.aten.trace import trace
 from fusee.autodiff.autograd_function import Run, differentiable
 from fusee.autodiff.joint import Joint, Split
@@ -133,10 +134,16 @@ Call = Callable[..., Any]
 
 
 def is_differentiated(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether grad mode is on, and anything that goes in requires grad."""
+    """Whether grad mode is on, and anything that goes in requires grad.
+
+    raises   TraceError if grad mode is on in a part of the graph alone
+    """
     tensors = [x for x in example_inputs if isinstance(x, Tensor)]
     given = (*tensors, *gm.parameters(), *gm.buffers())
-    return torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    wanted = any(x.requires_grad for x in given)
+    if wanted and not torch.is_grad_enabled() and begins_gradients(gm.graph):
+        raise TraceError("gradients are switched on within the graph")
+    return wanted and torch.is_grad_enabled()
 
 
 def bind(

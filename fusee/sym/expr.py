@@ -501,7 +501,7 @@ def _call_range(atom: Call) -> tuple[int | None, int | None]:
         return (None if lo_a is None else lo_a // b), (None if hi_a is None else hi_a // b)
     lo_b, hi_b = lower_bound(b), upper_bound(b)
     if atom.op == "<<":
-        return 1 << (lo_b or 0), 1 << (62 if hi_b is None else hi_b)
+        return 1 << max(lo_b or 0, 0), 1 << (62 if hi_b is None else min(hi_b, 62))
     if atom.op == "&":
         return 0, min((x for x in (hi_a, hi_b) if x is not None), default=None)
     lows = [x for x in (lo_a, lo_b) if x is not None]

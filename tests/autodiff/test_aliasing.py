@@ -238,3 +238,17 @@ def test_a_write_to_a_leaf_raises_eagers_error() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="leaf Variable"):
         torch.compile(lambda x: x.add_(1), backend="fusee")(rand(3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_is_saved_where_the_program_makes_one(backend: str) -> None:
+    def scores(x: Tensor, queue: Tensor) -> Tensor:
+        return x @ queue.clone().detach()
+
+    grads: list[Tensor] = []
+    for run in (scores, fusee.compile(scores, backend=backend)):
+        x, queue = torch.ones(2, 3, requires_grad=True), torch.ones(3, 4)
+        out = run(x, queue)
+        queue.zero_()
+        grads += torch.autograd.grad(out.sum(), x)
+    assert torch.equal(*grads)

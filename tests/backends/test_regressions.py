@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,63 @@ def test_numbers_that_change_beside_fixed_sizes(name: str, backend: str) -> None
         for n in (3, 5, 7, 2):
             x = torch.randn(12)
             torch.testing.assert_close(fast(x, n), fn(x, n))
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[:, (0, 1), (1, 2)], lambda x: x[:, range(2)], lambda x: x[:, ((0, 1), (1, 0))],
+    ],
+)  # fmt: skip
+def test_rows_of_places(fn: Callable[..., Any], with_grad: bool) -> None:
+    check(fn, torch.randn(2, 3, 3, requires_grad=with_grad))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+def test_new_takes_a_size_for_a_size(backend: str) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        rows = x.new([1, 2, 3]) + x, x.new((1, 2, 3)) + x, x.new(x) + 1
+        return *rows, x.new(x.size()).fill_(1), x.new(2, 3).fill_(2), x.new(torch.Size([3])).zero_()
+
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(fusee.compile(fn, backend=backend)(x), fn(x))
+
+
+def test_a_formula_in_python_within_transforms() -> None:
+    def step(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        grad = torch.func.grad(lambda w: torch.nn.functional.mse_loss(x @ w, y))(w)
+        return torch.nn.functional.mse_loss(x @ (w - 0.1 * grad), y)
+
+    def fn(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(step, (None, 0, 0))(w, x, y).mean()
+
+    for with_grad in (False, True):
+        w = torch.randn(4, 2, requires_grad=with_grad)
+        check(fn, w, torch.randn(3, 5, 4), torch.randn(3, 5, 2))
+
+
+def test_gradients_that_begin_within_a_graph() -> None:
+    def inner(w: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            w = w.detach().requires_grad_()
+            return torch.autograd.grad(w.sin().sum(), w)[0]
+
+    w = torch.randn(3)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.compile(inner, backend="fusee")(w), w.cos())
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_calls_get_repeated_rows_with_the_last_axis_dense(with_grad: bool) -> None:
+    """One head of keys and values for all heads of queries."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        k = (k * 2).expand(2, 4, 5, 8)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k)
+
+    q, k = (torch.randn(2, n, 5, 8, requires_grad=with_grad) for n in (4, 1))
+    check(attention, q, k, capture="fx")

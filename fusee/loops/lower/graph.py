@@ -29,6 +29,7 @@ from fusee.loops.lower.tensor import (
     Tensor,
     bound,
     calls,
+    contiguous,
     dense,
     refusal,
     same_strides,
@@ -152,7 +153,12 @@ def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
         if not exact or kept or strides is None:
             return lowering.window(tensor)
         repeats = any(s == 0 and n != 1 for s, n in zip(strides, tensor.shape, strict=True))
-        return lowering.window(tensor, None if repeats else strides)
+        if repeats:  # in memory as in eager, or each element as often as it is read
+            at = tensor.storage
+            as_eager = at is not None and same_strides(tensor.shape, at.strides, strides)
+            is_ours = tensor.dtype in DTYPES and not as_eager
+            return lowering.window(tensor, contiguous(tensor.shape) if is_ours else None)
+        return lowering.window(tensor, strides)
     if isinstance(arg, (list, tuple)):
         return [_argument(lowering, item, images, exact) for item in arg]
     return arg
