@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
+import operator
 import sys
 import types
 import warnings
@@ -145,7 +147,13 @@ class Capturing(Semantics):
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)
         if self.world.seen or self.modes:  # torch finds which function these are asked about
             return function(*operands)
-        return self.world.recorder.call(function, *operands)
+        call = self.world.recorder.call
+        if function in (operator.getitem, operator.setitem) and symbols.is_place_open(operands[1]):
+            with contextlib.suppress(IndexError):  # C++ says it in its own words
+                operands = symbols.selected(call, *operands)
+                if function is operator.getitem:
+                    return operands[0]
+        return call(function, *operands)
 
     def kind_of(self, x: Any) -> Any:
         """The class that the program sees."""
@@ -673,10 +681,12 @@ def _bound(m: Capturing, found: Any, obj: Any, cls: type, name: str) -> Any:
         return value
     if not hasattr(type(found), "__get__"):
         return found
-    is_ours = type(found).__module__.startswith("fusee.")
-    if inspect.ismethoddescriptor(found) or type(found) is _FIELD or is_ours:
+    is_plain = type(found).__module__ == "functools" or type(found) is _FIELD
+    if is_plain or type(found).__module__.startswith("fusee."):
         return found.__get__(obj, cls)
     value = ask(m, found, "__get__", obj, cls)
+    if value is ABSENT and inspect.ismethoddescriptor(found):  # of C: Python's have one, too
+        return found.__get__(obj, cls)
     if value is ABSENT:
         raise GraphBreak(f"a descriptor of class {type(found).__qualname__} is not known")
     return value

@@ -51,7 +51,7 @@ from fusee.capture.builtins import (
     stands_for_each,
 )
 from fusee.capture.containers import sort_key
-from fusee.capture.dynamic import Computed, holds_number, need_values
+from fusee.capture.dynamic import Computed, asked_by_c, holds_number, need_values
 from fusee.capture.frame import (
     ABSENT,
     CONTAINERS,
@@ -155,10 +155,11 @@ def _subclasses(m: Capturing, cls: type) -> list[type]:
 def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     """C code that may look at all that it is given."""
     args, kwargs = tuple(m.deep(x) for x in args), {k: m.deep(x) for k, x in kwargs.items()}
-    if m.world.symbols.origins and any(map(symbols.holds_open, (args, kwargs))):
+    if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
     m.look((*args, *kwargs.values()), AS_VALUES)
-    return function(*args, **kwargs)
+    with asked_by_c(m.world.recorder):
+        return function(*args, **kwargs)
 
 
 def _unknown(function: Any) -> GraphBreak:

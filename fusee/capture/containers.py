@@ -89,7 +89,9 @@ def _collecting(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> An
     if not args:
         return function(**kwargs)
     items = m.listed(args[0]) if function in (list, tuple) else m.items(args[0])
-    if function not in (list, tuple, collections.deque):
+    if function is collections.deque:  # its length is C's
+        args, kwargs = symbols.value(args), symbols.value(kwargs)
+    elif function not in (list, tuple):
         items = m.hashed(items)
     return function(items, *args[1:], **kwargs)
 
@@ -129,6 +131,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
     def given(x: Any) -> Any:
+        x = symbols.value(x) if symbols.is_open(x) else x
         if is_scalar(x) and not isinstance(x, (str, bytes, range)):
             return Called(m, x, is_test) if is_test else x
         is_function = callable(x) and not hasattr(type(x), "__iter__")
@@ -136,7 +139,7 @@ def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 
     if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
         args = (*args, operator.add)
-    kwargs = {k: given(x) if k in ("func", "key") else x for k, x in kwargs.items()}
+    kwargs = {k: given(x) if k in ("func", "key", "repeat") else x for k, x in kwargs.items()}
     return function(*map(given, args), **kwargs)
 
 

@@ -7,6 +7,7 @@ has seen. Of numbers among them a Number is what the program sees.
 from __future__ import annotations
 
 import cmath
+import contextlib
 import enum
 import functools
 import json
@@ -636,6 +637,16 @@ def printable(x: Any) -> Any:
     )
 
 
+def of_new(x: torch.Tensor, *given: Any) -> tuple[Callable[..., Any], Args]:
+    """`x.new(...)`, to which a torch.Size, which no graph knows from a tuple, is no data."""
+    if len(given) != 1 or isinstance(given[0], (int, torch.SymInt, torch.Size)):
+        size = given[0] if given and isinstance(given[0], torch.Size) else given or (0,)
+        return torch.Tensor.new_empty, (x, size)
+    if isinstance(given[0], (list, tuple)):
+        return torch.Tensor.new_tensor, (x, given[0])
+    return torch.Tensor.new, (x, *given)
+
+
 def _has_text(x: complex) -> bool:
     zeros = [part for part in (x.real, x.imag) if part == 0]
     return cmath.isfinite(x) and all(math.copysign(1, zero) > 0 for zero in zeros)
@@ -650,6 +661,17 @@ def _has_text(x: complex) -> bool:
 
 # Each is a line of what runs after the graph.
 _MOST_READINGS = 256
+
+
+@contextlib.contextmanager
+def asked_by_c(recorder: Any) -> Iterator[None]:
+    """Inside, C code that wants a tensor's number ends the graph: it would refuse ours."""
+    before, recorder.reads_numbers = recorder.reads_numbers, False
+    try:
+        yield
+    finally:
+        recorder.reads_numbers = before
+
 
 _SCALARS = {"item": None, "__float__": float, "__int__": int, "__index__": int}
 

@@ -547,6 +547,8 @@ class CompiledFunction:
         if self.fullgraph:
             raise self._broken(stop.reason, stop.where, "")
         stop.raises = False  # say it once
+        if captured.symbols is not None:
+            return  # for another number than this one
         self.tell(
             f"a line of {self.name} runs in Python: under capture {stop.reason},"
             " and run by Python it does not; please report it",

@@ -25,7 +25,7 @@ from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
 from fusee.capture.bytecode import Bytecode
 from fusee.capture.calls import call
-from fusee.capture.dynamic import VALUES, Computed, Number, compute
+from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
 from fusee.capture.frame import (
     ABSENT,
     BINARY,
@@ -171,7 +171,8 @@ class Interpreter(Capturing):
         plain_left, plain_right = self.plain(left), self.plain(right)
         if symbols.is_open(left) or symbols.is_open(right):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
-        result = function(plain_left, plain_right)
+        with asked_by_c(self.world.recorder):
+            result = function(plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
     def _in_turn(self, first: Any, second: Any) -> list[Any]:

@@ -31,6 +31,7 @@ from fusee.capture.dynamic import (
     holds_number,
     meets_integers,
     need_values,
+    of_new,
     printable,
     read,
     shown,
@@ -53,6 +54,7 @@ from fusee.capture.torch_api import (
     OpOverloadPacket,
     State,
     graph_module,
+    is_the_programs,
     set_grad_enabled,
 )
 from fusee.errors import stack_trace
@@ -303,7 +305,7 @@ class Recorder(TorchFunctionMode):
         self.literals: dict[int, tuple[int, int]] = {}  # by id: tensors of numbers, their versions
         self.turned: list[tuple[Any, ...]] = []  # inputs given another shape, and how
         self.unsaved = ""  # why autograd must not save some input
-        self.replaced = {x for x in vars(torch.Tensor).values() if _is_the_programs(x)}
+        self.replaced = {x for x in vars(torch.Tensor).values() if is_the_programs(x)}
 
     # ---------------------------------------------------------------------- inputs
 
@@ -358,6 +360,8 @@ class Recorder(TorchFunctionMode):
     # ---------------------------------------------------------------------- calls
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.new and not kwargs:
+            func, args = of_new(*args)
         return self.dispatch(func, args, kwargs)
 
     def call(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -398,8 +402,6 @@ class Recorder(TorchFunctionMode):
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         if self.mode.env is None:
             refuse_masked_gradients(name, *args)
-        if func is operator.getitem and type(args[1]) is torch.SymInt:
-            func, args = torch.select, (args[0], 0, args[1])  # C++ asks for its number
         if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
@@ -784,13 +786,6 @@ def _is_method(func: Any) -> bool:
     return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
         "method_descriptor", "wrapper_descriptor",
     )  # fmt: skip
-
-
-def _is_the_programs(method: Any) -> bool:
-    """Whether the program gave it to torch.Tensor; torch's own names it for what it replaces."""
-    if type(method) is not types.FunctionType:
-        return False
-    return str(method.__globals__.get("__name__")).partition(".")[0] != "torch"
 
 
 def _holds_tensor(x: Any) -> bool:

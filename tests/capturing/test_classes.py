@@ -512,8 +512,30 @@ class Couplings(list):
     pass
 
 
+class Once:
+    def __init__(self, made: T) -> None:
+        self.made = made
+
+    def __get__(self, obj: Any, kind: Any = None) -> T:
+        obj.kept = self.made(obj)
+        return obj.kept
+
+
+class Keeping:
+    kept = Once(lambda self: self.x.sigmoid())
+
+    def __init__(self, x: T) -> None:
+        self.x = x
+
+
+def written_by_what_only_gets(x: T, keeping: T) -> T:
+    return x + keeping.kept, keeping.kept, keeping
+
+
 def test_descriptors_that_write() -> None:
     same(written_by_descriptors, X, Holding())
+    keeping = Keeping(X)
+    same(written_by_what_only_gets, X, keeping)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
@@ -776,3 +777,44 @@ def test_floats_that_were_rounded_twice_have_no_exact_floor() -> None:
     compiled = fusee.compile(program, backend="eager", recompile_limit=200)
     for n in (10, 99, 11, 101, 108, 64, 110, 55, 7):
         same(program(torch.ones(n)), compiled(torch.ones(n)))
+
+
+def test_open_places_among_others() -> None:
+    def program(x: Tensor, i: int) -> Any:
+        x[i, 1:] = 3
+        x[..., i, 0] += i
+        return x[i, :] * 2, x[None, ..., i], x[i, i // 2, i + 1], x.sum(0)
+
+    traced = Traced(program)
+    for i in (1, 2, 3, 0):
+        x = torch.randn(5, 4, 5)
+        same(program(x.clone(), i), traced(x, i))
+    assert len(traced.graphs) == 2
+    for run in (program, traced):
+        with pytest.raises(
+            IndexError, match="index 7 is out of bounds for dimension 0 with size 5"
+        ):
+            run(torch.randn(5, 4, 5), 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.randn(5, 4, 5)
+        same(program(x.clone(), -2), traced(x, -2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: collections.deque(range(9), maxlen=n), lambda n: pow(2, n),
+        lambda n: list(itertools.product("ab", repeat=n))[-1],
+        lambda n: list(itertools.combinations(range(5), n)),
+    ],
+)  # fmt: skip
+def test_c_code_takes_open_integers(call: Callable[[int], Any]) -> None:
+    def program(x: Tensor, n: int) -> Any:
+        return x * 2, call(n)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = fusee.compile(program)
+        for n in (2, 3, 1):
+            same(program(torch.ones(3), n), compiled(torch.ones(3), n))

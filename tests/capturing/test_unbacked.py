@@ -152,9 +152,17 @@ def checked(x: Tensor) -> Any:
     return x * n, (5 if n <= 30 else 6)
 
 
+def indexed(x: Tensor) -> Any:
+    k = int(x[:, 0].argmin())
+    a, b = divmod(k, 4)
+    x[k // 2, :] = 5.0
+    x[..., b] += 2
+    return x[k % 3, 1:, None] * k, x[None, k], x[b, a]
+
+
 PROGRAMS = [
-    places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed, changed,
-    checked,
+    indexed, places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed,
+    changed, checked,
 ]  # fmt: skip
 
 

@@ -10,9 +10,11 @@ import dataclasses
 import datetime
 import decimal
 import fractions
+import math
 import re
 import types
 import typing
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -322,3 +324,13 @@ def test_what_a_program_has_put_on_a_tensor_is_looked_at(fn: Callable[[T], T]) -
 )
 def test_what_reads_memory_runs_in_python(fn: Callable[[T], T]) -> None:
     same(fn, torch.ones(2), breaks=True)
+
+
+def test_c_code_that_asks_for_a_number_ends_the_graph() -> None:
+    def program(x: T) -> T:
+        text = "%.3f of %5d"
+        return text % (x.sum(), 7), math.floor(x.sum()), math.sqrt(x.sum()), x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same(program, torch.ones(3), breaks=True)
