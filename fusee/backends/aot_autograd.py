@@ -41,7 +41,7 @@ from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
 from fusee.backends.resume import laid_out
-from fusee.errors import FuseeWarning, warn
+from fusee.errors import FuseeWarning, TraceError, warn
 from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs
