@@ -158,8 +158,7 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if any(map(symbols.holds_open, (args, kwargs))):
         return symbols.called(function, args, kwargs)
     m.look((*args, *kwargs.values()), AS_VALUES)
-    with asked_by_c(m.world.recorder):
-        return function(*args, **kwargs)
+    return asked_by_c(m.world.recorder, function, *args, **kwargs)
 
 
 def _unknown(function: Any) -> GraphBreak:

@@ -7,7 +7,6 @@ has seen. Of numbers among them a Number is what the program sees.
 from __future__ import annotations
 
 import cmath
-import contextlib
 import enum
 import functools
 import json
@@ -663,12 +662,11 @@ def _has_text(x: complex) -> bool:
 _MOST_READINGS = 256
 
 
-@contextlib.contextmanager
-def asked_by_c(recorder: Any) -> Iterator[None]:
-    """Inside, C code that wants a tensor's number ends the graph: it would refuse ours."""
+def asked_by_c(recorder: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call C code, in which asking for a tensor's number ends the graph: it would refuse ours."""
     before, recorder.reads_numbers = recorder.reads_numbers, False
     try:
-        yield
+        return function(*args, **kwargs)
     finally:
         recorder.reads_numbers = before
 

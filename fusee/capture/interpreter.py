@@ -171,8 +171,7 @@ class Interpreter(Capturing):
         plain_left, plain_right = self.plain(left), self.plain(right)
         if symbols.is_open(left) or symbols.is_open(right):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
-        with asked_by_c(self.world.recorder):
-            result = function(plain_left, plain_right)
+        result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
         return left if result is plain_left and in_place else result
 
     def _in_turn(self, first: Any, second: Any) -> list[Any]:
