@@ -327,6 +327,8 @@ def _costs_less(
     nodes = [x for x in aten.graph.nodes if x.op == "call_function"]
     if not options.prices or any(target.improves(x, static) for x in nodes):
         return False
+    if any(getattr(x.target, "namespace", "") == "fusee" for x in nodes):
+        return False  # loops and branches: torch 2.11's own gradient of `scan` is wrong
     if options.memory_budget < 1 or any("recompute" in x.meta for x in nodes):
         return False  # eager would save more than was asked for
     if not all(found.is_captured for found in bills):
