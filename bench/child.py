@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.results_file import Results
 
 ROOT = Path(__file__).parent.parent
 WATCH_S = 0.1
@@ -74,6 +80,39 @@ def measure(
     if "peak_bytes" in found:
         found["peak_bytes"] = max(found["peak_bytes"], watch.peak_bytes)
     return found
+
+
+def measure_all(
+    jobs: Sequence[tuple[str, str, str]],
+    results: Results,
+    more: Sequence[str],
+    timeout_s: float,
+    *,
+    module: str,
+) -> None:
+    """Measure each job in a new process with empty caches, with progress; results are kept.
+
+    jobs   kind, program, columns (comma-separated: one process, and a row for each)
+    more   arguments besides these
+    """
+    console = Console()
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*bar, console=console) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for kind, name, column in jobs:
+            progress.update(task, description=f"{name}: {kind} {column}")
+            load = os.getloadavg()[0]
+            arguments = ["measure", kind, name, column, *more]
+            with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
+                try:
+                    found = measure(arguments, Path(caches), timeout_s, module=module)
+                except Failed as error:
+                    console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
+                    found = {"error": str(error)}
+            rows = found if kind == "turns" and "error" not in found else {column: found}
+            for one, row in rows.items():
+                results.put(name, kind, one, {"load": load, **row})
+            progress.advance(task)
 
 
 class _Watch(threading.Thread):

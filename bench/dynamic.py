@@ -19,7 +19,6 @@ import importlib
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,11 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import fusee
-from bench.child import Failed, measure
+from bench.child import measure_all
 from bench.columns import compile_column, missing
 from bench.dynamic_report import write
 from bench.measure import TenKernels, cpu_seconds, take_turns
@@ -293,25 +290,8 @@ def _run(given: argparse.Namespace) -> None:
     jobs = _jobs(given.programs.split(","), columns)
     if not given.again:
         jobs = [j for j in jobs if not all(results.has(j[1], j[0], c) for c in j[2].split(","))]
-    console = Console()
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=console) as progress:
-        task = progress.add_task("", total=len(jobs))
-        for kind, name, column in jobs:
-            progress.update(task, description=f"{name}: {kind} {column}")
-            load = os.getloadavg()[0]
-            arguments = ["measure", kind, name, column, "--seconds", str(given.seconds)]
-            arguments += ["--quick"] if given.quick else []
-            with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
-                try:
-                    found = measure(arguments, Path(caches), 3600, module=MODULE)
-                except Failed as error:
-                    console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
-                    found = {"error": str(error)}
-            rows = found if kind == "turns" and "error" not in found else {column: found}
-            for one, row in rows.items():
-                results.put(name, kind, one, {"load": load, **row})
-            progress.advance(task)
+    more = ["--seconds", str(given.seconds), *(["--quick"] if given.quick else [])]
+    measure_all(jobs, results, more, 3600, module=MODULE)
     write(results.data, given.results, given.page)
 
 

@@ -13,19 +13,16 @@ import argparse
 import importlib
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 import fusee
-from bench.child import Failed, measure
+from bench.child import measure_all
 from bench.report import geomean, update_page
 from bench.results_file import Results, Row
 from fusee.backends import native
@@ -279,24 +276,8 @@ def _run(given: argparse.Namespace) -> None:
     jobs = []
     for name in given.programs.split(";"):
         for kind in given.kinds.split(","):
-            jobs += [(name, kind, c) for c in (columns if kind != "turns" else [",".join(columns)])]
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*bar, console=(console := Console())) as progress:
-        task = progress.add_task("", total=len(jobs))
-        for name, kind, column in jobs:
-            progress.update(task, description=f"{name}: {kind} {column}")
-            arguments = ["measure", kind, name, column, "--seconds", str(given.seconds)]
-            with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
-                try:
-                    found = measure(arguments, Path(caches), 300, module=MODULE)
-                except Failed as error:
-                    console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
-                    found = {"error": str(error)}
-            for one, row in (
-                found if "," in column and "error" not in found else {column: found}
-            ).items():
-                results.put(name, kind, one, row)
-            progress.advance(task)
+            jobs += [(kind, name, c) for c in (columns if kind != "turns" else [",".join(columns)])]
+    measure_all(jobs, results, ["--seconds", str(given.seconds)], 300, module=MODULE)
     text = as_markdown(results.data)
     given.results.with_suffix(".md").write_text(text)
     if given.page is not None:
