@@ -240,10 +240,12 @@ class Bill(NamedTuple):
 
     calls     the operators that eager calls
     kernels   of all loops, with what a compiled call costs by itself
+    singles   what stays a call among them, see `cheaper_calls`
     """
 
     calls: list[Charge]
     kernels: float
+    singles: dict[fx.Node, tuple[float, float]]
 
     @property
     def captured(self) -> float:
@@ -285,11 +287,12 @@ def bill(
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
         charges.append(Charge(kind, passed, prices.call + own * passed, loop * passed))
         kernels += max(0, loop - prices.near) * passed  # fusion saves none of it
+    singles: dict[fx.Node, tuple[float, float]] = {}
     for half in halves:
         kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
-        saved = {} if half.symbols else cheaper_calls(half, loops, prices)
-        kernels -= sum(as_loop - as_call for as_call, as_loop in saved.values())
-    return Bill(charges, kernels)
+        singles |= {} if half.symbols else cheaper_calls(half, loops, prices)
+    kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
+    return Bill(charges, kernels, singles)
 
 
 def cheaper_calls(

@@ -35,7 +35,7 @@ from fusee.aten.trace import trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
-from fusee.autodiff.min_cut import bill, cheaper_calls
+from fusee.autodiff.min_cut import bill
 from fusee.autodiff.partition import describe, differentiate, partition
 from fusee.backends.aot_autograd import Staged, bind, bind_split, is_differentiated
 from fusee.backends.report import (
@@ -332,11 +332,8 @@ def _costs_less(
     if options.memory_budget < 1 or any("recompute" in x.meta for x in nodes):
         return False  # eager would save more than was asked for
     if not all(found.is_captured for found in bills):
-        for half in halves if not aten.symbols else ():
-            for x, (call, loop) in cheaper_calls(half, supported(), target.prices).items():
-                x.meta["called"] = (
-                    f"costs {call / 1e5:.1f} us as a call, {loop / 1e5:.1f} as a loop"
-                )
+        for x, (call, loop) in bills[0].singles.items() if not aten.symbols else ():
+            x.meta["called"] = f"costs {call / 1e5:.1f} us as a call, {loop / 1e5:.1f} as a loop"
         return False
     report.notes.append(
         "runs as captured: by the target's prices its calls cost no more than kernels"

@@ -204,6 +204,23 @@ def make_fx(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
         return proxy_tensor.make_fx(gm, tracing_mode="symbolic")(*examples).forward
 
 
+def _agree(
+    program: Any, compiled: Any, model: nn.Module, grads: bool, near: float | None = None
+) -> None:
+    """At all sizes, in results and gradients."""
+    for n in SIZES:
+        found = []
+        x = torch.randn(n, 4)
+        for run in (program, compiled):
+            given = x.clone().requires_grad_(grads)
+            with torch.set_grad_enabled(grads):
+                result = run(given, model)
+            if grads:
+                result.sum().backward()
+            found.append((result.detach(), given.grad))
+        torch.testing.assert_close(found[1], found[0], rtol=near, atol=near)
+
+
 @pytest.mark.parametrize("program", [mlp, cut, padded, attended])
 @pytest.mark.parametrize("backend", [aot, min_cut, make_fx])
 def test_torchs_tracers(backend: Any, program: Any) -> None:
@@ -216,17 +233,7 @@ def test_torchs_tracers(backend: Any, program: Any) -> None:
 
     compiled = fusee.compile(program, backend=counted)
     grads = backend is not make_fx
-    for n in SIZES:
-        found = []
-        x = torch.randn(n, 4)
-        for run in (program, compiled):
-            given = x.clone().requires_grad_(grads)
-            with torch.set_grad_enabled(grads):
-                result = run(given, model)
-            if grads:
-                result.sum().backward()
-            found.append((result.detach(), given.grad))
-        torch.testing.assert_close(found[1], found[0])
+    _agree(program, compiled, model, grads)
     assert len(seen) <= 5
 
 
@@ -243,17 +250,7 @@ def test_our_tracer_for_a_users_compilers(program: Any, grads: bool) -> None:
         return gm.forward
 
     compiled = fusee.compile(program, backend=fusee.backends.aot(fw_compiler=compiler))
-    for n in SIZES:
-        found = []
-        x = torch.randn(n, 4)
-        for run in (program, compiled):
-            given = x.clone().requires_grad_(grads)
-            with torch.set_grad_enabled(grads):
-                result = run(given, model)
-            if grads:
-                result.sum().backward()
-            found.append((result.detach(), given.grad))
-        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    _agree(program, compiled, model, grads, near=1e-4)
     # the first size, open ones, 1, and where a size is odd; as many backwards
     assert len(seen) <= (5 if program is cut else 4) * (2 if grads else 1)
     computed = [node for gm in seen for node in gm.graph.nodes if node.op == "call_function"]

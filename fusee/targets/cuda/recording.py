@@ -17,7 +17,7 @@ A Replayer stands around a host function. What holds:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -81,16 +81,22 @@ class _CudaGraph(NamedTuple):
 class _OneStream:
     """Recordings of a stream.
 
-    moved   inputs that come from the CPU, or have come from several places
+    moved   inputs that come from the CPU, or have come from several places; placed: the others
     before  of sizes: how many direct calls there were, and where inputs lay in the last
     frames  what recorded launches point to
     """
 
-    def __init__(self, pool: Any, moved: tuple[int, ...]) -> None:
-        self.pool, self.moved = pool, moved
+    def __init__(self, pool: Any, tensors: Sequence[int], moved: Sequence[int]) -> None:
+        self.pool, self.placed = pool, tensors
+        self.moved: tuple[int, ...] = ()
+        self.move(moved)
         self.recordings: dict[Key, _CudaGraph] = {}
         self.before: dict[Key, tuple[int, list[int]]] = {}
         self.frames: Any = None
+
+    def move(self, more: Iterable[int]) -> None:
+        self.moved = tuple(sorted({*self.moved, *more}))
+        self.placed = [k for k in self.placed if k not in self.moved]
 
 
 class Replayer:
@@ -137,7 +143,9 @@ class Replayer:
             return self.run(*inputs)
         try:
             if one is None:
-                one = self.streams[self.stream()] = _OneStream(self.gpu.pool(), self.brought)
+                one = self.streams[self.stream()] = _OneStream(
+                    self.gpu.pool(), self.tensors, self.brought
+                )
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
             if found is None:
@@ -174,8 +182,7 @@ class Replayer:
         )
 
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
-        placed = [inputs[k].data_ptr() for k in self.tensors if k not in one.moved]
-        return (self._sizes_of(inputs), *placed)
+        return (self._sizes_of(inputs), *[inputs[k].data_ptr() for k in one.placed])
 
     def _recorded(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
         """A new recording for this call; None if it is to run directly."""
@@ -190,7 +197,7 @@ class Replayer:
         movable = {k for k in elsewhere if self._is_movable(k, inputs[k])}
         if movable:
             self._drop(one, len(one.recordings))
-            one.moved = tuple(sorted({*one.moved, *movable}))
+            one.move(movable)
         if count < self.seen_first or elsewhere - movable:
             return None
         return self._record(one, inputs)
