@@ -51,6 +51,7 @@ from fusee.sym.symint import same_ints
 aten = torch.ops.aten
 
 View = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+_CPU = torch.device("cpu")
 
 
 class Storage:
@@ -544,7 +545,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         device = self._place(named, args)
         if "device" in named:
             named_metas["device"] = device
-        out = self.run_meta(op, metas, named_metas)
+        out = self.run_meta(op, metas, named_metas, device)
         node = self.b.emit(op, nodes, named, out, device)
         if isinstance(out, torch.Tensor):
             self.adopt(out, node, None, device)
@@ -588,14 +589,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if pick is not None:
             value.pick = (node, pick)
 
-    def run_meta(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_meta(
+        self,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device = _CPU,
+    ) -> Any:
         try:
-            return self.b.twins.run(op, args, kwargs)
+            return self.b.twins.run(op, args, kwargs, device)
         except (NotImplementedError, RuntimeError) as error:
             if not is_missing_fake(error):
                 raise
             if op.namespace == "aten" and self.b.twins.mode is None:
-                return self.b.twins.run_on_zeros(op, args, kwargs)
+                return self.b.twins.by_torch(op, args, kwargs)
             if op.namespace == "aten":
                 raise self.b.unsupported(f"torch has no meta kernel for {op}") from error
             raise MissingFake(

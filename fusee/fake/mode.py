@@ -24,6 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
+from fusee.fake.gpus import ASKING, ELSEWHERE
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
@@ -556,7 +557,12 @@ class Twins:
             return data
         return _fake(self.mode, data) if device == _CPU else FakeTensor(self.mode, data, device)
 
-    def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
+    ) -> Any:
+        """
+        device   of the operands
+        """
         if self.mode is None and "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
         is_unbacked = self.env is not None and op in UNBACKED
@@ -568,11 +574,16 @@ class Twins:
                 if type(n) is torch.SymInt and (size := size_of(n)) is not None:
                     self.env.data.filled(size)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
-        if found is None:
+        is_elsewhere = device.type == "cuda"
+        if found is None and not (is_elsewhere and op in ASKING):
             with torch._C._DisablePythonDispatcher():
                 found = results(op, args, kwargs)
+            if found is not None and is_elsewhere and op in ELSEWHERE:
+                found = ELSEWHERE[op](found, *args)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
+        if self.mode is None and is_elsewhere and op in ASKING:
+            return self.by_torch(op, args, kwargs, device)
         if self.mode is None:
             own = kernel(op)
             with contextlib.nullcontext() if own is None else _Nested(self):
@@ -585,15 +596,18 @@ class Twins:
         with python_dispatcher(), self.mode:
             return op(*args, **kwargs)
 
-    def run_on_zeros(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operator without a meta kernel gives: torch's own fakes let it run on zeros.
+    def by_torch(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
+    ) -> Any:
+        """What torch's own fakes give. On the CPU they let an operator without a meta kernel run on
+        zeros.
 
         raises   RuntimeError where they don't
         """
         mode = fake_mode()
 
         def fake(x: Any) -> Any:
-            return FakeTensor(mode, x, _CPU) if isinstance(x, torch.Tensor) else x
+            return FakeTensor(mode, x, device) if isinstance(x, torch.Tensor) else x
 
         def meta(x: Any) -> Any:
             is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided

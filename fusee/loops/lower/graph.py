@@ -224,7 +224,8 @@ calls("distances are sums over all pairs: ATen's", *named("_cdist_backward _pdis
 # What a graph leaves behind: fresh outputs with eager's strides, and inputs written in place.
 
 
-_OPAQUE = "tensors that only ATen reads"
+# Some of them are on another device.
+_BY_ATEN: Any = {"reason": "tensors that only ATen reads", "apart": True}
 
 
 class Outputs:
@@ -239,13 +240,22 @@ class Outputs:
     def plain(self, value: Any) -> None:
         self.lowering.graph.outputs.append(value)
 
-    def fresh(self, tensor: Tensor, strides: tuple[Size, ...], owner: object) -> None:
-        """Memory that nobody else has, with exactly these strides. One owner may come again."""
-        storage = self._place(tensor, strides)
+    def fresh(
+        self, tensor: Tensor, strides: tuple[Size, ...], owner: object, by_aten: bool
+    ) -> None:
+        """Memory that nobody else has, with exactly these strides. One owner may come again.
+
+        by_aten   no loop may read the tensor
+        """
+        copy = self._copied if by_aten else self.lowering.copy
+        storage = tensor.storage
+        if storage is None:
+            storage = self.lowering.realise(tensor, strides)
+        elif not same_strides(tensor.shape, storage.strides, strides):
+            storage = copy(tensor, strides)
         buffer = storage.buffer
         is_ours = buffer.role in ("scratch", "extern", "result")
         if not is_ours or self.owners.setdefault(buffer, owner) is not owner:
-            copy = self.lowering.copy if tensor.dtype in DTYPES else self._copied
             storage = copy(tensor, strides)
             buffer = storage.buffer
             self.owners[buffer] = owner
@@ -257,23 +267,15 @@ class Outputs:
         """A new tensor, of ATen's, with the elements of one that only ATen reads."""
         buffer = self.lowering.buffer(tensor.shape, tensor.dtype, strides, "extern")
         given = self.lowering.window(tensor), tensor.shape, strides
-        self.lowering.call("aten.copy_", _laid_out, given, (buffer,), _OPAQUE)
+        self.lowering.call("aten.copy_", _laid_out, given, (buffer,), **_BY_ATEN)
         return Strided(buffer, strides, 0)
-
-    def _place(self, tensor: Tensor, strides: tuple[Size, ...]) -> Strided:
-        storage = tensor.storage
-        if storage is None:
-            return self.lowering.realise(tensor, strides)
-        if same_strides(tensor.shape, storage.strides, strides):
-            return storage
-        return self.lowering.copy(tensor, strides)
 
     # -------------------------------------------------------------------------- inputs
 
     def write(self, tensor: Tensor, target: Tensor, by_aten: bool) -> None:
         """In the end, `target` (an input) holds the values of `tensor`.
 
-        by_aten   only ATen knows what is in these tensors
+        by_aten   no loop may read or write these tensors
         """
         (self.copies if by_aten else self.writes).append((tensor, target))
         storage = _storage(target)
@@ -296,7 +298,8 @@ class Outputs:
     def _copy(self, tensor: Tensor, target: Tensor) -> None:
         windows = self.lowering.window(target), self.lowering.window(tensor)
         written = (windows[0].buffer,)
-        self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), _OPAQUE, mutates=written)
+        how = {"mutates": written, **_BY_ATEN}
+        self.lowering.call("aten.copy_", torch.Tensor.copy_, windows, (), **how)
 
     def _is_direct(self, tensor: Tensor, target: Tensor, written: set[Buffer]) -> bool:
         """True if it reads no input that is written, but for the element that it replaces."""
@@ -465,7 +468,7 @@ class GraphLowering:
 
     def _constant(self, node: fx.Node) -> None:
         value = self.constants[str(node.target)]
-        if value.dim() == 0 and value.dtype in DTYPES and value.device.type == "cpu":
+        if value.dim() == 0 and value.device.type == "cpu" and self._opaque(node) is None:
             number = self.lowering.values.const(value.item(), value.dtype)
             self.env[node] = self.lowering.computed((), value.dtype, lambda ix: number)
             return
@@ -677,7 +680,7 @@ class GraphLowering:
                 assert isinstance(arg, fx.Node)
                 meta = self._meta(arg.meta["val"])
                 assert meta is not None
-                outputs.fresh(value, meta.strides, arg)
+                outputs.fresh(value, meta.strides, arg, self._opaque(arg) is not None)
             else:
                 outputs.plain(value)
         outputs.finish()

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice, product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from fusee.aten.graph import WHOLE, AtenGraph, must_run
 from fusee.aten.rewriter import Editor
 from fusee.aten.trace import trace
+from fusee.aten.weights import run_passes
 from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
+from fusee.fake.mode import Twins
 from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower.graph import GraphLowering, supported
 from fusee.targets.cuda import CUDA, PROFILE
@@ -66,6 +73,70 @@ def lowered(aten: AtenGraph) -> LoopGraph:
 
 def externs(loops: LoopGraph) -> list[tuple[str, bool]]:
     return [(step.name, step.apart) for step in loops.steps if isinstance(step, Extern)]
+
+
+# What asks torch's own shape functions for the device (fusee/fake/gpus.py), and neighbours.
+LAID_OUT = """
+    fft.rfft2 fft.hfft2 fft.fft2 svd linalg.eig nonzero_static nn.functional.max_unpool2d
+    nn.functional.layer_norm native_layer_norm native_batch_norm _native_batch_norm_legit
+    nn.functional.batch_norm nn.functional.group_norm nn.functional.logsigmoid
+    nn.functional.embedding_bag nn.functional.interpolate softmax sort
+""".split()
+
+
+class Compared(TorchDispatchMode):
+    """Each operator called on torch's fakes beside what our twins say of it on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differ: list[str] = []
+        self.count = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, before = kwargs or {}, tree_map(_meta, (args, kwargs or {}))
+        found = op(*args, **kwargs)
+        is_new = not (op.is_view or op._schema.is_mutable or "empty" in str(op))
+        if is_new and op.namespace == "aten":
+            ours = self._ours(op, *before)
+            self.count += 1
+            if tree_map(_geometry, found) != tree_map(_geometry, ours):
+                self.differ.append(f"{op}{before}: {found}, not {ours}")
+        return found
+
+    def _ours(self, op: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return Twins().run(op, args, kwargs, HOME)
+        except RuntimeError as error:  # the caller expects such errors of torch's
+            return error
+
+
+def _meta(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _geometry(x: Any) -> Any:
+    return (x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_lie_as_on_a_gpu(name: str) -> None:
+    infos = [info for info in op_db if info.name == name]
+    compared = Compared()
+    for info, dtype in product(infos, (torch.float32, torch.bfloat16, torch.complex64)):
+        if dtype not in info.dtypesIfCUDA and dtype not in info.dtypes:
+            continue
+        for sample in islice(info.sample_inputs("cpu", dtype), 30):
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+            def fake(x: Any, mode: FakeTensorMode = mode) -> Any:
+                return FakeTensor(mode, _meta(x), HOME) if isinstance(x, Tensor) else x
+
+            given, named = tree_map(fake, ((sample.input, *sample.args), sample.kwargs))
+            with mode, compared, suppress(RuntimeError):  # torch asks for a GPU's library
+                info.op(*given, **named)
+    assert compared.count and not compared.differ, compared.differ
 
 
 def test_dropout_is_one_call() -> None:
@@ -120,6 +191,18 @@ def test_what_is_elsewhere_is_atens() -> None:
         ("aten.exp.default", True),
         ("aten.zeros_like.default", True),
     ]
+
+
+def test_results_on_the_cpu_are_copied_there() -> None:
+    """Tables that depend on no input are computed once; who is given one gets a copy."""
+
+    def build(call: Node, x: fx.Node) -> tuple[fx.Node, ...]:
+        index = call(torch.flip, call(torch.arange, 4), (0,))
+        return call(torch.mul, x, 2), call(torch.add, index, 1)
+
+    aten = traced(build, "cuda")
+    run_passes(aten, Options(), ())
+    assert externs(lowered(aten)) == [("aten.copy_", True)]
 
 
 def test_autocast_casts_as_on_a_gpu() -> None:

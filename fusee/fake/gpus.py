@@ -1,0 +1,62 @@
+"""Operators whose results lie otherwise on NVIDIA's GPUs than on a CPU.
+
+source   torch/_meta_registrations.py and torch/_decomp/decompositions.py, where they ask for the
+         device; tests/targets/cuda/test_traced.py compares with torch's fakes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusee.fake.layouts import Spec, rows
+from fusee.fake.rules import Found, overloads
+from fusee.source import Rules
+
+aten = torch.ops.aten
+
+# What torch's own fakes are asked, which takes them half a millisecond.
+ASKING = frozenset(
+    overloads(
+        """
+        _fft_r2c _fft_c2r _fft_c2c _linalg_svd linalg_eig nonzero_static max_unpool2d
+        _embedding_bag _embedding_bag_forward_only upsample_nearest2d _upsample_nearest_exact2d
+        upsample_bilinear2d
+        """
+    )
+)
+
+# (what a rule gives, operands) -> what it is there
+ELSEWHERE: Rules[Any, Callable[..., Found]] = Rules()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Statistics are kept as they are computed."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@ELSEWHERE.rule(aten.native_layer_norm.default)
+def _layer_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
+    statistics = found[1]._replace(dtype=_wide(x.dtype))
+    return found[0], statistics, statistics
+
+
+@ELSEWHERE.rule(
+    *overloads(
+        """
+        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
+        _native_batch_norm_legit_no_training _native_batch_norm_legit_functional
+        """
+    )
+)
+def _batch_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
+    statistics = rows((x.shape[1],), _wide(x.dtype))
+    return found[0], statistics, statistics, *found[3:]
+
+
+@ELSEWHERE.rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid(found: tuple[Spec, ...], x: Tensor) -> Found:
+    return found[0], rows((0,), x.dtype)
