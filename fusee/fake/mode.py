@@ -5,8 +5,8 @@ torch._C            dispatch keys while a meta kernel runs; whether hooks see wh
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
 the operators that models are made of at once, by fusee.fake.rules or as views, and leaves all
-others to torch's: other devices than the CPU, constants whose values are known. Tracing runs
-operators on `Twins`, by the same rules.
+others to torch's: several devices, others than CPUs and NVIDIA's GPUs, constants whose values are
+known. Tracing runs operators on `Twins`, by the same rules.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ check_dtypes()
 
 def fake_mode() -> Any:
     """A mode whose tensors are on the device they say, with static sizes."""
-    return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
+    mode: Any = _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
+    mode.states = {}  # attributes of a fake, by device
+    return mode
 
 
 def fake_of(
@@ -100,10 +102,7 @@ def fake_of(
         whole = FakeTensor(mode, meta.new_empty(_extent(size, stride)), x.device)
         with torch.enable_grad(), mode:
             return with_bits(whole.mul_(leaf).as_strided(size, stride), x)
-    if x.device == _CPU:
-        fake = _fake(mode, meta, x.requires_grad)
-    else:
-        fake = FakeTensor(mode, meta.requires_grad_(x.requires_grad), x.device)
+    fake = _fake(mode, meta, x.device, x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
     return fake
@@ -169,6 +168,11 @@ def _by_rule(op: Any, *args: Any, **kwargs: Any) -> Any:
     return _on_device(results(op, args, kwargs), _new)
 
 
+def _by_rule_on_gpu(op: Any, *args: Any, **kwargs: Any) -> Any:
+    found = results(op, args, kwargs)
+    return None if found is None else _on_device(ELSEWHERE[op](found, *args), _new)
+
+
 def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=_META)
 
@@ -197,8 +201,8 @@ _unless_unsure = functools.partial(_unless, Unsure)
 
 
 @functools.cache
-def _quick() -> dict[Any, Callable[..., Any]]:
-    """How to run an operator on meta tensors."""
+def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
+    """How to run an operator on meta tensors that stand for those of a kind of device."""
     table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS)}
     table.update((op, functools.partial(_by_rule, op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
@@ -211,6 +215,19 @@ def _quick() -> dict[Any, Callable[..., Any]]:
     table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
+    if kind == "cuda":
+        table.update((op, functools.partial(_by_rule_on_gpu, op)) for op in ELSEWHERE)
+        return {op: run for op, run in table.items() if op not in ASKING}
+    return table
+
+
+@functools.cache
+def _quick_of_any_size(kind: str) -> dict[Any, Callable[..., Any]]:
+    """The same where sizes are open; what they give is None where sizes decide."""
+    runs = _quick(kind)
+    own = (RULES, overloads(_IN_PLACE), overloads("result_type.Tensor result_type.Scalar"))
+    table = {op: _unless_unsure(runs[op]) for ops in own for op in ops if op in runs}
+    table.update((op, _unless_unsure(run)) for op, run in OPEN_VIEWS.items())
     return table
 
 
@@ -220,10 +237,6 @@ def _quick_mode() -> type[FakeTensorMode]:
     by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
     makers = frozenset(overloads(_MAKERS))
     device_of, select = torch.ops.prim.device.default, overload("select.int")
-    runs = _quick()
-    own = (RULES, overloads(_IN_PLACE), overloads("result_type.Tensor result_type.Scalar"))
-    with_open = {op: _unless_unsure(runs[op]) for ops in own for op in ops if op in runs}
-    with_open.update((op, _unless_unsure(run)) for op, run in OPEN_VIEWS.items())
 
     def dispatch(
         self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -235,35 +248,40 @@ def _quick_mode() -> type[FakeTensorMode]:
         if self.env is not None and func._schema.is_mutable:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
-        if self.env is not None and func in UNBACKED and _is_plain(self, args, kwargs):
-            return _wrapped(self, _on_device(UNBACKED[func](self.env, *args, **kwargs), _new))
+        device = _home(self, args, kwargs)
+        if self.env is not None and func in UNBACKED and device is not None:
+            found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
+            return _wrapped(self, found, device)
         if is_open and func in _SQUEEZES:
             _refuse_squeeze(*args)
         elif is_open and (place := GEOMETRIES.get(func)) is not None:
             if (geometry := place(*args, **kwargs)) is not None:
                 func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
-        if _takes_any_size(func) and _is_plain(self, args, kwargs):
+        if device == _CPU and _takes_any_size(func):
             _refuse_dtypes(func, args, kwargs)
         if func in makers:
-            device = torch.device(kwargs.get("device") or _CPU)
+            home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
-                if device == _CPU and make is not None:
+                if home.type in _KINDS and make is not None:
                     found = _on_meta(self, make, args, {**kwargs, "device": _META})
                     if found is not None:
-                        return _wrapped(self, found)
-        elif _is_plain(self, args, kwargs):
+                        return _wrapped(self, found, home)
+        elif device is not None:
             there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
-            for run in ((with_open if is_open else runs).get(func), _by_elements(func, is_open)):
+            runs = (_quick_of_any_size if is_open else _quick)(device.type)
+            for run in (runs.get(func), _by_elements(func, is_open)):
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
-                    return _wrapped(self, found)
+                    return _wrapped(self, found, device)
         if is_open and func is select:
             _refuse_place(*args)
         elif is_open and func in _PART_OF:
             _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or (_written_as(func) if is_open else None)
-        if own is not None and _is_plain(self, args, kwargs, not func._schema.is_mutable):
-            return _by_function(self, own, args, kwargs)
+        if own is not None and not func._schema.is_mutable:
+            device = _home(self, args, kwargs, constants=True)
+        if own is not None and device is not None:
+            return _by_function(self, own, args, kwargs, device)
         with _uncached(self) if is_open else contextlib.nullcontext():
             return by_torch(self, func, kinds, args, kwargs)
 
@@ -396,27 +414,43 @@ _PART_OF = {
 }
 
 
-def _is_plain(
+def _home(
     mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any], constants: bool = False
-) -> bool:
-    """Whether all tensors are fakes on the CPU whose values nobody knows.
+) -> torch.device | None:
+    """Where all tensors are, if they are fakes whose values nobody knows.
 
     constants   or those of some are known, not of all
     """
-    if kwargs.get("device") not in (None, _CPU):
-        return False
-    are_known = []
+    home: torch.device | None = None
+    count = known = 0
     for arg in (*args, *kwargs.values()):
         for x in arg if type(arg) in (list, tuple) else (arg,):
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
-                    return False
-                if x.fake_device != _CPU or x.layout != torch.strided:
-                    return False
-                if x.is_conj() or x.is_neg():
-                    return False
-                are_known.append(x.constant is not None)
-    return not any(are_known) or (constants and not all(are_known))
+                    return None
+                if x.layout != torch.strided or x.is_conj() or x.is_neg():
+                    return None
+                device: torch.device = x.fake_device
+                if device != (home or device):
+                    return None
+                home, count, known = device, count + 1, known + (x.constant is not None)
+    if known and not (constants and known < count):
+        return None
+    home = home or _CPU
+    asked = kwargs.get("device")
+    if asked is not None and _with_index(torch.device(asked)) != home:
+        return None
+    return home if home.type in _KINDS else None
+
+
+# Of devices.
+_KINDS = ("cpu", "cuda")
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device != torch.device("cuda"):
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def is_symbolic(x: Any) -> bool:
@@ -453,33 +487,38 @@ def _on_meta(mode: _Mode, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             mode.in_kernel_invocation = before
 
 
-def _wrapped(mode: _Mode, found: Any) -> Any:
+def _wrapped(mode: _Mode, found: Any, device: torch.device) -> Any:
     if type(found) in (tuple, list):
-        return type(found)(_wrapped(mode, x) for x in found)
-    return _fake(mode, found) if type(found) is torch.Tensor else found
+        return type(found)(_wrapped(mode, x, device) for x in found)
+    return _fake(mode, found, device) if type(found) is torch.Tensor else found
 
 
-def _by_function(mode: _Mode, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _by_function(
+    mode: _Mode, own: Callable[..., Any], args: Any, kwargs: Any, device: torch.device
+) -> Any:
     """What a shape function of torch's gives; some name the device of meta kernels themselves."""
 
     def here(x: Any) -> Any:
         is_there = type(x) is FakeTensor and x.fake_device == _META
-        return _fake(mode, _new(x.shape, x.stride(), x.dtype)) if is_there else x
+        return _fake(mode, _new(x.shape, x.stride(), x.dtype), device) if is_there else x
 
     with mode:
         found = own(*args, **kwargs)
     return fx.node.map_aggregate(found, here)
 
 
-def _fake(mode: _Mode, meta: torch.Tensor, requires_grad: bool = False) -> FakeTensor:
-    """FakeTensor(mode, meta, "cpu") in a tenth of the time: its attributes as they were before."""
-    state = vars(mode).get("_fusee_state")
+def _fake(
+    mode: _Mode, meta: torch.Tensor, device: torch.device, requires_grad: bool = False
+) -> FakeTensor:
+    """FakeTensor(mode, meta, device) in a tenth of the time: its attributes as they were before."""
+    states: dict[torch.device, Any] = mode.states
+    state = states.get(device)
     if state is None:
-        first = FakeTensor(mode, meta.requires_grad_(requires_grad), _CPU)
-        mode._fusee_state = dict(vars(first))
+        first = FakeTensor(mode, meta.requires_grad_(requires_grad), device)
+        states[device] = dict(vars(first))
         return first
     made: Any = torch.Tensor._make_subclass(
-        FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=_CPU
+        FakeTensor, meta, requires_grad, dispatch_device=True, device_for_backend_keys=device
     )
     torch._C._set_throw_on_mutable_data_ptr(made)
     vars(made).update(state)
@@ -553,9 +592,7 @@ class Twins:
     ) -> torch.Tensor:
         # Under the mode torch.empty_strided takes 2 ms, most of it for a cache that never hits.
         data = _new(size, stride, dtype)
-        if self.mode is None:
-            return data
-        return _fake(self.mode, data) if device == _CPU else FakeTensor(self.mode, data, device)
+        return data if self.mode is None else _fake(self.mode, data, device)
 
     def run(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU
@@ -588,11 +625,11 @@ class Twins:
             own = kernel(op)
             with contextlib.nullcontext() if own is None else _Nested(self):
                 return (own or op)(*args, **kwargs)
-        make = OPEN_MAKERS.get(op)
-        if make is not None and torch.device(kwargs.get("device") or _CPU) == _CPU:
+        make, home = OPEN_MAKERS.get(op), _with_index(torch.device(kwargs.get("device") or _CPU))
+        if make is not None and home.type in _KINDS:
             made = _unless_unsure(make)(*args, **{**kwargs, "device": _META})
             if made is not None:
-                return _fake(self.mode, made)
+                return _fake(self.mode, made, home)
         with python_dispatcher(), self.mode:
             return op(*args, **kwargs)
 

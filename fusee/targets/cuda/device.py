@@ -114,19 +114,16 @@ class Device:
 
         raises   RuntimeError if it does what cannot be recorded; nothing has run
         """
-        graph = torch.cuda.CUDAGraph()
         with self._recording, torch.cuda.device(self.index), process.paused():
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             with torch.cuda.stream(side):
-                # the libraries' workspaces become the pool's, and are made anew for others
-                torch._C._cuda_clearCublasWorkspaces()
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    results = call()
-                finally:
-                    graph.capture_end()
-                    torch._C._cuda_clearCublasWorkspaces()
-        return graph.replay, results
+                    return _recorded(call, pool)
+                except RuntimeError:
+                    # torch goes on to take its generator for one that is recorded: a recording
+                    # that ends well ends that, too
+                    _recorded(partial(torch.zeros, 1, device=self.device), None)
+                    raise
 
     def like(self, x: Tensor) -> Tensor:
         """Memory laid out as that of a tensor."""
@@ -149,6 +146,19 @@ class Device:
         """So many bytes, at least an element: 0 at first, for blocks that count each other."""
         with torch.inference_mode(False), torch.no_grad():
             return torch.zeros(max(size, 16), dtype=torch.uint8, device=self.device)
+
+
+def _recorded(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
+    graph = torch.cuda.CUDAGraph()
+    # the libraries' workspaces become the pool's, and are made anew for others
+    torch._C._cuda_clearCublasWorkspaces()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        results = call()
+    finally:
+        graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
+    return graph.replay, results
 
 
 def _address(name: str) -> int:

@@ -212,6 +212,8 @@ class Replayer:
         self.gpu.wait()  # a graph may be on its way
         for key in [*one.recordings][:count]:
             del one.recordings[key]
+        if not one.recordings:  # a pool ends with the last one that uses it
+            one.pool = self.gpu.pool()
 
     # ------------------------------------------------------------------------------ recording
 
