@@ -373,9 +373,15 @@ def _select(f: _Followed, node: fx.Node, index: Index) -> Element:
 
 @_RULES.rule(aten.cat.default)
 def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
-    """Where the parts go on alike: one formula for all of them."""
+    """At a place that is known, or where the parts go on alike: one formula for all of them."""
     parts, dim = arguments(node)["tensors"], arguments(node)["dim"] % len(index)
     begin: Size = 0
+    for part in parts:
+        place, end = index[dim] - begin, begin + f.shape(part)[dim]
+        if known_ge(place, 0) and known_lt(index[dim], end):
+            return f.at(part, (*index[:dim], place, *index[dim + 1 :]))
+        begin = end
+    begin = 0
     k = Symbol(f"k{f.steps}", 0, f.shape(node)[dim])
     single, found = [], None
     for part in parts:
