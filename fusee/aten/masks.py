@@ -383,7 +383,8 @@ def _cat(f: _Followed, node: fx.Node, index: Index) -> Element:
         begin = end
     begin = 0
     k = Symbol(f"k{f.steps}", 0, f.shape(node)[dim])
-    single, found = [], None
+    single: list[tuple[Size, Element]] = []
+    found: Element = None
     for part in parts:
         n = f.shape(part)[dim]
         i = 0 if n == 1 else k.expr - begin

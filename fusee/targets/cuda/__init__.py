@@ -30,6 +30,7 @@ from fusee.targets import Built, Kept
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
+from fusee.targets.cuda.passes import channels_last, heads_of_groups, patches_as_products
 from fusee.targets.cuda.recording import Recordable, Replayer, pays
 from fusee.targets.linking import PRODUCTS, link_graph
 
@@ -91,7 +92,12 @@ class CUDA:
         prepare()
 
     def passes(self, options: Options) -> Sequence[Pass]:
-        return (partial(numbers_home, home=self.device),)
+        return (
+            partial(numbers_home, home=self.device),
+            patches_as_products,
+            channels_last,
+            heads_of_groups,
+        )
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return False

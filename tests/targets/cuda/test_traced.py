@@ -202,6 +202,63 @@ def test_what_is_elsewhere_is_atens() -> None:
     ]
 
 
+def passed(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[AtenGraph, list[str]]:
+    """The graph of a function of 16-bit tensors on a GPU after the passes, and what those did."""
+    graph = fx.Graph()
+    given = [graph.placeholder(f"x{k}") for k in range(len(shapes))]
+    graph.output((graph.call_function(fn, tuple(given)),))
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+    aten = trace(fx.GraphModule({}, graph), inputs, keep=(supported() | WHOLE).__contains__)
+    with torch.no_grad():
+        return aten, run_passes(aten, Options(), CUDA().passes(Options()))[1]
+
+
+def agrees(aten: AtenGraph, fn: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
+    given = [torch.randn(shape).bfloat16() for shape in shapes]
+    (got,) = fx.Interpreter(fx.GraphModule({}, aten.graph)).run(*given)
+    torch.testing.assert_close(got, fn(*given), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_patches_become_a_product(dims: int) -> None:
+    conv = getattr(F, f"conv{dims}d")
+    shapes = (2, 3, *(8, 12, 4)[:dims]), (5, 3, *(2, 4, 2)[:dims]), (5,)
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Any:
+        return conv(x, w, b, stride=(2, 4, 2)[:dims])
+
+    aten, notes = passed(fn, *shapes)
+    assert any("patches" in note for note in notes) and "aten.convolution" not in str(aten.graph)
+    agrees(aten, fn, *shapes)
+
+
+@pytest.mark.parametrize("how", [{"padding": 1}, {"stride": 1}, {"groups": 2}, {"dilation": 2}])
+def test_convolutions_that_stay(how: dict[str, int]) -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        options: Any = {"stride": 2, **how}
+        return F.conv2d(x, w, **options)
+
+    shapes = (2, 4, 8, 8), (6, 4 // how.get("groups", 1), 2, 2)
+    aten, notes = passed(fn, *shapes)
+    assert "convolution" in str(aten.graph)
+    assert any("channels-last" in note for note in notes) == ("groups" not in how)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_heads_of_a_group_share_keys(groups: int) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (
+            x[:, :, None].expand(2, 4 // groups, groups, 7, 16).reshape(2, 4, 7, 16) for x in (k, v)
+        )
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    shapes = (2, 4, 7, 16), (2, 4 // groups, 7, 16), (2, 4 // groups, 7, 16)
+    aten, notes = passed(fn, *shapes)
+    assert any("groups of heads" in note for note in notes) and "expand" not in str(aten.graph)
+    agrees(aten, fn, *shapes)
+
+
 def test_results_on_the_cpu_are_copied_there() -> None:
     """Tables that depend on no input are computed once; who is given one gets a copy."""
 
