@@ -5,6 +5,8 @@ not write to. Passes compute new weights with ordinary nodes; `constants` moves 
 
 node.meta of inputs may hold
     brought   the caller's is a number on the CPU, and this one is on the graph's own device
+of others
+    stored    it is computed once, though what reads it could compute it
 and of static nodes
     packed    an opaque oneDNN weight: its `val` is the plain weight's
     derive    False: compute it at each call, keeping it would cost more memory than time is gained

@@ -507,6 +507,8 @@ class GraphLowering:
             result = results[k]
             if result is not None and meta is not None:
                 results[k] = self._finish(result, meta, self.uses[node])
+                if "stored" in node.meta:
+                    self.lowering.realise(result)
         self.env[node] = tuple(results) if many else results[0] if results else None
         self._note_readers(node)
 

@@ -30,7 +30,12 @@ from fusee.targets import Built, Kept
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
-from fusee.targets.cuda.passes import channels_last, heads_of_groups, patches_as_products
+from fusee.targets.cuda.passes import (
+    channels_last,
+    heads_of_groups,
+    patches_as_products,
+    rows_as_sums,
+)
 from fusee.targets.cuda.recording import Recordable, Replayer, pays
 from fusee.targets.linking import PRODUCTS, link_graph
 
@@ -97,6 +102,7 @@ class CUDA:
             patches_as_products,
             channels_last,
             heads_of_groups,
+            rows_as_sums,
         )
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:

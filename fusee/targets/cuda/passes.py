@@ -153,3 +153,32 @@ def _repeated(node: fx.Node) -> fx.Node | None:
         return None
     fits = same_ints(val(source).shape[:3], (*own[:2], shape[1] // own[1]))
     return found if fits and same_ints(own[2:], shape[2:]) else None
+
+
+def rows_as_sums(edit: Editor) -> None:
+    """A matrix times one row is a sum of products of ours: it reads the matrix once, and what comes
+    before and after it joins its kernel (docs/benchmarks.md, GPUs).
+
+    cuBLAS takes such a row for a tile.
+    """
+    for node in list(edit.calls(aten.linear.default)):
+        named = arguments(node)
+        x, weight, bias = named["input"], named["weight"], named["bias"]
+        *rows, count = val(x).shape
+        dtype = val(x).dtype
+        if any(type(n) is not int or n != 1 for n in rows) or val(weight).dim() != 2:
+            continue
+        if dtype not in (*_HALVES, torch.float32) or count == 0:
+            continue
+        with edit.before(node):
+            row = edit.call(aten.view.default, x, [1, count], like=node)
+            row.meta["stored"] = True  # each element of the result reads all of it
+            row, matrix = (edit.cast(y, torch.float32, node) for y in (row, weight))
+            product = edit.call(aten.mul.Tensor, row, matrix, like=node)
+            found = edit.call(aten.sum.dim_IntList, product, [1], like=node)
+            if bias is not None:
+                wide = edit.cast(bias, torch.float32, node)
+                found = edit.call(aten.add.Tensor, found, wide, like=node)
+            found = edit.cast(found, dtype, node)
+        edit.become(node, aten.view.default, found, list(val(node).shape))
+        edit.notes.append(f"{node} is a sum of products")

@@ -25,6 +25,7 @@ from fusee.backends import native
 from fusee.backends.report import Report
 from fusee.config import Options
 from fusee.fake.mode import Twins, fake_mode
+from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower.graph import GraphLowering, supported
 from fusee.targets.cuda import CUDA, PROFILE
@@ -257,6 +258,26 @@ def test_heads_of_a_group_share_keys(groups: int) -> None:
     aten, notes = passed(fn, *shapes)
     assert any("groups of heads" in note for note in notes) and "expand" not in str(aten.graph)
     agrees(aten, fn, *shapes)
+
+
+@pytest.mark.parametrize("rows", [(), (1,), (1, 1), (2, 1)], ids=str)
+def test_one_row_times_a_matrix_is_a_sum(rows: tuple[int, ...]) -> None:
+    def fn(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, up, bias)), down) + x
+
+    shapes = (*rows, 8), (24, 8), (24,), (8, 24)
+    aten, _ = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    calls = [name for name, _ in externs(lowered(aten))]
+    assert calls == ["aten.linear.default"] * (2 if rows == (2, 1) else 0)
+
+
+def test_a_row_is_stored_before_all_sums_read_it() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(F.silu(x) * 2, w)
+
+    schedule = fuse(lowered(passed(fn, (1, 8), (24, 8))[0]))
+    assert len(schedule.items) == 2
 
 
 def test_results_on_the_cpu_are_copied_there() -> None:
