@@ -123,7 +123,7 @@ def compile(
                      then on, and one version serves all; True: at once, but for sizes of
                      0 and 1; False: each set of sizes gets a version of its own
     backend          a name (fusee.compiler.list_backends()), or `(gm, example_inputs) -> callable`
-    mode             a name that torch.compile knows; the backend "fusee" has no modes
+    mode             a name that torch.compile knows (docs/gpus.md)
     options          the backend's and ours (docs/options.md): `guard_filter_fn`, which says what
                      is checked before a version is used again, `fallback="eager"`, which runs
                      graphs eagerly that the backend cannot compile, `dynamic_sources`

@@ -353,6 +353,13 @@ def test_more_bad_arguments() -> None:
         for dynamic in (None, True, False):
             fast = api.compile(step, mode=mode, dynamic=dynamic)
             torch.testing.assert_close(fast(x), step(x))
+    graphs = {}
+    for mode in registry.MODES:
+        found: Any = registry.lookup("fusee", mode=mode)
+        graphs[mode] = found.options.graphs
+    assert [mode for mode in graphs if not graphs[mode]] == ["max-autotune-no-cudagraphs"]
+    asked: Any = registry.lookup("fusee", {"graphs": True}, "max-autotune-no-cudagraphs")
+    assert asked.options.graphs
 
 
 def broken(gm: fx.GraphModule, example_inputs: Any) -> Any:

@@ -93,7 +93,7 @@ class _Followed:
         self.edit, self.steps = edit, 0
 
     def shape(self, node: fx.Node) -> list[Size]:
-        return [n if type(n) is int else self.edit.aten.to_size(n) for n in val(node).shape]
+        return self.edit.sizes(node)
 
     def anywhere(self, shape: Sequence[Size]) -> Index:
         """A place that stands for all of a shape."""

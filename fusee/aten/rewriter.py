@@ -27,7 +27,7 @@ from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
 from fusee.fake.mode import on_metas
-from fusee.sym.expr import Expr, hint
+from fusee.sym.expr import Expr, Size, hint
 from fusee.sym.symint import same_ints
 
 
@@ -65,6 +65,10 @@ class Editor:
     def hint(self, size: int | torch.SymInt) -> int:
         """A size as a number: for a symbolic one what it is in the first call."""
         return size if isinstance(size, int) else hint(self.aten.to_size(size))
+
+    def sizes(self, node: fx.Node) -> list[Size]:
+        """The shape of a node's result."""
+        return [n if type(n) is int else self.aten.to_size(n) for n in val(node).shape]
 
     def hints(self, node: fx.Node) -> list[int]:
         """The shape of a node's result as numbers."""

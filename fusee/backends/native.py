@@ -71,9 +71,10 @@ from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Kept, Target
 from fusee.targets.cpu import CPU
+from fusee.targets.cuda import CUDA
 
 # Device -> what graphs are compiled for there.
-TARGETS: dict[str, Target] = {"cpu": CPU()}
+TARGETS: dict[str, Target] = {"cpu": CPU(), "cuda": CUDA()}
 
 _numbers = itertools.count()
 

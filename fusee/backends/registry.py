@@ -41,8 +41,15 @@ from fusee.runtime.cache import Sidecar
 CompiledFn = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, Sequence[Any], Any], CompiledFn]
 ENTRY_POINTS = "torch_dynamo_backends"
-# torch.compile's. Each backend makes of them what it can; ours have none.
-MODES = ("default", "lite", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# torch.compile's, and what they are to our compiler: it records CUDA graphs wherever that is safe,
+# and waits for no tuning, so that one differs. Backends of others make of them what they can.
+MODES: Mapping[str, Mapping[str, object]] = {
+    "default": {},
+    "lite": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {"graphs": False},
+}
 
 
 @dataclass(frozen=True)
@@ -308,7 +315,7 @@ def lookup(
 ) -> CompiledFn:
     """The function `(gm, example_inputs) -> callable` for a backend, its options bound.
 
-    mode     torch's names; ours have no modes and leave it unread
+    mode     a row of MODES; what `options` say has the last word
 
     raises   UnknownBackend, naming the nearest name and all; MissingPackage; MissingDevice;
              OptionError
@@ -317,7 +324,8 @@ def lookup(
     given = dict(options or {})
     if isinstance(backend, str):
         if backend in _backends:
-            return BoundBackend(_backends[backend], given)
+            meant = MODES[mode] if mode is not None and backend == "fusee" else {}
+            return BoundBackend(_backends[backend], {**meant, **given})
         if backend == "inductor" and (given or mode is not None):
             return dynamo.inductor(given, mode)
         return _bind_options(_foreign(backend), backend, given, mode)

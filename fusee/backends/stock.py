@@ -1,6 +1,6 @@
 """The entry points of stock torch.compile: torch.compile(m, backend="fusee", options={...}).
 
-A mode of torch.compile's is taken, and changes nothing: ours have none.
+Modes are torch.compile's (registry.MODES).
 
 source   docs "Custom Backends" of PyTorch: the group torch_dynamo_backends
 """
@@ -26,7 +26,7 @@ def _named(name: str) -> Callable[..., Callable[..., Any]]:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         check_mode(mode)
-        made: Callable[..., Any] = lookup(name, options)(gm, example_inputs)
+        made: Callable[..., Any] = lookup(name, options, mode)(gm, example_inputs)
         return made
 
     compile_named.__name__ = f"fusee_{name}"

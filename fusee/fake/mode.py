@@ -80,9 +80,7 @@ check_dtypes()
 
 def fake_mode() -> Any:
     """A mode whose tensors are on the device they say, with static sizes."""
-    mode: Any = _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
-    mode.states = {}  # attributes of a fake, by device
-    return mode
+    return _quick_mode()(allow_non_fake_inputs=False, shape_env=None)
 
 
 def fake_of(
@@ -511,7 +509,7 @@ def _fake(
     mode: _Mode, meta: torch.Tensor, device: torch.device, requires_grad: bool = False
 ) -> FakeTensor:
     """FakeTensor(mode, meta, device) in a tenth of the time: its attributes as they were before."""
-    states: dict[torch.device, Any] = mode.states
+    states: dict[torch.device, Any] = mode.__dict__.setdefault("_fusee_states", {})
     state = states.get(device)
     if state is None:
         first = FakeTensor(mode, meta.requires_grad_(requires_grad), device)

@@ -14,7 +14,7 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -248,11 +248,14 @@ class _Fuser:
         for buffer in reads(loop):
             if buffer in produced and self.writers[buffer] > 1:
                 return f"{buffer} is written in pieces"
-        if loop.buffer in produced:
+        in_pieces = loop.buffer in produced
+        if in_pieces and not profile.shares:
             return f"{loop.buffer} is written in pieces"
         if group.position < self.last_extern and not any(b in produced for b in reads(loop)):
             return "its result would lie in memory long before it is read"
         answer = _legality(loop, group, produced)
+        if in_pieces and isinstance(answer, Placement) and not _is_beside(answer):
+            return f"{loop.buffer} is written in pieces"
         overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
         if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
             return "what overwrites its operands shares only a single pass over the same points"
@@ -295,6 +298,39 @@ def _is_update(loop: Loop) -> bool:
 def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
     loads = [v for v in walk([value]) if v.op == "load" and v.attr[0] is buffer]
     return all(v.attr[1] == index for v in loads)
+
+
+def _is_beside(placement: Placement) -> bool:
+    """Whether the kernel writes nowhere twice, as far as one look at its indices tells."""
+    group, new = placement.group, placement.member.loop
+    axes = (*placement.outer, *placement.inner)
+    return all(
+        set(axes) == {*m.loop.axes, *m.loop.reduce_axes}
+        and _are_apart(m.loop.index, new.index, axes)
+        for m in group.members
+        if m.loop.buffer is new.buffer
+    )
+
+
+def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
+    """Whether two indices with the same steps never meet: rows in one piece, side by side."""
+    distance = a - b
+    if not isinstance(distance, int) or distance == 0:
+        return False
+    distance, row, beyond = abs(distance), 0, []
+    for axis in axes:
+        parts = coefficient(b, axis)
+        if parts is None or not isinstance(parts[0], int) or not isinstance(axis.hi, int):
+            return False
+        step = abs(parts[0])
+        if step < distance:
+            row += step * (axis.hi - 1)
+        else:
+            beyond.append(step)
+        b = parts[1]
+    pitch = min(beyond, default=distance + row + 1)
+    aligned = isinstance(b, int) and not any(step % pitch for step in beyond)
+    return aligned and row < distance and distance + row < pitch
 
 
 def _is_one_body(placement: Placement) -> bool:

@@ -161,6 +161,7 @@ class Profile:
     rows       few pieces, rows are summed up in at least so many chunks first
     shares     threads by the thousand share what one point reduces: chunks are not needed, and one
                pass over its elements is all that a kernel of few points may take
+    raises     ATen raises for an integer divided by zero; else its result is undefined
     """
 
     parallel: int = 1
@@ -181,6 +182,7 @@ class Profile:
     strip: int = 1 << 10
     rows: int = 8
     shares: bool = False
+    raises: bool = True
 
 
 # ------------------------------------------------------------------------------ buffers

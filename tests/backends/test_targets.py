@@ -25,6 +25,7 @@ from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.sym.expr import Symbol, symbols
 from fusee.targets import Built, Kept, Target
+from fusee.targets.cuda import CUDA
 from tests.loops.interpret import interpret
 
 
@@ -131,6 +132,13 @@ def test_writes_and_sizes_that_calls_bring(reference: None) -> None:
         x, ours, theirs = torch.randn(rows, 4), torch.zeros(4), torch.zeros(4)
         torch.testing.assert_close(compiled(x, ours), step(x, theirs))
         torch.testing.assert_close(ours, theirs)
+
+
+def test_an_amd_gpu_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(native.TARGETS, "cpu", CUDA())  # so that its tensors are on one
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.warns(FuseeWarning, match="an AMD GPU, and code is generated for NVIDIA's"):
+        assert torch.equal(fusee.compile(torch.sin)(torch.ones(3)), torch.ones(3).sin())
 
 
 def test_a_machine_without_a_target_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

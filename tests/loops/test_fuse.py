@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fusee.backends import lookup
+from fusee.loops.fusion import _are_apart
+from fusee.sym.expr import Size, Symbol
 from tests.aten.harness import one_node
 
 aten = torch.ops.aten
@@ -54,3 +58,27 @@ def test_costly_values_are_computed_as_vectors_before_they_are_repeated() -> Non
     softplus, exp = kernels_of(few, x, w)
     assert "exp" not in softplus.origin and "softplus" not in exp.origin
     assert len(kernels_of(many, x, w)) == 1
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 24)), min_size=1, max_size=3),
+    st.integers(-24, 24),
+)
+def test_stores_that_are_said_to_be_apart_never_meet(
+    axes: list[tuple[int, int]], distance: int
+) -> None:
+    symbols = [Symbol(f"i{k}", 0, size) for k, (size, _) in enumerate(axes)]
+    index: Size = 3
+    for symbol, (_, step) in zip(symbols, axes, strict=True):
+        index = index + symbol.expr * step
+    places = {0}
+    for size, step in axes:
+        places = {place + k * step for place in places for k in range(size)}
+    if _are_apart(index + distance, index, symbols):
+        assert places.isdisjoint({place + distance for place in places})
+
+
+def test_halves_of_rows_are_apart() -> None:
+    i, j = (Symbol(name, 0, n) for name, n in (("i", 8), ("j", 16)))
+    index = i.expr * 32 + j.expr
+    assert _are_apart(index + 16, index, (i, j)) and not _are_apart(index + 8, index, (i, j))

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from fusee.backends import lookup, native
-from fusee.targets.cuda import CUDA
+from fusee.backends import lookup
 from tests.opinfo.errors import run_errors
 from tests.opinfo.gradients import run_gradients
 from tests.opinfo.sizes import run_sizes
@@ -53,7 +52,6 @@ def main() -> None:
     if run is run_sizes:
         run = functools.partial(run_sizes, learns="gradients" in sys.argv[2:])
     if "cuda" in sys.argv[2:]:
-        native.TARGETS["cuda"] = CUDA()
         run = functools.partial(run, device="cuda")
     which: Literal["all", "other"] = "other" if "one" in sys.argv[2:] else "all"
     torch.set_num_threads(1)

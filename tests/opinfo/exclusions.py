@@ -9,6 +9,7 @@ import fnmatch
 
 _MEMORY = "returns uninitialised memory: no two calls agree"
 _OBJECT = "takes a Python object that no graph can hold; Dynamo inlines the function instead"
+_SEEDS = "gives seeds that are uninitialised memory where nothing is dropped"
 _RAGGED = "works on jagged or sparse layouts, which have no strided memory"
 
 # pattern of the op's name -> reason. A name with a dtype ("op:bool") excludes that dtype alone.
@@ -24,6 +25,8 @@ EXCLUDED: dict[str, str] = {
     "nn.functional.triplet_margin_with_distance_loss": _OBJECT,
     "sparse.*": _RAGGED,
     "to_sparse": _RAGGED,
+    "torch.ops.aten._efficient_attention_forward": _SEEDS,
+    "torch.ops.aten._flash_attention_forward": _SEEDS,
 }
 
 

@@ -242,10 +242,12 @@ def unless(wrong: Value, message: int, value: Value) -> Value:
 
 
 def nonzero(lowering: Lowering, y: Value) -> Value:
-    """An integer divisor; zero is reported as eager does, then replaced by one."""
+    """An integer divisor; zero is reported where eager does, then replaced by one."""
     if y.op == "const" and y.attr != 0:
         return y
     zero = op("eq", y, 0)
+    if not lowering.values.profile.raises:
+        return where(zero, 1, y)
     message = lowering.message(RuntimeError, "ZeroDivisionError")
     return where(zero, 1, unless(zero, message, y))
 

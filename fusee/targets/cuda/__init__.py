@@ -1,7 +1,4 @@
-"""NVIDIA's GPUs: loops as LLVM IR for many threads, layers as calls of ATen.
-
-Half built: no row of native.TARGETS names it, so tensors on a GPU run eagerly.
-"""
+"""NVIDIA's GPUs: loops as LLVM IR for many threads, layers as calls of ATen."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from fusee.autodiff.min_cut import Prices
 from fusee.codegen.host import HostArguments, HostCode
 from fusee.codegen.simt.kernel import emit_kernel, with_any_pointers
 from fusee.config import Options
+from fusee.errors import TraceError
 from fusee.loops.ir import Message, Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
@@ -55,6 +53,7 @@ PROFILE = Profile(
     strip=1 << 7,
     rows=32,
     shares=True,
+    raises=False,
 )
 
 
@@ -91,6 +90,8 @@ class CUDA:
     def at(self, device: torch.device) -> CUDA:
         if self.gpu is not None:
             return self
+        if torch.version.hip is not None:
+            raise TraceError("a tensor is on an AMD GPU, and code is generated for NVIDIA's")
         return CUDA(gpu_at(device.index or 0), records=self.records)
 
     def prepare(self) -> None:
@@ -125,7 +126,8 @@ class CUDA:
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
         built = link_graph(plan, arguments, kept, emit_kernel, build, call.names, timed, gpu.arena)
         # values that a backward reads lie in the results of its forward: no recording's memory
-        if not (self.records and arguments.spread and pays(plan)) or arguments.followed:
+        records = self.records and options.graphs and arguments.spread
+        if not (records and pays(plan)) or arguments.followed:
             return built
         replayer = Replayer(built.run, plan, arguments, gpu, call.stream, call.waiting, call.told)
         return built._replace(run=replayer, replays=replayer.described)

@@ -10,7 +10,6 @@ from torch import fx
 
 from fusee.aten.graph import arguments
 from fusee.aten.rewriter import Editor, val
-from fusee.sym.symint import same_ints
 
 aten = torch.ops.aten
 
@@ -121,7 +120,7 @@ def heads_of_groups(edit: Editor) -> None:
             continue
         if type(head) is not int or head > _MOST_HEAD or head % 8:
             continue
-        sources = [_repeated(x) for x in (k, v)]
+        sources = [_repeated(edit, x) for x in (k, v)]
         if None in sources or _heads(sources[0]) != _heads(sources[1]):
             continue
         named.update(key=sources[0], value=sources[1], enable_gqa=True)
@@ -134,9 +133,9 @@ def _heads(node: fx.Node | None) -> Any:
     return None if node is None else val(node).shape[1]
 
 
-def _repeated(node: fx.Node) -> fx.Node | None:
+def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
     """What each head of a group is a copy of: x[:, :, None].expand(..).reshape(..)."""
-    shape = val(node).shape
+    shape = edit.sizes(node)
     if node.target not in (aten.view.default, aten._unsafe_view.default) or len(shape) != 4:
         return None
     source: Any = node.args[0]
@@ -148,11 +147,11 @@ def _repeated(node: fx.Node) -> fx.Node | None:
     if inner.target is not aten.unsqueeze.default or inner.args[1] not in (2, -3):
         return None
     found: fx.Node = inner.args[0]
-    own = val(found).shape
+    own = edit.sizes(found)
     if len(own) != 4 or type(own[1]) is not int or type(shape[1]) is not int:
         return None
-    fits = same_ints(val(source).shape[:3], (*own[:2], shape[1] // own[1]))
-    return found if fits and same_ints(own[2:], shape[2:]) else None
+    fits = edit.sizes(source)[:3] == [*own[:2], shape[1] // own[1]]
+    return found if fits and own[2:] == shape[2:] else None
 
 
 def rows_as_sums(edit: Editor) -> None:

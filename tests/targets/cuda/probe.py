@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import fusee
-from fusee.backends import native
-from fusee.targets.cuda import CUDA
 
 Program = tuple[Callable[..., Any], tuple[int, ...], torch.dtype]
 HALF, FULL = torch.bfloat16, torch.float32
@@ -49,7 +47,6 @@ def time_of(call: Callable[..., Any], x: torch.Tensor) -> float:
 
 
 def main(part: str = "") -> None:
-    native.TARGETS["cuda"] = CUDA()
     print(f"{'us a call':26}{'eager':>10}{'stock':>10}{'ours':>10}{'stock/ours':>12}{'error':>10}")
     for name, (fn, shape, dtype) in PROGRAMS.items():
         if part not in name:
