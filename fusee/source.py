@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +31,12 @@ def define(source: str, function: str, title: str, names: Mapping[str, Any]) -> 
     exec(compile(source, f"<fusee {title}>", "exec"), space)
     found: Callable[..., Any] = space[function]
     return found
+
+
+def with_names(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """The same function, some of whose globals are others."""
+    made: Any = function
+    return types.FunctionType(made.__code__, {**made.__globals__, **names}, made.__name__)
 
 
 def listed(items: Iterable[object]) -> str:

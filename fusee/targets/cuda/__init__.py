@@ -24,7 +24,9 @@ from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
 from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
+from fusee.source import with_names
 from fusee.targets import Built, Kept
+from fusee.targets.cuda.branches import Beside, rows_of
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
@@ -68,6 +70,8 @@ class Gpu(Launches, Recordable, Protocol):
     def arena(self, size: int) -> Tensor: ...
 
     def described(self, status: int) -> str: ...
+
+    def together(self, calls: Sequence[Callable[[int], int]]) -> int: ...
 
 
 class CUDA:
@@ -129,7 +133,12 @@ class CUDA:
         records = self.records and options.graphs and arguments.spread
         if not (records and pays(plan)) or arguments.followed:
             return built
-        replayer = Replayer(built.run, plan, arguments, gpu, call.stream, call.waiting, call.told)
+        run = built.run
+        rows = rows_of(plan, call.host.codes)
+        if rows:
+            run = with_names(run, run=Beside(call.run, rows, gpu.together))
+        waiting = call.stream, call.waiting
+        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting, call.told)
         return built._replace(run=replayer, replays=replayer.described)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fusee.errors import CompileError, MissingPackage
 from fusee.runtime import process
+from fusee.targets.cuda.branches import MOST
 
 Sizes = tuple[int, ...]
 # Up to here one launch copies several tensors; it gives a block 2**16 elements, so that few blocks
@@ -76,6 +77,7 @@ class Device:
             page[0] = self.words.data_ptr()
             self._page = page.to(self.device)
         self._recording = threading.Lock()
+        self._streams: list[Any] = []
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {name: _address(name) for name in names}
         self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
@@ -118,7 +120,7 @@ class Device:
         raises   RuntimeError if it does what cannot be recorded; nothing has run
         """
         with self._recording, torch.cuda.device(self.index), process.paused():
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side, *self._streams = (torch.cuda.Stream() for _ in range(MOST))  # type: ignore[no-untyped-call]
             with torch.cuda.stream(side):
                 try:
                     return _recorded(call, pool)
@@ -127,6 +129,16 @@ class Device:
                     # that ends well ends that, too
                     _recorded(partial(torch.zeros, 1, device=self.device), None)
                     raise
+
+    def together(self, calls: Sequence[Callable[[int], int]]) -> int:
+        """Calls with streams beside each other, within `record`; their first status but 0."""
+        main: Any = torch.cuda.current_stream(self.index)
+        start, status = main.record_event(), calls[0](main.cuda_stream)
+        for call, stream in zip(calls[1:], self._streams, strict=False):
+            stream.wait_event(start)
+            status = status or call(stream.cuda_stream)
+            main.wait_event(stream.record_event())
+        return status
 
     def like(self, x: Tensor) -> Tensor:
         """Memory laid out as that of a tensor."""

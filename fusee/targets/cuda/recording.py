@@ -102,6 +102,7 @@ class _OneStream:
 class Replayer:
     """A host function, its calls recorded where that pays.
 
+    recorded the same function, with launches that the graph is to be made of
     waiting  frames that no call uses, by stream
     told     raises what a kernel has left for the host
     refused  why nothing is recorded, if so
@@ -110,6 +111,7 @@ class Replayer:
     def __init__(
         self,
         run: Callable[..., Sequence[Any]],
+        recorded: Callable[..., Sequence[Any]],
         plan: Plan,
         arguments: HostArguments,
         gpu: Recordable,
@@ -118,6 +120,7 @@ class Replayer:
         told: Callable[[], None],
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
+        self.recorded = recorded
         self.told = told
         self.refuse = arguments.refuse
         self.sizes = [*arguments.sizes.values()]
@@ -149,7 +152,7 @@ class Replayer:
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
             if found is None:
-                found = self._recorded(one, inputs)
+                found = self._made_new(one, inputs)
                 key = self._key(one, inputs)  # another input may be copied in by now
             if found is None:
                 return self.run(*inputs)
@@ -184,7 +187,7 @@ class Replayer:
     def _key(self, one: _OneStream, inputs: Sequence[Any]) -> Key:
         return (self._sizes_of(inputs), *[inputs[k].data_ptr() for k in one.placed])
 
-    def _recorded(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
+    def _made_new(self, one: _OneStream, inputs: Sequence[Any]) -> _CudaGraph | None:
         """A new recording for this call; None if it is to run directly."""
         sizes = self._sizes_of(inputs)
         places = [inputs[k].data_ptr() for k in self.tensors]
@@ -243,7 +246,7 @@ class Replayer:
     def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
         self.waiting[self.stream()].append(one.frames)
-        return self.run(*mine)
+        return self.recorded(*mine)
 
 
 def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> Result:

@@ -28,6 +28,7 @@ class FakeGpu:
     refuses   why recording fails, if it does
     launches  name of a kernel, blocks, threads, stream, of each launch in order
     streams   what the present stream is
+    beside    how many launches ran side by side, each time
     """
 
     capability, device = 90, torch.device("cpu")
@@ -45,6 +46,7 @@ class FakeGpu:
         self.arenas: list[Tensor] = []
         self.is_capturing, self.is_recording, self.refuses = False, False, ""
         self.recorded = self.replayed = self.waits = 0
+        self.beside: list[int] = []  # how many launches at once
         self.copied: list[int] = []  # how many tensors at once
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
@@ -118,6 +120,13 @@ class FakeGpu:
         assert len(to) == len(given) and all(x.stride() == y.stride() for x, y in zip(to, given))
         self.copied.append(len(to))
         torch._foreach_copy_(list(to), list(given))
+
+    def together(self, calls: Sequence[Callable[[int], int]]) -> int:
+        assert self.is_recording or self.is_capturing
+        self.beside.append(len(calls))
+        order = reversed([*enumerate(calls)])  # any would do
+        found = [call(self.stream + 100 * k) for k, call in order]
+        return next((status for status in found if status), 0)
 
     def wait(self) -> None:
         self.waits += 1

@@ -191,6 +191,24 @@ def test_calls_that_repeat_are_replayed(gpu: FakeGpu) -> None:
     assert "1 CUDA graphs, 4 calls replayed" in str(live_reports()[-1])
 
 
+def test_kernels_that_do_not_depend_on_each_other_are_branches(gpu: FakeGpu) -> None:
+    weights = [aligned(16, 16) / 4 for _ in range(3)]
+    gpu.known(*weights)
+    gpu.unknown = 1 << 16
+
+    def fn(x: Tensor) -> Tensor:
+        for _ in range(3):
+            q, k, v = (F.linear(x, w) for w in weights)
+            x = torch.softmax(q * k, -1) * v.sum() + x
+        return x
+
+    call, given = compiled(fn, gpu), [aligned(1, 16) for _ in range(4)]
+    for x in given:
+        close(call(x), fn(x))
+    assert gpu.recorded == 1 and gpu.replayed == 3
+    assert gpu.beside == [2, 2, 2] * 4  # q and v, when it is recorded, and when that is replayed
+
+
 def test_inputs_that_stay_are_read_where_they_are(gpu: FakeGpu) -> None:
     fn, x = Products(gpu), aligned(4, 16)
     call = compiled(fn, gpu)
