@@ -191,6 +191,8 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def _widen(x: Any) -> Any:
+    if isinstance(x, torch.dtype):  # what results are to be
+        return torch.float64 if x.is_floating_point else x
     if isinstance(x, Tensor) and x.is_complex():
         return x.to(torch.complex128)
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x

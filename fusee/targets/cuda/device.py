@@ -153,7 +153,9 @@ class Device:
                     mine.copy_(theirs)
                 else:
                     small.append((mine, theirs))
-            if small:
+            if len(small) == 1:  # half the host's time
+                small[0][0].copy_(small[0][1])
+            elif small:
                 torch._foreach_copy_([x for x, _ in small], [y for _, y in small])
 
     def wait(self) -> None:

@@ -262,6 +262,8 @@ def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor
             return lambda inputs, fresh: inputs[k].as_strided(
                 size, stride, inputs[k].storage_offset() + more
             )
+    if not x.numel():
+        return lambda inputs, fresh: x.new_empty_strided(size, stride)
     partners = [y for y in results if isinstance(y, Tensor) and _shared(x, y)]
     if len(partners) == 1 and is_dense(x):
         left.append(x)

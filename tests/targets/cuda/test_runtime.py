@@ -254,6 +254,16 @@ def test_results_share_memory_as_they_do_in_a_direct_call(gpu: FakeGpu) -> None:
     assert gpu.replayed == 2
 
 
+def test_results_without_elements_are_replayed(gpu: FakeGpu) -> None:
+    fn = Products(gpu)
+    call, x = compiled(lambda x: (fn(x), (fn(x) * 2)[:0], fn(x)[:, 3:3]), gpu), aligned(4, 16)
+    found = [call(x) for _ in range(4)]
+    assert gpu.recorded == 1 and gpu.replayed == 3
+    for got in found:
+        close(got, (fn(x), x[:0], x[:, 3:3]))
+        assert [y.stride() for y in got] == [y.stride() for y in found[0]]
+
+
 def test_what_cannot_be_recorded_runs_directly(gpu: FakeGpu) -> None:
     fn = Products(gpu)
     call, gpu.refuses = compiled(fn, gpu), "operation not permitted\nmore"
