@@ -66,6 +66,7 @@ class Prices(NamedTuple):
     own    operators, and after them what their operands are like (`_layout`) -> by how much ATen's
            kernel, and a loop of ours, takes longer than `move` of what they read and write;
            "": any operator; a space and one word: times as much in such a layout
+    unit   how many of this unit are a microsecond
     """
 
     move: int = 10
@@ -77,6 +78,7 @@ class Prices(NamedTuple):
     train: int = 2_000_000
     near: float = 0.1
     own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
+    unit: float = 1e5
 
 
 class Kind(enum.Enum):
@@ -241,11 +243,13 @@ class Bill(NamedTuple):
     calls     the operators that eager calls
     kernels   of all loops, with what a compiled call costs by itself
     singles   what stays a call among them, see `cheaper_calls`
+    unit      Prices'
     """
 
     calls: list[Charge]
     kernels: float
     singles: dict[fx.Node, tuple[float, float]]
+    unit: float
 
     @property
     def captured(self) -> float:
@@ -257,9 +261,9 @@ class Bill(NamedTuple):
         return self.captured <= 1.1 * self.kernels
 
     def __str__(self) -> str:
-        listed = ", ".join(f"{call.kind} {call.own / 1e5:.1f}" for call in self.calls)
-        calls = f"{self.captured / 1e5:.1f} us ({listed or 'products'})"
-        return f"its calls cost {calls}, kernels {self.kernels / 1e5:.1f}"
+        listed = ", ".join(f"{call.kind} {call.own / self.unit:.1f}" for call in self.calls)
+        calls = f"{self.captured / self.unit:.1f} us ({listed or 'products'})"
+        return f"its calls cost {calls}, kernels {self.kernels / self.unit:.1f}"
 
 
 def bill(
@@ -292,7 +296,7 @@ def bill(
         kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
         singles |= {} if half.symbols else cheaper_calls(half, loops, prices)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
-    return Bill(charges, kernels, singles)
+    return Bill(charges, kernels, singles, prices.unit)
 
 
 def cheaper_calls(

@@ -333,8 +333,9 @@ def _costs_less(
     if options.memory_budget < 1 or any("recompute" in x.meta for x in nodes):
         return False  # eager would save more than was asked for
     if not all(found.is_captured for found in bills):
-        for x, (call, loop) in bills[0].singles.items() if not aten.symbols else ():
-            x.meta["called"] = f"costs {call / 1e5:.1f} us as a call, {loop / 1e5:.1f} as a loop"
+        for x, pair in bills[0].singles.items() if not aten.symbols else ():
+            call, loop = (price / target.prices.unit for price in pair)
+            x.meta["called"] = f"costs {call:.1f} us as a call, {loop:.1f} as a loop"
         return False
     report.notes.append(
         "runs as captured: by the target's prices its calls cost no more than kernels"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -352,6 +353,67 @@ def test_memory_does_not_grow() -> None:
             torch.cuda.synchronize()
             reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] == reserved[10]
+
+
+TRITON = """
+import torch, triton, triton.language as tl, fusee
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
+
+def fn(x, y):
+    x, out = x * 2, torch.empty_like(x)
+    add[(triton.cdiv(x.numel(), 256),)](x, y, out, x.numel(), BLOCK=256)
+    return out.relu() + 1
+
+call = fusee.compile(fn)
+for _ in range(3):
+    x, y = (torch.randn(1000, device="cuda") for _ in "xy")
+    torch.testing.assert_close(call(x, y), fn(x, y))
+print("agrees")
+"""
+
+ALONE = """
+import os, subprocess, sys
+os.environ["PATH"] = ""
+sys.modules["triton"] = None
+subprocess.Popen = None
+import torch, fusee
+net = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).cuda().eval()
+with torch.no_grad():
+    x = torch.randn(2, 8, 64, device="cuda")
+    torch.testing.assert_close(fusee.compile(net)(x), net(x), rtol=1e-3, atol=1e-3)
+print("agrees")
+"""
+
+
+@pytest.mark.parametrize("program", [TRITON, ALONE], ids=["a Triton kernel", "no compiler"])
+def test_in_a_process_of_its_own(program: str, tmp_path: Path) -> None:
+    """Triton reads sources from files."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert "agrees" in found.stdout, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate(cache: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=97, pad_token_id=0, eos_token_id=96,
+    )  # fmt: skip
+    net = transformers.LlamaForCausalLM(config).cuda().eval()
+    given = torch.randint(1, 90, (2, 7), device="cuda")
+    how = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
+    want = net.generate(given, **how)
+    plain = net.forward
+    net.forward = fusee.compile(plain)
+    for _ in range(2):
+        assert torch.equal(net.generate(given, **how), want)
 
 
 BAD_INDEX = """
