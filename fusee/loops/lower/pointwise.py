@@ -469,9 +469,11 @@ def _nan_to_num(
 def _log_sigmoid_forward(call: OpCall, x: Tensor) -> tuple[Tensor, Tensor]:
     # the second result serves only the backward pass of CUDA builds or of this kernel's vectors
     second = call.metas[1]
-    tail = pointwise(call.lowering, [x], lambda v: exp(-op("abs", v)), x.shape, second.dtype)
-    whole = second.shape == x.shape
-    return result(call, log_sigmoid, x), tail if whole else narrow(tail, 0, 0, 0)
+    if second.shape != x.shape:
+        tail = call.lowering.filled(second.shape, 0, second.dtype)
+    else:
+        tail = pointwise(call.lowering, [x], lambda v: exp(-op("abs", v)), x.shape, second.dtype)
+    return result(call, log_sigmoid, x), tail
 
 
 @lowers(*named("_prelu_kernel_backward"))

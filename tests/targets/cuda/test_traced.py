@@ -292,6 +292,12 @@ def test_results_on_the_cpu_are_copied_there() -> None:
     assert externs(lowered(aten)) == [("aten.copy_", True)]
 
 
+@pytest.mark.parametrize("shape", [(5,), (4, 5), ()], ids=str)
+def test_log_sigmoid_keeps_nothing_there(shape: tuple[int, ...]) -> None:
+    aten, _ = passed(F.logsigmoid, shape)
+    assert not externs(lowered(aten))
+
+
 def test_autocast_casts_as_on_a_gpu() -> None:
     def build(call: Node, x: fx.Node) -> fx.Node:
         y = call(torch.mm, x, call(torch.t, x))
