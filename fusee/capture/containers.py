@@ -19,7 +19,7 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
-from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
+from fusee.capture.frame import ABSENT, CONTAINERS, is_key, is_scalar
 from fusee.capture.guards import TypeMatch
 from fusee.capture.mirrors import Called, Indexed, Stepping, dict_class, is_finite_iterator
 from fusee.capture.sources import Origin, ResultOf
@@ -284,7 +284,7 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
     mirror = m.world.mirror(container)
     if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
         return attributes.item_by_tensor(m, mirror, key)
-    if not is_scalar(key) and mirror.copy is None:
+    if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
     return m.world.get(mirror, key)
 

@@ -40,6 +40,7 @@ from fusee.capture.frame import (
     FIXED,
     HELD_OWNERS,
     IMMUTABLE,
+    is_key,
     is_named,
     is_scalar,
 )
@@ -635,9 +636,9 @@ class World:
     def _whole_dict(self, mirror: Mirror) -> Any:
         obj = mirror.obj
         keys = tuple(dict_class(obj).keys(obj))
-        fixed = [is_scalar(key) or isinstance(key, FIXED) for key in keys]
+        fixed = [*map(is_key, keys)]
         if not all(found or is_alone(key) for found, key in zip(fixed, keys)):
-            raise GraphBreak("a dict from outside has keys that are neither numbers nor strings")
+            raise GraphBreak("a dict from outside has keys that a user's `__eq__` compares")
         shown = keys
         if not all(fixed):
             shown = self.load(keys, ResultOf(mirror.origin, keys_of, "the keys of "))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import fusee
 from fusee.capture.policy import as_function
 from tests.capturing.same import Traced, same
 
@@ -608,3 +609,54 @@ def test_the_id_of_a_tensor_is_its_own() -> None:
         for known in (id(module.state), 5, id(module.state)):
             assert torch.equal(traced(module, X, known), module(X, known))
         module.state = torch.ones(2, 3)
+
+
+# ---------------------------------------------------------------------------- tables of classes
+
+
+class Left: ...
+
+
+class Right(Left): ...
+
+
+TABLE: dict[Any, Any] = {(Left, Right): torch.sin, (Right, Right): torch.cos, frozenset({1}): 3}
+SHAPES: dict[Any, Any] = {}
+
+
+def by_classes(x: torch.Tensor, kind: type) -> Any:
+    found = [function(x) for (a, _), function in [*TABLE.items()][:2] if issubclass(kind, a)]
+    return found, TABLE[kind, Right](x), TABLE.get((kind, kind)), (1, 2) in TABLE, len(TABLE)
+
+
+def by_shape(x: torch.Tensor) -> Any:
+    key = x.shape, x.dtype
+    if key not in SHAPES:
+        SHAPES[key] = len(SHAPES)
+    return x + SHAPES[key]
+
+
+def test_keys_that_are_tuples_of_classes() -> None:
+    x = torch.randn(3)
+    assert not same(by_classes, x, Left).stops and not same(by_classes, x, Right).stops
+    loc = torch.randn(3)
+    normal = torch.distributions.Normal
+    kl = torch.distributions.kl_divergence
+    assert not same(lambda x: kl(normal(x, 1.0), normal(0.0, 2.0)), loc).stops
+
+
+def test_entries_under_shapes() -> None:
+    """Each call reads and writes the entry of its own key, and no other is relied on."""
+    compiled = fusee.compile(by_shape)
+    dtypes = [torch.float64, torch.float32, torch.int64]
+    found = []
+    for call in (compiled, by_shape):
+        SHAPES.clear()
+        given = [torch.ones(2, dtype=dtypes[n % 3]) for n in range(6)]
+        found.append(([call(x).tolist() for x in given], dict(SHAPES)))
+    assert found[0] == found[1]
+    TABLE[Left, Right] = torch.tan
+    torch.testing.assert_close(
+        fusee.compile(by_classes)(torch.ones(2), Left)[1], torch.ones(2).tan()
+    )
+    TABLE[Left, Right] = torch.sin
