@@ -145,7 +145,8 @@ def _dropout(
         return torch.nn.functional.dropout(input, p, training, inplace)
     if any(type(n) is int and n == 0 for n in input.shape):
         return input
-    if _is_plain(input) and t.value(input).store.device.type != "cpu":
+    where = t.value(unwrapped(input)).store.device if _is_plain(input) else input.device
+    if where.type != "cpu":
         return torch.native_dropout(input, p, True)[0]
     return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
 

@@ -286,10 +286,33 @@ def _quick_mode() -> type[FakeTensorMode]:
     # env   the ShapeEnv for sizes that only data knows; None: such operators raise
     own_methods = {
         "__torch_dispatch__": dispatch,
+        "__enter__": _enter,
+        "__exit__": _leave,
         "_should_skip_dynamo": classmethod(lambda cls: False),
         "env": None,
     }
     return type("QuickFakeTensorMode", (torch_mode,), own_methods)
+
+
+def _enter(mode: _Mode) -> _Mode:
+    """What torch's own does, in 2 us for 30: without flags that only stand for modes of users."""
+    lifts = None
+    if mode.avoid_device_init:
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        torch._C._ensureCUDADeviceGuardSet()
+    mode.enter_stack.append((torch._C._unset_dispatch_mode(mode._mode_key), lifts))
+    torch._C._set_dispatch_mode(mode)
+    return mode
+
+
+def _leave(mode: _Mode, *error: Any) -> None:
+    before, lifts = mode.enter_stack.pop()
+    torch._C._unset_dispatch_mode(mode._mode_key)
+    if before is not None:
+        torch._C._set_dispatch_mode(before)
+    if lifts is not None:
+        torch._C._set_only_lift_cpu_tensors(lifts)
 
 
 @functools.cache

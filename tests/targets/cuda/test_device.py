@@ -323,13 +323,15 @@ def test_parts_on_the_cpu() -> None:
     assert not live_reports()[-1].eager
 
 
-def test_dropout_draws_what_eager_draws() -> None:
+@pytest.mark.parametrize("casts", [False, True], ids=["as it is", "autocast"])
+def test_dropout_draws_what_eager_draws(casts: bool) -> None:
     for dtype in FLOATS:
         x = torch.randn(64, 333, device="cuda", dtype=dtype, requires_grad=True)
         fn, found = (lambda x: F.dropout(x * 2, 0.3) + F.dropout(x, 0.5)), []
         for call in (fusee.compile(fn), fn):
             torch.manual_seed(3)
-            y = call(x)
+            with torch.autocast("cuda", torch.bfloat16, enabled=casts):
+                y = call(x)
             found.append((y.detach(), *torch.autograd.grad(y.float().sum(), x)))
         close(found[0], found[1], TOLERANCE[dtype])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice, product
 from typing import Any
 
@@ -147,6 +147,19 @@ def test_results_lie_as_on_a_gpu(name: str) -> None:
                     found.append(tree_map(_geometry, info.op(*given, **named)))
             assert len(found) < 2 or found[0] == found[1]
     assert compared.count and not compared.differ, compared.differ
+
+
+@contextmanager
+def casting() -> Iterator[None]:
+    """torch.autocast("cuda") itself asks for a GPU."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
 
 
 def test_dropout_is_one_call() -> None:
@@ -303,14 +316,8 @@ def test_autocast_casts_as_on_a_gpu() -> None:
         y = call(torch.mm, x, call(torch.t, x))
         return call(torch.sum, call(torch.softmax, call(torch.cat, [y, y]), -1))
 
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
-    try:
+    with casting():
         aten = traced(build, "cuda")
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-        torch.set_autocast_dtype("cuda", before)
     found = {
         str(x.target).split(".")[1]: x.meta["val"].dtype
         for x in aten.graph.nodes
