@@ -109,6 +109,13 @@ _REDUCTIONS = frozenset(
     " argmax argmin count_nonzero linalg_vector_norm logsumexp max mean min native_group_norm"
     " native_layer_norm prod std std_mean sum var var_mean".split()
 )
+# Operators that read the elements of their first operand that others say, or write there.
+_PICKING = frozenset("_unsafe_index embedding gather index index_select take".split())
+_PUTTING = frozenset(
+    "_unsafe_index_put index_add index_copy index_put put scatter scatter_add"
+    " scatter_reduce".split()
+)
+_FILLS = frozenset("full full_like new_full new_zeros zeros zeros_like".split())
 _EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 _WORK = {op: row.work for row in ROWS for op in row.overloads}
 
@@ -390,21 +397,32 @@ def _is_crosswise(x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int]) -
 def _passed(costs: Costs, nodes: Collection[fx.Node], whole: bool = False) -> int:
     """What it costs to bring the operands of all these nodes from memory, and their results there.
 
-    whole   a tensor that a part is written into is written anew; else it costs the part alone
+    whole   a tensor that a part is written into is written anew; else it costs the part alone, as
+            do sums into zeros that were made for them
     """
     inner, read, total = set(nodes), dict[fx.Node, int](), 0
     for node in nodes:
-        given = node.all_input_nodes
-        if kind(node) is Kind.MOVING and _name(_op(node)).endswith("_scatter"):
+        given, name = node.all_input_nodes, _name(_op(node))
+        into_new = name in _PUTTING and not whole and _is_fill(given[0]) and len(given) > 1
+        if into_new or (kind(node) is Kind.MOVING and name.endswith("_scatter")):
             given = given[1:]
-            total += costs.bytes(node if whole else given[0]) if given else 0
+            total += costs.bytes(node if whole else given[-1]) if given else 0
         elif _is_needed(node, inner):
             total += costs.bytes(node)
         for x in given:
             root = _memory(x)
             if root not in inner:
-                read[root] = max(read.get(root, 0), min(costs.bytes(x), costs.bytes(root)))
+                size = min(costs.bytes(x), costs.bytes(root))
+                if name in _PICKING and x is given[0]:
+                    size = min(size, costs.bytes(node))
+                read[root] = max(read.get(root, 0), size)
     return (total + sum(read.values())) * costs.prices.move
+
+
+def _is_fill(node: fx.Node) -> bool:
+    """Whether it is made of one number, for one user."""
+    is_call = isinstance(node.target, OpOverload)
+    return is_call and len(node.users) == 1 and _name(_op(node)) in _FILLS
 
 
 def _memory(node: fx.Node) -> fx.Node:
