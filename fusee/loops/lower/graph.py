@@ -204,7 +204,7 @@ calls(
 calls("a scan with logaddexp is not in the vocabulary", *named("logcumsumexp"))
 calls(
     "gradients that are scattered sums",
-    *named("embedding_dense_backward max_pool2d_with_indices_backward unfold_backward"),
+    *named("embedding_dense_backward max_pool2d_with_indices_backward"),
     *named("max_pool3d_with_indices_backward adaptive_max_pool2d_backward"),
     *named("adaptive_max_pool3d_backward _embedding_bag_backward _embedding_bag_dense_backward"),
     *named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),

@@ -311,6 +311,44 @@ def _adaptive_avg_pool_backward(call: OpCall, grad: Tensor, x: Tensor) -> Tensor
     return _spread(call, grad, steps, math.prod(steps))
 
 
+# Windows that an element may be in, of one unfolding.
+_MOST_WINDOWS = 8
+
+
+def _many_windows(
+    call: OpCall, grad: Tensor, sizes: object, dim: int, size: Size, step: Size
+) -> str | None:
+    if not call.meta.shape or not isinstance(size, int) or not isinstance(step, int):
+        return "windows whose size varies"
+    return OVERLAP if size > _MOST_WINDOWS * step else None
+
+
+@lowers(*named("unfold_backward"), unless=_many_windows)
+def _unfold_backward(
+    call: OpCall, grad: Tensor, sizes: object, dim: int, size: int, step: int
+) -> Tensor:
+    """Each element is the sum over the windows that it is in: those that begin last before it."""
+    meta, lowering = call.meta, call.lowering
+    dim %= len(meta.shape)
+    if size == 0:
+        return lowering.filled(meta.shape, 0, meta.dtype)
+
+    def at(ix: Index) -> Value:
+        total: Value | None = None
+        for back in range(-(-size // step)):
+            window = floordiv(ix[dim], step) - back
+            place = ix[dim] - window * step
+            value = grad.at((*ix[:dim], window, *ix[dim + 1 :], place))
+            mask = inside(lowering, place, size, inside(lowering, window, grad.shape[dim]))
+            value = value if mask is None else masked(value, mask, const(value, 0))
+            value = cast(value, opmath(meta.dtype))
+            total = value if total is None else total + value
+        assert total is not None
+        return cast(total, meta.dtype)
+
+    return lowering.computed(meta.shape, meta.dtype, at, (grad,), meta.strides)
+
+
 def _uneven_scale(
     call: OpCall, grad: Tensor, output: Any, size: Sequence[Size], *scales: float | None
 ) -> str | None:

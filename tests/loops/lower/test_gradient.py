@@ -199,3 +199,19 @@ def test_windows_that_overlap_are_atens() -> None:
     grad, size = torch.randn(2, 4, 9, 25), [2, 4, 8, 12]
     check_op(op, grad, [9, 25], size, allow=[name])
     check_op(op, torch.randn(2, 4, 16, 24), [16, 24], size, 2.1, 2.0, allow=[name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size, step", [(1, 1), (3, 1), (2, 2), (2, 3), (5, 2), (0, 1), (7, 7)])
+def test_windows_of_unfold(size: int, step: int, dtype: torch.dtype) -> None:
+    for dim in (0, 1, -1):
+        shape = (7, 9, 8)
+        grad = torch.randn_like(torch.ones(shape, dtype=dtype).unfold(dim, size, step))
+        check_op(aten.unfold_backward.default, grad, shape, dim, size, step)
+        check_op(aten.unfold_backward.default, grad.transpose(0, -1).contiguous().transpose(0, -1),
+                 shape, dim, size, step)  # fmt: skip
+
+
+def test_many_windows_of_unfold_are_atens() -> None:
+    grad = torch.randn(31, 10)
+    check_op(aten.unfold_backward.default, grad, (40,), 0, 10, 1, allow=["unfold_backward"])
