@@ -38,8 +38,9 @@ from fusee.loops.ir import (
     walk,
 )
 from fusee.loops.online import in_one_pass
-from fusee.loops.schedule import order_loops, reads, size, writes
-from fusee.sym.expr import Size, Symbol, coefficient, hint, product, symbols
+from fusee.loops.repeats import unrepeated
+from fusee.loops.schedule import cuts_of, order_loops, reads, size, writes
+from fusee.sym.expr import Size, Symbol, coefficient, hint, known_lt, product, symbols
 
 # ---------------------------------------------------------------------------- group
 # A kernel in the making: its members, and how they become one Kernel.
@@ -165,19 +166,23 @@ def fuse(graph: LoopGraph, merge: bool = True) -> Schedule:
 class _Fuser:
     def __init__(self, graph: LoopGraph, merge: bool) -> None:
         self.graph, self.merge = graph, merge
+        profile = graph.values.profile
+        self.wide = profile.lanes if profile.shares else profile.wide
+        self.steps = [*unrepeated(graph.steps, self.wide)]
         self.items: list[Group | Extern] = []
         self.written: dict[Buffer, list[int]] = {}  # positions of writers
         self.read: dict[Buffer, list[int]] = {}  # positions of readers
         self.sharing: dict[Buffer, list[Group]] = {}  # groups that read or write a buffer
         self.refusals: list[str] = []
         self.last_extern = -1
+        self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
-        for step in graph.steps:
+        for step in self.steps:
             for buffer in writes(step):
                 self.writers[buffer] = self.writers.get(buffer, 0) + 1
 
     def run(self) -> Schedule:
-        for step in self.graph.steps:
+        for step in self.steps:
             if isinstance(step, Extern):
                 self.last_extern = len(self.items)
                 self.items.append(step)
@@ -256,10 +261,32 @@ class _Fuser:
         answer = _legality(loop, group, produced)
         if in_pieces and isinstance(answer, Placement) and not _is_beside(answer):
             return f"{loop.buffer} is written in pieces"
+        if isinstance(answer, Placement) and self._cuts_lanes(answer):
+            return "its lanes would be few"
         overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
         if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
+
+    def _cuts_lanes(self, placement: Placement) -> bool:
+        """Whether few values that repeat along an axis would cut it for many that do not."""
+        group, new = placement.group, placement.member.loop
+        loops = [new, *(m.loop for m in group.members)]
+        cut = {id(loop): self._cuts(loop) for loop in loops}
+        few = max((_points(x.axes) for x in loops if cut[id(x)]), default=0)
+        axes = {axis for found in cut.values() for axis in found}
+        return few > 0 and any(
+            not cut[id(x)] and _points((*x.axes, *x.reduce_axes)) >= 16 * few and axes & {*x.axes}
+            for x in loops
+        )
+
+    def _cuts(self, loop: Loop) -> Sequence[Symbol]:
+        """Axes of which a loop sees pieces with fewer elements than a vector."""
+        found = self.cuts.get(id(loop))
+        if found is None:
+            found = loop, [axis for axis, size in cuts_of(loop) if known_lt(size, self.wide)]
+            self.cuts[id(loop)] = found
+        return found[1]
 
     def _read_outside(self) -> dict[Group, set[Buffer]]:
         """Per group, the buffers that must really be stored."""

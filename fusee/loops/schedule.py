@@ -129,6 +129,23 @@ def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:
     return None
 
 
+def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
+    """As `_find_split`, all of a loop before it is one of a kernel."""
+    own = {*loop.axes, *loop.reduce_axes}
+    indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
+    for index in indices:
+        yield from cuts(index, own)
+
+
+def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
+    """The same of an index."""
+    for atom in atoms(index):
+        if isinstance(atom, Call) and atom.op in ("//", "%"):
+            found = _splitting_axis(atom, own)
+            if found is not None:
+                yield found
+
+
 def _splitting_axis(atom: Call, own: set[Symbol]) -> tuple[Symbol, Size] | None:
     for axis in symbols(atom.a):
         parts = coefficient(atom.a, axis)

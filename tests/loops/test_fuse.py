@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -58,6 +59,20 @@ def test_costly_values_are_computed_as_vectors_before_they_are_repeated() -> Non
     softplus, exp = kernels_of(few, x, w)
     assert "exp" not in softplus.origin and "softplus" not in exp.origin
     assert len(kernels_of(many, x, w)) == 1
+
+
+@pytest.mark.parametrize("groups", [8, 32])
+def test_numbers_of_groups_do_not_cut_vectors(groups: int) -> None:
+    """Each group has its number, and channels lie last: vectors go over all channels."""
+    x, each = torch.randn(3, 20, 20, 64).permute(0, 3, 1, 2), torch.randn(3, groups, 1)
+
+    def scaled(x: Tensor, each: Tensor) -> Tensor:
+        wide = each.expand(3, groups, 64 // groups).reshape(3, 64, 1, 1)
+        return (x - wide) * wide
+
+    texts = [kernel.show() for kernel in kernels_of(scaled, x, each)]
+    lanes = [text.count("in range(64):  # lanes") for text in texts]
+    assert lanes[-1] == 1 and len(texts) == 2, texts
 
 
 @hypothesis.given(
