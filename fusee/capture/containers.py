@@ -19,9 +19,16 @@ from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
-from fusee.capture.frame import ABSENT, CONTAINERS, is_key, is_scalar
+from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
 from fusee.capture.guards import TypeMatch
-from fusee.capture.mirrors import Called, Indexed, Stepping, dict_class, is_finite_iterator
+from fusee.capture.mirrors import (
+    Called,
+    Indexed,
+    Stepping,
+    dict_class,
+    is_finite_iterator,
+    is_key,
+)
 from fusee.capture.sources import Origin, ResultOf
 from fusee.capture.torch_api import FakeTensor
 

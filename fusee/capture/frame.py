@@ -680,13 +680,6 @@ def is_scalar(x: Any) -> bool:
     return type(x) in _SCALARS or isinstance(x, (enum.Enum, torch.Size))
 
 
-def is_key(x: Any) -> bool:
-    """Whether == tells `x` from other keys of a dict, and nothing in it changes."""
-    if type(x) in (tuple, frozenset):
-        return all(map(is_key, x))
-    return is_scalar(x) or isinstance(x, FIXED)
-
-
 # ---------------------------------------------------------------------------- tracebacks
 # Tracebacks of programs that run in pieces: the user's lines, as if Python ran the frames.
 

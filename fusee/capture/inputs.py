@@ -40,7 +40,6 @@ from fusee.capture.frame import (
     FIXED,
     HELD_OWNERS,
     IMMUTABLE,
-    is_key,
     is_named,
     is_scalar,
 )
@@ -55,6 +54,7 @@ from fusee.capture.mirrors import (
     dict_class,
     empty_like,
     is_alone,
+    is_key,
     items_of,
     keys_of,
     new_tuple,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture.frame import ABSENT, Line
+from fusee.capture.frame import ABSENT, FIXED, Line, is_scalar
 from fusee.capture.sources import Origin
 
 
@@ -111,6 +111,13 @@ def is_alone(x: Any) -> bool:
     """Whether `x` is the same as itself alone, for dicts and sets."""
     methods: Any = type(x).__eq__, type(x).__hash__
     return isinstance(x, torch.Tensor) or methods == (object.__eq__, object.__hash__)
+
+
+def is_key(x: Any) -> bool:
+    """Whether == tells `x` from other keys of a dict, and nothing in it changes."""
+    if type(x) in (tuple, frozenset):
+        return all(map(is_key, x))
+    return is_scalar(x) or isinstance(x, FIXED)
 
 
 def keys_of(obj: dict[Any, Any]) -> tuple[Any, ...]:

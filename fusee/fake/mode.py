@@ -229,6 +229,36 @@ def _quick_of_any_size(kind: str) -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def _enter(mode: _Mode) -> _Mode:
+    """What torch's own does, in 2 us for 30: without flags that only stand for modes of users."""
+    lifts = None
+    if mode.avoid_device_init:
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        torch._C._ensureCUDADeviceGuardSet()
+    mode.enter_stack.append((torch._C._unset_dispatch_mode(mode._mode_key), lifts))
+    torch._C._set_dispatch_mode(mode)
+    return mode
+
+
+def _leave(mode: _Mode, *error: Any) -> None:
+    before, lifts = mode.enter_stack.pop()
+    torch._C._unset_dispatch_mode(mode._mode_key)
+    if before is not None:
+        torch._C._set_dispatch_mode(before)
+    if lifts is not None:
+        torch._C._set_only_lift_cpu_tensors(lifts)
+
+
+# env   the ShapeEnv for sizes that only data knows; None: such operators raise
+_METHODS: dict[str, Any] = {
+    "__enter__": _enter,
+    "__exit__": _leave,
+    "_should_skip_dynamo": classmethod(lambda cls: False),
+    "env": None,
+}
+
+
 @functools.cache
 def _quick_mode() -> type[FakeTensorMode]:
     torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
@@ -283,36 +313,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         with _uncached(self) if is_open else contextlib.nullcontext():
             return by_torch(self, func, kinds, args, kwargs)
 
-    # env   the ShapeEnv for sizes that only data knows; None: such operators raise
-    own_methods = {
-        "__torch_dispatch__": dispatch,
-        "__enter__": _enter,
-        "__exit__": _leave,
-        "_should_skip_dynamo": classmethod(lambda cls: False),
-        "env": None,
-    }
-    return type("QuickFakeTensorMode", (torch_mode,), own_methods)
-
-
-def _enter(mode: _Mode) -> _Mode:
-    """What torch's own does, in 2 us for 30: without flags that only stand for modes of users."""
-    lifts = None
-    if mode.avoid_device_init:
-        lifts = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)
-        torch._C._ensureCUDADeviceGuardSet()
-    mode.enter_stack.append((torch._C._unset_dispatch_mode(mode._mode_key), lifts))
-    torch._C._set_dispatch_mode(mode)
-    return mode
-
-
-def _leave(mode: _Mode, *error: Any) -> None:
-    before, lifts = mode.enter_stack.pop()
-    torch._C._unset_dispatch_mode(mode._mode_key)
-    if before is not None:
-        torch._C._set_dispatch_mode(before)
-    if lifts is not None:
-        torch._C._set_only_lift_cpu_tensors(lifts)
+    methods = {"__torch_dispatch__": dispatch, **_METHODS}
+    return type("QuickFakeTensorMode", (torch_mode,), methods)
 
 
 @functools.cache
