@@ -142,6 +142,8 @@ class Capturing(Semantics):
         """An operator with a tensor among its operands, in the graph as the operator."""
         operands = tuple(x.number() if isinstance(x, Computed) else self.plain(x) for x in operands)
         for x in operands:
+            if function is operator.mod and isinstance(x, (str, bytes, bytearray)):
+                raise GraphBreak("printing a tensor needs its values")
             if hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor):
                 raise GraphBreak(f"a {type(x).__qualname__} in an operator with a tensor")
             self.look((x.start, x.stop, x.step) if type(x) is slice else (x,), AS_NUMBERS)

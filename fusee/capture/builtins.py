@@ -42,6 +42,7 @@ from fusee.capture.torch_api import (
     STATE_SWITCHES,
     SWITCHED_BY,
     FakeTensor,
+    State,
     enter_inference_mode,
 )
 from fusee.source import Args, Kwargs, Rules
@@ -201,7 +202,11 @@ def _handled(m: Capturing) -> BaseException | None:
 def _hash(m: Capturing, x: Any, /) -> int:
     if (found := attributes.ask(m, x, "__hash__")) is not ABSENT:
         return attributes.by_c(hash, "__hash__", symbols.value(found))  # type: ignore[no-any-return]
+    if isinstance(x, FakeTensor):
+        return _id(m, x)  # type: ignore[no-any-return]
     x = symbols.value(x)
+    if any(isinstance(part, FakeTensor) for part in attributes.flat(x)):
+        raise GraphBreak("the hash of a tensor differs from call to call")
     m.look((x,), COMPARED)
     if getattr(type(x), "__hash__", None) is object.__hash__:
         _id(m, x)  # which it is made of
@@ -350,6 +355,8 @@ def _fspath(m: Capturing, path: Any) -> Any:
 def _to_number(kind: Any, m: Capturing, x: Any = 0, /, *base: Any, **kwargs: Any) -> Any:
     if not base and not kwargs and symbols.is_open(x):
         return symbols.converted(x, kind)
+    if isinstance(x, FakeTensor) and (base or kwargs):
+        return kind(object(), *base, **kwargs)  # the TypeError
     method = f"__{kind.__name__}__"
     if (found := attributes.ask(m, x, method)) is not ABSENT:
         return found
@@ -431,7 +438,9 @@ _mode: Any = torch.inference_mode
 
 @stands_for(_mode.__enter__)
 def _enter(m: Capturing, manager: Any) -> None:
+    before = State.now()
     m.regions.append((manager, enter_inference_mode(m.attribute(manager, "mode"))))
+    m.world.recorder.switch(before, State.now())  # it switches gradients, too
 
 
 @stands_for(_mode.__exit__, warnings.catch_warnings.__exit__)
@@ -439,7 +448,9 @@ def _exit(m: Capturing, manager: Any, *error: Any) -> None:
     if not m.regions or m.regions[-1][0] is not manager:
         raise GraphBreak(f"a {type(manager).__name__}, which began before this graph, ends here")
     _, context = m.regions.pop()
+    within = State.now()
     context.__exit__(None, None, None)
+    m.world.recorder.switch(within, State.now())  # the end of inference mode ends autocast, too
     if getattr(context, "said", None):
         raise GraphBreak("a torch call warns where the program records it")
 

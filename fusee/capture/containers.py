@@ -15,6 +15,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
@@ -41,8 +43,12 @@ def _len(m: Capturing, x: Any, /) -> Any:
         return attributes.by_c(len, "__len__", symbols.value(found))
     if isinstance(x, CONTAINERS):
         return m.length(x)
-    if isinstance(x, FakeTensor) and x.dim():
-        return x.shape[0]
+    if isinstance(x, FakeTensor):
+        if m.modes or id(x) in m.world.seen:  # which hear of it
+            found = m.call(torch.Tensor.__len__, x)
+            return attributes.by_c(len, "__len__", symbols.value(found))
+        if x.dim():
+            return x.shape[0]
     m.look((x,))
     return len(symbols.whole_text(x))
 

@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -387,6 +388,13 @@ class Specialise(BaseException):
 LOADERS: dict[type, Callable[..., Any]] = {}
 
 
+def _load_proxy(*_: Any) -> NoReturn:
+    raise GraphBreak("a weak proxy, which says that it is what it stands for")
+
+
+LOADERS.update(dict.fromkeys(weakref.ProxyTypes, _load_proxy))
+
+
 def loaded(world: Any, x: Any, origin: Origin) -> Any:
     """What LOADERS say; None if nothing."""
     loader = LOADERS.get(type(x))
@@ -666,7 +674,7 @@ def asked_by_c(recorder: Any, function: Any, /, *args: Any, **kwargs: Any) -> An
     """Call C code, in which asking for a tensor's number ends the graph: it would refuse ours."""
     before, recorder.reads_numbers = recorder.reads_numbers, False
     try:
-        return function(*args, **kwargs)
+        return function(*args, **kwargs) if kwargs else function(*args)  # a mode hears of names
     finally:
         recorder.reads_numbers = before
 

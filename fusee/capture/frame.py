@@ -555,7 +555,7 @@ class Semantics:
         about_caller = not kwargs and type(function) in (types.BuiltinFunctionType, type)
         if about_caller and (stand := _ABOUT_CALLER.get((function, len(args)))) is not None:
             return stand(self, *args)
-        return function(*args, **kwargs)
+        return function(*args, **kwargs) if kwargs else function(*args)  # modes hear of {}
 
 
 def variables(m: Semantics) -> dict[str, Any]:

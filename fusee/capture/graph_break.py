@@ -242,9 +242,11 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
     FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
     """
     written = kwargs.get("out")
-    may_be_operand = written is None or _is_pointwise(name)
-    if written is None and is_in_place(name) and args:
-        written = args[0]
+    if written is None:
+        if not (is_in_place(name) and args):
+            return
+        written, *args = args
+    may_be_operand = name == "copy_" or _is_pointwise(name)
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
             continue
@@ -275,8 +277,10 @@ def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
 def _is_pointwise(name: str) -> bool:
     """Whether each element depends on those at its place alone: `out` may be an operand."""
     packet: Any = getattr(torch.ops.aten, name, None)
-    overloads = () if packet is None else packet.overloads()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    return any(torch.Tag.pointwise in getattr(packet, name).tags for name in names)
 
 
 def is_scale(tensors: Any, other: Any) -> bool:

@@ -183,11 +183,11 @@ class World:
                 guards.IdMatch if isinstance(obj, enum.Enum) else guards.EqualsMatch, origin, obj
             )
             return obj
+        if (found := loaded(self, obj, origin)) is not None:
+            return found
         if isinstance(obj, torch.Tensor):
             with torch._C.DisableTorchFunction():
                 return self._load_tensor(obj, origin)
-        if (found := loaded(self, obj, origin)) is not None:
-            return found
         known = self.origin(obj)
         if isinstance(obj, types.FunctionType) and is_remade(obj, known, origin):
             if known is not None:
@@ -366,8 +366,6 @@ class World:
             if first is not origin and str(first) != str(origin):
                 self.fact(guards.Alias, origin, first)
             return there
-        if type(x) in weakref.ProxyTypes:  # which says that it is what it stands for
-            raise GraphBreak("a weak proxy")
         place, plain, made = origin, x, None
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             self.fact(guards.TypeMatch, origin, type(x))

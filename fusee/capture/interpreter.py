@@ -136,11 +136,11 @@ class Interpreter(Capturing):
 
     def binary(self, kind: int, left: Any, right: Any) -> Any:
         in_place = kind >= _IN_PLACE
-        if in_place and not isinstance(left, FakeTensor) and isinstance(right, FakeTensor):
-            in_place, kind = False, kind - _IN_PLACE  # numbers are never changed in place
         function = BINARY[kind]
+        is_written = in_place and isinstance(left, FakeTensor)  # numbers never are
+        of_tensors = function if is_written or not in_place else BINARY[kind - _IN_PLACE]
         if _is_of_tensors(left, right):
-            return self.tensor_operator(function, left, right)
+            return self.tensor_operator(of_tensors, left, right)
         if type(left) is str and symbols.holds_open(right):
             return symbols.operated(function, left, right)
         if type(left) in _NUMBERS and type(right) in _NUMBERS:
@@ -159,7 +159,7 @@ class Interpreter(Capturing):
         if custom is not NotImplemented:
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
-            return self.tensor_operator(function, left, right)
+            return self.tensor_operator(of_tensors, left, right)
         self._refuse_asked(function, left, right, name, plain, f"r{plain}")
         if name == "iadd" and isinstance(left, (list, collections.deque)):
             right = self.listed(right) if isinstance(left, list) else self.items(right)
@@ -233,6 +233,7 @@ class Interpreter(Capturing):
             return custom
         if isinstance(left, FakeTensor) or isinstance(right, FakeTensor):
             return self.tensor_operator(function, left, right)
+        left, right = symbols.comparable(left, right)
         pairs = (left, right), (right, left)
         if symbol == "!=":
             asked = [(x, "eq", other) for x, other in pairs if _derives(x)]
@@ -244,8 +245,6 @@ class Interpreter(Capturing):
         if symbol not in ("==", "!="):
             self._refuse_asked(function, left, right, name, swapped)
         left, right = self.deep(left), self.deep(right)
-        if symbols.Text in (type(left), type(right)):
-            left, right = symbols.value(left), symbols.value(right)
         self.look((left, right), COMPARED)
         return function(left, right)
 
@@ -272,7 +271,8 @@ class Interpreter(Capturing):
             return found is not ABSENT
         if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
             return any(x is item for x in self.plain(container)) or item in self.plain(container)
-        item, container = self.deep(item), symbols.whole_text(self.deep(container))
+        item, container = map(symbols.whole_text, (self.deep(item), self.deep(container)))
+        item, container = symbols.comparable(item, container)
         is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)
         if is_plain and symbols.holds_open(item) and type(container) in _HOLD_NUMBERS:
             if all(type(x) in _NUMBERS or symbols.is_open(x) for x in container):
@@ -562,7 +562,8 @@ def _raises(program: Bytecode, index: int) -> bool:
 def is_heard(frames: Iterable[Frame], of_managers: bool = False) -> bool:
     """Whether an error that is raised where these stand may end there, in code of the program's.
 
-    `finally` passes it on: as where nobody hears of it, what Python did since the call is left out.
+    `finally` passes it on, unless it raises another: as where nobody hears of it, what Python did
+    since the call is left out.
 
     of_managers  whether what a `with` of the program's makes of it counts
     """
@@ -581,7 +582,7 @@ def is_heard(frames: Iterable[Frame], of_managers: bool = False) -> bool:
     return False
 
 
-_ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE"}
+_ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
 _BY_VALUES = (IndexError, ValueError, RuntimeError, AssertionError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 

@@ -108,7 +108,7 @@ def effects(node: fx.Node) -> set[str]:
     if not is_torchs or name in _RANDOM or any(word in name for word in _RANDOM_WORDS):
         found.add("draws")
     name = name.partition(".")[0]  # of an operator's overload
-    at = node.args[1:] if target is operator.getitem else ()
+    at = node.args[1:2] if target in (operator.getitem, operator.setitem) else ()
     at = at[0] if at and type(at[0]) is tuple else at
     indexes = any(isinstance(x, (fx.Node, list)) for x in at)
     with torch._C.DisableTorchFunction():  # the recorder may be on
@@ -137,7 +137,7 @@ _WRITE_IF: dict[str, tuple[int, str, Any]] = {
     **dict.fromkeys(("embedding", "embedding_bag"), (3, "max_norm", None)),
 }
 
-_CHANGING = "setitem iadd isub imul itruediv ifloordiv imod ilshift irshift ixor iand ior"
+_CHANGING = "setitem iadd isub imul itruediv ifloordiv imod ipow ilshift irshift ixor iand ior"
 _IN_PLACE = {getattr(operator, name) for name in _CHANGING.split()}
 
 
@@ -295,7 +295,7 @@ class Recorder(TorchFunctionMode):
         self.raised_by = ""
         self.by_index = 0  # how often `x[i]` with numbers in tensors is a lookup, no view
         self.off = 0  # how often subclasses are told to let calls pass
-        self.dispatch: Callable[[Any, Any, Any], Any]  # to subclasses, or to `call`
+        self.dispatch: Callable[[Any, Any, Any, Any], Any]  # to subclasses, or to `call`
         self.seen: dict[int, Any] = {}  # their instances, by id
         # by id, tensors of the program's where autograd begins; False: views without gradients
         self.leaves: dict[int, bool] = {}
@@ -362,7 +362,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.new and not kwargs:
             func, args = of_new(*args)
-        return self.dispatch(func, args, kwargs)
+        return self.dispatch(func, types, args, kwargs)
 
     def call(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `func` on fakes and write it down."""
@@ -519,7 +519,11 @@ class Recorder(TorchFunctionMode):
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
         with torch._C.DisableTorchFunction(), self.mode:  # else torch imports torch.distributed
-            out = args[0].device if name == "device" else func(*args)
+            try:
+                out = args[0].device if name == "device" else func(*args)
+            except RuntimeError as error:
+                self.raised, self.raised_by = error, name
+                raise
         if isinstance(out, FakeTensor) and name in _TENSOR_ATTRIBUTES:
             node = self.graph.call_function(getattr, (self.node(args[0]), name))
             self._finish(node, out)
@@ -708,9 +712,9 @@ class Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------------- the end
 
-    def leave(self, state: State) -> None:
-        """Let the graph end in this state of torch."""
-        for function, args, kwargs in State.now().switches(state):
+    def switch(self, now: State, then: State) -> None:
+        """Lead the graph from a state of torch to another."""
+        for function, args, kwargs in now.switches(then):
             self.graph.call_function(function, args, kwargs)
 
     def without_switches(self, graph: fx.Graph, ambient: bool) -> bool:
@@ -782,6 +786,7 @@ class Recorder(TorchFunctionMode):
 
 def _is_method(func: Any) -> bool:
     """Methods of torch.Tensor, in C or Python."""
+    func = getattr(func, "__wrapped__", func)  # `__pow__` is `pow`, wrapped
     name = getattr(func, "__name__", "")
     return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
         "method_descriptor", "wrapper_descriptor",

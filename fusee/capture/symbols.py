@@ -57,6 +57,12 @@ class Text:
     def __repr__(self) -> str:
         return repr(self.text())
 
+    def __eq__(self, other: object) -> bool:
+        return bool(self.text() == whole_text(other))
+
+    def __hash__(self) -> int:
+        return hash(self.text())
+
     @classmethod
     def joined(cls, parts: list[Any]) -> Any:
         """The texts one after the other."""
@@ -153,6 +159,10 @@ def method(owner: Any, name: str, args: Args) -> Any:
         return Text.of(str.format, owner, *args)
     if name == "join" and type(owner) is str and any(type(x) is Text for x in args[0]):
         return Text.joined([part for item in args[0] for part in (owner, item)][1:])
+    if name in ("count", "index") and isinstance(owner, (list, tuple)):
+        known, *others = comparable(owner, *args)
+        if known is not owner:
+            return getattr(list if isinstance(owner, list) else tuple, name)(known, *others)
     return NotImplemented
 
 
@@ -187,6 +197,22 @@ def holds_open(x: Any) -> bool:
     return is_open(x)
 
 
+def comparable(*several: Any) -> tuple[Any, ...]:
+    """What is to be compared, with values for open numbers if these would not know the others.
+
+    A SymInt equals no number of a class that derives from int, and no complex one.
+    """
+    if not any(map(holds_open, several)) or all(map(_is_known, several)):
+        return several
+    return tuple(map(value, several))
+
+
+def _is_known(x: Any) -> bool:
+    if isinstance(x, (tuple, list, dict)):
+        return all(map(_is_known, x.values() if isinstance(x, dict) else x))
+    return type(x) in (int, float, bool) or not isinstance(x, (int, float, complex))
+
+
 # C code that works on numbers by their own methods, and gives what those give.
 TAKE = {
     max, min, sum, abs, pow, round, math.floor, math.ceil, math.trunc, math.prod, slice,
@@ -197,7 +223,8 @@ TAKE = {
 
 def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
     """What C code gives for open numbers; what does not work on them gets their values."""
-    if function is divmod:  # a SymInt has no such method
+    is_of_numbers = not any(isinstance(x, torch.Tensor) for x in args)  # which have no divmod()
+    if function is divmod and is_of_numbers:  # a SymInt has no such method
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
     if function is pow and len(args) == 3 and not kwargs:
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])

@@ -1,5 +1,4 @@
 """Instances of subclasses of torch.Tensor, and what their `__torch_function__` makes of calls.
-from fusee.source import Args, Kwargs
 
 To the graph such an instance is a plain tensor on the same memory; the world knows its class and
 its attributes (`World.seen`). A torch function that gets one goes to `__torch_function__` of the
@@ -11,6 +10,7 @@ source   https://docs.pytorch.org/docs/stable/notes/extending.html#extending-tor
 
 from __future__ import annotations
 
+import functools
 from types import FunctionType, MethodWrapperType
 from typing import Any
 
@@ -100,16 +100,21 @@ SPECIAL[torch.set_default_device] = breaking("the default device is set for all 
 _default: Any = torch.Tensor.__torch_function__
 
 
-def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
-    """What a call of torch's gives that modes and subclasses may decide about."""
-    recorder, kinds = m.world.recorder, []
+def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | None) -> Any:
+    """What a call of torch's gives that modes and subclasses may decide about.
+
+    kinds   the classes that torch names for the stand-ins
+    """
+    recorder = m.world.recorder
+    named = functools.partial(_named, m, func, FakeTensor in kinds)
+    kinds = []
     if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
         with torch._C.DisableTorchFunction():
             return func(*args, **(kwargs or {}))
     if m.modes:
-        return apply_mode(m, func, _named(m, func, args, kwargs or {}), args, kwargs)
+        return apply_mode(m, func, named(args, kwargs or {}), args, kwargs)
     if m.world.seen and not recorder.off:
-        kinds = _asked(m, func, args, kwargs or {})
+        kinds = _asked(named(args, kwargs or {}))
     if not kinds:
         return recorder.call(func, *args, **(kwargs or {}))
     # as torch calls it: without kwargs where its code in C was given none
@@ -123,21 +128,24 @@ def dispatch(m: Capturing, func: Any, args: Args, kwargs: Kwargs | None) -> Any:
     raise GraphBreak(f"{kinds[0].__qualname__}.__torch_function__ leaves a call to others")
 
 
-def _asked(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
+def _asked(kinds: list[type]) -> list[type]:
     """The classes that are asked; none if all tensors are plain."""
-    found = _named(m, func, args, kwargs)
-    return found if any(kind is not torch.Tensor for kind in found) else []
+    return kinds if any(map(asks, kinds)) else []
 
 
-_NAMING = (FunctionType, MethodWrapperType)
+def _named(m: Capturing, func: Any, is_owner: bool, args: Args, kwargs: Kwargs) -> list[type]:
+    """The classes that torch names in a call, a subclass before its base.
 
-
-def _named(m: Capturing, func: Any, args: Args, kwargs: Kwargs) -> list[type]:
-    """The classes that torch names in a call, a subclass before its base."""
+    is_owner   whether it names that of the first argument, whatever it is
+    """
     found: list[type] = []
-    for kind in (m.kind_of(x) for x in flat(*args, *kwargs.values()) if isinstance(x, FakeTensor)):
-        # functions in Python and attributes name plain tensors among the classes
-        is_named = kind is torch.Tensor and type(func) in _NAMING
+    for x in flat(*args, *kwargs.values()):
+        if not isinstance(x, FakeTensor):
+            continue
+        kind = m.kind_of(x)
+        # functions in Python name plain tensors among the classes
+        is_named = kind is torch.Tensor and type(func) is FunctionType
+        is_named |= is_owner and x is args[0]
         if kind not in found and (is_named or asks(kind)):
             later = [k for k, known in enumerate(found) if issubclass(kind, known)]
             found.insert(later[0] if later else len(found), kind)
@@ -238,7 +246,7 @@ def _has(m: Capturing, *args: Any) -> bool:
         return False
     others = [type(x) for x in flat(*args) if not isinstance(x, torch.Tensor)]
     asked = (asks(kind) for kind in others if hasattr(kind, "__torch_function__"))
-    return any(asked) or bool(m.world.seen and _asked(m, None, args, {}))
+    return any(asked) or bool(m.world.seen and _asked(_named(m, None, False, args, {})))
 
 
 SPECIAL[torch.Tensor.as_subclass] = lambda m, x, cls: _made(m, x, cls)

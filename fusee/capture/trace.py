@@ -270,7 +270,7 @@ class _Attempt:
             rebuild.lines.append(f"{source.constant(function)}({listed})")
         if has_modes := self.modes or self.machine.modes:
             rebuild.lines.append(f"_modes[:] = {rebuild.value(self.machine.modes)}")
-        self.world.recorder.leave(self.state)
+        self.world.recorder.switch(State.now(), self.state)
         graph = self.world.recorder.finish(rebuild.outputs, binds=self.world.varies.as_torch)
         is_other = self.recorder.inference not in (None, torch.is_inference_mode_enabled())
         found.inference = self.recorder.inference if is_other else None

@@ -583,7 +583,7 @@ def _convolution(
             size.append((n - 1) * step - 2 * pad + reach + more + 1)
         else:
             size.append((n + 2 * pad - reach - 1) // step + 1)
-    if any(type(n) is int and n < (0 if transposed else 1) for n in size[2:]):
+    if any(n < (0 if transposed else 1) for n in size[2:]):
         raise RuntimeError(f"convolution: the result would have the size {size}")
     if x.dim() == 3:  # runs as a two-dimensional one, on rows: at::_convolution makes x contiguous
         layout = suggested_layout(weight.unsqueeze(2))

@@ -78,7 +78,8 @@ class _Places(NamedTuple):
 
     impl: int  # Python object -> C++ tensor
     autograd: int  # C++ tensor -> autograd's part
-    requires: int  # in autograd's part: one byte
+    requires: int  # in autograd's part: one byte, of leaves alone
+    node: int  # in autograd's part: what computed the tensor
     words: tuple[int, ...]  # in the C++ tensor
 
 
@@ -194,6 +195,7 @@ def _row(tensor: torch.Tensor) -> list[int]:
     impl = word(id(tensor) + places.impl)
     autograd = word(impl + places.autograd)
     requires = ctypes.c_uint8.from_address(autograd + places.requires).value if autograd else 0
+    requires |= bool(autograd and word(autograd + places.node))
     return [id(tensor), impl, autograd, requires, *(word(impl + at) for at in places.words)]
 
 
@@ -378,13 +380,19 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
 
 def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:
     """The C++ tensor, autograd's part of it; whether it requires a gradient, and its words."""
-    level.writer.declares["zero"] = "@zero = internal constant i8 0"
+    level.writer.declares["zero"] = "@zero = internal constant i64 0"
     impl = level.load("ptr", tensor, places.impl, "i8")
     autograd = level.load("ptr", impl, places.autograd, "i8")
     none = level.op(f"icmp eq ptr {autograd}, null")
-    there = level.at(autograd, places.requires)
-    there = level.op(f"select i1 {none}, ptr @zero, ptr {there}")
-    requires = level.op(f"zext i8 {level.load('i8', there)} to i64")
+    flag, node = (
+        level.op(f"select i1 {none}, ptr @zero, ptr {level.at(autograd, at)}")
+        for at in (places.requires, places.node)
+    )
+    is_computed = level.op(f"icmp ne i64 {level.load('i64', node)}, 0")
+    requires = level.op(
+        f"or i8 {level.load('i8', flag)}, {level.op(f'zext i1 {is_computed} to i8')}"
+    )
+    requires = level.op(f"zext i8 {requires} to i64")
     return impl, autograd, [requires, *(level.load("i64", impl, at, "i8") for at in places.words)]
 
 
@@ -444,12 +452,18 @@ def _places() -> _Places | None:
         before = _bytes(autograd)
         parameter.requires_grad_(False)
         toggled = [k for k, (x, y) in enumerate(zip(before, _bytes(autograd))) if x != y]
-        if len(toggled) != 1:
+        parameter.requires_grad_()
+        with torch.enable_grad():
+            result = parameter * 2
+        computed, function = word(result._cdata + 8 * at[0]), result.grad_fn
+        node = word(id(function) + _OBJECT_CLASS + 8)
+        nodes = [k for k in range(0, _AUTOGRAD_BYTES, 8) if word(computed + k) == node]
+        if len(toggled) != 1 or len(nodes) != 1:
             return None
         start = known.offset - 8 * _BEFORE
         after = known.offset + 8
         offsets = (*range(start, known.offset, 8), *range(after, after + 8 * _AFTER, 8))
-        places = _Places(known.impl, 8 * at[0], toggled[0], offsets)
+        places = _Places(known.impl, 8 * at[0], toggled[0], nodes[0], offsets)
         return places if _tells_apart(places) else None
 
 

@@ -549,9 +549,8 @@ def _from_data(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any
         if any(isinstance(x, FakeTensor) for x in pytree.tree_leaves(data)):
             return _of_tensors(m, data, kwargs.get("dtype"))
     if not args or not isinstance(args[0], Array):
-        is_open = (
-            args and holds_open(args[0]) and len(args) == 1 and {*kwargs} <= {"dtype", "device"}
-        )
+        is_open = args and holds_open(args[0]) and len(args) == 1 and not m.modes
+        is_open = is_open and {*kwargs} <= {"dtype", "device"}
         made = _of_numbers(m, args[0], kwargs) if is_open else None
         return calls.on_tensors(m, function, args, kwargs) if made is None else made
     (x, *rest), is_array = args, isinstance(args[0].shadow, np.ndarray)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -143,8 +144,29 @@ def within_a_manager(index: T, seen: T, log: T) -> T:
     return seen
 
 
+def by_a_write(index: T, seen: T, log: T) -> T:
+    try:
+        seen[index[0] - 2] = 1.0
+    except IndexError:
+        log.append("caught")
+    return seen
+
+
+def another_in_the_end(index: T, seen: T, log: T) -> T:
+    try:
+        seen.add_(1)
+        log.append(F.embedding(index, WEIGHT))
+    finally:
+        log.append("over")
+        if len(log) == 1:
+            raise KeyError(index)
+    return seen
+
+
 @pytest.mark.parametrize("index", [INSIDE, OUTSIDE], ids=["inside", "outside"])
-@pytest.mark.parametrize("fn", [after_a_write, before_a_write, within_a_manager])
+@pytest.mark.parametrize(
+    "fn", [after_a_write, before_a_write, within_a_manager, by_a_write, another_in_the_end]
+)
 def test_an_error_that_is_handled_beside_a_write_to_an_input(
     fn: Callable[..., Any], index: T
 ) -> None:
@@ -160,6 +182,8 @@ def test_an_error_that_is_handled_beside_a_write_to_an_input(
         lambda x, n: x.masked_select(x > 5)[0],
         lambda x, n: x.masked_select(x > n).narrow(0, 1, 1),
         lambda x, n: x.masked_select(x > n).max(),
+        lambda x, n: F.conv1d(x[:n].view(1, 1, n), torch.ones(1, 1, 3)),
+        lambda x, n: int(x[n], 10),
     ],
 )
 def test_an_error_of_what_nobody_uses_for_a_size_that_is_open(call: Callable[..., Any]) -> None:
@@ -183,6 +207,19 @@ def told(refused: Callable[[], Any]) -> Any:
             refused()
     except Exception as error:  # noqa: BLE001
         return repr(error), repr(error.__context__)
+
+
+def test_an_attribute_of_open_sizes_is_asked_of_the_tensor_itself() -> None:
+    def fn(x: T) -> T:
+        try:
+            told = x.nbytes
+        finally:
+            hash(repr(os.getpid()))
+        return told
+
+    traced = Traced(fn)
+    for n in (3, 2, 4):
+        assert traced(torch.ones(n, 2)) == 8 * n
 
 
 REFUSED: list[Callable[[T], Any]] = [

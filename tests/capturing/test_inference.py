@@ -58,12 +58,27 @@ def breaks_within(x: T) -> T:
     return y, x * 2
 
 
+def ends_autocast(x: T) -> T:
+    with torch.inference_mode(False):
+        y = x.mm(x.t())
+        torch.set_autocast_enabled("cpu", True)
+    return y, x.mm(x.t()), torch.is_autocast_enabled("cpu")
+
+
+def gradients_again(x: T) -> T:
+    with torch.no_grad():
+        with torch.inference_mode(False):
+            y = x * 2
+        z = x * 2
+    return y, z, x * 2
+
+
 def _kinds(found: T) -> list[tuple[bool, bool]]:
     tensors = [x for x in (found if isinstance(found, tuple) else (found,)) if torch.is_tensor(x)]
     return [(x.is_inference(), x.requires_grad) for x in tensors]
 
 
-WHOLE = [within, decorated, switched_off, with_gradients_on]
+WHOLE = [within, decorated, switched_off, with_gradients_on, ends_autocast, gradients_again]
 
 
 @pytest.mark.parametrize("fn", [*WHOLE, before_and_within, breaks_within])
@@ -72,6 +87,7 @@ def test_results_are_of_the_kind_that_eager_gives(fn: Callable[..., Any]) -> Non
     traced = same(fn, x, breaks=fn not in WHOLE)
     assert _kinds(traced(x)) == _kinds(fn(x))
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
     assert fn not in WHOLE or len(traced.graphs) == 1
 
 

@@ -32,7 +32,8 @@ class Noting(TorchFunctionMode):
         self.seen: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append((getattr(func, "__name__", ""), tuple(types)))
+        given = [x for x in args if not isinstance(x, Tensor)], kwargs
+        self.seen.append((getattr(func, "__name__", ""), tuple(types), *given))
         return func(*args, **(kwargs or {}))
 
 
@@ -176,6 +177,35 @@ def test_guards_are_not_seen_by_a_mode() -> None:
         with other:
             traced(x)
         assert one.seen == other.seen
+
+
+PARAMETER = torch.nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: len(x) * n,
+        lambda x, n: [*x[:n]],
+        lambda x, n: (abs(x), x.exp(), x.dim(), x.new_tensor([1.0]), x.is_floating_point()),
+        lambda x, n: (PARAMETER.shape, PARAMETER.dim(), PARAMETER.detach()),
+        lambda x, n: (torch.tensor(n), torch.tensor([n, 1.0]), torch.as_tensor(n)),
+        lambda x, n: (int(x[n]), float(x[0]), torch.equal(x, x), x.tolist()),
+        lambda x, n: torch.get_default_device(),
+        lambda x, n: (x.add_(n), x**2, 2**x),
+    ],
+)
+def test_a_mode_hears_what_it_hears_in_eager(call: Callable[..., Any]) -> None:
+    """Of numbers that vary, too: they are constants there."""
+    traced = Traced(call)
+    for n in (1, 2, 1):
+        one, other = Noting(), Noting()
+        x, y = torch.arange(3.0), torch.arange(3.0)
+        with one:
+            want = call(x, n)
+        with other:
+            got = traced(y, n)
+        assert other.seen == one.seen and shape_of(got) == shape_of(want), traced.stops
 
 
 def test_looking_for_one_of_many_versions_is_not_seen_by_a_mode() -> None:

@@ -41,7 +41,7 @@ GRAPHS = {
         cached_prop cache_info timing timing2 chain_break zip_break gen_break hook_inside
         nonzero_mid boolmask unique_it item_it item_branch tolist data_set req_grad2
         req_grad3 req_attr hook_t retain resize_ set_ pack_seq bool_t cache_attr
-        deepcopy_mod deepcopy_t param_make fn_attr metaclass_local init_subclass_local
+        deepcopy_mod deepcopy_t param_make fn_attr metaclass_local init_subclass_local weak_proxy
         """.split(),
         2,
     ),

@@ -289,6 +289,8 @@ def caught(function: Callable[[], Any]) -> str:
         lambda n, x: format(n, "03d") + hex(n) + str(n / 2),
         lambda n, x: " ".join([str(n), f"{n}"]),
         lambda n, x: str(slice(n)) + str(range(n)), lambda n, x: str(torch.Size([n])),
+        lambda n, x: repr([str(n) == "5", f"{n}" != "7", (str(n),) == ("7",), [str(n)] == ["8"]]),
+        lambda n, x: repr(["3" in [str(n)], str(n) in ("5", "7"), {"7": 1}.get(str(n))]),
         lambda n, x: string.Template("$n").substitute(n=n), lambda n, x: json.dumps([n]),
         lambda n, x: str(types.SimpleNamespace(n=n)), lambda n, x: str(functools.partial(max, n)),
         lambda n, x: caught(lambda: n + "a"), lambda n, x: caught(lambda: "a" + n),

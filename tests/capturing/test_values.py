@@ -9,12 +9,15 @@ import collections
 import dataclasses
 import datetime
 import decimal
+import enum
 import fractions
 import math
+import operator
 import re
 import types
 import typing
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +25,7 @@ import numpy
 import pytest
 import torch
 
-from tests.capturing.same import Traced, same
+from tests.capturing.same import Traced, same, shape_of
 
 T = Any
 
@@ -334,3 +337,80 @@ def test_c_code_that_asks_for_a_number_ends_the_graph() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same(program, torch.ones(3), breaks=True)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: operator.mod("%s", x),
+        lambda x: Text("%a") % x,
+        lambda x: {x: hash(x), (x,): hash((x, 1))},
+    ],
+)
+def test_what_shows_a_tensor_is_asked_of_the_tensor_itself(program: Callable[[T], T]) -> None:
+    x, traced = torch.ones(2), Traced(program)
+    assert shape_of(traced(x)) == shape_of(program(x))
+
+
+def test_tensors_have_no_divmod() -> None:
+    traced = Traced(lambda x, n: divmod(x, n))
+    for n in (1, 2, 3):
+        with pytest.raises(TypeError, match="divmod"):
+            traced(torch.ones(2), n)
+
+
+class Counted:
+    """What it is added to is noted; it is never made anew."""
+
+    def __init__(self) -> None:
+        self.total = 1
+
+    def __iadd__(self, other: T) -> T:
+        self.total = self.total + other
+        return self
+
+
+def test_an_object_takes_a_tensor_in_place() -> None:
+    def program(owner: T, x: T) -> T:
+        before = owner
+        owner += x
+        return before is owner, owner.total
+
+    same(program, Counted(), torch.tensor(2))
+    for number in (Count(3), 3, 2.5):
+        same(lambda x, number=number: operator.iadd(number, x), torch.tensor(2))
+
+
+def test_what_is_set_through_a_weak_proxy_is_set_once() -> None:
+    owner = Bare()
+
+    def program(x: T) -> T:
+        proxy = weakref.proxy(owner)
+        proxy.count = proxy.count + 1
+        del proxy.text
+        return x + proxy.count
+
+    traced = Traced(program)
+    for k in range(3):
+        owner.count, owner.text = 10 * k, "a"
+        assert traced(torch.zeros(1)).item() == 10 * k + 1
+        assert vars(owner) == {"count": 10 * k + 1}
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda n: (n == Level.HIGH, n != Level.HIGH, Count(3) == n),
+        lambda n: (Level.HIGH in [n, 2], n in [Level.HIGH], Count(3) in (n, 1)),
+        lambda n: ((n, 1) == (Level.HIGH, 1), [n] == [Level.HIGH], n in [3 + 0j]),
+        lambda n: ([n, 3].count(Level.HIGH), [n, 3].index(Count(3))),
+    ],
+)
+def test_a_number_that_varies_beside_one_of_a_class_of_its_own(asked: Callable[[T], T]) -> None:
+    traced = Traced(asked)
+    for n in (1, 2, 3, 4, 3):
+        assert traced(n) == asked(n)

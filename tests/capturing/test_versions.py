@@ -454,3 +454,11 @@ def test_open_sizes_are_found_among_many_versions() -> None:
         assert torch.equal(compiled(x), program(x))
     (piece,) = [one for one in live if one.call is compiled]
     assert len(piece.entries) == 7 and len(graphs) == 5  # two give `x` itself
+
+
+def test_a_version_without_gradients_is_none_for_what_was_computed_with_some() -> None:
+    compiled = fusee.compile(lambda x: x * 2)
+    for of in (lambda w: w.detach(), lambda w: w * 3, lambda w: w.detach(), lambda w: w[:]):
+        w = torch.ones(3, requires_grad=True)
+        x = of(w)
+        assert compiled(x).requires_grad == x.requires_grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -64,6 +65,44 @@ def test_a_fused_optimizer_kernel() -> None:
         made.append([x for one in lists for x in one])
     assert all(torch.equal(x, y) for x, y in zip(*made, strict=True))
     assert not torch.equal(made[0][0], torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"])
+def test_operators_in_place(name: str, backend: str) -> None:
+    change = getattr(import_module("operator"), f"i{name}")
+    compiled = fusee.compile(lambda x, y: change(x, y), backend=backend, fullgraph=True)
+    for y in (torch.tensor([2.0, 0.5, 3.0]), 2):
+        given = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0])
+        assert compiled(given[0], y) is given[0]
+        change(given[1], y)
+        torch.testing.assert_close(*given)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i: x.index_copy_(0, i, x),
+        lambda x, i: x.scatter_(0, i, x),
+        lambda x, i: x.put_(i, x),
+        lambda x, i: x.index_add_(0, i, x),
+        lambda x, i: x.index_put_((i,), x),
+        lambda x, i: x.masked_scatter_(x > 0, x),
+        lambda x, i: (x.add_(x), x.copy_(x), x.pow_(x), x.mul_(x[:]), x.cumsum_(0)),
+    ],
+)
+def test_an_operand_that_is_written_to(write: Callable[[Tensor, Tensor], Any]) -> None:
+    """ATen refuses it where elements do not stay at their places."""
+
+    def outcome(run: Any) -> Any:
+        x = torch.tensor([1.0, 2.0, 0.5])
+        try:
+            run(x, torch.tensor([2, 1, 0]))
+        except RuntimeError as error:
+            return str(error)
+        return x.tolist()
+
+    assert outcome(fusee.compile(write)) == outcome(write)
 
 
 @pytest.mark.parametrize("backend", ["eager", "fusee"])

@@ -137,6 +137,7 @@ def test_tables_see_classes_and_nothing_of_where_a_tensor_comes_from() -> None:
         same.append(grown.grad)
     assert [differs()(table.address, [y]) for y in same] == [-1] * len(same)
     others = [None, 1, torch.nn.Parameter(x), x.t(), x.double(), x.clone().requires_grad_()]
+    others += [grown * 2, grown.t().t(), grown.view(4, 6)]
     assert [differs()(table.address, [y]) for y in others] == [0] * len(others)
     assert differs()(CheckTable([None]).address, [x]) == 0
 
