@@ -337,6 +337,8 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
 
 def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
     """What is known of a kind; of what is not listed, its operator (or any) times its layout."""
+    if kind not in own:
+        kind = kind.lstrip("_")  # in training `log_softmax` is `_log_softmax`
     if kind in own:
         return own[kind]
     name, *layout = kind.split(" ")
