@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,14 @@ def measure(
 def measure_all(
     jobs: Sequence[tuple[str, str, str]],
     results: Results,
-    more: Sequence[str],
-    timeout_s: float,
-    *,
-    module: str,
+    measured: Callable[[str, str, str], Any],
+    together: str,
 ) -> None:
-    """Measure each job in a new process with empty caches, with progress; results are kept.
+    """Measure each job, with progress; results are kept.
 
-    jobs   kind, program, columns (comma-separated: one process, and a row for each)
-    more   arguments besides these
+    jobs      kind, program, columns: comma-separated, where one process measures several
+    measured  a job's row, or a row for each column. raises Failed
+    together  the kind of which one process measures all columns
     """
     console = Console()
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -102,17 +101,27 @@ def measure_all(
         for kind, name, column in jobs:
             progress.update(task, description=f"{name}: {kind} {column}")
             load = os.getloadavg()[0]
-            arguments = ["measure", kind, name, column, *more]
-            with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
-                try:
-                    found = measure(arguments, Path(caches), timeout_s, module=module)
-                except Failed as error:
-                    console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
-                    found = {"error": str(error)}
-            rows = found if kind == "turns" and "error" not in found else {column: found}
+            try:
+                found = measured(kind, name, column)
+            except Failed as error:
+                console.print(f"{name}: {kind} {column}: {error}", style="yellow", markup=False)
+                found = {"error": str(error)}
+            rows = found if kind == together and "error" not in found else {column: found}
             for one, row in rows.items():
                 results.put(name, kind, one, {"load": load, **row})
             progress.advance(task)
+
+
+def with_empty_caches(
+    more: Sequence[str], timeout_s: float, *, module: str
+) -> Callable[[str, str, str], Any]:
+    """Measures a job in a new process, whose caches are empty; `more` follows its arguments."""
+
+    def measured(*job: str) -> Any:
+        with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
+            return measure(["measure", *job, *more], Path(caches), timeout_s, module=module)
+
+    return measured
 
 
 class _Watch(threading.Thread):

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 import fusee
-from bench.child import measure_all
+from bench.child import measure_all, with_empty_caches
 from bench.columns import compile_column, missing
 from bench.dynamic_report import write
 from bench.measure import TenKernels, cpu_seconds, take_turns
@@ -291,7 +291,7 @@ def _run(given: argparse.Namespace) -> None:
     if not given.again:
         jobs = [j for j in jobs if not all(results.has(j[1], j[0], c) for c in j[2].split(","))]
     more = ["--seconds", str(given.seconds), *(["--quick"] if given.quick else [])]
-    measure_all(jobs, results, more, 3600, module=MODULE)
+    measure_all(jobs, results, with_empty_caches(more, 3600, module=MODULE), "turns")
     write(results.data, given.results, given.page)
 
 

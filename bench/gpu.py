@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import fusee
-from bench.child import measure_all
+from bench.child import measure_all, with_empty_caches
 from bench.report import geomean, update_page
 from bench.results_file import Results, Row
 
@@ -274,7 +274,8 @@ def _run(given: argparse.Namespace) -> None:
     for name in given.programs.split(";"):
         for kind in given.kinds.split(","):
             jobs += [(kind, name, c) for c in (columns if kind != "turns" else [",".join(columns)])]
-    measure_all(jobs, results, ["--seconds", str(given.seconds)], 300, module=MODULE)
+    measured = with_empty_caches(["--seconds", str(given.seconds)], 300, module=MODULE)
+    measure_all(jobs, results, measured, "turns")
     text = as_markdown(results.data)
     given.results.with_suffix(".md").write_text(text)
     if given.page is not None:

@@ -21,12 +21,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bench.child import Failed, measure
+from bench.child import measure, measure_all
 from bench.columns import compile_column, missing
 from bench.measure import take_turns
 from bench.results_file import Results, Row
@@ -151,23 +149,12 @@ def _run(given: argparse.Namespace) -> None:
         jobs.append(("steady", model, ",".join(columns)))
     if not given.again:
         jobs = [j for j in jobs if not all(results.has(j[1], j[0], c) for c in j[2].split(","))]
-    console = Console()
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    folder = tempfile.TemporaryDirectory(prefix="fusee-bench-")
-    with folder as caches, Progress(*bar, console=console) as progress:
-        task = progress.add_task("", total=len(jobs))
-        for kind, model, column in jobs:
-            progress.update(task, description=f"{model}: {kind} {column}")
-            load = os.getloadavg()[0]
-            try:
-                found = _measured(kind, model, column, given, Path(caches) / model)
-            except Failed as error:
-                console.print(f"{model}: {kind} {column}: {error}", style="yellow", markup=False)
-                found = {"error": str(error)}
-            rows = found if kind == "steady" and "error" not in found else {column: found}
-            for name, row in rows.items():
-                results.put(model, kind, name, {"load": load, **row})
-            progress.advance(task)
+    with tempfile.TemporaryDirectory(prefix="fusee-bench-") as caches:
+
+        def measured(kind: str, model: str, column: str) -> Row:
+            return _measured(kind, model, column, given, Path(caches) / model)
+
+        measure_all(jobs, results, measured, "steady")
     write(results.data, given.results)
 
 

@@ -59,9 +59,8 @@ from fusee.loops.check import (
     show_step,
 )
 from fusee.loops.fusion import fuse
-from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph
+from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.lower.graph import GraphLowering, supported
-from fusee.loops.lower.tensor import contiguous
 from fusee.loops.memory import (
     Plan,
     plan_memory,

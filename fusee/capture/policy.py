@@ -174,9 +174,10 @@ class Policy:
                 f"{name}() must not be called in a compiled function",
                 "call it before the compiled function, or disable the function that calls it",
             )
-        if (function.__module__ or "").startswith("triton.runtime.") and name.endswith(".run"):
+        module = function.__module__ or ""
+        if module.startswith("triton.runtime.") and name.endswith(".run"):
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
-        if (function.__module__ or "").startswith("fusee.") and "_fusee_inlined" not in marks:
+        if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
         return None
 

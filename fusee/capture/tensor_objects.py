@@ -106,26 +106,25 @@ def dispatch(m: Capturing, func: Any, kinds: Any, args: Args, kwargs: Kwargs | N
     kinds   the classes that torch names for the stand-ins
     """
     recorder = m.world.recorder
-    named = functools.partial(_named, m, func, FakeTensor in kinds)
-    kinds = []
+    named, asked = functools.partial(_named, m, func, FakeTensor in kinds), []
     if getattr(func, "__name__", "").lstrip("_").startswith("sym_"):  # of numbers, told to nobody
         with torch._C.DisableTorchFunction():
             return func(*args, **(kwargs or {}))
     if m.modes:
         return apply_mode(m, func, named(args, kwargs or {}), args, kwargs)
     if m.world.seen and not recorder.off:
-        kinds = _asked(named(args, kwargs or {}))
-    if not kinds:
+        asked = _asked(named(args, kwargs or {}))
+    if not asked:
         return recorder.call(func, *args, **(kwargs or {}))
     # as torch calls it: without kwargs where its code in C was given none
-    given = (func, tuple(kinds), args, *(() if kwargs is None else (kwargs,)))
+    given = (func, tuple(asked), args, *(() if kwargs is None else (kwargs,)))
     with without_modes(), recorder:
-        for kind in kinds:
+        for kind in asked:
             if kind is not torch.Tensor:
                 result = m.call(m.attribute(kind, "__torch_function__"), *given)
                 if result is not NotImplemented:
                     return result
-    raise GraphBreak(f"{kinds[0].__qualname__}.__torch_function__ leaves a call to others")
+    raise GraphBreak(f"{asked[0].__qualname__}.__torch_function__ leaves a call to others")
 
 
 def _asked(kinds: list[type]) -> list[type]:

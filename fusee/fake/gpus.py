@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusee.fake.layouts import Spec, rows
-from fusee.fake.rules import Found, overloads
+from fusee.fake.rules import Found, Op, overloads, results
 from fusee.source import Rules
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ ASKING = frozenset(
 )
 
 # (what a rule gives, operands) -> what it is there
-ELSEWHERE: Rules[Any, Callable[..., Found]] = Rules()
+_ELSEWHERE: Rules[Any, Callable[..., Found]] = Rules()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -38,13 +38,20 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-@ELSEWHERE.rule(aten.native_layer_norm.default)
+def results_there(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
+    """As rules.results."""
+    found = None if op in ASKING else results(op, args, kwargs)
+    lies = _ELSEWHERE.get(op)
+    return found if found is None or lies is None else lies(found, *args)
+
+
+@_ELSEWHERE.rule(aten.native_layer_norm.default)
 def _layer_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     statistics = found[1]._replace(dtype=_wide(x.dtype))
     return found[0], statistics, statistics
 
 
-@ELSEWHERE.rule(
+@_ELSEWHERE.rule(
     *overloads(
         """
         native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats
@@ -57,6 +64,6 @@ def _batch_norm(found: tuple[Spec, ...], x: Tensor, *_: Any) -> Found:
     return found[0], statistics, statistics, *found[3:]
 
 
-@ELSEWHERE.rule(aten.log_sigmoid_forward.default)
+@_ELSEWHERE.rule(aten.log_sigmoid_forward.default)
 def _log_sigmoid(found: tuple[Spec, ...], x: Tensor) -> Found:
     return found[0], rows((0,), x.dtype)

@@ -24,7 +24,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
-from fusee.fake.gpus import ASKING, ELSEWHERE
+from fusee.fake.gpus import ASKING, results_there
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
@@ -162,13 +162,13 @@ def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
     return _written(x, value)
 
 
-def _by_rule(op: Any, *args: Any, **kwargs: Any) -> Any:
-    return _on_device(results(op, args, kwargs), _new)
+def _by_rule(find: Callable[..., Found], op: Any, *args: Any, **kwargs: Any) -> Any:
+    return _on_device(find(op, args, kwargs), _new)
 
 
-def _by_rule_on_gpu(op: Any, *args: Any, **kwargs: Any) -> Any:
-    found = results(op, args, kwargs)
-    return None if found is None else _on_device(ELSEWHERE[op](found, *args), _new)
+def _rules_of(kind: str) -> Callable[..., Found]:
+    """What gives the results of rules for tensors on a kind of device."""
+    return results_there if kind == "cuda" else results
 
 
 def _new(size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -202,7 +202,7 @@ _unless_unsure = functools.partial(_unless, Unsure)
 def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     """How to run an operator on meta tensors that stand for those of a kind of device."""
     table: dict[Any, Callable[..., Any]] = {op: op for op in overloads(_VIEW_OPERATORS)}
-    table.update((op, functools.partial(_by_rule, op)) for op in RULES)
+    table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
     table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
@@ -213,9 +213,6 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     table[permute] = _unless_unsure(OPEN_VIEWS[permute])  # torch's own imports torch.distributed
     table[overload("_unsafe_view")] = lambda x, size: view(x, size)
     del table[overload("nonzero_static")]
-    if kind == "cuda":
-        table.update((op, functools.partial(_by_rule_on_gpu, op)) for op in ELSEWHERE)
-        return {op: run for op, run in table.items() if op not in ASKING}
     return table
 
 
@@ -339,7 +336,7 @@ def _written_as(op: Any) -> Callable[..., Any] | None:
 def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
     """How to run an operator without a rule that goes element by element; None: another one."""
     if goes_by_elements(op):
-        return _unless_unsure(functools.partial(_by_rule, op))
+        return _unless_unsure(functools.partial(_by_rule, results, op))
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
     is_one = is_open and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
@@ -634,15 +631,12 @@ class Twins:
                 if type(n) is torch.SymInt and (size := size_of(n)) is not None:
                     self.env.data.filled(size)
         found = UNBACKED[op](self.env, *args, **kwargs) if is_unbacked else None
-        is_elsewhere = device.type == "cuda"
-        if found is None and not (is_elsewhere and op in ASKING):
+        if found is None:
             with torch._C._DisablePythonDispatcher():
-                found = results(op, args, kwargs)
-            if found is not None and is_elsewhere and op in ELSEWHERE:
-                found = ELSEWHERE[op](found, *args)
+                found = _rules_of(device.type)(op, args, kwargs)
         if found is not None:
             return _on_device(found, functools.partial(self._beside, args) if self.mode else _new)
-        if self.mode is None and is_elsewhere and op in ASKING:
+        if self.mode is None and device.type == "cuda" and op in ASKING:
             return self.by_torch(op, args, kwargs, device)
         if self.mode is None:
             own = kernel(op)

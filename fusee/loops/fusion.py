@@ -14,7 +14,7 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -33,13 +33,11 @@ from fusee.loops.ir import (
     View,
     cast,
     joined,
-    rewrite,
-    rewrite_index,
     walk,
 )
 from fusee.loops.online import in_one_pass
-from fusee.loops.repeats import unrepeated
-from fusee.loops.schedule import cuts_of, order_loops, reads, size, writes
+from fusee.loops.repeats import AGAIN, unrepeated
+from fusee.loops.schedule import cuts_of, order_loops, points_of, reads, rewritten, size, writes
 from fusee.sym.expr import Size, Symbol, coefficient, hint, known_lt, product, symbols
 
 # ---------------------------------------------------------------------------- group
@@ -82,7 +80,7 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
     bodies: list[list[Statement]] = [[] for _ in group.phases]
     finals: list[list[Statement]] = [[] for _ in group.phases]
     for member in group.members:
-        loop = _rewritten(member.loop, {}, partial(_forwarded, member, by_buffer, live))
+        loop = rewritten(member.loop, {}, partial(_forwarded, member, by_buffer, live))
         member.loop, by_buffer[loop.buffer] = loop, member
         store = Store(loop.buffer, loop.index, member.stored(), loop.mode)
         if loop.acc is None:
@@ -261,23 +259,26 @@ class _Fuser:
         answer = _legality(loop, group, produced)
         if in_pieces and isinstance(answer, Placement) and not _is_beside(answer):
             return f"{loop.buffer} is written in pieces"
-        if isinstance(answer, Placement) and self._cuts_lanes(answer):
+        if isinstance(answer, Placement) and self._cuts_lanes(loop, answer):
             return "its lanes would be few"
         overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
         if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
 
-    def _cuts_lanes(self, placement: Placement) -> bool:
+    def _cuts_lanes(self, loop: Loop, placement: Placement) -> bool:
         """Whether few values that repeat along an axis would cut it for many that do not."""
-        group, new = placement.group, placement.member.loop
-        loops = [new, *(m.loop for m in group.members)]
+        members = [m.loop for m in placement.group.members]
+        if not any(map(self._cuts, (loop, *members))):
+            return False
+        loops = [placement.member.loop, *members]  # `loop` in the group's axes
         cut = {id(loop): self._cuts(loop) for loop in loops}
-        few = max((_points(x.axes) for x in loops if cut[id(x)]), default=0)
+        few = max((points_of(x.axes) for x in loops if cut[id(x)]), default=0)
         axes = {axis for found in cut.values() for axis in found}
         return few > 0 and any(
-            not cut[id(x)] and _points((*x.axes, *x.reduce_axes)) >= 16 * few and axes & {*x.axes}
+            points_of((*x.axes, *x.reduce_axes)) >= AGAIN * few and axes & {*x.axes}
             for x in loops
+            if not cut[id(x)]
         )
 
     def _cuts(self, loop: Loop) -> Sequence[Symbol]:
@@ -389,7 +390,7 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     pairing = _Pairing(loop, group)
     bytes_saved = 0
     depends = False
-    points = _points((*loop.axes, *loop.reduce_axes))
+    points = points_of((*loop.axes, *loop.reduce_axes))
     for theirs, ours, buffer, must in links:
         elements = hint(product(buffer.shape))
         if not must and 2 * elements < points:
@@ -405,10 +406,6 @@ def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Place
     if not depends and len(pairing.pairs) != len(loop.axes) + len(loop.reduce_axes):
         return "they share data but not their axes"
     return _fit(loop, group, pairing, bytes_saved)
-
-
-def _points(axes: Iterable[Symbol]) -> int:
-    return hint(product(axis.hi for axis in axes if axis.hi is not None))
 
 
 def _links(
@@ -496,15 +493,15 @@ def _fit(loop: Loop, group: Group, pairing: _Pairing, saved: int) -> Placement |
         return "the reduction would leave the kernel's outer axes"
     if not outer and group.outer:
         return "no common outer axis is left"
-    own = _points(group.outer) * max(map(_points, group.phases))
-    work = max(_points((*loop.axes, *loop.reduce_axes)), own)
-    points = _points(outer)
+    own = points_of(group.outer) * max(map(points_of, group.phases))
+    work = max(points_of((*loop.axes, *loop.reduce_axes)), own)
+    points = points_of(outer)
     few = points < group.profile.parallel and work > group.profile.small
     if outer != group.outer and few and not group.profile.shares:
         return "too few outer points would be left for the threads"
     names = _rename(loop, group, pairing)
     axes: dict[Symbol, Size] = {old: new.expr for old, new in names.items() if old != new}
-    member = Member(_rewritten(loop, axes) if axes else replace(loop))
+    member = Member(rewritten(loop, axes) if axes else replace(loop))
     inner = tuple(names[a] for a in (*loop.axes, *loop.reduce_axes) if names[a] not in outer)
     if loop.scan and outer != tuple(names[a] for a in loop.axes):
         return "a scan keeps its own axes outside"
@@ -552,7 +549,7 @@ def _wastes_lanes(
         return False
     placed = [(m, group.phases[m.phase]) for m in group.members] + [(new, inner)]
     alone = max((m.loop.value.cost for m, axes in placed if not axes), default=0)
-    many = max((_points(a) * m.loop.value.cost for m, a in placed if a), default=None)
+    many = max((points_of(a) * m.loop.value.cost for m, a in placed if a), default=None)
     costly, lanes = group.profile.costly, group.profile.lanes
     return alone > costly and many is not None and lanes * alone > many
 
@@ -595,26 +592,6 @@ def _rename(loop: Loop, group: Group, pairing: _Pairing) -> dict[Symbol, Symbol]
         taken.add(twin)
         used.add(twin.name)
     return names
-
-
-def _rewritten(
-    loop: Loop,
-    axes: dict[Symbol, Size],
-    change: Callable[[Value], Value | None] | None = None,
-) -> Loop:
-    """A copy of the loop whose values are those of `rewrite`. Its axes keep their names."""
-    new = rewrite(loop.operands, axes, change)
-
-    def of(value: Value | None) -> Value | None:
-        return None if value is None else new[id(value)]
-
-    return replace(
-        loop,
-        index=rewrite_index(loop.index, axes, new),
-        value=new[id(loop.value)],
-        result=of(loop.result),
-        which=of(loop.which),
-    )
 
 
 # ------------------------------------------------------------------------------ joining

@@ -194,6 +194,16 @@ class Profile:
 Role = Literal["input", "derived", "constant", "scratch", "large", "result", "extern"]
 
 
+def contiguous(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides. Dimensions of size 0 count as 1, as in torch."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if size != 0 else 1)
+    return tuple(reversed(strides))
+
+
 @dataclass(eq=False)
 class Buffer:
     """Memory with a strided layout. `size` counts elements from the first to past the last."""

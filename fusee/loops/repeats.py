@@ -7,11 +7,10 @@ each point of other axes, x[i // 8] is stored before, once for each i, by a loop
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
-from fusee.loops.ir import Buffer, Extern, Loop, Value, rewrite, rewrite_index, walk
-from fusee.loops.schedule import cuts
-from fusee.sym.expr import Size, Symbol, coefficient, hint, known_lt, product, symbols
+from fusee.loops.ir import Buffer, Extern, Loop, Value, contiguous, walk
+from fusee.loops.schedule import cuts, points_of, rewritten
+from fusee.sym.expr import Size, Symbol, coefficient, known_lt, symbols
 
 # How often a value is read again, at least.
 AGAIN = 16
@@ -25,13 +24,13 @@ def unrepeated(steps: Iterable[Loop | Extern], wide: int) -> Iterator[Loop | Ext
     count = 0
     for step in steps:
         if isinstance(step, Loop) and not step.scan:
-            stored: dict[int, Value] = {}
+            stored: dict[Value, Value] = {}
             for value, axes in _repeated(step, wide):
                 loop = _stored(value, axes, f"each{count}", step.origin)
-                stored[id(value)] = value.table.load(loop.buffer, loop.index)
+                stored[value] = value.table.load(loop.buffer, loop.index)
                 count += 1
                 yield loop
-            step = _reading(step, stored) if stored else step
+            step = rewritten(step, {}, stored.get) if stored else step
         yield step
 
 
@@ -47,13 +46,9 @@ def _repeated(loop: Loop, wide: int) -> Iterator[tuple[Value, list[Symbol]]]:
         if not cut or value.args or any(symbol not in every for symbol in own):
             continue
         axes = [axis for axis in every if axis in own]
-        often = hint(_points(every)) >= AGAIN * hint(_points(axes))
+        often = points_of(every) >= AGAIN * points_of(axes)
         if often and any(_step(other, axis) == 1 for other in indices for axis in cut):
             yield value, axes
-
-
-def _points(axes: Iterable[Symbol]) -> Size:
-    return product(axis.hi for axis in axes if axis.hi is not None)
 
 
 def _step(index: Size, axis: Symbol) -> Size | None:
@@ -62,36 +57,7 @@ def _step(index: Size, axis: Symbol) -> Size | None:
 
 
 def _stored(value: Value, axes: list[Symbol], name: str, origin: str) -> Loop:
-    shape = [axis.hi for axis in axes if axis.hi is not None]
-    strides: list[Size] = []
-    size: Size = 1
-    for n in reversed(shape):
-        strides.insert(0, size)
-        size = size * n
-    buffer = Buffer(name, value.dtype, tuple(shape), tuple(strides), "scratch")
+    shape = tuple([axis.hi for axis in axes if axis.hi is not None])
+    buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
     index = buffer.index([axis.expr for axis in axes])
     return Loop(buffer, tuple(axes), index, value, origin=origin)
-
-
-def _reading(loop: Loop, stored: dict[int, Value]) -> Loop:
-    """The loop, with some loads replaced."""
-    twins = dict(_pairs(loop, stored))
-    new = rewrite(loop.operands, None, twins.get)
-
-    def of(value: Value | None) -> Value | None:
-        return None if value is None else new[id(value)]
-
-    return replace(
-        loop,
-        index=rewrite_index(loop.index, None, new),
-        value=new[id(loop.value)],
-        result=of(loop.result),
-        which=of(loop.which),
-        reads_memo=None,
-    )
-
-
-def _pairs(loop: Loop, stored: dict[int, Value]) -> Iterator[tuple[Value, Value]]:
-    for value in walk(loop.operands):
-        if id(value) in stored:
-            yield value, stored[id(value)]

@@ -11,7 +11,8 @@ All of it is legal for any order of outer axes; inner axes keep their order wher
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from fusee.loops.ir import (
     Accumulate,
@@ -23,6 +24,7 @@ from fusee.loops.ir import (
     Profile,
     Statement,
     Store,
+    Value,
     View,
     index_of,
     payloads,
@@ -39,6 +41,7 @@ from fusee.sym.expr import (
     divides,
     hint,
     known_ge,
+    product,
     substitute,
     symbols,
 )
@@ -74,6 +77,32 @@ def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
     for value in walk(v for statement in body for v in statement.operands):
         if value.op in ("load", "index"):
             yield index_of(value), 1, value.op == "load"
+
+
+def rewritten(
+    loop: Loop,
+    axes: dict[Symbol, Size],
+    change: Callable[[Value], Value | None] | None = None,
+) -> Loop:
+    """A copy of the loop whose values are those of `rewrite`. Its axes keep their names."""
+    new = rewrite(loop.operands, axes, change)
+
+    def of(value: Value | None) -> Value | None:
+        return None if value is None else new[id(value)]
+
+    return replace(
+        loop,
+        index=rewrite_index(loop.index, axes, new),
+        value=new[id(loop.value)],
+        result=of(loop.result),
+        which=of(loop.which),
+        reads_memo=loop.reads_memo if change is None else None,
+    )
+
+
+def points_of(axes: Iterable[Symbol]) -> int:
+    """How many points these axes have, in the first call."""
+    return hint(product(axis.hi for axis in axes if axis.hi is not None))
 
 
 def rewrite_body(body: Sequence[Statement], axes: dict[Symbol, Size]) -> list[Statement]:
@@ -120,17 +149,13 @@ def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:
     own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
     for phase in kernel.phases:
         for index, _, _ in accesses(phase.body):
-            for atom in atoms(index):
-                if not isinstance(atom, Call) or atom.op not in ("//", "%"):
-                    continue
-                found = _splitting_axis(atom, own)
-                if found is not None:
-                    return found
+            for found in cuts(index, own):
+                return found
     return None
 
 
 def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
-    """As `_find_split`, all of a loop before it is one of a kernel."""
+    """The same of all that a loop stores, loads or makes numbers from."""
     own = {*loop.axes, *loop.reduce_axes}
     indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
     for index in indices:
@@ -138,7 +163,7 @@ def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
 
 
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
-    """The same of an index."""
+    """Each axis i and c such that i//c or i%c occurs in an index and c divides i's size."""
     for atom in atoms(index):
         if isinstance(atom, Call) and atom.op in ("//", "%"):
             found = _splitting_axis(atom, own)

@@ -212,7 +212,8 @@ def test_open_sizes_have_the_same_rules(name: str, make: Callable[[], list[Args]
                 size, step = ([_hint(n) for n in row] for row in (g.size, g.stride))
                 assert (size, g.dtype) == (list(w.shape), w.dtype), args
                 assert step == list(w.stride()) or w.numel() == 0, args
-        is_asked = name == "native_layer_norm"  # whose sizes are given once more, as numbers
+        # layer_norm's sizes are given once more, as numbers; a kernel has to fit into its image
+        is_asked = name in ("native_layer_norm", "convolution")
         if not is_asked and all(
             x.is_contiguous() for x in pytree.tree_leaves(args) if isinstance(x, Tensor)
         ):

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusee.loops.ir import Buffer, LoopGraph, Profile, Role, View, origin
+from fusee.loops.ir import Buffer, LoopGraph, Profile, Role, View, contiguous, origin
 from fusee.loops.lower import index, norm, pointwise, reduce, views, window
 from fusee.loops.lower.pointwise import make_checks
 from fusee.loops.lower.tensor import (
@@ -29,7 +29,6 @@ from fusee.loops.lower.tensor import (
     Tensor,
     bound,
     calls,
-    contiguous,
     dense,
     refusal,
     same_strides,

@@ -32,6 +32,7 @@ from fusee.loops.ir import (
     Values,
     View,
     cast,
+    contiguous,
     joined,
     literal,
     walk,
@@ -51,16 +52,6 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 # Strides of tensors, in elements: which order of dimensions they mean.
 
 Shape = tuple[Size, ...]
-
-
-def contiguous(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """Row-major strides. Dimensions of size 0 count as 1, as in torch."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (size if size != 0 else 1)
-    return tuple(reversed(strides))
 
 
 def dense(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:

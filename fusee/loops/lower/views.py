@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fusee.loops.ir import Value, cast, rewrite, where
+from fusee.loops.ir import Value, cast, contiguous, rewrite, where
 from fusee.loops.lower.tensor import (
     Index,
     Lowering,
@@ -19,7 +19,6 @@ from fusee.loops.lower.tensor import (
     Shape,
     Strided,
     Tensor,
-    contiguous,
     dense,
     lowers,
     stride_order,

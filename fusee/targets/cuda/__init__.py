@@ -59,6 +59,10 @@ PROFILE = Profile(
 )
 
 
+# In the unit of its prices.
+_MICROSECOND = 40_000_000
+
+
 class Gpu(Launches, Recordable, Protocol):
     """What a graph needs of a GPU; see device.Device."""
 
@@ -77,8 +81,7 @@ class Gpu(Launches, Recordable, Protocol):
 class CUDA:
     """See fusee.targets.Target.
 
-    gpu      the one that graphs are compiled for, if it is known
-    records  calls that repeat become CUDA graphs
+    gpu   the one that graphs are compiled for, if it is known
     """
 
     profile = PROFILE
@@ -86,16 +89,16 @@ class CUDA:
     # Not measured call by call, as the CPU's are.
     prices = Prices(
         hold=10,
-        call=5 * 40_000_000,
-        run=15 * 40_000_000,
-        train=60 * 40_000_000,
+        call=5 * _MICROSECOND,
+        run=15 * _MICROSECOND,
+        train=60 * _MICROSECOND,
         near=1.0,
         own={"": (1.0, 1.0)},
-        unit=4e7,
+        unit=_MICROSECOND,
     )
 
-    def __init__(self, gpu: Gpu | None = None, *, records: bool = True) -> None:
-        self.gpu, self.records = gpu, records
+    def __init__(self, gpu: Gpu | None = None) -> None:
+        self.gpu = gpu
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +109,7 @@ class CUDA:
             return self
         if torch.version.hip is not None:
             raise TraceError("a tensor is on an AMD GPU, and code is generated for NVIDIA's")
-        return CUDA(gpu_at(device.index or 0), records=self.records)
+        return CUDA(gpu_at(device.index or 0))
 
     def prepare(self) -> None:
         prepare()
@@ -140,8 +143,7 @@ class CUDA:
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
         built = link_graph(plan, arguments, kept, emit_kernel, build, call.names, timed, gpu.arena)
         # values that a backward reads lie in the results of its forward: no recording's memory
-        records = self.records and options.graphs and arguments.spread
-        if not (records and pays(plan)) or arguments.followed:
+        if not (options.graphs and arguments.spread and pays(plan)) or arguments.followed:
             return built
         run = built.run
         rows = rows_of(plan, call.host.codes)

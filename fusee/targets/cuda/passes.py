@@ -79,15 +79,11 @@ def channels_last(edit: Editor) -> None:
     """
     if not edit.options.channels_last:
         return
-    wide = torch.backends.cudnn.allow_tf32
+    dtypes = (*_HALVES, *([torch.float32] if torch.backends.cudnn.allow_tf32 else []))
     images = [node for node in edit.calls(aten.convolution.default) if val(node).dim() == 4]
     if any(_is_grouped(node) for node in images):
         return  # of which cuDNN has slow ones in that layout
-    marked = [
-        node
-        for node in images
-        if not node.args[6] and (val(node).dtype in _HALVES or (wide and _is_float(node)))
-    ]
+    marked = [node for node in images if not node.args[6] and val(node).dtype in dtypes]
     for node in marked:
         node.meta["layout"] = "channels_last"
     if marked:
@@ -99,10 +95,6 @@ def _is_grouped(node: fx.Node) -> bool:
     weight = node.args[1]
     assert isinstance(weight, fx.Node)
     return bool(node.args[8] != 1 and val(weight).shape[1] != 1)
-
-
-def _is_float(node: fx.Node) -> bool:
-    return val(node).dtype is torch.float32
 
 
 def heads_of_groups(edit: Editor) -> None:
