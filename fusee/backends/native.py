@@ -68,7 +68,7 @@ from fusee.loops.memory import (
 )
 from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
-from fusee.targets import Kept, Target
+from fusee.targets import Built, Kept, Target
 from fusee.targets.cpu import CPU
 from fusee.targets.cuda import CUDA
 
@@ -242,8 +242,9 @@ def compile_aten(
         arguments = _arguments(aten, aten.inputs[:count], loops, **how)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
         plan = step("memory", plan_memory, schedule, large_bytes)
-        run, functions, report.replays = target.build(plan, arguments, kept, options, report.timed)
-    _fill_report(report, plan, functions)
+        built = target.build(plan, arguments, kept, options, report.timed)
+    report.replays, run = built.replays, built.run
+    _fill_report(report, plan, built)
     return run if plain else returning(aten, run, spread=False)
 
 
@@ -430,13 +431,13 @@ def _target_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
     return TARGETS[device.type].at(device)
 
 
-def _fill_report(report: Report, plan: Plan, functions: Mapping[Kernel, str]) -> None:
+def _fill_report(report: Report, plan: Plan, built: Built) -> None:
     firsts: dict[str, Kernel] = {}  # one loop nest per function
     for item in plan.schedule.items:
         if isinstance(item, Extern):
             report.externs.append(ExternRow(item.name, item.reason, item.origin))
         else:
-            name = functions[item]
+            name = built.functions[item]
             show = partial(show_kernel, firsts.setdefault(name, item))
-            report.kernels.append(KernelRow(name, item.origin, show))
+            report.kernels.append(KernelRow(name, item.origin, show, built.uses))
     report.arena_bytes = plan.total_bytes if isinstance(plan.total_bytes, int) else None

@@ -35,15 +35,22 @@ class KernelRow:
     """One launch. Equal `function` names share machine code; `body` is the first's loop nest.
 
     show  writes it down: only when somebody asks, since that takes as long as a stage of compiling
+    uses  gives what the function takes of the machine: on a GPU its registers, and bytes of memory
+          that each thread needs besides
     """
 
     function: str
     origin: str
     show: Callable[[], str] = field(repr=False)
+    uses: Callable[[str], str] | None = field(default=None, repr=False)
 
     @property
     def body(self) -> str:
         return self.show()
+
+    def __str__(self) -> str:
+        used = self.uses(self.function) if self.uses is not None else ""
+        return f"{self.function}  {self.origin}{used and f'  ({used})'}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,7 @@ class Report:
         for title, lines in (
             ("regions", [str(row) for row in self.regions]),
             ("not the engine's", list(_counted(f"{r.op}  {r.reason}" for r in self.unclaimed))),
-            ("kernels", list(_counted(f"{row.function}  {row.origin}" for row in self.kernels))),
+            ("kernels", list(_counted(str(row) for row in self.kernels))),
             ("calls to ATen", list(_counted(f"{r.op}  {r.reason}" for r in self.externs))),
             ("passes", list(_counted(self.passes))),
             ("notes", list(_counted(note for note in self.notes if note not in externs))),

@@ -515,6 +515,10 @@ class Build:
         """All that code depends on besides its text."""
         return _salt(self.target)
 
+    def uses(self, function: Function) -> str:
+        """What there is to say of a function's use of the machine."""
+        return ""
+
     def make(self, text: str) -> bytes:
         """Code of a unit; called in a compiling thread."""
         return emitter(self.target).emit(text)

@@ -35,11 +35,13 @@ class Built(NamedTuple):
     run         from the graph's inputs, as the HostArguments say, to its results; writes are done
     functions   names of what kernels became: those that share one have equal names
     replays     what there is to say of calls that are recorded and replayed
+    uses        what a kernel of some name takes of the machine
     """
 
     run: Callable[..., Sequence[Any]]
     functions: Mapping[Kernel, str]
     replays: Callable[[], str] | None = None
+    uses: Callable[[str], str] | None = None
 
 
 class Target(Protocol):

@@ -65,7 +65,8 @@ def link_graph(
         log.publish("host", "", host.source)
     used = [functions[code.name] for code in host.functions]
     run = bind_host(host, used, kept, names(host) if callable(names) else names, arena)
-    return Built(run, {kernel: code.name for kernel, code in codes.items()})
+    names_of = {kernel: code.name for kernel, code in codes.items()}
+    return Built(run, names_of, uses=lambda name: build.uses(functions[name]))
 
 
 def _emitted(

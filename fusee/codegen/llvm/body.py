@@ -21,7 +21,15 @@ from fusee.codegen.llvm.memory import (
     store_vector,
     vector_sum,
 )
-from fusee.codegen.llvm.ops import STATIC_SIZE, Context, compare, emit, emit_bitcast, emit_cast
+from fusee.codegen.llvm.ops import (
+    STATIC_SIZE,
+    Context,
+    compare,
+    emit,
+    emit_bitcast,
+    emit_cast,
+    rough_quotient,
+)
 from fusee.loops.ir import (
     REDUCTIONS,
     SCALAR_OPS,
@@ -209,6 +217,8 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
         return emit_bitcast(t, source, value.dtype, args[0])
     if value.op == "check":
         return _check(ctx, t, value, args[0])
+    if id(value) in ctx.rough:
+        return rough_quotient(t, *args)
     return emit(t, value.op, source, args)
 
 

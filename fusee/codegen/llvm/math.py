@@ -40,6 +40,7 @@ NEEDS_FUSED = frozenset({"sin", "cos"})
 LIMITS = {"sin": 1e5, "cos": 1e5}
 
 _LOG2_E = 1.4426950408889634
+_LOG2_E_LOW = 1.925963033500011e-8  # what float32 loses of it
 _LN2_HIGH = 0.693359375  # 9 bits: exact times any exponent
 _LN2_LOW = -2.12194440054690583e-4
 _TWO_OVER_PI = 0.6366197723675814
@@ -205,8 +206,29 @@ FORMULAS: Rules[str, Callable[[Code, str], str]] = Rules()
 
 @FORMULAS.rule("exp")
 def _exp(c: Code, x: str) -> str:
+    if c.t.machine.is_simt:
+        return each_lane(c.t, torch.float32, [x], lambda one, args: _exp_simt(Code(one), *args))
     n, r = _exp_reduced(c, c.at_least(c.at_most(x, 89.0), -104.0))
     return c.times_power(c.add(_exp_core(c, r, _EXP), c.real(1.0)), n)
+
+
+def _exp_simt(c: Code, x: str) -> str:
+    """2^n 2^r by a GPU's instruction for powers of two; the error is 2 ulp.
+
+    n + 126 is what a fraction that saturates makes of 252, so that no x needs a test: where n is at
+    its end, r has the rest. A sum with 2^23 + 2^22 has n + 127 in the bits that become an exponent.
+    """
+    call, real = c.t.level.call, c.real
+    lifted = real(_MAGIC + 1)
+    share = c.fma(x, real(_LOG2_E / 252), real(0.5))
+    share = call("float", "llvm.nvvm.saturate.f", ("float", share))
+    given = (("float", y) for y in (share, real(252.0), lifted))
+    sum_ = call("float", "llvm.nvvm.fma.rm.f", *given)
+    n = c.sub(sum_, real(_MAGIC + 127))
+    r = c.fma(x, real(_LOG2_E), c.neg(n))
+    r = c.fma(x, real(_LOG2_E_LOW), r)
+    power = call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", r))
+    return c.mul(power, c.cooked(c.int("shl", c.raw(sum_), 23)))
 
 
 @FORMULAS.rule("exp2")
@@ -564,23 +586,30 @@ def _resized(
 
 def _libm(name: str, dtype: torch.dtype, t: InsertPoint, args: Sequence[str]) -> str:
     """Lane by lane. lgamma's global sign is the one effect; nobody reads it."""
-    held, level = HELD[dtype], t.level
+    held = HELD[dtype]
     widened = dtype is torch.float32 and name not in _EXACT and not t.machine.is_simt
     inner = "double" if widened else held
     symbol = name + "f" * (inner == "float")
     if t.machine.is_simt:
         symbol = f"{DEVICE}{symbol}"
-    whole = "poison"
+
+    def write(one: InsertPoint, given: Sequence[str]) -> str:
+        op = one.level.op
+        wide = [op(f"fpext float {x} to double") if widened else x for x in given]
+        value = one.level.call(inner, symbol, *((inner, x) for x in wide), attributes=_PURE)
+        return op(f"fptrunc double {value} to float") if widened else value
+
+    return each_lane(t, dtype, args, write)
+
+
+def each_lane(t: InsertPoint, dtype: torch.dtype, args: Sequence[str], write: Write) -> str:
+    """What `write` makes of each lane."""
+    if t.lanes == 1:
+        return write(t, args)
+    kind, whole = t.kind(dtype), "poison"
+    one = InsertPoint(t.level, t.machine, 1)
     for lane in range(t.lanes):
-        given = []
-        for x in args:
-            if t.lanes > 1:
-                x = level.op(f"extractelement {t.kind(dtype)} {x}, i64 {lane}")
-            given.append((inner, level.op(f"fpext float {x} to double") if widened else x))
-        value = level.call(inner, symbol, *given, attributes=_PURE)
-        if widened:
-            value = level.op(f"fptrunc double {value} to float")
-        if t.lanes == 1:
-            return value
-        whole = level.op(f"insertelement {t.kind(dtype)} {whole}, {held} {value}, i64 {lane}")
+        given = [t.level.op(f"extractelement {kind} {x}, i64 {lane}") for x in args]
+        value = write(one, given)
+        whole = t.level.op(f"insertelement {kind} {whole}, {HELD[dtype]} {value}, i64 {lane}")
     return whole

@@ -7,11 +7,11 @@ included. Nothing traps, whatever the lanes hold that a mask excludes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from fusee.codegen.llvm.math import math_function
+from fusee.codegen.llvm.math import each_lane, math_function
 from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
 from fusee.runtime.llvm_text import (
     BITS,
@@ -31,6 +31,15 @@ from fusee.source import Rules
 from fusee.sym.expr import Atom, Call, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
+
+
+def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
+    """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
+
+    def write(one: InsertPoint, given: Sequence[str]) -> str:
+        return one.level.call("float", "llvm.nvvm.div.full", *(("float", z) for z in given))
+
+    return each_lane(t, torch.float32, [x, y], write)
 
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -77,6 +86,8 @@ def _extreme(which: str, t: InsertPoint, dtype: torch.dtype, x: str, y: str) -> 
         return t.level.op(f"{'or' if is_max else 'and'} {t.kind(dtype)} {x}, {y}")
     if not is_float(dtype):
         return t.intrinsic(f"{'s' if dtype in SIGNED else 'u'}{which}", kind, x, y)
+    if t.machine.is_simt and kind == "float":  # one instruction from sm_80 on
+        return t.intrinsic(f"{which}imum", kind, x, y)
     winner = t.select(compare(t, "gt" if is_max else "lt", dtype, x, y), kind, x, y)
     return t.select(_isnan(t, dtype, x), kind, x, winner)
 
@@ -399,6 +410,7 @@ class Context:
         self.facts: dict[int, Fact] = {}
         self.acc_facts: dict[Acc, Fact] = {}
         self.acc_names: dict[Acc, str | list[str]] = {}
+        self.rough: set[int] = set()  # ids of quotients that are rounded to 16 bits
         self.uses_spare = False
         self.arrays: list[str] = []  # instructions that make room for accumulators
         self.uses_status = False

@@ -21,6 +21,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fusee.codegen.llvm.body import (
     Carried,
     Parts,
@@ -60,6 +62,9 @@ ENOUGH = 1 << 16
 # Blocks that are few enough for several to share what each of them does, and how many steps a
 # thread has to take at least.
 FEW_GROUPS, LEAST = 264, 4
+# Accesses that a row has at most if several blocks are to run on a processor, one of which reduces
+# while another stores: longer rows under way would not be in the cache when they are read again.
+CACHED = 1 << 13
 # Elements of a row that a thread keeps in registers; values in a body up to which it has several.
 KEPT, MANY_VALUES = 32, 96
 ACCESS_BYTES, MOST_LANES = 16, 8
@@ -132,6 +137,19 @@ def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: 
     return lanes
 
 
+def rough_quotients(phases: Sequence[Phase]) -> set[int]:
+    """Ids of quotients of which only products are made before they are rounded to 16 bits."""
+    order = walk(v for phase in phases for v in phase.operands)
+    exact = {id(v) for phase in phases for v in phase.operands}
+    for value in reversed(order):
+        is_rounded = value.op == "cast" and value.dtype in (torch.bfloat16, torch.float16)
+        is_product = value.op in ("mul", "div", "neg") and id(value) not in exact
+        if not (is_rounded or is_product):
+            exact.update(map(id, value.args))
+    quotients = (v for v in order if v.op == "div" and v.dtype is torch.float32)
+    return {id(v) for v in quotients if id(v) not in exact}
+
+
 def _power(n: int) -> int:
     """The least power of two that is no smaller."""
     return 1 << max(n - 1, 0).bit_length()
@@ -165,6 +183,7 @@ class _Mapping:
             self.phases = in_one_pass(kernel.phases)
             self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
             self._divide(self.team)
+        self.ctx.rough = rough_quotients(self.phases)
         self.body = ThreadBody(self.ctx, self.orders, masks_sums=False)
         self.stretches: dict[tuple[Symbol, ...], list[Stretch]] = {}
 
@@ -187,6 +206,9 @@ class _Mapping:
             threads = min(_power(chunks), WARP)
             if chunks > few * WARP:
                 threads = min(max(_power(-(-chunks // few)), 2 * WARP), LARGEST)
+            is_read_again = chunks * self.vec > threads * max(KEPT, self.vec)
+            if is_read_again and points > FEW_GROUPS and chunks < CACHED:
+                threads = LARGEST // 2
             return Team(threads, BLOCK // threads if threads <= WARP else 1, True)
         assert self.lane.hi is not None
         while not divides(self.vec, self.lane.hi):

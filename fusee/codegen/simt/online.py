@@ -67,29 +67,34 @@ class Powers(OnlineCarried):
     def start(self, lanes: int) -> list[str]:
         return [literal(n, self.dtype, lanes) for n in (identity("max", self.dtype), 0)]
 
-    def _power(self, t: InsertPoint, x: str, m: str) -> str:
-        """exp(x - m), 1 where both are the same infinity."""
+    def _base(self, t: InsertPoint, m: str) -> str:
+        """The maximum, 0 if it is infinite: exp(x - base) is what a sum of infinities would be."""
+        kind, size = HELD[self.dtype], self._apply(t)("abs", m)
+        endless = compare(t, "eq", self.dtype, size, literal(float("inf"), self.dtype, t.lanes))
+        return t.select(endless, kind, literal(0, self.dtype, t.lanes), m)
+
+    def _power(self, t: InsertPoint, x: str, base: str) -> str:
         apply = self._apply(t)
-        same = compare(t, "eq", self.dtype, x, m)
-        one = literal(1, self.dtype, t.lanes)
-        return t.select(same, HELD[self.dtype], one, apply("exp", apply("sub", x, m)))
+        return apply("exp", apply("sub", x, base))
 
     def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
         own = InsertPoint(t.level, t.machine, 1 if self.along else t.lanes)
         apply, (x, *factor) = self._apply(own), given
         m = apply("maximum", self._one(ctx, t, x, "max") if self.along else x, old[0])
-        wide = m if own.lanes == t.lanes else t.level.splat(HELD[self.dtype], m, t.lanes)
+        base = self._base(own, m)
+        wide = base if own.lanes == t.lanes else t.level.splat(HELD[self.dtype], base, t.lanes)
         power = self._power(t, x, wide)
         if factor:
             power = self._apply(t)("mul", power, factor[0])
         if self.along:
             power = self._one(ctx, t, power)
-        return [m, apply("fma", old[1], self._power(own, old[0], m), power)]
+        return [m, apply("fma", old[1], self._power(own, old[0], base), power)]
 
     def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
         apply = self._apply(t)
         m = apply("maximum", a[0], b[0])
-        left, right = (self._power(t, x, m) for x, _ in (a, b))
+        base = self._base(t, m)
+        left, right = (self._power(t, x, base) for x, _ in (a, b))
         return [m, apply("fma", b[1], right, apply("mul", a[1], left))]
 
 

@@ -36,7 +36,7 @@ from fusee.targets.cuda.passes import (
     patches_as_products,
     rows_as_sums,
 )
-from fusee.targets.cuda.recording import Recordable, Replayer, pays
+from fusee.targets.cuda.recording import Recordable, Replayer, why_launched
 from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
@@ -142,9 +142,16 @@ class CUDA:
         call = _Call(gpu, plan.schedule.graph.messages, options)
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
         built = link_graph(plan, arguments, kept, emit_kernel, build, call.names, timed, gpu.arena)
-        # values that a backward reads lie in the results of its forward: no recording's memory
-        if not (options.graphs and arguments.spread and pays(plan)) or arguments.followed:
-            return built
+        why = why_launched(plan)
+        if not options.graphs:
+            why = "options={'graphs': False}"
+        elif not arguments.spread:
+            # values that a backward reads lie in the results of its forward: no recording's memory
+            why = "it is a part of training"
+        elif arguments.followed:
+            why = "what derives from weights is looked at in each call"
+        if why is not None:
+            return built._replace(replays=lambda: f"never: {why}")
         run = built.run
         rows = rows_of(plan, call.host.codes)
         if rows:

@@ -1,9 +1,9 @@
 """PTX to machine code of one GPU, in this process.
 
 Adapter to nvJitLink and NVRTC, both of which torch's CUDA wheels bring (tested with CUDA 13.0, the
-names are those of 12.3 and later). Neither holds Python's lock, and neither needs a GPU. What a
-kernel calls by a name that begins with math.DEVICE is a function of CUDA's library: NVRTC gives it
-as PTX, once.
+names are those of 12.3 and later). Neither holds Python's lock, and neither needs a GPU. Where
+there is no nvJitLink, the driver links (device.py). What a kernel calls by a name that begins with
+math.DEVICE is a function of CUDA's library: NVRTC gives it as PTX, once.
 """
 
 from __future__ import annotations
@@ -85,13 +85,9 @@ def known(capability: int) -> int:
     return max((sm for sm in CAPABILITIES if sm <= capability), default=min(CAPABILITIES))
 
 
-def assemble(ptx: bytes, capability: int, cache: ObjectCache | None = None) -> bytes:
-    """Machine code for a GPU of a capability, such as 90.
-
-    raises   CompileError in NVIDIA's words
-    """
-    texts = [ptx, *(_function(name, capability, cache) for name in called(ptx))]
-    return link(texts, capability)[0]
+def with_functions(ptx: bytes, capability: int, cache: ObjectCache | None = None) -> list[bytes]:
+    """PTX for a GPU of a capability, such as 90, with that of what it calls of CUDA's library."""
+    return [ptx, *(_function(name, capability, cache) for name in called(ptx))]
 
 
 def called(ptx: bytes) -> list[str]:
@@ -100,7 +96,10 @@ def called(ptx: bytes) -> list[str]:
 
 
 def link(texts: Sequence[bytes], capability: int, *options: str) -> tuple[bytes, str]:
-    """Machine code of PTX texts, and what there is to say of it."""
+    """Machine code of PTX texts, and what there is to say of it.
+
+    raises   CompileError in NVIDIA's words
+    """
     tool, handle = linker(), ctypes.c_void_p()
     given = [f"-arch=sm_{capability}".encode(), *(option.encode() for option in options)]
     array = (ctypes.c_char_p * len(given))(*given)
@@ -112,7 +111,7 @@ def link(texts: Sequence[bytes], capability: int, *options: str) -> tuple[bytes,
             status = status or tool.call("AddData", handle, _PTX, text + b"\0", size, name)
         status = status or tool.call("Complete", handle)
         if status:
-            raise _refused("nvJitLink", tool.text("GetErrorLog", handle), status)
+            raise refused("nvJitLink", tool.text("GetErrorLog", handle), status)
         code = tool.text("GetLinkedCubin", handle)
         return code, tool.text("GetInfoLog", handle).rstrip(b"\0").decode()
     finally:
@@ -156,13 +155,13 @@ def _compiled(name: str, capability: int) -> bytes:
     status = status or tool.call("CompileProgram", program, len(options), array)
     try:
         if status:
-            raise _refused("NVRTC", tool.text("GetProgramLog", program), status)
+            raise refused("NVRTC", tool.text("GetProgramLog", program), status)
         return tool.text("GetPTX", program).rstrip(b"\0")
     finally:
         tool.call("DestroyProgram", ctypes.byref(program))
 
 
-def _refused(who: str, words: bytes, status: int) -> CompileError:
+def refused(who: str, words: bytes, status: int) -> CompileError:
     said = words.rstrip(b"\0").decode(errors="replace").strip()
     return CompileError(
         f"{who} refused generated code: {said or f'status {status}'}",

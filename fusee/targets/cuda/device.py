@@ -7,10 +7,11 @@ some of them may be recorded in graphs of the user's, or be on their way.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,17 @@ from torch import Tensor
 
 from fusee.errors import CompileError, MissingPackage
 from fusee.runtime import process
+from fusee.targets.cuda.assemble import refused
 from fusee.targets.cuda.branches import MOST
 
 Sizes = tuple[int, ...]
 # Up to here one launch copies several tensors; it gives a block 2**16 elements, so that few blocks
 # would copy a large one (14 us for 256 KB, alone 2).
 _SMALL_BYTES = 1 << 16
+# Numbers of the driver's: attributes of functions, options and inputs of its linker.
+_REGISTERS, _LOCAL_BYTES = 4, 3
+_ERROR_LOG, _ERROR_LOG_BYTES, _PTX = 5, 6, 1
+_LOG_BYTES = 1 << 13
 
 
 @functools.cache
@@ -85,13 +91,57 @@ class Device:
     def load(self, code: bytes, name: str) -> int:
         """A function of machine code, ready to be launched."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        _call("cuCtxPushCurrent_v2", self._context)
-        try:
+        with self._current():
             _call("cuModuleLoadData", ctypes.byref(module), code)
             _call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function.value or 0
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        _call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
         finally:
             _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-        return function.value or 0
+
+    def uses(self, function: int) -> str:
+        """Of each thread: its registers, and what did not fit them."""
+        found = [ctypes.c_int() for _ in "rl"]
+        with self._current():
+            for value, attribute in zip(found, (_REGISTERS, _LOCAL_BYTES), strict=True):
+                given = ctypes.c_int(attribute), ctypes.c_void_p(function)
+                _call("cuFuncGetAttribute", ctypes.byref(value), *given)
+        return f"{found[0].value} registers, {found[1].value} bytes spilled"
+
+    # ------------------------------------------------------------------------------ linking
+
+    def linker(self) -> str:
+        """The version of `link`."""
+        version = ctypes.c_int()
+        _call("cuDriverGetVersion", ctypes.byref(version))
+        return f"driver {version.value}"
+
+    def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]:
+        """See assemble.link: by the driver, which knows the GPU of its context."""
+        words = ctypes.create_string_buffer(_LOG_BYTES)
+        options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+        values = (ctypes.c_void_p * 2)(ctypes.addressof(words), _LOG_BYTES)
+        state, code, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        driver = _driver()
+        with self._current():
+            _call("cuLinkCreate_v2", 2, options, values, ctypes.byref(state))
+            try:
+                status = 0
+                for text in texts:
+                    given = _PTX, text + b"\0", ctypes.c_size_t(len(text) + 1), b"part"
+                    status = status or driver.cuLinkAddData_v2(state, *given, 0, None, None)
+                found = ctypes.byref(code), ctypes.byref(size)
+                status = status or driver.cuLinkComplete(state, *found)
+                if status:
+                    raise refused("NVIDIA's driver", words.value, status)
+                return ctypes.string_at(code, size.value), ""
+            finally:
+                _call("cuLinkDestroy", state)
 
     def host_names(self) -> Mapping[str, Any]:
         """What the host function calls of torch."""

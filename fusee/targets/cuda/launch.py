@@ -16,8 +16,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fusee.errors import MissingPackage
 from fusee.runtime.cache import ObjectCache
-from fusee.runtime.jit import Build, Cpu, Library, builtin, emitter
+from fusee.runtime.jit import Build, Cpu, Function, Library, builtin, emitter
 from fusee.runtime.launch import gather, run_unit
 from fusee.runtime.llvm_text import Writer
 from fusee.targets.cuda import assemble
@@ -31,6 +32,12 @@ class Launches(Protocol):
     imports: dict[str, int]
 
     def load(self, code: bytes, name: str) -> int: ...
+
+    def uses(self, function: int) -> str: ...
+
+    def linker(self) -> str: ...
+
+    def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]: ...
 
 
 # cuLaunchKernel takes arguments packed: (1, their address, 2, the address of their size, 0)
@@ -113,13 +120,16 @@ class KernelBuild(Build):
         super().__init__(use_disk=use_disk, check=check)
         self.device, self.target = device, target(device.capability)
         self.place = f"cuda:{device.index} "
-        assemble.linker()
+        self.linker, self.link = linking(device)
 
     def salt(self) -> str:
-        return f"{super().salt()} {self.device.capability} {assemble.version()}"
+        return f"{super().salt()} {self.device.capability} {self.linker}"
+
+    def uses(self, function: Function) -> str:
+        return self.device.uses(function.address)
 
     def make(self, text: str) -> bytes:
-        return to_code(text, self.device.capability, self.cache)
+        return to_code(text, self.device.capability, self.link, self.cache)
 
     def load(self, names: Sequence[str], objects: Sequence[bytes]) -> Sequence[Library]:
         pairs = zip(names, objects, strict=True)
@@ -134,6 +144,18 @@ def target(capability: int) -> Cpu:
     return Cpu(assemble.TRIPLE, f"sm_{sm}", frozenset(), flags)
 
 
-def to_code(text: str, capability: int, cache: ObjectCache | None = None) -> bytes:
+Link = Callable[[Sequence[bytes], int], tuple[bytes, str]]
+
+
+def linking(device: Launches) -> tuple[str, Link]:
+    """What makes machine code of PTX, and which version of it: nvJitLink, else the driver."""
+    try:
+        return assemble.version(), assemble.link
+    except MissingPackage:
+        return device.linker(), device.link
+
+
+def to_code(text: str, capability: int, link: Link, cache: ObjectCache | None = None) -> bytes:
     """Machine code of a unit. Called in a compiling thread."""
-    return assemble.assemble(emitter(target(capability)).emit(text), capability, cache)
+    ptx = emitter(target(capability)).emit(text)
+    return link(assemble.with_functions(ptx, capability, cache), capability)[0]

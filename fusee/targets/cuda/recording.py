@@ -293,10 +293,13 @@ def _whole(tensors: Sequence[Tensor]) -> Tensor:
     return first.as_strided((max(ends) - min(starts),), (1,), min(starts))
 
 
-def pays(plan: Plan) -> bool:
-    """Whether a graph can be recorded, and launching it costs the host more than a replay."""
+def why_launched(plan: Plan) -> str | None:
+    """Why a graph is not recorded: it can't be, or launching costs the host less than a replay."""
     items = plan.schedule.items
-    if any(isinstance(item, Extern) and item.apart for item in items):
-        return False  # what the CPU does would be done once
+    apart = [item.name for item in items if isinstance(item, Extern) and item.apart]
+    if apart:
+        return f"{apart[0]} runs on the CPU, and would be done once"
     kernels = sum(isinstance(item, Kernel) for item in items)
-    return _LAUNCH * kernels + _CALL * (len(items) - kernels) > _REPLAY
+    if _LAUNCH * kernels + _CALL * (len(items) - kernels) <= _REPLAY:
+        return "its launches cost less than a replay"
+    return None

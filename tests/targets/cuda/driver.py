@@ -60,6 +60,15 @@ class FakeGpu:
         self.texts.append(code.decode())
         return len(self.texts)
 
+    def uses(self, function: int) -> str:
+        return f"function {function}"
+
+    def linker(self) -> str:
+        raise AssertionError("nothing is assembled here")
+
+    def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]:
+        raise AssertionError("nothing is assembled here")
+
     def host_names(self) -> Mapping[str, Any]:
         return {"threads": lambda: self.stream, "empty_strided": self._empty_strided}
 

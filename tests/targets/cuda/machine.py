@@ -46,6 +46,22 @@ COMPARED = {
 }  # fmt: skip
 
 
+def _fma_down(x: Array, y: Array, z: Array) -> Array:
+    """Rounded to the smaller neighbour."""
+    exact = x.astype(np.float64) * y + z
+    found = exact.astype(np.float32)
+    return np.where(found > exact, np.nextafter(found, np.float32(-np.inf)), found)
+
+
+# NVIDIA's own instructions of float32
+NVVM: dict[str, Callable[..., Array]] = {
+    "saturate.f": lambda x: np.where(np.isnan(x), np.float32(0), np.clip(x, 0, 1)),
+    "fma.rm.f": _fma_down,
+    "ex2.approx.ftz.f32": np.exp2,
+    "div.full": np.divide,
+}
+
+
 class Fault(Exception):
     """What a kernel does that it must not."""
 
@@ -546,6 +562,8 @@ class Machine:
     @staticmethod
     def _intrinsic(name: str, given: list[Array]) -> Array:
         a, *rest = given
+        if name.startswith("nvvm."):
+            return np.asarray(NVVM[name.removeprefix("nvvm.")](*given), np.float32)
         short = re.sub(r"\.(v\d+)?[fi]\d+$", "", name)
         if short == "fma":
             return (a.astype(np.float64) * rest[0] + rest[1]).astype(a.dtype)
@@ -559,7 +577,8 @@ class Machine:
         functions: dict[str, Callable[..., Any]] = {
             "fabs": np.abs, "abs": lambda x, _: np.abs(x), "copysign": np.copysign,
             "smin": np.minimum, "smax": np.maximum, "sqrt": np.sqrt, "floor": np.floor,
-            "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint,
+            "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "maximum": np.maximum,
+            "minimum": np.minimum,
         }  # fmt: skip
         return np.asarray(functions[short](a, *rest), a.dtype)
 

@@ -6,6 +6,7 @@ python -m pytest tests/targets/cuda/test_device.py
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends.report import live_reports
+from fusee.errors import MissingPackage
+from fusee.targets.cuda import assemble
 from tests.targets.cuda.test_kernels import (
     EXTREMES,
     FLOATS,
@@ -29,6 +32,8 @@ from tests.targets.cuda.test_kernels import (
     ROWS,
     SHARED,
     TOLERANCE,
+    check_exponentials,
+    exponents,
     numbers,
 )
 
@@ -67,6 +72,16 @@ def close(got: Any, want: Any, tolerance: float = 2e-5) -> None:
 def test_pointwise(program: str, dtype: torch.dtype) -> None:
     for shape in [(1003,), (8, 64), (1 << 20,)]:
         agree(POINTWISE[program], numbers(*shape, dtype=dtype), tolerance=TOLERANCE[dtype])
+
+
+def test_exponentials() -> None:
+    check_exponentials(fusee.compile(torch.exp)(exponents().cuda()).cpu())
+
+
+def test_many_long_rows() -> None:
+    x = numbers(600, 50_304, dtype=torch.bfloat16)
+    agree(lambda x: torch.softmax(x, -1), x, tolerance=TOLERANCE[torch.bfloat16])
+    agree(lambda x: F.log_softmax(x.float(), -1), x, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("shape", [*ROWS, (4, 50_304), (4096, 1024)], ids=str)
@@ -137,6 +152,23 @@ def test_a_block_of_a_transformer() -> None:
         for got, want in earlier:
             close(got, want, 2e-3)
     assert not live_reports()[-1].eager
+
+
+def test_the_driver_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no nvJitLink."""
+
+    def missing() -> Any:
+        raise MissingPackage("CUDA's libnvJitLink cannot be loaded")
+
+    monkeypatch.setattr(assemble, "version", missing)
+    monkeypatch.setattr(assemble, "link", missing)
+    agree(lambda x: torch.softmax(x + 0.123, -1).sum(0), numbers(70, 300))
+
+
+def test_the_report_says_what_kernels_take() -> None:
+    fusee.compile(lambda x: torch.softmax(x, -1))(torch.randn(64, 1024, device="cuda"))
+    (row,) = live_reports()[-1].kernels
+    assert re.search(r"\([1-9]\d* registers, 0 bytes spilled\)", str(row)), str(row)
 
 
 def test_replays() -> None:

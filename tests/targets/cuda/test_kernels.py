@@ -19,6 +19,7 @@ from fusee.backends import native
 from fusee.runtime import jit
 from fusee.targets.cuda import PROFILE, assemble
 from fusee.targets.cuda.launch import target
+from tests.targets.cuda import simulated
 from tests.targets.cuda.machine import Fault, Machine
 from tests.targets.cuda.simulated import Simulated
 
@@ -170,6 +171,45 @@ def test_long_rows_are_read_twice(gpu: Simulated) -> None:
         agree(REDUCTIONS[program], numbers(2, 40_000))
     loops = [code.text.count(" = phi i64 [ %v") for code in gpu.codes]
     assert loops == [2, 2], loops
+
+
+def test_many_long_rows_run_beside_each_other(
+    gpu: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several blocks fit a processor; what is rounded to 16 bits is divided without a branch."""
+    monkeypatch.setattr(simulated, "launch", lambda *given: (0, 0))
+    for dtype, rows, width in [
+        (torch.bfloat16, 2048, 50_304), (torch.bfloat16, 8, 50_304), (torch.bfloat16, 2048, 65_536),
+        (torch.float32, 2048, 1024),
+    ]:  # fmt: skip
+        x = torch.empty(rows, width, dtype=dtype)
+        fusee.compile(lambda x: torch.softmax(x, -1), options={"cache": False})(x)
+    few_rows = 256, 128  # which blocks share, and then points
+    assert [code.units for code in gpu.codes] == [512, *few_rows, 1024, 64]
+    divides = ["div.full" in code.text for code in gpu.codes]
+    assert divides == [True, False, True, True, False]
+
+
+def exponents() -> torch.Tensor:
+    """Operands of exp: its whole range, past its ends, what is no number."""
+    ends = [float("inf"), float("-inf"), float("nan"), 0.0, 88.72, 88.73, -103.97, -104.5, 1e38]
+    return torch.cat(
+        [torch.linspace(-104, 89, 3000), torch.linspace(-1, 1, 999), torch.tensor(ends)]
+    )
+
+
+def check_exponentials(got: torch.Tensor) -> None:
+    exact = exponents().double().exp()
+    want = exact.float()
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+    finite = want.isfinite()
+    unit = torch.nextafter(want, torch.full_like(want, float("inf"))) - want
+    error = ((got.double() - exact).abs() / unit.double())[finite]
+    assert error.max() < 2, error.max()
+
+
+def test_exponentials(gpu: Simulated) -> None:
+    check_exponentials(fusee.compile(torch.exp, options={"cache": False})(exponents()))
 
 
 OTHERS: dict[str, Callable[[], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 import fusee
 from fusee.backends import native
 from fusee.backends.report import live_reports
-from fusee.targets.cuda import CUDA
+from fusee.errors import CompileError, MissingPackage
+from fusee.targets.cuda import CUDA, assemble, device, launch
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
 
@@ -141,6 +143,74 @@ def test_bad_indices_and_failed_launches(gpu: FakeGpu) -> None:
     assert gpu.status and gpu.words.tolist()[1] == 7
     with pytest.raises(IndexError, match="out of range"):
         call(index, weight)
+
+
+def test_the_report_says_what_kernels_take(gpu: FakeGpu) -> None:
+    x = aligned(4, 16)
+    compiled(lambda x: torch.softmax(x, -1), gpu)(x)
+    (row,) = live_reports()[-1].kernels
+    assert str(row).endswith("(function 1)") and str(row) in str(live_reports()[-1])
+    said = [str(live_reports()[-1])]
+    for options in ({"graphs": False}, {}):
+        fusee.compile(torch.exp, options={"cache": False, **options})(x)
+        said.append(str(live_reports()[-1]))
+    reasons = ["cost less than a replay", "'graphs': False", "cost less than a replay"]
+    assert all(reason in text for reason, text in zip(reasons, said, strict=True))
+
+
+class Driver:
+    """libcuda's linker: joins texts, and refuses those that say so."""
+
+    def __init__(self) -> None:
+        self.linked, self.depth, self.states = b"", 0, 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.depth += 1
+        return 0
+
+    def cuCtxPopCurrent_v2(self, place: Any) -> int:
+        self.depth -= 1
+        return 0
+
+    def cuLinkCreate_v2(self, count: int, options: Any, values: Any, state: Any) -> int:
+        assert [*options] == [5, 6] and values[1] == 1 << 13 and self.depth == 1
+        self.states += 1
+        self.log, self.linked = values[0], b""
+        return 0
+
+    def cuLinkAddData_v2(self, state: Any, kind: int, text: bytes, size: Any, *rest: Any) -> int:
+        assert kind == 1 and size.value == len(text) and text.endswith(b"\0") and len(rest) == 4
+        if b"bad" in text:
+            ctypes.memmove(self.log, b"a bad line\0", 11)
+            return 218
+        self.linked += text[:-1]
+        return 0
+
+    def cuLinkComplete(self, state: Any, code: Any, size: Any) -> int:
+        self.code = ctypes.create_string_buffer(self.linked)
+        code._obj.value, size._obj.value = ctypes.addressof(self.code), len(self.linked)
+        return 0
+
+    def cuLinkDestroy(self, state: Any) -> int:
+        self.states -= 1
+        return 0
+
+
+def test_the_driver_links_where_nvjitlink_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise MissingPackage("CUDA's libnvJitLink cannot be loaded")
+
+    driver, gpu = Driver(), device.Device.__new__(device.Device)
+    gpu._context = ctypes.c_void_p()
+    monkeypatch.setattr(device, "_driver", lambda: driver)
+    monkeypatch.setattr(assemble, "linker", missing)
+    monkeypatch.setattr(assemble, "version", missing)
+    monkeypatch.setattr(gpu, "linker", lambda: "driver 13000", raising=False)
+    name, link = launch.linking(gpu)
+    assert name == "driver 13000" and link([b"a kernel", b", a function"], 90)[0] == driver.linked
+    with pytest.raises(CompileError, match="driver refused generated code: a bad line"):
+        link([b"bad"], 90)
+    assert driver.linked == b"" and not driver.depth and not driver.states
 
 
 def test_training(gpu: FakeGpu) -> None:
