@@ -193,6 +193,12 @@ class Capturing(Semantics):
             return tuple(self.plain(item) for item in x)
         return x
 
+    def in_order(self, x: Any) -> Any:
+        """The same, for what goes through it: the order of a set from outside is a fact then."""
+        if isinstance(x, set) and self.is_outside(x):
+            return self.world.in_order(x)
+        return self.plain(x)
+
     def look(self, objects: Iterable[Any], methods: tuple[str, ...] = ()) -> None:
         """End the graph if C code would read of objects from outside what no guard knows.
 

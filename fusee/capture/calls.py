@@ -353,9 +353,9 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         if m.is_outside(owner) and is_lookup and is_scalar(rest[0]):
             found = m.world.get(m.world.mirror(owner), rest[0])
             return (*rest[1:], None)[0] if found is ABSENT else found
-        if name == "pop" and isinstance(owner, set) and m.is_outside(owner):
-            raise GraphBreak("what a set from outside gives first hangs on what it gave before")
-        shown = m.plain(owner)
+        if name in containers.CHANGE_SETS and isinstance(owner, set) and m.is_outside(owner):
+            return containers.change_set(m, function, owner, *rest)
+        shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
     if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner):

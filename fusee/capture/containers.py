@@ -22,6 +22,7 @@ from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
 from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
 from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
+from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TypeMatch
 from fusee.capture.mirrors import (
     Called,
@@ -269,6 +270,49 @@ def _count(m: Capturing, counts: Any, iterable: Any) -> None:
     for x in in_turn(m, iterable):
         before = m.call(m.attribute(counts, "get"), x, 0)
         m.store_subscript(counts, x, m.binary(0, before, 1))
+
+
+# ---------------------------------------------------------------------------- sets
+# What changes a set from outside is done to its copy, and to the set itself after the graph: the
+# order of its elements hangs on all that was ever done to it.
+
+ASK_SETS = {"__contains__", "__len__", "isdisjoint", "issubset", "issuperset"}
+ASK_SETS |= {f"__{name}__" for name in ("eq", "ne", "le", "lt", "ge", "gt")}
+_OF_ONE = {"add", "discard", "remove"}
+CHANGE_SETS = _OF_ONE | {
+    "clear", "pop", "update", "intersection_update", "difference_update", "__init__",
+    "symmetric_difference_update", "__ior__", "__iand__", "__isub__", "__ixor__",
+}  # fmt: skip
+
+
+def change_set(m: Capturing, function: Any, owner: Any, /, *args: Any) -> Any:
+    """A method that changes a set from outside."""
+    if function.__name__ == "pop":
+        raise GraphBreak("what a set from outside gives first hangs on what it gave before")
+    copy, is_of_one = m.world.whole(owner), function.__name__ in _OF_ONE
+    size, given = len(copy), m.hashed(args) if is_of_one else [_now(m, x) for x in args]
+    m.hashed([*copy])
+    try:
+        found = function(copy, *given)
+    except TypeError:
+        if len(copy) != size:
+            raise GraphBreak("a set from outside takes some elements, and no others") from None
+        raise
+    if found is not NotImplemented and not (is_of_one and len(copy) == size):
+        m.world.mirror(owner).done.append((function, given))
+    return owner if found is copy else found
+
+
+def _now(m: Capturing, x: Any) -> Any:
+    """An iterable as it is now, of a class that lets a set have the order that `x` would."""
+    if isinstance(x, (set, frozenset)):
+        items = m.hashed([*m.in_order(x)])
+        if [*set(items)] != items:
+            raise GraphBreak("the order of a set, which a copy has not")
+        return set(items)
+    if isinstance(x, dict):
+        return dict.fromkeys(m.hashed([*m.plain(x)]))
+    return m.hashed(m.items(x))
 
 
 # ---------------------------------------------------------------------------- dicts

@@ -618,9 +618,12 @@ class World:
         return mirror.copy
 
     def in_order(self, obj: Any) -> Any:
-        """The copy of a set from outside that somebody goes through: its order is a fact, too."""
+        """The copy of a set from outside that somebody goes through: its order is a fact, too.
+
+        It hangs on all that was ever done to the set, so a copy that is changed has another.
+        """
         copy, mirror = self.whole(obj), self.mirror(obj)
-        if [*(mirror.before if mirror.is_changed() else copy)] != [*obj]:
+        if mirror.is_changed() or [*copy] != [*obj]:
             raise GraphBreak("the order of a set from outside, which a copy has not")
         order = ResultOf(mirror.origin, tuple, "the order of ")
         self.fact(guards.EqualsMatch, order, tuple(obj))
@@ -661,7 +664,7 @@ class World:
     def changes(self) -> Any:
         """What has been written so far, as far as it can be told without the values."""
         sizes = [
-            (len(m.writes), len(m.tail), len(m.copy or ()), m.is_changed())
+            (len(m.writes), len(m.tail), len(m.copy or ()), len(m.done), m.is_changed())
             for m in self.mirrors.values()
         ]
         return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[-1]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import gc
 import importlib.util
 import itertools
 import operator
@@ -23,7 +24,7 @@ import torch
 
 from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
-from fusee.capture.bytecode import Bytecode
+from fusee.capture.bytecode import Bytecode, Instruction
 from fusee.capture.calls import call
 from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
 from fusee.capture.frame import (
@@ -38,7 +39,7 @@ from fusee.capture.frame import (
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
-from fusee.capture.mirrors import Stepping, is_finite_iterator, pairs_of
+from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of
 from fusee.capture.recorder import effects
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import FakeTensor
@@ -168,7 +169,10 @@ class Interpreter(Capturing):
         self.look((left, right), AS_NUMBERS if name in ("mul", "imul") else ())
         if isinstance(left, (str, bytes, set, frozenset)):
             self.look((right,), SHOWN + COMPARED)
-        plain_left, plain_right = self.plain(left), self.plain(right)
+        if in_place and isinstance(left, set) and self.is_outside(left):
+            if (found := self.call(getattr(set, f"__{name}__"), left, right)) is not NotImplemented:
+                return found
+        plain_left, plain_right = self.in_order(left), self.in_order(right)
         if symbols.is_open(left) or symbols.is_open(right):
             plain_left, plain_right = symbols.value(plain_left), symbols.value(plain_right)
         result = asked_by_c(self.world.recorder, function, plain_left, plain_right)
@@ -439,8 +443,7 @@ class Interpreter(Capturing):
             return found
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
-                is_set = isinstance(x, set)
-                return self.iterate((self.world.in_order if is_set else self.world.whole)(x))
+                return self.iterate(self.in_order(x))
             if is_finite_iterator(x):
                 return x
             if isinstance(x, (str, bytes)):  # its value is a fact
@@ -459,6 +462,12 @@ class Interpreter(Capturing):
             if is_finite_iterator(iterator):
                 return self.world.next_of(iterator)
             raise GraphBreak(f"advancing a {type(iterator).__qualname__} from outside")
+        if type(iterator) is OF_SETS:
+            copies = gc.get_referents(iterator)
+            if any(
+                m.done and any(m.copy is x for x in copies) for m in self.world.mirrors.values()
+            ):
+                raise GraphBreak("a set from outside changes while an iterator goes through it")
         return next(iterator)
 
     def items(self, x: Any) -> list[Any]:
@@ -559,13 +568,10 @@ def _raises(program: Bytecode, index: int) -> bool:
     return False
 
 
-def is_heard(frames: Iterable[Frame], of_managers: bool = False) -> bool:
+def is_heard(frames: Iterable[Frame], on_its_way: bool = False) -> bool:
     """Whether an error that is raised where these stand may end there, in code of the program's.
 
-    `finally` passes it on, unless it raises another: as where nobody hears of it, what Python did
-    since the call is left out.
-
-    of_managers  whether what a `with` of the program's makes of it counts
+    on_its_way  whether a `with` of the program's and a `finally` count, which may raise another
     """
     for f in frames:
         handler = f.program.handler(f.at) if f.program.handlers else None
@@ -574,25 +580,33 @@ def is_heard(frames: Iterable[Frame], of_managers: bool = False) -> bool:
             if first.name == "PUSH_EXC_INFO" and second.name == "WITH_EXCEPT_START":
                 leave = f.stack[handler.depth - 1]
                 home = type(getattr(leave, "__self__", None)).__module__
-                if of_managers and (home == "contextlib" or not is_trusted(home)):
+                if on_its_way and (home == "contextlib" or not is_trusted(home)):
                     return True
-            elif first.name == "PUSH_EXC_INFO" and _takes(f, handler.target):
+            elif first.name == "PUSH_EXC_INFO" and _takes(f, handler.target, on_its_way):
                 return True
             handler = f.program.handler(handler.target)
     return False
+
+
+def _is_quiet(of_finally: Iterable[Instruction]) -> bool:
+    """Whether a `finally` does nothing that might raise, or that would be left out."""
+    return all(one.name.startswith("LOAD_") or one.name == "STORE_FAST" for one in of_finally)
 
 
 _ENDS = {"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "RAISE_VARARGS"}
 _BY_VALUES = (IndexError, ValueError, RuntimeError, AssertionError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
 
-def _takes(f: Frame, at: int) -> bool:
+def _takes(f: Frame, first: int, on_its_way: bool) -> bool:
     """Whether the handler that begins here may take what a call raises for its values."""
-    taken = f.program.instructions
+    taken, at = f.program.instructions, first
     while True:
         at = next(k for k in range(at, len(taken)) if taken[k].name in _ENDS)
+        if taken[at].name == "RERAISE":
+            is_matched = any(one.name == "CHECK_EXC_MATCH" for one in taken[first:at])
+            return on_its_way and not is_matched and not _is_quiet(taken[first + 1 : at])
         if taken[at].name != "CHECK_EXC_MATCH":
-            return taken[at].name != "RERAISE"
+            return True
         asked = taken[at - 1]
         name = str(asked.value) if asked.name == "LOAD_GLOBAL" else ""
         kind = f.globals.get(name, vars(builtins).get(name))

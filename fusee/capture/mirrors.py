@@ -46,10 +46,11 @@ class Mirror:
     moved    those of them that were deleted before, so that they come last
     tail     what was appended to a list before anybody looked at the whole
     copy     the whole, once somebody did; `before` is what it was then
+    done     of a set: the calls that changed it, each a method and its arguments
     reader   of a deque's copy: an iterator, which knows whether that has moved elements
     """
 
-    __slots__ = ("before", "copy", "moved", "obj", "origin", "reader", "tail", "writes")
+    __slots__ = ("before", "copy", "done", "moved", "obj", "origin", "reader", "tail", "writes")
 
     def __init__(self, obj: Any, origin: Origin) -> None:
         self.obj = obj
@@ -59,11 +60,12 @@ class Mirror:
         self.tail: list[Any] = []
         self.copy: Any = None
         self.before: Any = None
+        self.done: list[tuple[Any, list[Any]]] = []
         self.reader: Any = iter(())
 
     def is_changed(self) -> bool:
-        if self.copy is None:
-            return bool(self.writes or self.tail)
+        if self.copy is None or isinstance(self.obj, set):
+            return bool(self.writes or self.tail or self.done)
         return self.has_moved() or not _same_items(self.copy, self.before)
 
     def has_moved(self) -> bool:
@@ -96,8 +98,6 @@ def _same_items(a: Any, b: Any) -> bool:
         return [*map(id, a)] == [*map(id, b)] and all(
             x is y for x, y in zip(a.values(), b.values())
         )
-    if isinstance(a, (set, frozenset)):
-        return bool(a == b)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
@@ -157,6 +157,7 @@ def snapshot(x: Any) -> Any:
 # the real one is advanced by as many. Only what is copied without being moved is read like this.
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "")
+OF_SETS: type = type(iter(set()))
 _PLAIN = (*(type(iter(x)) for x in _EMPTY), type(reversed([])))
 
 ITERATORS: tuple[Any, ...] = (*_PLAIN, enumerate, zip, map, filter, reversed)

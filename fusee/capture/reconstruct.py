@@ -28,6 +28,7 @@ from fusee.capture.graph_break import Lost
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
     LAZY,
+    OF_SETS,
     Called,
     Indexed,
     Mirror,
@@ -74,7 +75,6 @@ def _resumed(
 
 # Iterators that know when their dict or set has grown, and so must go on over that itself.
 _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values", "items")}
-_OF_SETS: type = type(iter({0}))
 
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -290,13 +290,13 @@ class Rebuild:
             made, args, *state = reduced(x)
         except RuntimeError as error:  # its dict or set has another size now
             raise Lost(f"an iterator is alive that goes no further: {error}") from None
-        kinds = (dict,) if type(x) in _OF_DICTS else (set, frozenset) if type(x) is _OF_SETS else ()
+        kinds = (dict,) if type(x) in _OF_DICTS else (set, frozenset) if type(x) is OF_SETS else ()
         owner = next((d for d in gc.get_referents(x) if isinstance(d, kinds)), None)
         if owner is not None:
             # one that has grown comes first: its iterators would not go on
             self._replay_all(m for m in list(self.world.mirrors.values()) if m.copy is owner)
             place = len(owner) - operator.length_hint(x)
-            if type(x) is _OF_SETS and args[0] != list(owner)[place:]:
+            if type(x) is OF_SETS and args[0] != list(owner)[place:]:
                 raise Lost("a set has changed while an iterator goes through it")
             text = yield owner
             if type(x) in _OF_DICTS:
@@ -430,15 +430,11 @@ class Rebuild:
         if mirror.copy is None:
             self.lines.append(self.call(list.extend, target, f"[{items}]"))
         elif isinstance(mirror.obj, set):
-            for name, some in (("discard", mirror.before), ("add", mirror.copy)):
-                other = mirror.copy if name == "discard" else mirror.before
-                method = self.source.constant(getattr(set, name))
-                self.lines += [
-                    f"{method}({target}, {self.value(x)})" for x in some if x not in other
-                ]
+            for method, given in mirror.done:
+                self.lines.append(self.call(method, target, *map(self.value, given)))
         elif isinstance(mirror.obj, list):
-            given = self.call(list.__setitem__, target, self.call(slice, "None"), f"[{items}]")
-            self.lines.append(given)
+            every = self.call(slice, "None")
+            self.lines.append(self.call(list.__setitem__, target, every, f"[{items}]"))
         else:
             self.lines += [f"{target}.clear()", f"{target}.extend([{items}])"]
 

@@ -89,8 +89,9 @@ SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULER
 def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists: Any) -> Any:
     state = m.world.mirror(m.attribute(optimizer, "state"))
     params = m.items(m.subscript(group, "params"))
-    changed = state.is_changed() or m.world.mirror(group).is_changed()
-    if changed or any(name == "grad" for _, name in m.world.slots):
+    mirrors = [state, m.world.mirror(group)]
+    mirrors += [x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at))]
+    if any(x.is_changed() for x in mirrors) or any(name == "grad" for _, name in m.world.slots):
         raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
     for key in dict.keys(group):
         m.subscript(group, key)

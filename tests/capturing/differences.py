@@ -277,6 +277,8 @@ def native(fn: Callable[..., Any]) -> Any:
 def difference(source: str, into: Outcome | None = None, compiled: bool = False) -> str | None:
     """The first line in which eager and captured (or compiled) differ; None if there is none."""
     _prepare()
+    # kernels cast weights anew, where eager's autocast keeps casts of what a step has changed since
+    torch.set_autocast_cache_enabled(not compiled)
     try:
         with limited(EAGER_S):
             want = outcome(source)

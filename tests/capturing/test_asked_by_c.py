@@ -308,3 +308,41 @@ def test_no_operator_is_asked_twice_or_out_of_turn(kind: type) -> None:
             LOG.clear()
             told.append((str(run(torch.ones(1), kind(k))), [*LOG]))
         assert told[0] == told[1], traced.stops
+
+
+def test_a_set_from_outside_that_is_changed_has_eagers_order() -> None:
+    def one_by_one(x, some, k):
+        some.discard(1), some.add(17 + k * 8), some.add(1)
+        return x + len(some), 17 in some
+
+    def whole(x, some, k):
+        some.update(i * 8 for i in range(k + 3))
+        some |= {9, k + 25}
+        some.symmetric_difference_update([1, 2, 3])
+        some -= {2}
+        return x + 1, {33} - some, some & {8, 16, 9}, sorted(some)
+
+    def amid(x, some, k):
+        found = []
+        for item in some:
+            found.append(item)
+            some.discard(item), some.add(item + 8)
+            if len(found) > 6:
+                break
+        return x + 1, found
+
+    def in_part(x, some, k):
+        some.update([1, k + 30, []])
+        return x
+
+    for fn in (one_by_one, whole, amid, in_part):
+        given, traced = [{1, 2, 5}, {1, 2, 5}], Traced(fn)
+        for k in range(3):
+            told = []
+            for run, some in zip((fn, traced), given):
+                try:
+                    found = run(torch.ones(1), some, k)
+                except TypeError as error:
+                    found = error
+                told.append(str((found, some)))
+            assert told[0] == told[1], traced.stops

@@ -117,6 +117,29 @@ def test_a_graph_that_changes_inputs_says_so() -> None:
     assert not hasattr(raised.value, "__notes__")
 
 
+def test_a_finally_that_raises_as_well_is_heard() -> None:
+    def fn(seen: T, index: T, log: T) -> T:
+        seen.add_(1)
+        try:
+            seen = seen + F.embedding(index, WEIGHT)[0, 0]
+        finally:
+            log.append(index.to("there"))
+        return seen
+
+    def plain(seen: T, index: T) -> T:
+        before, found = seen, None
+        try:
+            found = F.embedding(index, WEIGHT) + seen.add_(1).sum()
+        finally:
+            before = found
+        return before
+
+    for index in (INSIDE, OUTSIDE):
+        with pytest.raises(RuntimeError, match="there"):
+            Traced(fn)(torch.zeros(2), index, [])
+    assert not same(plain, torch.zeros(2), INSIDE).stops
+
+
 def after_a_write(index: T, seen: T, log: T) -> T:
     seen.add_(1)
     try:

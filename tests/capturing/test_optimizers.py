@@ -202,6 +202,20 @@ def test_zero_grad(owner: str, set_to_none: bool) -> None:
     assert ours.entries[1] == ours.entries[-1]
 
 
+def test_two_steps_in_a_row() -> None:
+    def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step(), optimizer.step()
+            return loss
+
+        return train
+
+    both(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), step)
+    both(adamw, step)
+
+
 def test_gradients_accumulate_over_parts_of_a_batch() -> None:
     def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
         def train(x: Tensor, y: Tensor) -> Tensor:
