@@ -45,7 +45,6 @@ from fusee.capture.builtins import (
     BY_TYPE,
     refuse_hooks,
     refuses,
-    say_later,
     special,
     stands_for,
     stands_for_each,
@@ -58,7 +57,6 @@ from fusee.capture.frame import (
     OPCODES,
     Frame,
     called,
-    is_named,
     is_scalar,
     suspended,
 )
@@ -66,7 +64,6 @@ from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import Stepping, empty_like, new_tuple
 from fusee.capture.policy import HOOKS, original
-from fusee.capture.recorder import effects
 from fusee.capture.sources import Held, ResultOf
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -76,7 +73,6 @@ from fusee.capture.torch_api import (
     is_bookkeeping,
     is_graph_function,
     marks_static,
-    run_for_real,
 )
 from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs
@@ -552,31 +548,6 @@ def _defaults(m: Capturing, function: types.FunctionType) -> tuple[Args, Kwargs]
         place = m.world.place(function, "__kwdefaults__")
         keyword_defaults = m.plain(m.world.load(keyword_defaults, place))
     return defaults, keyword_defaults
-
-
-@BY_TYPE.rule(functools._lru_cache_wrapper)
-def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    """A function with a cache: called again while nobody could tell, else asked what it keeps."""
-    before, said = m.world.changes(), len(m.world.later)
-    graph, given = m.world.recorder.graph, (*args, *kwargs.values())
-    known = {*graph.nodes}
-    result = call(m, m.world.slot(function, "__wrapped__"), *args, **kwargs)
-    is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
-    if m.world.changes() == before and (is_scalar(result) or is_found):
-        return result
-    is_pure = m.world.changes()[1:] == before[1:]
-    del m.world.later[said:]
-    if result is None and m.world.changes() == before:
-        say_later(m, function, args, kwargs)  # it warns, once
-        return None
-    origin = m.world.origin(function)
-    is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
-    if is_pure and origin is not None and all(map(is_scalar, given)):
-        m.world.passing.append("what a function keeps")
-        keyed = ResultOf(origin, operator.methodcaller("__call__", *args, **kwargs), "")
-        place = m.world.kept_by(function, keyed, args, tuple(kwargs.items()), *map(type, given))
-        return m.world.load(run_for_real(function, *args, **kwargs), place)
-    raise GraphBreak("a function under lru_cache gives more than numbers, texts and functions")
 
 
 BY_TYPE[weakref.ref] = lambda ref, m: m.world.referent(ref)

@@ -258,6 +258,22 @@ class ResultOf(Part):
         return self.function(of)
 
 
+@dataclass(frozen=True, eq=False)
+class Several(Origin):
+    """A tuple of objects, each found at its own origin."""
+
+    parts: tuple[Origin, ...]
+
+    def code(self, parent: str, source: Source) -> str:
+        return f"({', '.join(map(source.variable, self.parts))},)"
+
+    def find(self, of: Any) -> Any:
+        return tuple(map(looking(of), self.parts))
+
+    def words_after(self, parent: str) -> str:
+        return ", ".join(map(str, self.parts))
+
+
 @functools.cache
 def given_by(function: Callable[[], Any], words: str = "") -> ResultOf:
     """What a function of the process gives."""

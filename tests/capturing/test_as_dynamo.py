@@ -265,6 +265,32 @@ def test_tensors_that_a_function_keeps() -> None:
     assert len(traced.graphs) == 1
 
 
+def test_tensors_that_a_function_with_a_cache_is_given() -> None:
+    """What it has kept for this very tensor is given, though the tensor was written to since."""
+
+    class Scaled:
+        by = 3.0
+
+        @functools.lru_cache  # noqa: B019
+        def row(self, x: T, y: T, *, more: float = 0.0) -> T:
+            return x * self.by + more, y.shape[0]
+
+    scaled = Scaled().row
+
+    def fn(x: T) -> T:
+        (first, count), (again, _) = scaled(x, x, more=1.0), scaled(x, x, more=1.0)
+        return first * count + x, first, again is first
+
+    told, traced = [], Traced(fn)
+    for run in (fn, traced):
+        x = X.clone()
+        found = [run(x), run(x.add_(1)), run(X * 2)]
+        told.append(shape_of([found, found[0][1] is found[1][1]]))
+    assert told[0] == told[1]
+    assert traced.stops == []
+    assert len(traced.graphs) == 1
+
+
 def test_functions_with_a_cache_that_do_more() -> None:
     heard = []
 
@@ -275,7 +301,10 @@ def test_functions_with_a_cache_that_do_more() -> None:
 
     drawn = functools.lru_cache(lambda count: torch.rand(count))
     of_tensors = functools.lru_cache(lambda y: y + 1)
-    for fn in (lambda x: x * noted(3), lambda x: x * drawn(3), lambda x: x * of_tensors(x)):
+    for fn in (
+        lambda x: x * noted(3), lambda x: x * drawn(3), lambda x: x * of_tensors(x + 1),
+        lambda x: of_tensors(x.mul_(1)) * 2,
+    ):  # fmt: skip
         traced, y = Traced(fn), X.clone()
         assert traced(y).tolist() == traced(y).tolist() == fn(y).tolist()
         assert traced.stops != []
