@@ -23,7 +23,7 @@ import typing
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.fx.node import map_aggregate
@@ -37,20 +37,15 @@ from fusee.capture.frame import (
     COMPARE,
     UNARY,
     Line,
-    is_named,
     is_scalar,
     variables,
 )
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
-from fusee.capture.mirrors import Called, Later, is_alone
-from fusee.capture.recorder import effects
+from fusee.capture.mirrors import Called, Later
 from fusee.capture.sources import (
-    Held,
     Local,
-    Origin,
     ResultOf,
-    Several,
     given_by,
     is_trusted,
 )
@@ -62,7 +57,6 @@ from fusee.capture.torch_api import (
     FakeTensor,
     State,
     enter_inference_mode,
-    run_for_real,
 )
 from fusee.source import Args, Kwargs, Rules
 
@@ -196,8 +190,10 @@ def _id(m: Capturing, obj: Any, /) -> int:
             raise GraphBreak("id() of a tensor differs from call to call")
         m.world.fact(IdMatch, origin, real)
         obj = real
-    if m.is_outside(obj) and not is_fixed and not is_memo:
-        raise GraphBreak("id() of an object from outside differs from call to call")
+    elif not (is_fixed or is_memo) and (origin := m.world.origin(obj)) is not None:
+        if isinstance(origin.root, Local):
+            raise GraphBreak("id() of an object from outside differs from call to call")
+        m.world.fact(IdMatch, origin, obj)
     m.world.passing.append("an address")
     return id(obj)
 
@@ -337,6 +333,9 @@ SPECIAL.update({
     torch.profiler.record_function.__exit__: lambda m, *args: None,
     FakeTensor.tolist: lambda m, x: m.call(torch.Tensor.tolist, x),  # it asks for each element
 })  # fmt: skip
+
+
+BY_TYPE[typing.NewType] = lambda kind, m, x, /: x
 
 
 def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None, /) -> Any:
@@ -499,12 +498,18 @@ def left(m: Capturing) -> Iterator[None]:
     re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.finditer,
     re.compile, re.escape,
 )  # fmt: skip
-def _on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    if len(args) > 1 and isinstance(args[1], types.FunctionType):
-        args = (args[0], Called(m, args[1]), *args[2:])  # what to put there
+def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """A function of `re`, or a method of a pattern or match."""
+
+    def shown(x: Any) -> Any:
+        x = str.__str__(x) if isinstance(x, str) else x
+        return Called(m, x) if callable(x) else x  # what to put in place of a match
+
+    args, kwargs = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
     if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
-    return function(*args, **kwargs)
+    found = function(*args, **kwargs)
+    return m.world.made(function, *args, **kwargs) if type(found) is re.Match else found
 
 
 # ------------------------------------------------------------------------------ classes
@@ -529,66 +534,6 @@ def _namedtuple(m: Capturing, /, *args: Any, **kwargs: Any) -> type:
     made: type = m.world.made(collections.namedtuple, *args, **kwargs)
     m.made_classes.add(made)
     return made
-
-
-# ------------------------------------------------------------------------------ lru_cache
-
-
-@BY_TYPE.rule(functools._lru_cache_wrapper)
-def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    """A function with a cache: called again while nobody could tell, else asked what it keeps."""
-    before, said = m.world.changes(), len(m.world.later)
-    graph, given = m.world.recorder.graph, (*args, *kwargs.values())
-    known = {*graph.nodes}
-    result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
-    is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
-    if m.world.changes() == before and (is_scalar(result) or is_found):
-        return result
-    is_pure = m.world.changes()[1:] == before[1:]
-    del m.world.later[said:]
-    if result is None and m.world.changes() == before:
-        say_later(m, function, args, kwargs)  # it warns, once
-        return None
-    origin = m.world.origin(function)
-    is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
-    found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
-    is_changed = any(node.target in STATE_SWITCHES for node in known)
-    is_changed |= m.world.recorder.changes_inputs(known)
-    if not all(found) or (is_changed and not all(map(is_scalar, given))):
-        raise GraphBreak("a function under lru_cache is given what no call before the graph can be")
-    m.world.passing.append("what a function keeps")
-    objects, places = zip((function, origin), *found)
-    key = ((x if is_scalar(x) else id(x), type(x)) for x in given)
-    asked = _Asked(tuple(kwargs))
-    keyed = ResultOf(Several(places), asked, "what is kept: ")
-    place = m.world.kept_by(function, keyed, tuple(kwargs), *key)
-    return m.world.load(run_for_real(asked.call, objects), place)
-
-
-def _before(m: Capturing, x: Any) -> tuple[Any, Origin] | None:
-    """An argument as it is before the graph, and where it is found; None if it is not so."""
-    if is_scalar(x):
-        return x, Held(x, repr(x))
-    real, origin = m.world.inputs.get(id(x), (x, m.world.origin(x)))
-    is_whole = is_alone(x) and id(x) not in m.world.seen and not m.world.is_changed_inside(x)
-    return (real, origin) if is_whole and origin is not None and not m.modes else None
-
-
-class _Asked(NamedTuple):
-    """Calls the first of some objects with the others."""
-
-    names: tuple[str, ...]
-
-    def call(self, given: Args) -> Any:
-        function, *args = given
-        first = len(args) - len(self.names)
-        return function(*args[:first], **dict(zip(self.names, args[first:])))
-
-    def __call__(self, given: Args) -> Any:
-        try:
-            return self.call(given)
-        except Exception:  # noqa: BLE001  # the program's: Python is to raise it where it stands
-            return ABSENT
 
 
 # ------------------------------------------------------------------------------ weakref

@@ -13,10 +13,12 @@ import builtins
 import collections
 import copy
 import copyreg
+import datetime
 import enum
 import functools
 import inspect
 import itertools
+import json
 import math
 import operator
 import re
@@ -43,6 +45,7 @@ from fusee.capture.attributes import (
 )
 from fusee.capture.builtins import (
     BY_TYPE,
+    on_text,
     refuse_hooks,
     refuses,
     special,
@@ -73,6 +76,7 @@ from fusee.capture.torch_api import (
     is_bookkeeping,
     is_graph_function,
     marks_static,
+    pytree,
 )
 from fusee.fake.torch_python import moved
 from fusee.source import Args, Kwargs
@@ -86,21 +90,23 @@ from fusee.source import Args, Kwargs
 
 _PURE: set[Any] = {
     abs, round, divmod, pow, ord, chr, hex, oct, bin, ascii, format, len, math.prod, complex, bytes,
-    sys.intern,
+    sys.intern, str.maketrans, bytes.maketrans,
 }  # fmt: skip
 _BY_METHOD = {
     abs: "__abs__", round: "__round__", format: "__format__", math.floor: "__floor__",
     math.ceil: "__ceil__", math.trunc: "__trunc__", operator.index: "__index__",
 }  # fmt: skip
 _PURE_MODULES = {"math", "cmath", "_operator", "itertools", "_bisect", "_struct", "unicodedata"}
+_DATES = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
 _PURE_CLASSES = (
     slice, range, complex, bytes, bytearray, memoryview, torch.Size, torch.device, torch.dtype,
-    torch.finfo, torch.iinfo,
+    torch.finfo, torch.iinfo, *_DATES,
 )  # fmt: skip
 _METHOD_OWNERS = (
     str, bytes, int, float, complex, bool, tuple, frozenset, range, slice, types.MappingProxyType,
-    re.Pattern, re.Match, BaseException, *CONTAINERS,
+    re.Pattern, re.Match, BaseException, *_DATES, *CONTAINERS,
 )  # fmt: skip
+_OF_NOW = ("now", "utcnow", "today")
 
 
 def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -123,6 +129,8 @@ def call_native(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(owner, type) and function.__name__ == "__subclasses__":
         return _subclasses(m, owner)
     if isinstance(owner, type) and owner in _METHOD_OWNERS and owner not in CONTAINERS:
+        if function.__name__ in _OF_NOW:
+            raise _unknown(function)
         return _run(m, function, args, kwargs)  # int.from_bytes
     if owner is not None and isinstance(owner, _METHOD_OWNERS):
         return _method(m, function, owner, args, kwargs)
@@ -155,6 +163,14 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return symbols.called(function, args, kwargs)
     m.look((*args, *kwargs.values()), AS_VALUES)
     return asked_by_c(m.world.recorder, function, *args, **kwargs)
+
+
+@stands_for_each(json.dumps, json.loads)
+def _as_json(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    leaves = pytree.tree_leaves([*map(m.deep, args), *kwargs.values()])
+    if not all(is_scalar(x) or symbols.is_open(x) for x in leaves):
+        raise GraphBreak(f"json.{function.__name__}() of more than numbers and texts")
+    return _run(m, function, args, kwargs)
 
 
 def _unknown(function: Any) -> GraphBreak:
@@ -243,9 +259,7 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
     if refuses(of_class, len(args) + 1, *kwargs):
         return function(*args, **kwargs)  # the TypeError
     if isinstance(owner, (re.Pattern, re.Match)):
-        args = tuple(str.__str__(x) if isinstance(x, str) else x for x in args)
-        if not all(map(is_scalar, args)):
-            raise _unknown(function)
+        return on_text(function, m, *args, **kwargs)
     is_outside = m.is_outside(owner) and isinstance(owner, CONTAINERS)
     if is_outside and name == "append" and type(owner) is list and len(args) == 1 and not kwargs:
         return m.append(owner, *args)
@@ -423,10 +437,13 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if type(function) is types.MethodType:
         return call(m, function.__func__, function.__self__, *args, **kwargs)
     if type(function) is types.MethodWrapperType and not isinstance(function.__self__, FakeTensor):
-        is_getter = isinstance(function.__self__, types.GetSetDescriptorType)
+        owner: Any = function.__self__
+        if function.__name__ == "__next__" and not args:
+            return m.next(owner)
+        is_getter = isinstance(owner, types.GetSetDescriptorType)
         if is_getter and args and isinstance(args[0], FakeTensor):  # torch.Tensor.shape.__get__
             return on_tensors(m, function, args, kwargs)
-        args = (function.__self__, *args)
+        args = (owner, *args)
         function = vars(function.__objclass__)[function.__name__]
     inner = original(function)
     if type(function) is torch.jit.ScriptFunction:  # the function that was scripted

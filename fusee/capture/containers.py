@@ -7,21 +7,25 @@ Python code of the program out of the machine's sight.
 from __future__ import annotations
 
 import bisect
+import builtins
 import collections
 import functools
 import gc
+import heapq
+import inspect
 import itertools
 import operator
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing, ask
-from fusee.capture.builtins import SPECIAL, stands_for, stands_for_each
+from fusee.capture.builtins import BY_TYPE, SPECIAL, say_later, stands_for, stands_for_each
 from fusee.capture.dynamic import LOADERS
-from fusee.capture.frame import ABSENT, CONTAINERS, is_scalar
+from fusee.capture.frame import ABSENT, CONTAINERS, is_named, is_scalar
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import TypeMatch
 from fusee.capture.mirrors import (
@@ -29,11 +33,14 @@ from fusee.capture.mirrors import (
     Indexed,
     Stepping,
     dict_class,
+    is_alone,
     is_finite_iterator,
     is_key,
 )
-from fusee.capture.sources import Origin, ResultOf
-from fusee.capture.torch_api import FakeTensor
+from fusee.capture.recorder import effects
+from fusee.capture.sources import Held, Origin, ResultOf, Several
+from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
+from fusee.source import Args
 
 # ---------------------------------------------------------------------------- iteration
 
@@ -144,17 +151,24 @@ def _new_tuple(m: Capturing, cls: Any, items: Any = (), /) -> Any:
 def _lazily(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     is_test = function in (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 
-    def given(x: Any) -> Any:
+    def given(place: int | str, x: Any) -> Any:
         x = symbols.value(x) if symbols.is_open(x) else x
-        if is_scalar(x) and not isinstance(x, (str, bytes, range)):
-            return Called(m, x, is_test) if is_test else x
-        is_function = callable(x) and not hasattr(type(x), "__iter__")
-        return Called(m, x, is_test) if is_function else _iterable(m, x)
+        if place == _CALLS.get(function) or place in ("func", "key"):
+            return Called(m, x, is_test) if is_test or x is not None else x
+        is_number = is_scalar(x) and not isinstance(x, (str, bytes, range))
+        return x if is_number or place in ("strict", "initial", "fillvalue") else _iterable(m, x)
 
     if function is itertools.accumulate and "func" not in kwargs and len(args) == 1:
         args = (*args, operator.add)
-    kwargs = {k: given(x) if k in ("func", "key", "repeat") else x for k, x in kwargs.items()}
-    return function(*map(given, args), **kwargs)
+    kwargs = {name: given(name, x) for name, x in kwargs.items()}
+    return function(*itertools.starmap(given, enumerate(args)), **kwargs)
+
+
+# Where what they call stands among their arguments.
+_CALLS: dict[Any, int] = {
+    map: 0, filter: 0, itertools.takewhile: 0, itertools.dropwhile: 0, itertools.filterfalse: 0,
+    itertools.starmap: 0, itertools.accumulate: 1, itertools.groupby: 1,
+}  # fmt: skip
 
 
 SPECIAL[itertools.chain.from_iterable] = lambda m, x, /: itertools.chain.from_iterable(
@@ -375,3 +389,89 @@ for _of in ({}, collections.OrderedDict()):
 
 # Methods in C that are these.
 METHODS = {"__getitem__": item, "__missing__": _made}
+
+
+# ---------------------------------------------------------------------------- heapq
+# Functions in C that Python's library has in Python, too.
+
+
+@functools.cache
+def _of_heaps() -> dict[str, Any]:
+    """The module heapq as it is without its part in C."""
+
+    def importing(name: str, *args: Any) -> Any:
+        if name == "_heapq":
+            raise ImportError
+        return builtins.__import__(name, *args)
+
+    given = {**vars(builtins), "__import__": importing}
+    names: dict[str, Any] = {"__name__": heapq.__name__, "__builtins__": given}
+    exec(compile(inspect.getsource(heapq), heapq.__file__, "exec"), names)
+    return names
+
+
+@stands_for_each(*(x for x in vars(heapq).values() if type(x) is types.BuiltinFunctionType))
+def _by_python(function: Any, m: Capturing, /, *args: Any) -> Any:
+    name = function.__name__
+    return m.call(m.world.hold(_of_heaps()[name], f"heapq.{name}"), *args)
+
+
+# ---------------------------------------------------------------------------- lru_cache
+# Functions that keep what they gave.
+
+
+@BY_TYPE.rule(functools._lru_cache_wrapper)
+def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
+    """A function with a cache: called again while nobody could tell, else asked what it keeps."""
+    before, said = m.world.changes(), len(m.world.later)
+    graph, given = m.world.recorder.graph, (*args, *kwargs.values())
+    known = {*graph.nodes}
+    result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
+    is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
+    if m.world.changes() == before and (is_scalar(result) or is_found):
+        return result
+    is_pure = m.world.changes()[1:] == before[1:]
+    del m.world.later[said:]
+    if result is None and m.world.changes() == before:
+        say_later(m, function, args, kwargs)  # it warns, once
+        return None
+    origin = m.world.origin(function)
+    is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
+    found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
+    is_changed = any(node.target in STATE_SWITCHES for node in known)
+    is_changed |= m.world.recorder.changes_inputs(known)
+    if not all(found) or (is_changed and not all(map(is_scalar, given))):
+        raise GraphBreak("a function under lru_cache is given what no call before the graph can be")
+    m.world.passing.append("what a function keeps")
+    objects, places = zip((function, origin), *found)
+    key = ((x if is_scalar(x) else id(x), type(x)) for x in given)
+    asked = _Asked(tuple(kwargs))
+    keyed = ResultOf(Several(places), asked, "what is kept: ")
+    place = m.world.kept_by(function, keyed, tuple(kwargs), *key)
+    return m.world.load(run_for_real(asked.call, objects), place)
+
+
+def _before(m: Capturing, x: Any) -> tuple[Any, Origin] | None:
+    """An argument as it is before the graph, and where it is found; None if it is not so."""
+    if is_scalar(x):
+        return x, Held(x, repr(x))
+    real, origin = m.world.inputs.get(id(x), (x, m.world.origin(x)))
+    is_whole = is_alone(x) and id(x) not in m.world.seen and not m.world.is_changed_inside(x)
+    return (real, origin) if is_whole and origin is not None and not m.modes else None
+
+
+class _Asked(NamedTuple):
+    """Calls the first of some objects with the others."""
+
+    names: tuple[str, ...]
+
+    def call(self, given: Args) -> Any:
+        function, *args = given
+        first = len(args) - len(self.names)
+        return function(*args[:first], **dict(zip(self.names, args[first:])))
+
+    def __call__(self, given: Args) -> Any:
+        try:
+            return self.call(given)
+        except Exception:  # noqa: BLE001  # the program's: Python is to raise it where it stands
+            return ABSENT

@@ -373,7 +373,7 @@ def _parsed(text: str) -> _Rows:
 NUMPY = (sys.modules["numpy"].generic,) if "numpy" in sys.modules else ()  # torch imports it
 
 # Known by what they are as one of these, whatever else their classes hold.
-VALUES = (int, float, complex, str, bytes, *NUMPY)
+VALUES = (int, float, complex, str, bytes, re.Match, *NUMPY)
 
 
 class Specialise(BaseException):
@@ -564,9 +564,11 @@ def shown(x: Any) -> Any:
 
 
 def exactly(x: Any) -> Any:
-    """What tells a number, a text or a set of them from all that differ from it."""
+    """What tells a number, a text, a match or a set of them from all that differ from it."""
     if isinstance(x, (set, frozenset)):
         return tuple(sorted(map(repr, x)))
+    if isinstance(x, re.Match):
+        return x.re, x.string, x.pos, x.endpos, x.regs
     kind = next((kind for kind in VALUES[:5] if isinstance(x, kind)), None)
     return x.tobytes() if kind is None else kind.__repr__(x)
 

@@ -11,6 +11,7 @@ import builtins
 import collections
 import contextlib
 import copy
+import datetime
 import enum
 import functools
 import itertools
@@ -644,6 +645,7 @@ def checked(x: Any, function: Any = None) -> Any:
 _SCALARS = frozenset((
     int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range, re.Pattern,
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
 ))  # fmt: skip
 EXACT = (int, bool, str, bytes, type(None))  # == and the class tell all of them apart
 # Guarded by identity.
@@ -770,8 +772,7 @@ def raise_at(f: Frame, error: BaseException) -> NoReturn:
 
 
 def _empty_frames(error: BaseException) -> None:
-    """Let the frames of ours that an error has left hold nothing: they would make a circle of it
-    and its traceback, with all that the program lets go of."""
+    """Let the frames of ours that an error has left hold nothing: they and it make a circle."""
     for at, _ in traceback.walk_tb(error.__traceback__):
         if at.f_code.co_filename.startswith(_OURS):
             with contextlib.suppress(RuntimeError):  # it still runs
@@ -783,8 +784,7 @@ def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.
         if isinstance(node, (ast.stmt, ast.expr, ast.arg)):
             node.lineno = node.end_lineno = line
             node.col_offset = node.end_col_offset = 0
-    kind = "exec" if isinstance(tree, ast.Module) else "eval"
-    made: types.CodeType = compile(tree, file, kind)
+    made: types.CodeType = compile(tree, file, "exec" if isinstance(tree, ast.Module) else "eval")
     return made
 
 

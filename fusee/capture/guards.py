@@ -7,6 +7,7 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -306,6 +307,9 @@ class Distinct(Fact):
         return str(value) if value is SHARED else f"distinct from {sum(map(len, value)) - 1} others"
 
 
+_BY_TEXT = (complex, datetime.datetime, datetime.time)
+
+
 class EqualsMatch(Fact):
     """A number, a text, or a container of such, by class and value."""
 
@@ -320,8 +324,8 @@ class EqualsMatch(Fact):
         if isinstance(known, tuple):  # (1, 2) == (True, 2.0)
             kinds = f"[*{source.python('map')}({source.python('type')}, {at})]"
             same = f"{kinds} == {source.constant([*map(type, known)])} and {same}"
-        # 0.0 equals -0.0, and nan not even itself
-        if isinstance(known, complex) or (
+        # 0.0 equals -0.0, nan not even itself, and a time that of another zone
+        if isinstance(known, _BY_TEXT) or (
             isinstance(known, float) and (not known or known != known)
         ):
             same = f"{source.python('repr')}({at}) == {repr(known)!r}"
@@ -536,7 +540,7 @@ def _equal(found: Any, value: Any) -> bool:
         return False
     if isinstance(value, (tuple, list)):
         return len(found) == len(value) and all(map(_equal, found, value))
-    return repr(found) == repr(value) if isinstance(value, (float, complex)) else found == value
+    return repr(found) == repr(value) if isinstance(value, (float, *_BY_TEXT)) else found == value
 
 
 def _row(whole: str, one: str, known: tuple[int | None, ...]) -> list[str]:

@@ -101,6 +101,16 @@ def _is_exact(x: Any) -> bool:
     return type(x) is tuple and all(type(item) in EXACT for item in x)
 
 
+class Itself:
+    """An object that equals itself alone, whatever its class says."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.held is other.held
+
+
 class World:
     """All that one capture knows of the outside.
 
@@ -662,12 +672,14 @@ class World:
             self.fact(guards.NotAlias, a, b)
 
     def changes(self) -> Any:
-        """What has been written so far, as far as it can be told without the values."""
-        sizes = [
-            (len(m.writes), len(m.tail), len(m.copy or ()), len(m.done), m.is_changed())
-            for m in self.mirrors.values()
-        ]
-        return self.recorder.calls, len(self.slots), len(self.later), [s for s in sizes if s[-1]]
+        """What has been written so far."""
+        written: list[Any] = [(name, Itself(x)) for name, (_, _, x) in self.slots.items()]
+        for k, mirror in self.mirrors.items():
+            if mirror.is_changed():
+                items = mirror.writes if mirror.copy is None else mirror.copy
+                values = (*items, *items.values()) if isinstance(items, dict) else items
+                written.append((k, [*map(Itself, (*values, *mirror.tail, *mirror.done))]))
+        return self.recorder.calls, written, len(self.later)
 
     # ---------------------------------------------------------------------- slots and cells
 

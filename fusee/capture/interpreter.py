@@ -17,7 +17,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -363,6 +363,8 @@ class Interpreter(Capturing):
             if mirror.copy is None and is_element and isinstance(container, list):
                 return world.load(container[key], world.part(mirror, key))
             return world.whole(container)[key]
+        if isinstance(container, re.Match):
+            return container[key]
         raise GraphBreak(f"an element of a {type(container).__qualname__}")
 
     def store_subscript(self, container: Any, key: Any, value: Any) -> None:
@@ -441,6 +443,9 @@ class Interpreter(Capturing):
             if not hasattr(type(found), "__next__"):
                 raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
             return found
+        by_place = attributes.python_method(self, x, "__getitem__")
+        if by_place is not None and not hasattr(type(x), "__iter__"):
+            return self.call(self.world.hold(Sequence.__iter__, "Sequence.__iter__"), x)
         if self.is_outside(x):
             if isinstance(x, CONTAINERS):
                 return self.iterate(self.in_order(x))
@@ -449,8 +454,6 @@ class Interpreter(Capturing):
             if isinstance(x, (str, bytes)):  # its value is a fact
                 return iter(x)
             raise GraphBreak(f"iterating over a {type(x).__qualname__} from outside")
-        if attributes.python_method(self, x, "__getitem__") and not hasattr(x, "__iter__"):
-            raise GraphBreak("iterating by __getitem__ alone")
         if isinstance(x, (set, frozenset)):
             self.world.passing.append("the order of a set")
         return iter(x)

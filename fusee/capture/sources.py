@@ -29,7 +29,7 @@ _TRUSTED = frozenset(
     "torch numpy math cmath operator functools itertools collections contextlib typing abc enum"
     " dataclasses copy re inspect types warnings logging os sys random builtins weakref threading"
     " importlib string numbers time traceback _operator _functools _collections _collections_abc"
-    " typing_extensions".split()
+    " typing_extensions heapq".split()
 )
 
 _MOST_NAMED = 24  # parts of an origin in the name of an input

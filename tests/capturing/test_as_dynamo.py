@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import collections
+import copy
+import datetime
 import enum
 import functools
+import heapq
+import json
 import operator
 import re
 import sys
@@ -208,7 +212,69 @@ def asked_whether_fx_traces(x: T) -> T:
     return x - 1 if torch.fx._symbolic_trace.is_fx_tracing() else x + 1
 
 
+class Due(list[T]):
+    def __lt__(self, other: T) -> bool:
+        return self[0] < other[0]
+
+
+def heaps(x: T) -> T:
+    queue, own = [(2.0, "b"), (3.0, "a")], [Due([3, x]), Due([1, x + 1])]
+    heapq.heapify(own)
+    heapq.heappush(queue, (1.0, "c"))
+    first, key = heapq.heappop(queue)
+    following = iter(queue).__next__
+    merged = heapq.merge([1, 4], (k for k in (2, 3)))
+    return own[0][1] * first, key, heapq.nsmallest(2, [5, x.dim(), 4]), [*merged], following()
+
+
+class Rows:
+    def __init__(self, rows: T) -> None:
+        self.rows = rows
+
+    def __getitem__(self, k: int) -> T:
+        return self.rows[k]
+
+    def __call__(self, x: T) -> T:
+        return x * 3
+
+    def __deepcopy__(self, memo: T) -> T:
+        memo[id(self)] = made = Rows(copy.deepcopy(self.rows, memo))
+        return made
+
+
+ROWS = Rows([1.0, 2.0])
+
+
+def classes_with_one_method_of_a_protocol(x: T) -> T:
+    copied = copy.deepcopy({"rows": ROWS, "again": [ROWS]})
+    total = sum(a * b for a, b in zip(Rows([x, x * 2]), ROWS))
+    layers = torch.nn.Sequential(torch.nn.ReLU())
+    return total, [*map(ROWS, [x])], [*map(layers, [x])], copied["again"][0] is copied["rows"]
+
+
+DAY = datetime.datetime(2024, 1, 30, tzinfo=datetime.UTC)
+
+
+def dates(x: T) -> T:
+    later = DAY + datetime.timedelta(days=x.dim())
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    return x * (later - DAY).total_seconds(), f"{later:%d.%m}", later.astimezone(zone), later
+
+
+Name = typing.NewType("Name", str)
+
+
+def texts(x: T) -> T:
+    match = re.compile(r"(?P<kind>[a-z]+)_(\d+)").match("block_7")
+    assert match is not None
+    mended = re.compile(r"\d").sub(lambda found: str(int(found[0]) + 1), match.string)
+    told = json.dumps({"n": [x.dim(), None], "kind": match["kind"]}, sort_keys=True)
+    named = Name("a").translate(str.maketrans("a", "b"))
+    return x * int(match.group(2)), mended, told, json.loads(told), match.span(), named
+
+
 PROGRAMS = [
+    heaps, dates, texts, classes_with_one_method_of_a_protocol,
     compiled_inside, asked_whether_fx_traces,
     keywords_of_pythons, attributes_of_a_thread, a_descriptor_that_only_sets, operators_by_name,
     warnings_caught, warnings_recorded, weak_references, numbers_in_tensors, values_for_numbers,
@@ -289,6 +355,24 @@ def test_tensors_that_a_function_with_a_cache_is_given() -> None:
     assert told[0] == told[1]
     assert traced.stops == []
     assert len(traced.graphs) == 1
+
+
+def test_values_in_c_that_are_alive_at_a_break() -> None:
+    """A match and a time are made again, and a piece knows by their values those that it meets."""
+
+    def fn(x: T, text: str, day: T) -> T:
+        match = re.search(r"\d+", text)
+        week = day + datetime.timedelta(weeks=1)
+        print(end="")
+        return x * int(match[0]) + week.day, match.span(), week
+
+    traced, zone = Traced(fn), datetime.timezone(datetime.timedelta(hours=2))
+    for text, day in (("a3", DAY), ("b3", DAY), ("a4", DAY), ("a3", DAY.astimezone(zone))):
+        found, expected = traced(X, text, day), fn(X, text, day)
+        assert shape_of([found[0], found[1], repr(found[2])]) == shape_of(
+            [expected[0], expected[1], repr(expected[2])]
+        )
+    assert [stop.partition(" (")[0][:7] for stop in traced.stops] == ["print()"] * 4
 
 
 def test_functions_with_a_cache_that_do_more() -> None:

@@ -304,6 +304,23 @@ def test_a_policy_says_what_a_checkpoint_saves(contexts, count) -> None:
     assert len(saved) == 1 + count, [t.shape for t in saved]
 
 
+def test_effects_under_a_checkpoint_come_again_in_the_backward_pass() -> None:
+    """Though what is written under it was written before it, too."""
+    counts = {"n": 0}
+
+    def part(x):
+        counts["n"] += 1
+        return x.sin()
+
+    def whole(x):
+        return checkpoint(part, part(x), use_reentrant=False).sum()
+
+    for run in (whole, fusee.compile(whole)):
+        counts["n"] = 0
+        run(torch.ones(3, requires_grad=True)).backward()
+        assert counts == {"n": 3}
+
+
 def test_other_contexts_of_a_checkpoint_end_the_graph() -> None:
     def fn(x):
         contexts = lambda: (contextlib.nullcontext(), contextlib.nullcontext())  # noqa: E731
