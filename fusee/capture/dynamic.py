@@ -88,23 +88,31 @@ class Named:
         def entries(name: str) -> list[str]:
             return compiler_setting(name).replace(" ", "").split(",")
 
-        given = (*options.dynamic_sources, *options.unbacked_sources)
-        listed = [*given, *entries("dynamic_sources"), *entries("unbacked_sources")]
-        self.names = [*map(_Name.of, filter(None, listed))]
+        def names(name: str) -> list[_Name]:
+            return [*map(_Name.of, filter(None, (*getattr(options, name), *entries(name))))]
+
+        self.unbacked = names("unbacked_sources")
+        self.names = [*names("dynamic_sources"), *self.unbacked]
         self.values = {*map(int, filter(None, entries("dynamic_values")))}
 
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether they name the number, or size, at an origin."""
-        if value in self.values and type(value) is int:
-            return True
-        if not self.names:
+        is_value = value in self.values and type(value) is int
+        return is_value or self._among(self.names, origin)
+
+    def as_unbacked(self, origin: Origin) -> bool:
+        """Whether the program may not ask for it."""
+        return self._among(self.unbacked, origin)
+
+    def _among(self, names: list[_Name], origin: Origin) -> bool:
+        if not names:
             return False
         axis, of = (origin.axis, origin.of) if isinstance(origin, SizeOf) else (None, origin)
         ours, torchs = str(of), torchs_name(of)
         return any(
             (axis is None or name.axis in (None, axis)) and name.fits(ours, torchs)
-            for name in self.names
-        ) or any(name.text == str(origin) for name in self.names)
+            for name in names
+        ) or any(name.text == str(origin) for name in names)
 
 
 # ---------------------------------------------------------------------------- varying
@@ -163,6 +171,11 @@ class Varying:
         """What is said of a tensor's sizes, by axis."""
         return marks(x)
 
+    def mark(self, origin: Origin, dynamic: bool = True) -> Mark:
+        """That of a size or number which is not marked; by name it may be."""
+        is_unbacked = self.with_symbols and self.named.as_unbacked(origin)
+        return Mark(dynamic or is_unbacked, unbacked=is_unbacked)
+
     def __call__(self, origin: Origin, value: Any) -> bool:
         """Whether the number or size at an origin is an input; `value` is what it is now."""
         if is_learning_rate(origin):
@@ -182,7 +195,7 @@ class Varying:
     def settings(self) -> Any:
         """All that decides what a capture leaves open."""
         inputs = sorted(words for words, is_input in self.known.items() if is_input)
-        named = self.named.names, sorted(self.named.values)
+        named = self.named.names, self.named.unbacked, sorted(self.named.values)
         return self.dynamic, inputs, named, self.reads_sizes, self.reads_numbers
 
     @property

@@ -248,7 +248,9 @@ class World:
         known = self._open.get(words)
         if known is None:
             self.fact(guards.TypeMatch, origin, int)
-            known = self._open[words] = self.symbols.load(number, origin, 1 - 2**48, 2**48 - 1)
+            ends = 1 - 2**48, 2**48 - 1
+            known = self.symbols.load(number, origin, *ends, self.varies.mark(origin))
+            self._open[words] = known
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:

@@ -309,9 +309,6 @@ def selected(call: Callable[..., Any], x: torch.Tensor, key: Any, *value: Any) -
     return x, (), *value
 
 
-_OPEN = Mark(True)  # of what varies and is not marked
-
-
 class Symbols:
     """The symbols of one capture.
 
@@ -434,9 +431,7 @@ class Symbols:
         (symbol,) = symbols(x.node.size)
         return self.origins[symbol]
 
-    def load(
-        self, number: int, origin: Origin, lo: int, hi: int | None = None, mark: Mark = _OPEN
-    ) -> Any:
+    def load(self, number: int, origin: Origin, lo: int, hi: int | None, mark: Mark) -> Any:
         """The open number for one from outside, which is `lo` to `hi` in all calls."""
         self.mode.cache_enabled = False  # whose keys know torch's own symbols alone
         name = self.env.data.next_name() if mark.unbacked else f"s{len(self.origins)}"
@@ -469,7 +464,7 @@ class Symbols:
         marked = varies.marks(whole)
         for axis, n in enumerate(x.shape):
             place = SizeOf(origin, axis)
-            mark = marked.get(axis) or Mark(n > 1 and varies(place, n))
+            mark = marked.get(axis) or varies.mark(place, n > 1 and varies(place, n))
             if mark.is_strict and n < 2 and not mark.unbacked:
                 raise ConstantSizeError(
                     f"{place} is marked as dynamic and is first seen as {n}, which is a constant",

@@ -1,4 +1,7 @@
-"""Sizes, strides and dtypes of gradients: they lie as what they are gradients of, or row by row."""
+"""Sizes, strides and dtypes of gradients: they lie as what they are gradients of, or row by row.
+
+Gradients of factorisations are triangular solves.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusee.fake.layouts import Sizes, Spec, laid_out, like, rows, strides
-from fusee.fake.rules import RULES, Found, convolution_layout, in_layout_of, overloads
+from fusee.fake.layouts import Sizes, Spec, broadcast, equal, like, rows, strides
+from fusee.fake.rules import RULES, Found, convolution_spec, in_layout_of, overloads
 
 aten = torch.ops.aten
 
@@ -71,8 +74,16 @@ RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),)
 
 @RULES.rule(aten.convolution_backward.default)
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Found:
-    if x.dim() != 4:
-        return None
-    layout = convolution_layout(x, weight)
-    image, kernel = (laid_out(y.shape, y.dtype, layout) for y in (x, weight))
+    image, kernel = (convolution_spec(y.shape, x, weight, rest[-2]) for y in (x, weight))
     return _asked((image, kernel, rows((grad.shape[1],), weight.dtype)), rest[-1])
+
+
+@RULES.rule(aten.linalg_solve_triangular.default)
+def _solved(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, **_: Any) -> Found:
+    """Columns come one after the other. Errors, and what is lazily conjugated, are torch's."""
+    n = b.shape[-2 if left else -1]
+    if min(a.dim(), b.dim()) < 2 or a.dtype is not b.dtype or not equal(a.shape[-2:], (n, n)):
+        return None
+    size = [*broadcast(a.shape[:-2], b.shape[:-2]), *b.shape[-2:]]
+    order = [*range(len(size) - 2), len(size) - 1, len(size) - 2]
+    return Spec(size, strides(size, order), b.dtype)

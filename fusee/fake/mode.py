@@ -273,7 +273,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if self.env is not None and func._schema.is_mutable:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
-        device = _home(self, args, kwargs)
+        device = _home(self, args, kwargs, for_function=func in _TRANSFORMS)
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
@@ -304,7 +304,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or (_written_as(func) if is_open else None)
         if own is not None and not func._schema.is_mutable:
-            device = _home(self, args, kwargs, constants=True)
+            device = _home(self, args, kwargs, for_function=True)
         if own is not None and device is not None:
             return _by_function(self, own, args, kwargs, device)
         with _uncached(self) if is_open else contextlib.nullcontext():
@@ -435,11 +435,11 @@ _PART_OF = {
 
 
 def _home(
-    mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any], constants: bool = False
+    mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any], for_function: bool = False
 ) -> torch.device | None:
-    """Where all tensors are, if they are fakes whose values nobody knows.
+    """Where all tensors are, if they are fakes whose values nobody knows, none lazily conjugated.
 
-    constants   or those of some are known, not of all
+    for_function   or some are, and values of some are known, not of all
     """
     home: torch.device | None = None
     count = known = 0
@@ -448,13 +448,13 @@ def _home(
             if isinstance(x, torch.Tensor):
                 if type(x) is not FakeTensor or x.fake_mode is not mode:
                     return None
-                if x.layout != torch.strided or x.is_conj() or x.is_neg():
+                if x.layout != torch.strided or (not for_function and (x.is_conj() or x.is_neg())):
                     return None
                 device: torch.device = x.fake_device
                 if device != (home or device):
                     return None
                 home, count, known = device, count + 1, known + (x.constant is not None)
-    if known and not (constants and known < count):
+    if known and not (for_function and known < count):
         return None
     home = home or _CPU
     asked = kwargs.get("device")
@@ -557,6 +557,7 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
 
 _SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
 _AS_STRIDED = overload("as_strided")
+_TRANSFORMS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c"))
 
 # ------------------------------------------------------------------------------ tracing
 

@@ -585,31 +585,31 @@ def _convolution(
             size.append((n + 2 * pad - reach - 1) // step + 1)
     if any(n < (0 if transposed else 1) for n in size[2:]):
         raise RuntimeError(f"convolution: the result would have the size {size}")
-    if x.dim() == 3:  # runs as a two-dimensional one, on rows: at::_convolution makes x contiguous
-        layout = suggested_layout(weight.unsqueeze(2))
+    return convolution_spec(size, x, weight, groups)
+
+
+def convolution_spec(size: Sizes, x: Tensor, weight: Tensor, groups: int) -> Spec:
+    """Of a result of a convolution, or a gradient: they lie alike.
+
+    source   aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format, use_mkldnn
+    """
+    if x.dim() == 3:  # of images with one row: at::_convolution makes x contiguous
+        with mode_of((weight,)):
+            layout = suggested_layout(weight.unsqueeze(2))
         image = laid_out((*size[:2], 1, size[2]), x.dtype, layout)
         return Spec(size, [*image.stride[:2], image.stride[3]], x.dtype)
-    if transposed and x.dim() == 5 and not _is_onednns(x, weight, groups):
-        return rows(size, x.dtype)
-    return laid_out(size, x.dtype, convolution_layout(x, weight))
+    layout = suggested_layout(x)
+    layout = suggested_layout(weight) if layout is torch.contiguous_format else layout
+    if layout is torch.channels_last_3d and not _is_onednns(x, weight, groups):
+        layout = torch.contiguous_format
+    return laid_out(size, x.dtype, layout)
 
 
 def _is_onednns(x: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether a convolution is not one of the few that ATen computes itself on a CPU.
-
-    source   aten/src/ATen/native/Convolution.cpp, ConvParams::use_mkldnn
-    """
     if x.dtype is not torch.float32:
         return x.dtype in (torch.bfloat16, torch.float16)
-    if not known((*x.shape, *weight.shape)):
-        raise Unsure
-    is_large = min(weight.shape[-2:]) > 3 or math.prod(x.shape[:4]) > 20480
-    return groups > 1 or is_large or x.shape[0] > 1
-
-
-def convolution_layout(x: Tensor, weight: Tensor) -> torch.memory_format:
-    found = suggested_layout(x)
-    return suggested_layout(weight) if found is torch.contiguous_format else found
+    is_large = groups > 1 or min(weight.shape[-2:]) > 3 or bool(x.shape[0] > 1)
+    return is_large or bool(math.prod(x.shape[:4]) > 20480)
 
 
 @RULES.rule(aten.scaled_dot_product_attention.default)
@@ -684,10 +684,7 @@ def _embedding(weight: Tensor, index: Tensor, *_: Any) -> Found:
 
 
 def _sorted(x: Tensor, dims: Iterable[int]) -> list[int]:
-    steps = x.stride()
-    if not known(steps):
-        raise Unsure
-    return sorted(dims, key=lambda d: -steps[d])
+    return sorted(dims, key=lambda d: -x.stride()[d])
 
 
 def _transformed(x: Tensor, size: Sizes, dims: Sequence[int], dtype: torch.dtype) -> Spec:
@@ -714,7 +711,12 @@ def _complex_to_real(x: Tensor, dims: Sequence[int], norm: int, last_size: Any) 
     return _transformed(x, size, [last], x.dtype.to_real())
 
 
+def _complex_to_complex(x: Tensor, dims: Sequence[int], norm: int, forward: bool) -> Found:
+    return _transformed(x, x.shape, _sorted(x, dims), x.dtype) if dims else None
+
+
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    RULES.rule(aten._fft_c2c.default)(_complex_to_complex)
     RULES.rule(aten._fft_r2c.default)(_real_to_complex)
     RULES.rule(aten._fft_c2r.default)(_complex_to_real)
 

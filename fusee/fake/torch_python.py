@@ -66,6 +66,10 @@ def _certain(x: Any) -> bool:
     return bool(x.node.maybe_as_bool()) if isinstance(x, torch.SymBool) else bool(x)
 
 
+def _constant(name: str) -> Any:
+    return types.SimpleNamespace(name=name)
+
+
 class _Partly(types.ModuleType):
     """Of a module, what is said here; for all else the module is imported."""
 
@@ -81,6 +85,8 @@ _INSTEAD: dict[str, Any] = {
     x.__name__: x
     for x in (
         _Partly("sympy", Basic=()),
+        # of a tensor that is a constant, which a message might name
+        _Partly("torch._dynamo.source", ConstantSource=_constant, RandomValueSource=()),
         _Partly("torch.utils._sympy.functions", Max=torch.sym_max),
         _Partly(
             "torch.fx.experimental.symbolic_shapes",
@@ -95,6 +101,7 @@ _INSTEAD: dict[str, Any] = {
             sym_or=_any,
             statically_known_true=_certain,
             is_nested_int=lambda x: False,
+            is_symbolic=lambda x: isinstance(x, torch.SymInt),
             # of symbols of torch's there are none
             free_unbacked_symbols=lambda x: (),
             has_free_unbacked_symbols=lambda x: False,

@@ -665,12 +665,23 @@ def test_a_branch_on_a_size_that_is_marked_as_unbacked() -> None:
         ),
         (loop, "is marked as unbacked, and the program needs x"),
     ):
-        x = torch.randn(7, 2)
-        fusee.compiler.mark_unbacked(x, 0)
-        with pytest.raises(
-            ConstantSizeError, match=f"{says}[^>]*test_symbols.py.* in {program.__name__}"
-        ):
-            fusee.compile(program)(x)
+        marked, x = torch.randn(7, 2), torch.randn(7, 2)
+        fusee.compiler.mark_unbacked(marked, 0)
+        for given, names in ((marked, ""), (x, "x:0"), (x, "L['x']")):
+            said = f"{says}[^>]*test_symbols.py.* in {program.__name__}"
+            with pytest.raises(ConstantSizeError, match=said):
+                fusee.compile(program, options={"unbacked_sources": names})(given)
+
+
+def test_a_number_that_is_named_as_unbacked() -> None:
+    def program(x: Tensor, n: int) -> Tensor:
+        return x * n if x.dim() == 1 else x * (n if n > 4 else 0)
+
+    compiled = fusee.compile(program, options={"unbacked_sources": "n"})
+    for n in (0, 1, 7):
+        torch.testing.assert_close(compiled(torch.ones(2), n), torch.full((2,), float(n)))
+    with pytest.raises(ConstantSizeError, match=r"n is marked as unbacked, .* needs whether n > 4"):
+        compiled(torch.ones(2, 2), 3)
 
 
 def test_operators_may_fix_an_unbacked_size_unless_it_is_strict() -> None:

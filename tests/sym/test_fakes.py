@@ -177,8 +177,12 @@ def forward(x, k, q):
     z = z, torch.cdist(x, x), torch.diag_embed(x), F.pad(q, (1, 1, 1, 1), mode="reflect"), x.flip(0)
     z = z, F.interpolate(q, scale_factor=2.0), torch.linalg.cholesky(k * torch.eye(len(k)) + 1)
     z = z, torch.broadcast_tensors(x, x[:1]), torch.addcmul(x, x, x), x.cumsum(1).logsumexp(0)
-    z = z, torch.rand_like(x), x.clone().exponential_(), x.count_nonzero()
-    return y.sum() + x.exp().sum(), z
+    z = z, torch.rand_like(x), x.clone().exponential_(), x.count_nonzero(), k.clone().abs_()
+    z = z, torch.fft.hfft(x + 0j), torch.fft.hfft2(x + 0j), k.take(torch.tensor([0, 1]))
+    y = y.sum() + F.conv1d(q[0], q[0]).sum() + F.conv_transpose1d(q[0], q[0].transpose(0, 1)).sum()
+    y = y + F.conv3d(q[None], q[None]).sum() + F.conv_transpose3d(q[None], q[:, :, None]).sum()
+    triangle = torch.linalg.solve_triangular(x[:, 1:] + 9 * torch.eye(len(k)), x, upper=True)
+    return y + triangle.sum() + x.exp().sum(), z
 
 compiled = fusee.compile(forward, fullgraph=True)
 for n in (4, 6, 7):

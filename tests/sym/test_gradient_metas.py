@@ -51,6 +51,26 @@ def test_gradients(layouts: tuple[torch.memory_format, ...]) -> None:
         check(getattr(aten, f"{name}_backward").default, g, x, *more.get(name, ()))
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("layouts", list(itertools.product((False, True), repeat=3)))
+def test_gradients_of_convolutions(layouts: tuple[bool, ...], rank: int) -> None:
+    """Channels first, or last."""
+
+    def image(*size: int, is_last: bool) -> Tensor:
+        x = torch.rand(*size)
+        return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_last else x
+
+    steps = [2] * rank, [1] * rank, [1] * rank
+    for count, groups, transposed in itertools.product((1, 2), (1, 4), (False, True)):
+        x = image(count, 8, *(5, 6, 7)[:rank], is_last=layouts[0])
+        w = image(8, 8 // groups, *[3] * rank, is_last=layouts[1])
+        how = *steps, transposed, [0] * rank, groups
+        y = aten.convolution.default(x, w, None, *how)
+        check(aten.convolution.default, x, w, None, *how)
+        g = image(*y.shape, is_last=layouts[2])
+        check(aten.convolution_backward.default, g, x, w, [8], *how, [True] * 3)
+
+
 def test_attention() -> None:
     q = torch.rand(2, 5, 4, 8).transpose(1, 2)
     for x in (q, q.contiguous()):
