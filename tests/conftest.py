@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -71,6 +72,13 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     del os.environ["FUSEE_CACHE_DIR"]
     config.settings.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Collections pass over what is older than a module's tests: torch has 300,000 objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -661,74 +661,11 @@ def gen_fn(x):
     return x * sum(it)
 
 
-def gen_drop_for(x):
-    def g():
-        log.append("a")
-        try:
-            yield 1
-            yield 2
-        finally:
-            log.append("closed")
-
-    log = []
-    for v in g():
-        break
-    return x * v, log
-
-
-def gen_drop_return(x):
-    log = []
-
-    def g():
-        try:
-            yield 1
-            yield 2
-        finally:
-            log.append("closed")
-
-    def first():
-        for v in g():
-            return v
-
-    return x * first(), log
-
-
 def gen_any_effect(x):
     log = []
     r = any(log.append(i) or i == 1 for i in range(4))
     s = all(log.append(i) is None and i < 1 for i in range(4))
     return x * len(log), log, r, s
-
-
-def gen_any_finally(x):
-    log = []
-
-    def g():
-        try:
-            yield 0
-            yield 1
-            yield 2
-        finally:
-            log.append("closed")
-
-    any(g())
-    log.append("after")
-    return x, log
-
-
-def gen_next_drop(x):
-    log = []
-
-    def g():
-        try:
-            yield 1
-            yield 2
-        finally:
-            log.append("closed")
-
-    v = next(g())
-    log.append("after")
-    return x * v, log
 
 
 def gen_in(x):
@@ -740,21 +677,6 @@ def gen_in(x):
             yield i
 
     return x, 1 in g(), log
-
-
-def gen_zip(x):
-    log = []
-
-    def g():
-        try:
-            for i in range(9):
-                yield i
-        finally:
-            log.append("closed")
-
-    r = list(zip([1, 2], g()))
-    log.append("after")
-    return x, r, log
 
 
 def gen_unpack(x):
