@@ -28,11 +28,7 @@ class Failed(Exception):
 
 
 def measure(
-    arguments: list[str],
-    caches: Path,
-    timeout_s: float = 1200,
-    *,
-    module: str = "bench.measure",
+    arguments: list[str], caches: Path, timeout_s: float = 1200, *, module: str = "bench.measure"
 ) -> dict[str, Any]:
     """The JSON that `python -m MODULE ARGUMENTS` prints.
 

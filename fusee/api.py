@@ -34,14 +34,7 @@ from fusee.capture.policy import (
 )
 from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
 from fusee.config import CaptureOptions, Knob, knobs, taken
-from fusee.errors import (
-    FuseeWarning,
-    GraphBreakError,
-    OptionError,
-    nearest,
-    source_line,
-    warn,
-)
+from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
 
 __all__ = ["Compiler", "compile", "compile_in_place", "report"]
 
@@ -156,12 +149,6 @@ def compile(
 _SWITCHES = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 
 
-def _forced(backend: Any) -> tuple[GuardedBackend, dict[str, bool]]:
-    """What compiles graphs where a stance forces a backend, and which sizes it takes."""
-    guarded = GuardedBackend(registry.for_capture(backend), registry.name_of(backend))
-    return guarded, registry.sizes_of(backend)
-
-
 def compiles(function: F) -> F:
     """In what is compiled, calls of what `function` gives are calls of what it was given."""
 
@@ -178,7 +165,10 @@ compiles(compile)
 compiles(torch.compile)
 
 
-POLICY.lookup = _forced
+POLICY.lookup = lambda backend: (
+    GuardedBackend(registry.for_capture(backend), registry.name_of(backend)),
+    registry.sizes_of(backend),
+)
 machinery.append("fusee.torch_functions")  # its stand-ins
 
 
@@ -281,12 +271,7 @@ class Compiler:
             POLICY,
             self.recompile_limit,
             fullgraph=self.fullgraph,
-            varying=functools.partial(
-                Varying,
-                dynamic=self.dynamic,
-                options=self.chosen,
-                **sizes,
-            ),
+            varying=functools.partial(Varying, dynamic=self.dynamic, options=self.chosen, **sizes),
             guard_filter=self.chosen.guard_filter_fn,
             notice=self.notice,
             keeper=self.keeper,

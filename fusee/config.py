@@ -111,11 +111,7 @@ class Knob(NamedTuple):
         )
 
 
-_CALLED: dict[type, str] = {
-    Path: "a path",
-    Mapping: "a dict",
-    tuple: "names, comma-separated",
-}
+_CALLED: dict[type, str] = {Path: "a path", Mapping: "a dict", tuple: "names, comma-separated"}
 
 
 def knob(default: Any, help: str, env: str | None = None, **more: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from fusee.aten.torch_api import OpOverload, op_name, ops_with_kernel
+from fusee.source import Args, Kwargs
 
 Kind = Literal["lower", "float32", "promote", "dtype", "norm"]
 
@@ -92,8 +93,8 @@ def as_autocast_calls(
     op: OpOverload,
     kind: Kind,
     lower: torch.dtype,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     convert: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
 ) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
     """An operator and its arguments as autocast passes them on: float64 is left alone."""

@@ -645,25 +645,12 @@ Table = Mapping[OpOverload, Callable[..., Any]]
 
 # Not in core ATen, but lowered or called whole.
 _KEPT = frozenset(
-    {
-        aten.linear.default,
-        aten.scaled_dot_product_attention.default,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit_no_training.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten.silu.default,
-        aten.mish.default,
-        aten.softplus.default,
-        aten.hardswish.default,
-        aten.hardsigmoid.default,
-        aten.baddbmm.default,
-        aten.stack.default,
-        aten.upsample_nearest2d.vec,
-        aten.upsample_bilinear2d.vec,
-        aten.upsample_bicubic2d.vec,
-        aten.grid_sampler_2d.default,
-        aten.roll.default,
-    }
+    overloads(
+        "linear scaled_dot_product_attention _native_batch_norm_legit_functional"
+        " _native_batch_norm_legit_no_training _native_batch_norm_legit.no_stats silu mish softplus"
+        " hardswish hardsigmoid baddbmm stack upsample_nearest2d.vec upsample_bilinear2d.vec"
+        " upsample_bicubic2d.vec grid_sampler_2d roll"
+    )
 )
 
 
@@ -693,15 +680,10 @@ def taken_apart(op: OpOverload) -> Callable[..., Any] | None:
 
 # Kernels of these round once in half precision, torch's decompositions after every step.
 _EXACT_ONLY_WHOLE = frozenset(
-    {
-        aten.addr.default,
-        aten.linalg_cross.default,
-        aten.logit.default,
-        aten.upsample_linear1d.default,
-        aten.upsample_linear1d.vec,
-        aten.upsample_trilinear3d.default,
-        aten.upsample_trilinear3d.vec,
-    }
+    overloads(
+        "addr linalg_cross logit upsample_linear1d upsample_linear1d.vec upsample_trilinear3d"
+        " upsample_trilinear3d.vec"
+    )
 )
 
 

@@ -37,6 +37,7 @@ from torch._ops import OpOverload
 from fusee.aten.torch_api import op_name, recurrent_layer, without_autocast
 from fusee.errors import user_line
 from fusee.fake.mode import may_raise, raises
+from fusee.fake.rules import overloads
 from fusee.source import HostSource, define, listed
 from fusee.sym.expr import Expr, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import Comparison
@@ -693,25 +694,12 @@ def _key(x: Any) -> Any:
 
 # What tracing must not take apart: ATen runs it better as one call than as its parts, torch's parts
 # give other bits, or the passes look for it.
-WHOLE: frozenset[OpOverload] = frozenset(
-    {
-        aten.convolution.default,
-        aten.dot.default,
-        aten.embedding_dense_backward.default,
-        aten.hardswish.default,
-        aten.hardtanh.default,
-        aten.leaky_relu.default,
-        aten.linear.default,
-        aten.logspace.default,
-        aten.logspace.Scalar_Tensor,
-        aten.logspace.Tensor_Scalar,
-        aten.logspace.Tensor_Tensor,
-        aten.max_unpool2d.default,
-        aten.max_unpool3d.default,
-        aten.relu.default,
-        aten.scaled_dot_product_attention.default,
-        aten.vdot.default,
-    }
+WHOLE = frozenset(
+    overloads(
+        "convolution dot embedding_dense_backward hardswish hardtanh leaky_relu linear logspace"
+        " logspace.Scalar_Tensor logspace.Tensor_Scalar logspace.Tensor_Tensor max_unpool2d"
+        " max_unpool3d relu scaled_dot_product_attention vdot"
+    )
 )
 
 

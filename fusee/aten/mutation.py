@@ -19,13 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusee.aten.canonicalize import bound, convert
-from fusee.aten.torch_api import (
-    OpOverload,
-    is_composite,
-    is_explicit,
-    library,
-    mutated_arguments,
-)
+from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.fake.layouts import is_dense, is_row_major
 from fusee.source import Rules
@@ -291,13 +285,8 @@ def _copy(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 def _fill(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     x = t.value(args[0])
     fill = args[1] if len(args) > 1 else 0
-    full = t.call(
-        aten.full.default,
-        list(x.tensor.shape),
-        fill,
-        dtype=x.tensor.dtype,
-        device=x.store.device,
-    )
+    given = {"dtype": x.tensor.dtype, "device": x.store.device}
+    full = t.call(aten.full.default, list(x.tensor.shape), fill, **given)
     store(t, args[0], full)
     return args[0]
 
@@ -344,22 +333,6 @@ def _batch_norm(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
 # ------------------------------------------------------------------------------ geometry
 
 
-@_WRITES.rule(
-    aten.transpose_.default, aten.t_.default, aten.swapaxes_.default, aten.swapdims_.default
-)
-@_WRITES.rule(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default)
-@_WRITES.rule(aten.as_strided_.default)
-def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    target = args[0]
-    value = _own(t, op, target)
-    old = aten.alias.default(target)
-    t.b.replace(value, target, old)
-    made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
-    op(target, *args[1:], **kwargs)
-    t.b.alias(target, t.value(made), None)
-    return target
-
-
 _VIEWS = {
     aten.transpose_.default: aten.transpose.int,
     aten.swapaxes_.default: aten.transpose.int,
@@ -371,6 +344,18 @@ _VIEWS = {
     aten.unsqueeze_.default: aten.unsqueeze.default,
     aten.as_strided_.default: aten.as_strided.default,
 }
+
+
+@_WRITES.rule(*_VIEWS)
+def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    target = args[0]
+    value = _own(t, op, target)
+    old = aten.alias.default(target)
+    t.b.replace(value, target, old)
+    made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
+    op(target, *args[1:], **kwargs)
+    t.b.alias(target, t.value(made), None)
+    return target
 
 
 @_WRITES.rule(aten.resize_.default)

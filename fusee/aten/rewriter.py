@@ -27,6 +27,8 @@ from fusee.aten.boundary import DERIVATIONS
 from fusee.aten.graph import AtenGraph, is_deterministic
 from fusee.config import Options
 from fusee.fake.mode import on_metas
+from fusee.fake.rules import overloads
+from fusee.source import Args, Kwargs
 from fusee.sym.expr import Expr, Size, hint
 from fusee.sym.symint import same_ints
 
@@ -97,9 +99,7 @@ class Editor:
 
     # -------------------------------------------------------------------- changes
 
-    def _with_sizes(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_sizes(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """SymInts among arguments as the sizes that nodes hold."""
         if not self.aten.symbols:
             return args, kwargs
@@ -116,12 +116,7 @@ class Editor:
             yield
 
     def call(
-        self,
-        target: Callable[..., Any],
-        *args: Any,
-        like: fx.Node,
-        val: Any = None,
-        **kwargs: Any,
+        self, target: Callable[..., Any], *args: Any, like: fx.Node, val: Any = None, **kwargs: Any
     ) -> fx.Node:
         """A new node. Its meta is `val`, or else what `target` returns for its arguments' metas.
 
@@ -231,13 +226,7 @@ aten = torch.ops.aten
 
 LEAST_SCORES = 512 * 512  # per head
 
-_RESHAPES = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.clone.default,
-    aten.reshape.default,
-)
+_RESHAPES = tuple(overloads("view _unsafe_view expand clone reshape"))
 
 
 def fuse_attention(edit: Editor) -> None:

@@ -113,9 +113,7 @@ def returned(x: Any) -> Any:
     if type(x) is not Scalar:
         return x
     if not isinstance(x.known, torch.SymFloat):
-        raise TraceError(
-            "a call needs the value of a float that the graph reads from a tensor",
-        )
+        raise TraceError("a call needs the value of a float that the graph reads from a tensor")
     return float(x.known)
 
 

@@ -39,6 +39,7 @@ from fusee.aten.graph import (
 )
 from fusee.fake.layouts import is_contiguous
 from fusee.fake.mode import on_metas
+from fusee.fake.rules import overloads
 from fusee.source import listed
 from fusee.sym.expr import Expr, Size, hint
 
@@ -400,18 +401,7 @@ def computing_sizes(whole: AtenGraph) -> fx.GraphModule:
 
 # Not elementwise, but computed in the dtype of the result.
 _PROMOTED = frozenset(
-    {
-        aten.cat.default,
-        aten.stack.default,
-        aten.cumsum.default,
-        aten.cumprod.default,
-        aten.mean.default,
-        aten.mean.dim,
-        aten.prod.default,
-        aten.prod.dim_int,
-        aten.sum.default,
-        aten.sum.dim_IntList,
-    }
+    overloads("cat stack cumsum cumprod mean mean.dim prod prod.dim_int sum sum.dim_IntList")
 )
 # Casts on their own, or keeping their operands' dtypes: nothing is promoted.
 _UNPROMOTED = frozenset({aten._to_copy.default, aten.clone.default, aten.fill.Scalar})

@@ -30,17 +30,12 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode as FakeTensorMode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode as TorchDispatchMode,
-)
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
 from fusee.fake.mode import fake_mode
 from fusee.fake.torch_python import python_kernels
+from fusee.source import Args
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -134,14 +129,14 @@ def is_composite(op: OpOverload) -> bool:
     )
 
 
-def composite(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def composite(op: OpOverload, args: Args, kwargs: Mapping[str, Any]) -> Any:
     """Run the composite kernel of `op`: torch's in C++, which is eager's."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(op_name(op), _COMPOSITE):
         return op._op_dk(_COMPOSITE, *args, **kwargs)
     return op.decompose(*args, **kwargs)
 
 
-def composite_in_python(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def composite_in_python(op: OpOverload, args: Args, kwargs: Mapping[str, Any]) -> Any:
     """Run the composite kernel of `op`: the one in Python, if any, for symbolic sizes."""
     with python_kernels():
         return op.decompose(*args, **kwargs)
@@ -188,7 +183,7 @@ def is_explicit(op: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op_name(op), _EXPLICIT))
 
 
-def explicit(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def explicit(op: OpOverload, args: Args, kwargs: Mapping[str, Any]) -> Any:
     """Run the one kernel of `op`, for the operators that it calls."""
     return op._op_dk(_EXPLICIT, *args, **kwargs)
 

@@ -126,24 +126,14 @@ class Builder:
     # -------------------------------------------------------------------------- nodes
 
     def emit(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        val: Any,
-        device: torch.device,
+        self, op: OpOverload, args: Args, kwargs: Kwargs, val: Any, device: torch.device
     ) -> fx.Node:
         """Append a node that calls `op` on nodes and literals; `val` is its meta result."""
         if self.to_size is not None:
             args, kwargs = _with_sizes((args, kwargs), self.to_size)
         name = op._schema.name.partition("::")[2]  # shorter than fx's, and ten times as quick
         node = self.graph.create_node("call_function", op, args, kwargs, name)
-        node.meta = {
-            "val": val,
-            "device": device,
-            "stack_trace": self.stack_trace,
-            **self.marks,
-        }
+        node.meta = {"val": val, "device": device, "stack_trace": self.stack_trace, **self.marks}
         return node
 
     def constant(self, x: torch.Tensor) -> fx.Node:
@@ -270,11 +260,7 @@ class Builder:
 
     def unsupported(self, reason: str, remedy: str | None = None) -> TraceError:
         """The error for a program that has no functional ATen graph."""
-        return TraceError(
-            reason,
-            where=user_line(self.stack_trace),
-            remedy=remedy,
-        )
+        return TraceError(reason, where=user_line(self.stack_trace), remedy=remedy)
 
 
 def _with_sizes(x: Any, to_size: Callable[[Any], Size]) -> Any:
@@ -424,9 +410,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     def _should_skip_dynamo(cls) -> bool:
         return False  # True costs 10 us per operator, and nobody compiles the tracer
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (saves := self.b.saves) is not None:
             return self._selected(saves, func, types, args, kwargs)
@@ -538,7 +522,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             found = found or value.store.device
         return found or self.device
 
-    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Append `op` to the graph; its results are new tensors."""
         nodes, metas = self.operands(args)
         named, named_metas = self.named_operands(kwargs)
@@ -590,11 +574,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             value.pick = (node, pick)
 
     def run_meta(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device = _CPU,
+        self, op: OpOverload, args: Args, kwargs: Kwargs, device: torch.device = _CPU
     ) -> Any:
         try:
             return self.b.twins.run(op, args, kwargs, device)
@@ -651,7 +631,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             metas.append(meta)
         return tuple(nodes), tuple(metas)
 
-    def named_operands(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def named_operands(self, kwargs: Kwargs) -> tuple[Kwargs, Kwargs]:
         nodes: dict[str, Any] = {}
         metas: dict[str, Any] = {}
         for name, x in kwargs.items():

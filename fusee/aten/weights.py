@@ -34,6 +34,8 @@ from fusee.aten.masks import known_masks
 from fusee.aten.rewriter import Editor, Pass, only_user, val
 from fusee.aten.torch_api import laid_out
 from fusee.config import Options
+from fusee.fake.rules import overloads
+from fusee.source import Args, Kwargs
 
 # ---------------------------------------------------------------------------- constants
 
@@ -53,8 +55,8 @@ class DeriveStep(NamedTuple):
 
     name: str
     target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     done: tuple[int, ...]  # values that no later step reads
     stride: tuple[int, ...] | None = None
 
@@ -330,11 +332,7 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
 
 aten = torch.ops.aten
 
-_NORMS = (
-    aten.batch_norm.default,
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit_no_training.default,
-)
+_NORMS = tuple(overloads("batch_norm native_batch_norm _native_batch_norm_legit_no_training"))
 
 
 class Norm(NamedTuple):

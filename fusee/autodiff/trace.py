@@ -22,14 +22,7 @@ from torch import Tensor, fx
 from fusee.aten.autocast import CASTS
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
-from fusee.aten.graph import (
-    Mutation,
-    OutputSpec,
-    ViewOfInput,
-    ViewOfOutput,
-    inverse,
-    memory_root,
-)
+from fusee.aten.graph import Mutation, OutputSpec, ViewOfInput, ViewOfOutput, inverse, memory_root
 from fusee.aten.torch_api import (
     OpOverload,
     active,
@@ -47,7 +40,7 @@ from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import FakeTensor, python_dispatcher, unseen_by_hooks
-from fusee.source import Rules
+from fusee.source import Args, Rules
 from fusee.sym.expr import Size, hint
 
 # ---------------------------------------------------------------------------- functions
@@ -296,9 +289,7 @@ class JointTracer(Tracer):  # type: ignore[no-untyped-call]  # torch's own hook
         self._first: list[int] = []
         self._lines: list[str | None] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         if self.is_backward:
             number, is_function = current_node_number()
             self.b.stack_trace = self._line(number)

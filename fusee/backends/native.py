@@ -27,11 +27,10 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten import control_flow
 from fusee.aten.canonicalize import Table
 from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, must_run, returning
 from fusee.aten.torch_api import OpOverload
-from fusee.aten.trace import trace
+from fusee.aten.trace import COMPILERS, trace
 from fusee.aten.weights import Derived, run_passes
 from fusee.autodiff.autograd_function import Run
 from fusee.autodiff.joint import Split
@@ -61,11 +60,7 @@ from fusee.loops.check import (
 from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, Kernel, LoopGraph, contiguous
 from fusee.loops.lower.graph import GraphLowering, supported
-from fusee.loops.memory import (
-    Plan,
-    plan_memory,
-    show_plan,
-)
+from fusee.loops.memory import Plan, plan_memory, show_plan
 from fusee.runtime import change_detection, process
 from fusee.runtime.change_detection import DerivedSet, Fixed, why_not_derivable
 from fusee.targets import Built, Kept, Target
@@ -85,11 +80,7 @@ _LARGE_BYTES = 2**17
 
 
 def _weights(
-    aten: AtenGraph,
-    example_inputs: Sequence[Any],
-    target: Target,
-    options: Options,
-    report: Report,
+    aten: AtenGraph, example_inputs: Sequence[Any], target: Target, options: Options, report: Report
 ) -> tuple[Derived, ...]:
     specs = []
     for spec in aten.inputs:
@@ -308,11 +299,7 @@ _TIMES = (1, 1 / 64, 64)
 
 
 def _costs_less(
-    aten: AtenGraph,
-    halves: Sequence[AtenGraph],
-    options: Options,
-    target: Target,
-    report: Report,
+    aten: AtenGraph, halves: Sequence[AtenGraph], options: Options, target: Target, report: Report
 ) -> bool:
     """Whether the calls of a graph as it was captured cost less than what it is compiled as."""
     if aten.is_staged:
@@ -344,7 +331,7 @@ def _costs_less(
     return True
 
 
-control_flow.COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))
+COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))
 
 
 def _for_training(options: Options) -> Options:

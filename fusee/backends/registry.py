@@ -233,9 +233,7 @@ def later(module: str, function: str) -> Callable[..., Any]:
     return call
 
 
-def list_backends(
-    exclude_tags: Sequence[str] | None = ("debug", "experimental"),
-) -> list[Listed]:
+def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[Listed]:
     """Names that `lookup` knows: ours with their state, those of all entry points, and "inductor".
 
     No package is imported to find out the state. What was registered with TorchDynamo is listed
@@ -309,9 +307,7 @@ def keeps_captures(found: CompiledFn) -> bool:
 
 @process.paused()
 def lookup(
-    backend: BackendLike,
-    options: Mapping[str, object] | None = None,
-    mode: str | None = None,
+    backend: BackendLike, options: Mapping[str, object] | None = None, mode: str | None = None
 ) -> CompiledFn:
     """The function `(gm, example_inputs) -> callable` for a backend, its options bound.
 

@@ -14,7 +14,8 @@ import re
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Self
@@ -170,11 +171,11 @@ class Report:
         externs = {f"{row.op}: {row.reason}" for row in self.externs}
         for title, lines in (
             ("regions", [str(row) for row in self.regions]),
-            ("not the engine's", list(_counted(f"{r.op}  {r.reason}" for r in self.unclaimed))),
-            ("kernels", list(_counted(str(row) for row in self.kernels))),
-            ("calls to ATen", list(_counted(f"{r.op}  {r.reason}" for r in self.externs))),
-            ("passes", list(_counted(self.passes))),
-            ("notes", list(_counted(note for note in self.notes if note not in externs))),
+            ("not the engine's", _counted(f"{r.op}  {r.reason}" for r in self.unclaimed)),
+            ("kernels", _counted(str(row) for row in self.kernels)),
+            ("calls to ATen", _counted(f"{r.op}  {r.reason}" for r in self.externs)),
+            ("passes", _counted(self.passes)),
+            ("notes", _counted(note for note in self.notes if note not in externs)),
         ):
             if lines:
                 rows.append(f"  {title}")
@@ -206,12 +207,8 @@ class CompiledGraph(functools.partial[Any]):
         return self._report
 
 
-def _counted(lines: Iterator[str] | list[str]) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for line in lines:
-        counts[line] = counts.get(line, 0) + 1
-    for line, n in counts.items():
-        yield f"{n:3}x {line}"
+def _counted(lines: Iterable[str]) -> list[str]:
+    return [f"{n:3}x {line}" for line, n in Counter(lines).items()]
 
 
 def first_line(gm: fx.GraphModule) -> str | None:

@@ -18,13 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from fusee import log
-from fusee.aten.graph import (
-    AtenGraph,
-    PartSource,
-    is_pure,
-    part_source,
-    returning,
-)
+from fusee.aten.graph import AtenGraph, PartSource, is_pure, part_source, returning
 from fusee.aten.subgraph import GraphPart, body_lines, cut, permuted
 from fusee.aten.trace import trace
 from fusee.aten.weights import fold, restride
@@ -107,11 +101,7 @@ def compile_with(
 
 
 def _whole(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    engine: Engine,
-    options: Options,
-    reason: str,
+    gm: fx.GraphModule, example_inputs: Sequence[Any], engine: Engine, options: Options, reason: str
 ) -> CompiledGraph:
     """The graph through our compiler, whose report says why it is not the engine's."""
     found = compile_native(gm, example_inputs, options)

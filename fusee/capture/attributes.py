@@ -25,7 +25,7 @@ from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import Mirror, pairs_of
 from fusee.capture.policy import Policy
-from fusee.capture.sources import Dict, Held, is_trusted
+from fusee.capture.sources import IN_C, Dict, Held, is_trusted
 from fusee.capture.torch_api import FakeTensor, asks, own_classes
 
 # ---------------------------------------------------------------------------- capturing
@@ -50,7 +50,6 @@ _OURS = (FakeTensor, Computed, *symbols.OPEN)  # they raise by themselves
 _KNOWN = (types.MethodType, types.CellType, slice, *FIXED, *VALUES)
 _SHOW_ARGS = (BaseException.__str__, KeyError.__str__)
 _FUNCTION = types.FunctionType
-_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def flat(*args: Any) -> Iterator[Any]:
@@ -231,7 +230,7 @@ class Capturing(Semantics):
                 self._look_within(cls, methods)
                 continue
             is_known = is_container or issubclass(cls, _KNOWN)
-            is_state = any(base.__flags__ & _IN_C for base in cls.__mro__[:-1]) and not is_known
+            is_state = any(base.__flags__ & IN_C for base in cls.__mro__[:-1]) and not is_known
             # what has a comparison of object's own is compared by identity
             is_state &= methods is not COMPARED or any(
                 getattr(cls, m, None) is not getattr(object, m, None) for m in methods
@@ -414,7 +413,7 @@ def class_lookup(m: Capturing, cls: type, name: str) -> Any:
 def python_method(m: Capturing, obj: Any, name: str) -> types.FunctionType | None:
     """The method of a class if it is written in Python."""
     cls = type(obj)
-    if cls.__flags__ & (1 << 8) or isinstance(obj, (*_OURS, types.ModuleType)):
+    if cls.__flags__ & IN_C or isinstance(obj, (*_OURS, types.ModuleType)):
         return None
     if cls.__module__.startswith(("fusee.capture", "fusee.torch_functions")):
         return None  # ours, such as a generator on the machine
@@ -655,7 +654,7 @@ def _in_module_tables(m: Capturing, obj: Any, name: str) -> Any:
 
 
 def _missing(cls: type, name: str) -> AttributeError:
-    is_named_whole = cls.__flags__ & _IN_C and cls.__module__ != "builtins"
+    is_named_whole = cls.__flags__ & IN_C and cls.__module__ != "builtins"
     kind = f"{cls.__module__}.{cls.__qualname__}" if is_named_whole else cls.__name__
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
 

@@ -324,9 +324,7 @@ SPECIAL.update({
         sys.getrecursionlimit(), given_by(sys.getrecursionlimit)
     ),
     typing.cast: lambda m, typ, val: val,
-    vars(types.FunctionType)["__get__"]: lambda m, *given: _get(*given),
-    vars(types.GetSetDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
-    vars(types.MemberDescriptorType)["__get__"]: lambda m, *args: _of_descriptor(m, *args),
+    _get: lambda m, *given: _get(*given),
     torch.compiler.is_exporting: lambda m: m.policy.is_exporting,
     # a graph has no parts to name
     torch.profiler.record_function.__enter__: lambda m, manager: manager,
@@ -338,15 +336,14 @@ SPECIAL.update({
 BY_TYPE[typing.NewType] = lambda kind, m, x, /: x
 
 
+@stands_for(
+    *(vars(kind)["__get__"] for kind in (types.GetSetDescriptorType, types.MemberDescriptorType))
+)
 def _of_descriptor(m: Capturing, found: Any, obj: Any, kind: Any = None, /) -> Any:
     """What a descriptor in C gives: `type.__dict__["__mro__"].__get__(cls)`, say."""
     if found.__objclass__ is type and isinstance(obj, type):
         return found.__get__(obj)  # whatever the class of the class has under this name
     raise GraphBreak(f"{found.__name__} of a class in C is read through its descriptor")
-
-
-for _kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
-    SPECIAL[vars(_kind)["__get__"]] = _of_descriptor
 
 
 @stands_for(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)

@@ -67,7 +67,7 @@ from fusee.capture.graph_break import GraphBreak, Unready
 from fusee.capture.guards import Empty, IdMatch, Length
 from fusee.capture.mirrors import Stepping, empty_like, new_tuple
 from fusee.capture.policy import HOOKS, original
-from fusee.capture.sources import Held, ResultOf
+from fusee.capture.sources import IN_C, Held, ResultOf
 from fusee.capture.torch_api import (
     FakeTensor,
     OpOverload,
@@ -265,14 +265,9 @@ def _method(m: Capturing, function: Any, owner: Any, args: Args, kwargs: Kwargs)
         return m.append(owner, *args)
     if is_outside or (isinstance(owner, dict) and name in containers.METHODS):
         # by the class in C that has it: a subclass may have another one in Python
-        home = next(c for c in type(owner).__mro__ if c.__flags__ & _IN_C and name in c.__dict__)
+        home = next(c for c in type(owner).__mro__ if c.__flags__ & IN_C and name in c.__dict__)
         return _unbound(m, home.__dict__[name], (owner, *args), kwargs)
-    if type(owner) is torch.Size and name == "numel":  # in C it takes known sizes alone
-        return math.prod(owner)
     return _with_iterables(m, function, name, args, kwargs)
-
-
-_IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 # These look at nothing that they move.
@@ -606,7 +601,7 @@ def _infer_parameters(m: Capturing, module: Any, /, *args: Any, **kwargs: Any) -
 
 def _call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     meta = type(cls)
-    if isinstance(cls, enum.EnumMeta) or cls.__flags__ & (1 << 8):
+    if isinstance(cls, enum.EnumMeta) or cls.__flags__ & IN_C:
         return call_class(m, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         m.world.allow(cls)
@@ -767,7 +762,7 @@ def _reduced(m: Capturing, x: Any) -> Any:
     kind = type(x)
     if (found := ask(m, x, "__reduce__")) is not ABSENT:
         return found
-    in_c = {base for base in kind.__mro__ if base.__flags__ & _IN_C}
+    in_c = {base for base in kind.__mro__ if base.__flags__ & IN_C}
     if not in_c <= _REFILLED or python_method(m, x, "__getnewargs_ex__") is not None:
         raise GraphBreak(f"copying a {kind.__qualname__}")
     given = () if (new := ask(m, x, "__getnewargs__")) is ABSENT else m.items(new)

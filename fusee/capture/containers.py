@@ -38,7 +38,7 @@ from fusee.capture.mirrors import (
     is_key,
 )
 from fusee.capture.recorder import effects
-from fusee.capture.sources import Held, Origin, ResultOf, Several
+from fusee.capture.sources import IN_C, Held, Origin, ResultOf, Several
 from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
 from fusee.source import Args
 
@@ -130,11 +130,7 @@ def _sum(m: Capturing, x: Any, /, start: Any = 0) -> Any:
 
 @stands_for(list.__new__, set.__new__, dict.__new__)
 def _new_container(m: Capturing, cls: Any, /, *_: Any, **__: Any) -> Any:
-    return (
-        cls.__new__(cls)
-        if cls.__flags__ & 1 << 8
-        else next(base for base in cls.__mro__ if base.__flags__ & 1 << 8).__new__(cls)
-    )
+    return next(base for base in cls.__mro__ if base.__flags__ & IN_C).__new__(cls)
 
 
 @stands_for(tuple.__new__)

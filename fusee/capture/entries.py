@@ -86,10 +86,7 @@ def entrances(owner: Any) -> tuple[types.FunctionType, types.FunctionType]:
     # names of ours have more underscores than any of the program's
     mark = "_" * (1 + max((len(n) - len(n.lstrip("_")) for n in names), default=0))
     space = {mark + name: x for name, x in held.items()}
-    exec(
-        compile(text.replace("§", mark), f"<entrance of {function.__qualname__}>", "exec"),
-        space,
-    )
+    exec(compile(text.replace("§", mark), f"<entrance of {function.__qualname__}>", "exec"), space)
     call: types.FunctionType = space["call"]
     if not owner.of_code:
         functools.update_wrapper(call, function)

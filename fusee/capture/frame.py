@@ -661,7 +661,6 @@ BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 HELD_OWNERS = (types.ModuleType, type, type(None), IN_CPP)
 
 CONTAINERS = (list, dict, set, collections.deque)
-IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 _NAMED = (

@@ -23,15 +23,7 @@ import torch
 
 from fusee.capture import guards, torch_api
 from fusee.capture.captured import Relation, SizeRelation
-from fusee.capture.dynamic import (
-    VALUES,
-    Number,
-    Varying,
-    exactly,
-    is_held,
-    load_number,
-    loaded,
-)
+from fusee.capture.dynamic import VALUES, Number, Varying, exactly, is_held, load_number, loaded
 from fusee.capture.frame import (
     ABSENT,
     BOUND_IN_C,
@@ -39,7 +31,6 @@ from fusee.capture.frame import (
     EXACT,
     FIXED,
     HELD_OWNERS,
-    IMMUTABLE,
     is_named,
     is_scalar,
 )
@@ -63,6 +54,7 @@ from fusee.capture.mirrors import (
 )
 from fusee.capture.recorder import Recorder
 from fusee.capture.sources import (
+    IN_C,
     Attr,
     Cell,
     ClassDict,
@@ -254,11 +246,7 @@ class World:
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
-        self.fact(
-            guards.EqualsMatch,
-            ResultOf(origin, exactly, "the value of "),
-            exactly(obj),
-        )
+        self.fact(guards.EqualsMatch, ResultOf(origin, exactly, "the value of "), exactly(obj))
 
     def _load_bound(self, obj: Any, origin: Origin) -> Any:
         """A method in C of an object from outside: `log.append`, say, alive at a break."""
@@ -571,7 +559,7 @@ class World:
 
     def class_item(self, cls: type, name: str) -> Any:
         """What a class itself holds under a name, before any descriptor acts; or ABSENT."""
-        if cls.__flags__ & IMMUTABLE or cls in self.made_classes:
+        if cls.__flags__ & IN_C or cls in self.made_classes:
             return cls.__dict__.get(name, ABSENT)
         known = self._class_items.get((cls, name))
         if known is None:

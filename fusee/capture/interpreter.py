@@ -41,11 +41,10 @@ from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
 from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_of
 from fusee.capture.recorder import effects
-from fusee.capture.sources import is_trusted
+from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
 
 _IN_PLACE = len(BINARY) // 2
-_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 _MANY = 10_000
 _OURS = re.compile(
     "FakeTensor|'Number'|'Array'|not Array|Sym(Int|Float|Bool)"
@@ -192,7 +191,7 @@ class Interpreter(Capturing):
         for x in (left, right):
             found = (attributes.python_method(self, x, f"__{name}__") for name in names)
             is_asked = any(method is not None for method in found)
-            in_c = [base for base in type(x).__mro__[:-1] if base.__flags__ & _IMMUTABLE]
+            in_c = [base for base in type(x).__mro__[:-1] if base.__flags__ & IN_C]
             is_known &= not in_c or (type(x).__module__ == "builtins" and not is_asked)
             shown.append(type(type(x).__name__, (), {})() if is_asked else x)
         if any(x is not y for x, y in zip(shown, (left, right))):
@@ -487,7 +486,7 @@ class Interpreter(Capturing):
         return self.coming(iterator)
 
     def ask_length(self, x: Any) -> None:
-        if not type(x).__flags__ & _IMMUTABLE:
+        if not type(x).__flags__ & IN_C:
             self.call(operator.length_hint, x, 0)
 
     def mapping(self, x: Any) -> dict[Any, Any]:
@@ -509,7 +508,7 @@ def _is_of_tensors(left: Any, right: Any) -> bool:
     if isinstance(left, FakeTensor):
         left, right = right, left
     kind: Any = type(left)
-    is_in_c = bool(kind.__flags__ & _IMMUTABLE) or hasattr(kind, "__torch_function__")
+    is_in_c = bool(kind.__flags__ & IN_C) or hasattr(kind, "__torch_function__")
     is_number = kind is Number or symbols.is_open(left)
     return isinstance(right, FakeTensor) and (is_in_c or is_number)
 

@@ -14,6 +14,7 @@ import torch
 
 from fusee.capture.frame import ABSENT, FIXED, Line, is_scalar
 from fusee.capture.sources import Origin
+from fusee.source import Args, Kwargs
 
 
 class Opened:
@@ -34,8 +35,8 @@ class Later(NamedTuple):
     """A call that comes after the graph, as if from these lines, the outermost first."""
 
     function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     lines: list[Line]
 
 

@@ -44,7 +44,7 @@ from fusee.capture.mirrors import (
     put_back,
     reduced,
 )
-from fusee.capture.sources import Source
+from fusee.capture.sources import IN_C, Source
 from fusee.capture.symbols import Text, holds_open, is_open
 from fusee.capture.torch_api import FakeTensor, of_subclass
 
@@ -79,7 +79,7 @@ _OF_DICTS = {type(iter(getattr({}, name)())): name for name in ("keys", "values"
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_CLASS = _ON_HEAP | 1 << 8  # and Py_TPFLAGS_IMMUTABLETYPE: a class in C has not the first alone
+_CLASS = _ON_HEAP | IN_C  # a class in C has not the first alone
 # Nothing but a class, an import or a `def` makes these.
 _FOUND = (
     type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,

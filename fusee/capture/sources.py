@@ -32,6 +32,7 @@ _TRUSTED = frozenset(
     " typing_extensions heapq".split()
 )
 
+IN_C = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class in C, as a rule
 _MOST_NAMED = 24  # parts of an origin in the name of an input
 
 

@@ -153,7 +153,7 @@ _FEW = 16  # elements of a set that are asked for each
 
 def method(owner: Any, name: str, args: Args) -> Any:
     """What a method of a text or shape gives, with open numbers; NotImplemented for others."""
-    if name == "numel" and isinstance(owner, torch.Size):
+    if name == "numel" and isinstance(owner, torch.Size):  # in C it takes known sizes alone
         return math.prod(owner)
     if name == "format" and type(owner) is str and any(map(is_open, args)):
         return Text.of(str.format, owner, *args)

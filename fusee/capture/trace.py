@@ -29,15 +29,7 @@ from fusee.capture.graph_break import (
     Opaque,
     generator_states,
 )
-from fusee.capture.guards import (
-    GONE,
-    EqualsMatch,
-    Facts,
-    IdMatch,
-    NoOverlap,
-    Values,
-    overlap,
-)
+from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, Values, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy

@@ -43,14 +43,7 @@ from fusee.loops.ir import Buffer, Extern, Kernel, View
 from fusee.loops.lower.tensor import same_strides
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import reads, views, writes
-from fusee.runtime.launch import (
-    FrameSpec,
-    LaunchSpec,
-    Number,
-    StepResult,
-    ViewSpec,
-    empty_strided,
-)
+from fusee.runtime.launch import FrameSpec, LaunchSpec, Number, StepResult, ViewSpec, empty_strided
 from fusee.source import define
 from fusee.sym.expr import Expr, Size, Steps
 

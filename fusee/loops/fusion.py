@@ -14,7 +14,7 @@ from a fused producer is forwarded in registers; stores that nobody reads any mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,12 +32,21 @@ from fusee.loops.ir import (
     Value,
     View,
     cast,
+    contiguous,
     joined,
     walk,
 )
 from fusee.loops.online import in_one_pass
-from fusee.loops.repeats import AGAIN, unrepeated
-from fusee.loops.schedule import cuts_of, order_loops, points_of, reads, rewritten, size, writes
+from fusee.loops.schedule import (
+    cuts,
+    cuts_of,
+    order_loops,
+    points_of,
+    reads,
+    rewritten,
+    size,
+    writes,
+)
 from fusee.sym.expr import Size, Symbol, coefficient, hint, known_lt, product, symbols
 
 # ---------------------------------------------------------------------------- group
@@ -131,6 +140,59 @@ def _forwarded(
         return None
     # masked: the mask may protect what the producer never computed
     return None if value.args else stored
+
+
+# ---------------------------------------------------------------------------- repeats
+# Values that repeat within a vector, as a number per group of channels does beside channels.
+#
+# A loop over i that reads x[i // 8] has lanes of eight elements at most. Where it reads that again
+# at each point of other axes, x[i // 8] is stored before, once for each i, by a loop of its own.
+
+# How often a value is read again, at least.
+AGAIN = 16
+
+
+def unrepeated(steps: Iterable[Loop | Extern], wide: int) -> Iterator[Loop | Extern]:
+    """The steps of a graph, with loops before those that would have few lanes.
+
+    wide   elements of a vector
+    """
+    count = 0
+    for step in steps:
+        if isinstance(step, Loop) and not step.scan:
+            stored: dict[Value, Value] = {}
+            for value, axes in _repeated(step, wide):
+                loop = _stored(value, axes, f"each{count}", step.origin)
+                stored[value] = value.table.load(loop.buffer, loop.index)
+                count += 1
+                yield loop
+            step = rewritten(step, {}, stored.get) if stored else step
+        yield step
+
+
+def _repeated(loop: Loop, wide: int) -> Iterator[tuple[Value, list[Symbol]]]:
+    """Loads that cut an axis, with the axes that they go along."""
+    every = (*loop.axes, *loop.reduce_axes)
+    loads = [v for v in walk(loop.operands) if v.op == "load"]
+    indices = [loop.index, *(v.attr[1] for v in loads)]
+    for value in loads:
+        index = value.attr[1]
+        own = symbols(index)
+        cut = {axis for axis, size in cuts(index, {*every}) if known_lt(size, wide)}
+        if not cut or value.args or any(symbol not in every for symbol in own):
+            continue
+        axes = [axis for axis in every if axis in own]
+        steps = (coefficient(index, axis) for index in indices for axis in cut)
+        often = points_of(every) >= AGAIN * points_of(axes)
+        if often and any(step is not None and step[0] == 1 for step in steps):
+            yield value, axes
+
+
+def _stored(value: Value, axes: list[Symbol], name: str, origin: str) -> Loop:
+    shape = tuple([axis.hi for axis in axes if axis.hi is not None])
+    buffer = Buffer(name, value.dtype, shape, contiguous(shape), "scratch")
+    index = buffer.index([axis.expr for axis in axes])
+    return Loop(buffer, tuple(axes), index, value, origin=origin)
 
 
 # ---------------------------------------------------------------------------- fuse

@@ -31,6 +31,7 @@ import torch
 from torch import fx
 
 from fusee.errors import user_frame
+from fusee.source import Args, Kwargs
 from fusee.sym.expr import Size, Symbol, substitute, symbols
 
 # ---------------------------------------------------------------------------- scalar
@@ -558,8 +559,8 @@ class Extern:
 
     name: str
     call: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     results: tuple[Buffer | None, ...]
     out: bool = False
     many: bool = False  # it returns a tuple or list, even if only of one tensor

@@ -525,11 +525,7 @@ row("deg2rad", lambda x: x * (math.pi / 180))
 row("rad2deg", lambda x: x * (180 / math.pi))
 row("isnan", _of_floats(unary("isnan")), to_bool=True)
 row("isinf", _of_floats(unary("isinf")), to_bool=True)
-row(
-    "isfinite",
-    _of_floats(lambda x: ~(op("isnan", x) | op("isinf", x)), True),
-    to_bool=True,
-)
+row("isfinite", _of_floats(lambda x: ~(op("isnan", x) | op("isinf", x)), True), to_bool=True)
 row("isposinf", _of_floats(lambda x: op("eq", x, math.inf)), to_bool=True)
 row("isneginf", _of_floats(lambda x: op("eq", x, -math.inf)), to_bool=True)
 row("signbit", signbit, to_bool=True)
@@ -591,13 +587,7 @@ row("hardtanh", hardtanh, gradient=hardtanh_backward, laid_as="first", engines=B
 row("elu", elu, gradient=elu_backward, takes=(0, 5), work=14, engines="openvino")
 row("celu", celu, engines="openvino")
 row("selu", selu)
-row(
-    "leaky_relu",
-    leaky_relu,
-    gradient=leaky_relu_backward,
-    laid_as="second",
-    engines="openvino",
-)
+row("leaky_relu", leaky_relu, gradient=leaky_relu_backward, laid_as="second", engines="openvino")
 row("_prelu_kernel", lambda x, weight: where(x > 0, x, weight * x), 2, shape="torch")
 row(
     "mish",

@@ -80,9 +80,7 @@ def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
 
 
 def rewritten(
-    loop: Loop,
-    axes: dict[Symbol, Size],
-    change: Callable[[Value], Value | None] | None = None,
+    loop: Loop, axes: dict[Symbol, Size], change: Callable[[Value], Value | None] | None = None
 ) -> Loop:
     """A copy of the loop whose values are those of `rewrite`. Its axes keep their names."""
     new = rewrite(loop.operands, axes, change)

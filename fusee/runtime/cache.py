@@ -324,10 +324,7 @@ class GraphCompiler(Protocol):
         """A capture begins: files may be read meanwhile."""
 
     def resume(
-        self,
-        sidecar: Sidecar,
-        examples: Sequence[Any],
-        recompile: Callable[[Sequence[Any]], Any],
+        self, sidecar: Sidecar, examples: Sequence[Any], recompile: Callable[[Sequence[Any]], Any]
     ) -> Callable[..., Any] | None:
         """What an earlier process kept beside a capture; None if it is of no use.
 

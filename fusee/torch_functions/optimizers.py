@@ -25,13 +25,7 @@ from torch.utils import _foreach_utils
 
 from fusee.capture import attributes
 from fusee.capture.attributes import Capturing
-from fusee.capture.builtins import (
-    BY_CODE,
-    SPECIAL,
-    breaking,
-    stands_for,
-    stands_for_each,
-)
+from fusee.capture.builtins import BY_CODE, SPECIAL, breaking, stands_for, stands_for_each
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Keys
 from fusee.capture.mirrors import Mirror

@@ -204,10 +204,7 @@ def test_as_eager(program: Any, recwarn: pytest.WarningsRecorder) -> None:
 
 @pytest.mark.parametrize(
     ("program", "why"),
-    [
-        (gradient_of_what_it_computes, "its own graph computes"),
-        (tangents, "forward-mode"),
-    ],
+    [(gradient_of_what_it_computes, "its own graph computes"), (tangents, "forward-mode")],
 )
 def test_runs_eagerly_and_says_so(program: Any, why: str) -> None:
     with pytest.warns(FuseeWarning, match=why):

@@ -109,9 +109,7 @@ def test_integers_and_bool_are_not_copied(border: Border) -> None:
     assert border.outputs == [x.data_ptr() for x in got]
 
 
-def test_calls_at_the_same_time_have_requests_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_at_the_same_time_have_requests_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(8, 8)
     call = compiled("openvino", two_layers, x, x)
     together = threading.Barrier(4)

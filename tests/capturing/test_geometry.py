@@ -90,10 +90,7 @@ OUTS: dict[str, tuple[Program, Inputs]] = {
         lambda: (_x(), torch.zeros(2), torch.zeros(0, dtype=torch.int64)),
     ),
     "no operand": (lambda o: torch.arange(5, out=o), lambda: (torch.zeros(0),)),
-    "operator": (
-        lambda x, o: torch.ops.aten.sin.out(x, out=o) + 1,
-        lambda: (_x(), torch.zeros(0)),
-    ),
+    "operator": (lambda x, o: torch.ops.aten.sin.out(x, out=o) + 1, lambda: (_x(), torch.zeros(0))),
     "intermediate": (lambda x: torch.sin(x, out=torch.zeros(0)), lambda: (_x(),)),
     "small intermediate": (lambda x: torch.sin(x, out=torch.zeros(3)), lambda: (_x(),)),
     "empty view": (lambda x, y: (torch.sin(x, out=y[:0]), y + 1), lambda: (_x(), _x(8, 8))),

@@ -266,8 +266,7 @@ def not_at_all(x: T, d: T) -> T:
 
 
 @pytest.mark.parametrize(
-    "program",
-    [in_a_new_one, in_a_closure, in_classes_of_its_own, in_one_from_outside, not_at_all],
+    "program", [in_a_new_one, in_a_closure, in_classes_of_its_own, in_one_from_outside, not_at_all]
 )
 def test_what_is_missing_is_made_on_the_machine(program: T) -> None:
     traced = Traced(program)

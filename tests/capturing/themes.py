@@ -242,7 +242,7 @@ OUT = Theme(
             torch.add(<T>, <T>, out=<V>.t().reshape(4)); torch.full((4,), <F>, out=<T>);
             torch.stack([<T>[:2], <T>[2:]], out=<V>).reshape(-1); torch.pow(<T>, 2, out=<T>);
             torch.ones(4, out=<T>); torch.index_select(<T>, 0, torch.arange(4), out=<T>)
-        """,
+        """
     ),
     statements=words("""
         torch.mul(<T>, <T>, out=<T>); torch.add(<T>, 1, out=<T>[:2]); torch.cat([<T>, <T>],

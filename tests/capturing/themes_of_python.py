@@ -588,7 +588,7 @@ BYTES = b"abc"
             "shown",
             "P",
             ["(1, [2, 3])", "NESTED", "([x], 2)[1:]", "(items, items)", "({'a': items}, 'b')"],
-        ),
+        )
     ],
     changes=["WORDS = 'pack my box'", "NESTED[1].append(9)", "LISTED[1][0] = 'z'", "BYTES = b'zz'"],
 )

@@ -20,22 +20,9 @@ from tests.capture import capture
 from tests.check import copy_tree
 from tests.compare import assert_same
 from tests.opinfo.exclusions import excluded
-from tests.opinfo.sweep import (
-    OPS,
-    SEED,
-    Backend,
-    Outcome,
-    Skip,
-    excluded_input,
-    samples,
-    tensors,
-)
+from tests.opinfo.sweep import OPS, SEED, Backend, Outcome, Skip, excluded_input, samples, tensors
 
-GRADIENT_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "complex64": torch.complex64,
-}
+GRADIENT_DTYPES = {"float32": torch.float32, "float64": torch.float64, "complex64": torch.complex64}
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

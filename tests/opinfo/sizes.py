@@ -36,7 +36,7 @@ __all__ = ["KNOWN", "NEEDS_SYMPY", "run_sizes"]
 
 # What differs, and why it stays.
 KNOWN: dict[str, str] = {
-    "nn.functional.embedding_bag": "offsets twice as long are in no order: eager reads anything",
+    "nn.functional.embedding_bag": "offsets twice as long are in no order: eager reads anything"
 }
 
 # What lets torch import sympy, and why.

@@ -110,11 +110,7 @@ def run_op(
 
 
 def samples(
-    op: OpInfo,
-    dtype: torch.dtype,
-    which: str,
-    requires_grad: bool = False,
-    device: str = "cpu",
+    op: OpInfo, dtype: torch.dtype, which: str, requires_grad: bool = False, device: str = "cpu"
 ) -> Iterator[tuple[int, SampleInput]]:
     """The samples with their numbers: all, the plainest, or one chosen by the op's name."""
     torch.manual_seed(0)

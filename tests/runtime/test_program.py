@@ -45,10 +45,7 @@ def frame_of(spec: FrameSpec, *texts: str) -> LaunchFrame:
 def test_launches_run_in_order_on_given_and_scratch_memory() -> None:
     n = 1000
     spec = FrameSpec(
-        launches=(
-            LaunchSpec(0, (0, 1, 2), (3,), n, 16),
-            LaunchSpec(0, (2, 2, 3), (10,), n, 16),
-        ),
+        launches=(LaunchSpec(0, (0, 1, 2), (3,), n, 16), LaunchSpec(0, (2, 2, 3), (10,), n, 16)),
         slots=4,
         arena_bytes=8 * n,
         scratch=((2, 0),),

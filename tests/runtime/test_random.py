@@ -18,10 +18,7 @@ F = torch.nn.functional
 def test_stream(drawn_before: int, count: int) -> None:
     for p in (0.0, 0.3, 0.9999, 1.0):
         found = []
-        for draw in (
-            lambda x, p=p: x.bernoulli_(p),
-            lambda x, p=p: random.bernoulli(p, out=x),
-        ):
+        for draw in (lambda x, p=p: x.bernoulli_(p), lambda x, p=p: random.bernoulli(p, out=x)):
             torch.manual_seed(count)
             torch.rand(drawn_before)
             mask = draw(torch.empty(count, dtype=torch.bool))

@@ -75,10 +75,7 @@ def test_what_is_over_its_ceiling_is_told() -> None:
     assert ceilings["a"] == Figures(2, 150, 1000, 20, 5)
     assert main.problems(found, ceilings) == []
     grown = {**found, "a": Figures(2, 151, 1000, 20, 6)}
-    assert main.problems(grown, ceilings) == [
-        "a: 151 lines, at most 150",
-        "a: 6 once, at most 5",
-    ]
+    assert main.problems(grown, ceilings) == ["a: 151 lines, at most 150", "a: 6 once, at most 5"]
     assert main.problems({"a": found["a"]}, ceilings) == ["b has a ceiling and is not there"]
     assert main.problems({**found, "c": Figures()}, ceilings) == ["c has no ceiling"]
 

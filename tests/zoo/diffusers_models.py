@@ -44,9 +44,7 @@ def _transformer(channels: int, width: int, **more: Callable[[], Any]) -> Callab
 
 _BLOCKS = dict(block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8)
 _CROSS = dict(
-    **_BLOCKS,
-    attention_head_dim=8,
-    down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+    **_BLOCKS, attention_head_dim=8, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D")
 )
 _UP = dict(up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=16)
 _HEADS = dict(num_attention_heads=2, attention_head_dim=16, num_layers=2)

@@ -16,10 +16,7 @@ from tests.zoo.table import markdown, reasons
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
-SAMPLE = {
-    "qwen2": transformers_models,
-    "AutoencoderTiny": diffusers_models,
-}
+SAMPLE = {"qwen2": transformers_models, "AutoencoderTiny": diffusers_models}
 
 
 @pytest.mark.parametrize("name", SAMPLE)

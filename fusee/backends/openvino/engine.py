@@ -39,7 +39,7 @@ from fusee.backends.regions import (
 from fusee.errors import BackendError, FuseeWarning, user_line, warn
 from fusee.loops.operators import claimed
 from fusee.runtime.cache import content_key
-from fusee.source import HostSource, Rules, listed
+from fusee.source import Args, HostSource, Kwargs, Rules, listed
 
 # ---------------------------------------------------------------------------- claims
 # Which calls OpenVINO runs exactly as eager does, and why not the others.
@@ -338,7 +338,7 @@ def scripted(graph: AtenGraph, weights: Mapping[int, Tensor], results: Sequence[
 
 
 class _Spelling(fx.Interpreter):
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: Args, kwargs: Kwargs) -> Any:
         spelt = _SPELT.get(target)
         return spelt(*args, **kwargs) if spelt is not None else target(*args, **kwargs)
 

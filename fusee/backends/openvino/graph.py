@@ -182,12 +182,7 @@ _SHIFTS = (
     aten.__rshift__.Tensor,
     aten.__rshift__.Scalar,
 )
-_SAME_VALUES = (
-    aten.view.default,
-    aten.permute.default,
-    aten.clone.default,
-    aten._to_copy.default,
-)
+_SAME_VALUES = (aten.view.default, aten.permute.default, aten.clone.default, aten._to_copy.default)
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ from fusee.loops.lower.tensor import (
 )
 from fusee.loops.lower.views import growing, narrow
 from fusee.loops.operators import named
+from fusee.source import Args, Kwargs
 from fusee.sym.expr import Expr, Size, only_symbol
 
 # ---------------------------------------------------------------------------- extern
@@ -75,8 +76,8 @@ def extern(
     lowering: Lowering,
     op: OpOverload,
     metas: tuple[Meta | None, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     spec: ExternSpec,
     layout: str | None,
     reason: str,
@@ -165,10 +166,7 @@ def _argument(lowering: Lowering, arg: Any, images: bool, exact: bool) -> Any:
 
 # ------------------------------------------------------------------------------ reasons
 
-calls(
-    "matrix products are ATen's",
-    *named("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear"),
-)
+calls("matrix products are ATen's", *named("mm bmm addmm baddbmm addbmm mv addmv dot vdot linear"))
 calls("convolutions are ATen's", *named("convolution convolution_backward"))
 calls(
     "attention is ATen's blocked kernel",
@@ -527,12 +525,7 @@ class GraphLowering:
         return growth.take(self._argument(node.args[0]))
 
     def _lower(
-        self,
-        node: fx.Node,
-        op: OpOverload,
-        metas: list[Meta | None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, node: fx.Node, op: OpOverload, metas: list[Meta | None], args: Args, kwargs: Kwargs
     ) -> list[Tensor | None]:
         opaque = self._opaque(node)
         reason = opaque or node.meta.get("called")

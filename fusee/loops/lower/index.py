@@ -215,12 +215,7 @@ class Scatter:
         self.tensor = self.lowering.stored(self.storage, x.shape)
 
     def store(
-        self,
-        shape: Shape,
-        target: Target,
-        element: Element,
-        mode: Mode,
-        colliding: Sequence[int],
+        self, shape: Shape, target: Target, element: Element, mode: Mode, colliding: Sequence[int]
     ) -> None:
         """For each index of `shape`: combine element(index) into target(index).
 

@@ -167,13 +167,7 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
 
 @lowers(*named("native_group_norm"))
 def _group_norm(
-    call: OpCall,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *,
-    group: int,
-    eps: float,
+    call: OpCall, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, group: int, eps: float
 ) -> list[Tensor]:
     grouped = _in_groups(prepared(x), group)
 

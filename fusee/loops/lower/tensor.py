@@ -37,6 +37,7 @@ from fusee.loops.ir import (
     literal,
     walk,
 )
+from fusee.source import Args, Kwargs
 from fusee.sym.expr import Expr, Size, Symbol, coefficient, hint, product
 
 # ---------------------------------------------------------------------------- numbers
@@ -400,7 +401,7 @@ class Lowering:
         self,
         name: str,
         call: Callable[..., Any],
-        args: tuple[Any, ...],
+        args: Args,
         results: tuple[Buffer | None, ...],
         reason: str,
         **more: Any,
@@ -654,7 +655,7 @@ def _declared(
     )
 
 
-def bound(function: Handler, call: OpCall, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def bound(function: Handler, call: OpCall, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """function(call, ...) with what it declares of the call's arguments, defaults filled in.
 
     Its positional parameters are the first ones of the schema, whatever they are called; those
@@ -670,9 +671,7 @@ def bound(function: Handler, call: OpCall, args: Sequence[Any], kwargs: dict[str
     return function(call, *given, **named)
 
 
-def refusal(
-    op: OpOverload, call: OpCall, args: Sequence[Any], kwargs: dict[str, Any]
-) -> str | None:
+def refusal(op: OpOverload, call: OpCall, args: Sequence[Any], kwargs: Kwargs) -> str | None:
     """Why this call of an op that has a lowering is not lowered; None if it is."""
     unless = REFUSALS.get(op)
     reason: str | None = None if unless is None else bound(unless, call, args, kwargs)
