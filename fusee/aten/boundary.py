@@ -24,6 +24,7 @@ from fusee.aten.graph import (
     SymbolSource,
     ViewOfInput,
     ViewOfOutput,
+    extent,
     memory_root,
     merge_equal,
     remove_dead,
@@ -78,11 +79,8 @@ class Inputs:
             is_buffer = node.meta.get("is_buffer", False)  # as capture found it
             self._add(node.target, example, node.meta.get("example_value"), is_static=is_buffer)
         b.stack_trace = None
-        self.device = self._device()
-
-    def _device(self) -> torch.device:
         devices = [v.store.device for v in self.values if v is not None]
-        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        self.device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
     def _add(
         self,
@@ -145,13 +143,8 @@ class Inputs:
         offset = shaped.storage_offset()
         if type(offset) is int and offset == 0:
             return self.b.twins.empty(shaped.shape, shaped.stride(), dtype, device)
-        extent = offset + 1
-        for size, stride in zip(shaped.shape, shaped.stride()):
-            if type(size) is int and size == 0:  # no element, whatever the strides are
-                extent = offset
-                break
-            extent = extent + (size - 1) * stride
-        flat = self.b.twins.empty((extent,), (1,), dtype, device)
+        whole = offset + extent(shaped.shape, shaped.stride())
+        flat = self.b.twins.empty((whole,), (1,), dtype, device)
         with below_autograd():  # to autograd it is no view
             return flat.as_strided(shaped.shape, shaped.stride(), offset)
 

@@ -28,6 +28,7 @@ from fusee.aten.graph import (
     OtherSizes,
     around,
     executable,
+    extent,
     is_pure,
     must_run,
     returning,
@@ -263,7 +264,7 @@ def _apart(
         return call
     pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
     address = Tensor.data_ptr
-    sizes = [_extent(inputs[k].size, inputs[k].stride) for k in places]
+    sizes = [extent(inputs[k].size, inputs[k].stride) for k in places]
     is_known = all(type(size) is int for size in sizes)
     changes = [k in written for k in places]
     latest: Any = None  # where all lay in the last call in which they lay apart
@@ -326,23 +327,11 @@ def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report)
     return checked
 
 
-def _extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
-    """Elements from the first to past the last."""
-    if any(type(n) is int and n == 0 for n in size):
-        return 0
-    total: Any = 1
-    for n, step in zip(size, stride, strict=True):
-        total = total + (n - 1) * step
-    return total
-
-
 def _overlapping(
     tensors: Iterable[Tensor], at: Sequence[int], changes: Sequence[bool]
 ) -> tuple[int, int] | None:
     """The positions of one that is written to and of one that it overlaps, if there are any."""
-    ends = [
-        start + _extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)
-    ]
+    ends = [start + extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)]
     reaches: dict[bool, int] = {}  # of all so far, and of those written to: which ends last
     for k in sorted(range(len(at)), key=at.__getitem__):
         if ends[k] == at[k]:

@@ -420,12 +420,9 @@ class Recorder(TorchFunctionMode):
             return out
         self.write(func, name, args, kwargs, out)
         if name in ("tensor", "as_tensor") and len(args) == 1 and not kwargs:
-            self._note_number(out, args[0])
+            if type(args[0]) in (int, bool) and not out.is_inference():
+                self.literals[id(out)] = args[0], out._version
         return out
-
-    def _note_number(self, fake: torch.Tensor, number: Any) -> None:
-        if type(number) in (int, bool) and not fake.is_inference():
-            self.literals[id(fake)] = number, fake._version
 
     def _written(self, name: str, fake: torch.Tensor) -> Any:
         """The number that a program has made a tensor of, if nothing has written to it since."""

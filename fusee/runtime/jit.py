@@ -477,7 +477,8 @@ class Build:
             verify(text)
         self._texts.append(text)
         publish("llvm", name, text)
-        self._publish_assembly(name, text)
+        target = self.target
+        publish("asm", name, lambda: assembly(text, target.triple, target.name, target.flags))
         # several units may go by one name; what is linked needs unique ones
         named = text.replace(f"@{name}(", f"@{_name(key)}(", 1)
         code = self.cache.get(key) if self.cache is not None else None
@@ -533,10 +534,6 @@ class Build:
         if self.cache is not None:
             self.cache.put(key, code)
         return code
-
-    def _publish_assembly(self, name: str, text: str) -> None:
-        target = self.target
-        publish("asm", name, lambda: assembly(text, target.triple, target.name, target.flags))
 
 
 def compile_one(text: str, imports: Mapping[str, int] | None = None) -> Function:

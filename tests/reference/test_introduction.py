@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -240,6 +241,13 @@ def test_three_graphs_around_a_branch(route: Route, capsys: pytest.CaptureFixtur
     for sign in (1, -1, 1, -1):
         assert agree(branching, fast, a, sign * b)
     assert capsys.readouterr().out.count("custom backend called") == len(backend.graphs) == 3
+    first, *rest = (
+        [node.target for node in one.graph.nodes if node.op.startswith("call")]
+        for one in backend.graphs
+    )
+    # the sum and its comparison are torch calls, and so part of the first graph
+    assert first == [torch.abs, operator.add, operator.truediv, "sum", operator.lt]
+    assert rest == [[operator.mul], [operator.mul, operator.mul]]
 
 
 def test_explain(route: Route) -> None:
