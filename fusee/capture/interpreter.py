@@ -272,8 +272,6 @@ class Interpreter(Capturing):
         if self.is_outside(container) and isinstance(container, dict) and is_scalar(item):
             found = self.world.get(self.world.mirror(container), item)
             return found is not ABSENT
-        if isinstance(item, FakeTensor) and isinstance(container, (list, tuple)):
-            return any(x is item for x in self.plain(container)) or item in self.plain(container)
         item, container = map(symbols.whole_text, (self.deep(item), self.deep(container)))
         item, container = symbols.comparable(item, container)
         is_plain = symbols.is_open(item) or type(item) in (tuple, torch.Size)

@@ -346,3 +346,32 @@ def test_a_set_from_outside_that_is_changed_has_eagers_order() -> None:
                     found = error
                 told.append(str((found, some)))
             assert told[0] == told[1], traced.stops
+
+
+SEARCHES = [
+    lambda x, y, l: x in [y, x],
+    lambda x, y, l: x in [None, x, y],
+    lambda x, y, l: x in (1, x),
+    lambda x, y, l: l[1] in l,
+    lambda x, y, l: l[0] in l,
+    lambda x, y, l: (z := x * 2, z in [z, y], z not in (y, z)),
+    lambda x, y, l: x in collections.deque([y, x]),
+    lambda x, y, l: [x] in [[y], [x]],
+    lambda x, y, l: ([x, y].index(x), [x].count(x), (y, x).index(x)),
+    lambda x, y, l: x in {1: x, 2: y}.values(),
+    lambda x, y, l: ("a" in [x, "a"], None in [x, None]),
+]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_tensors_are_looked_for_in_order(search: Callable[..., Any]) -> None:
+    """By identity and then by ==, which has no truth: an element before is asked first."""
+
+    def outcome(call: Callable[..., Any]) -> Any:
+        x, y = torch.ones(2), torch.zeros(2)
+        try:
+            return shape_of(call(x, y, [y, x]))
+        except RuntimeError as error:
+            return str(error)
+
+    assert outcome(Traced(search)) == outcome(search)
