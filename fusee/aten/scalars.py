@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fusee.aten.torch_api import sym_sqrt
 from fusee.errors import TraceError
+from fusee.fake.open_sizes import spaced
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.shape_env import FloatNode, Node, wrapped
 
@@ -210,6 +211,15 @@ def _bound(x: Tensor, clamp: Callable[..., Tensor], end: Any) -> Tensor:
     return x if end is None else clamp(x, _number(end, x))
 
 
+def _spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        return torch.linspace(returned(start), returned(end), steps, dtype=dtype, **named)
+    wide = torch.promote_types(dtype, torch.float32)
+    first, last = (x.value.to(wide) if type(x) is Scalar else x for x in (start, end))
+    return _cast(spaced(first, last, steps, dtype=wide, **named), dtype)
+
+
 def _compared(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, y: call(_number(x, y), _number(y, x))
 
@@ -222,6 +232,7 @@ def _full(size: Any, value: Scalar, *, dtype: torch.dtype | None = None, **_: An
 _OTHERS: dict[str, Callable[..., Tensor]] = {
     **{x: _compared(getattr(torch, x)) for x in ("gt", "ge", "lt", "le", "eq", "ne")},
     "full": _full,
+    "linspace": _spaced,
     "new_full": lambda x, size, value: _full(size, value, dtype=x.dtype),
     "where": lambda c, x, y: torch.where(c, _number(x, y), _number(y, x)),
     "masked_fill": lambda x, mask, value: x.masked_fill(mask, value.value.to(x.dtype)),

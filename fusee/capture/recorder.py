@@ -169,10 +169,8 @@ _TORCHS = ("aten", "prim", "prims", "quantized", "mkldnn", "torchvision")
 def ended_by(error: Exception, function: Any, name: str) -> GraphBreak | None:
     """What a call on FakeTensors ends the graph with; None if eager may raise the same error."""
     text = str(error)  # of a kernel in C++ that looked for values; of the indices in a mask
-    if (
-        isinstance(error, (DataDependentOutputException, DynamicOutputShapeException))
-        or "data is not allocated yet" in text
-        or "data-independent implementation" in text
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)) or re.search(
+        "data is not allocated yet|Cannot access data p|data-independent impl", text
     ):
         return GraphBreak(f"{getattr(error, 'func', None) or name} {VALUE}", KEEP_ON_DEVICE)
     operator = _without_fake(error)
@@ -515,6 +513,8 @@ class Recorder(TorchFunctionMode):
         if name in _LEFT_TO_EAGER:
             raise GraphBreak(_LEFT_TO_EAGER[name])
         args = self._lifted(args)
+        if name == "nbytes":  # in C it takes known sizes alone
+            return args[0].numel() * args[0].element_size()
         with torch._C.DisableTorchFunction(), self.mode:  # else torch imports torch.distributed
             try:
                 out = args[0].device if name == "device" else func(*args)

@@ -28,7 +28,7 @@ from fusee.fake.layouts import (
     rows,
     strides,
 )
-from fusee.fake.rules import Found, Op, overload, overloads
+from fusee.fake.rules import RULES, Found, Op, overload, overloads
 from fusee.source import Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
@@ -442,7 +442,12 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: A
     dtype = dtype or torch.get_default_dtype()
     if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
         return torch.linspace(start, end, steps, dtype=dtype, **named)
-    at = torch.arange(steps, dtype=dtype, **named)
+    return spaced(start, end, steps, dtype=dtype, **named)
+
+
+def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Tensor:
+    """torch.linspace between numbers, or floating tensors that hold one."""
+    at = torch.arange(steps, **named)
     greatest: Any = torch.sym_max
     step, half = (end - start) / greatest(steps - 1, 1), greatest(steps // 2, 1)
     return torch.where(at < half, start + at * step, end - (steps - 1 - at) * step)
@@ -481,6 +486,70 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+def _hamming(
+    n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **named: Any
+) -> Tensor:
+    at: Tensor = torch.arange(n + periodic, **named) * (2 * math.pi / (n + periodic - 1))
+    return (at.cos() * -beta + alpha).narrow(0, 0, n)
+
+
+def _blackman(n: Any, periodic: bool = True, **named: Any) -> Tensor:
+    at: Tensor = torch.arange(n + periodic, **named) * (math.pi / (n + periodic - 1))
+    return ((at * 4).cos() * 0.08 - (at * 2).cos() * 0.5 + 0.42).narrow(0, 0, n)
+
+
+def _bartlett(n: Any, periodic: bool = True, **named: Any) -> Tensor:
+    last = n + periodic - 1
+    at = torch.arange(last + 1, **named)
+    return torch.where(at <= last // 2, at * (2 / last), 2 - at * (2 / last)).narrow(0, 0, n)
+
+
+def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """source   aten/src/ATen/native/TensorFactories.cpp"""
+
+    def window(n: Any, *how: Any, dtype: Any = None, **named: Any) -> Tensor:
+        dtype = dtype or torch.get_default_dtype()
+        is_known = type(n) is int or dtype not in _WHOLE_FLOATS or not n > 1
+        return (of_known if is_known else run)(n, *how, dtype=dtype, **named)
+
+    return window
+
+
+def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
+    if type(num_classes) is int:
+        return F.one_hot(x, num_classes)
+    zeros = torch.zeros([*x.shape, num_classes], dtype=torch.int64, device=x.device)
+    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+
+
+def _below(high: Any, wide: Any, offset: Any) -> Any:
+    """How many elements of a matrix are not above a diagonal."""
+    least: Any = torch.sym_min
+    most: Any = torch.sym_max
+    first = least(wide, 1 + offset) if offset > 0 else int(high + offset > 0)
+    last = most(0, least(wide, high + offset))
+    sloped = last - first + 1
+    full = most(0, most(0, least(high, high + offset)) - sloped)
+    return (first + last) * sloped // 2 + full * wide
+
+
+def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., Tensor]:
+    """Of torch.tril_indices and torch.triu_indices."""
+
+    def indices(row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor:
+        if type(row) is type(col) is type(offset) is int:
+            return of_known(row, col, offset, **named)
+        dtype, device = named.pop("dtype", torch.int64), named.get("device")
+        mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
+        inside: Tensor = mask >= offset if is_upper else mask <= offset
+        count = _below(row, col, offset - 1 if is_upper else offset)
+        count = row * col - count if is_upper else count
+        found = inside.nonzero_static(size=count if count != 0 else 0)
+        return found.t().contiguous().to(dtype)
+
+    return indices
+
+
 # Functions of torch that take known sizes alone, of others that do not.
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.linspace: _linspace,
@@ -489,6 +558,15 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     torch.kron: _kron,
     torch.Tensor.kron: _kron,
+    torch.hann_window: _window(
+        torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
+    ),
+    torch.hamming_window: _window(torch.hamming_window, _hamming),
+    torch.blackman_window: _window(torch.blackman_window, _blackman),
+    torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
+    F.one_hot: _one_hot,
+    torch.tril_indices: _triangle(torch.tril_indices, False),
+    torch.triu_indices: _triangle(torch.triu_indices, True),
 }
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     **IN_OTHERS,
@@ -570,14 +648,28 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
     return made, rows((length,), torch.int64), rows((count,), torch.int64)
 
 
+@RULES.rule(*overloads("index_add index_copy"))
+def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
+    """As many rows as places, or eager raises. The rest is torch's to say."""
+    if x.dim() and source.dim() and index.dim():
+        is_alike: Any = source.shape[_axis(axis, source.dim())] == index.shape[0]
+        if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
+            is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
+
+
 # ---------------------------------------------------------------------------- slices
 
 
 def narrowed(
     x: Tensor, axis: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> tuple[Any, Any] | None:
-    """Start and end of a slice, inside an axis, if only data knows one of these; None: others."""
-    given = [at for at in (start, end) if type(at) is torch.SymInt]
+    """Start and end of a slice, inside an axis, if only data knows one of these; None: others.
+
+    Nor places that an axis of two has: those are asked, so that an axis too short runs eagerly.
+    """
+    ends = [at for at in (start, end) if at is not None and type(at) is not torch.SymInt]
+    is_far = any(abs(at) > 2 and at != sys.maxsize for at in ends)
+    given = [at for at in (start, end, x.shape[axis] if is_far else 0) if type(at) is torch.SymInt]
     env = next((at.node.env for at in given if type(at.node) is SizeNode), None)
     if env is None or step != 1:
         return None

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from fusee.capture import calls
 from fusee.capture.attributes import Capturing
@@ -692,3 +693,10 @@ def _stacked(m: Capturing, numbers: list[torch.Tensor], given: Kwargs) -> Any:
 @stands_for(shape_as_tensor)
 def _shape_as_tensor(m: Capturing, x: Any) -> Any:
     return m.call(torch.tensor, [*m.attribute(x, "shape")], dtype=torch.int64, device="cpu")
+
+
+@stands_for(F.one_hot)
+def _one_hot(m: Capturing, x: Any, num_classes: Any = -1) -> Any:
+    if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
+        num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
+    return calls.on_tensors(m, F.one_hot, (x, num_classes), {})

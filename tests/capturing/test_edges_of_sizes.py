@@ -157,6 +157,18 @@ def per_segment(x: Tensor, places: Tensor, n: int) -> Tensor:
     return total / torch.bincount(places, minlength=n)[:n].clamp(min=1)[:, None]
 
 
+def windows(x: Tensor) -> Tensor:
+    a, b = x.shape
+    y = x * torch.hann_window(b) + torch.hamming_window(b, False) * torch.bartlett_window(b)
+    return y + torch.blackman_window(a)[:, None] * torch.signal.windows.exponential(b)
+
+
+def triangles(x: Tensor, y: Tensor) -> Tensor:
+    i, j = torch.tril_indices(*x.shape)
+    k = torch.triu_indices(len(y), len(y), 1)
+    return torch.cat([x[i, j], y[k[0], k[1]]])
+
+
 ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "deviation": (standardized, rows),
     "size of another": (resized, lambda a, b: (r(2, 3, a, b), r(1, 1, 2 * a + 1, b + 3))),
@@ -174,6 +186,12 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "ragged": (
         lambda *xs: nn.utils.rnn.pad_sequence([*xs], batch_first=True, padding_value=2.0).tanh(),
         lambda a, b: (r(a, 3), r(b, 3), r(abs(a - b) + 2, 3)),
+    ),
+    "windows": (windows, rows),
+    "triangles": (triangles, lambda a, b: (r(a, b), r(b, b))),
+    "classes": (
+        lambda i, x: F.one_hot(i, x.shape[0]).to(x) @ x,
+        lambda a, b: (torch.randint(0, a, (b,)), r(a, 3)),
     ),
     "counts": (per_segment, lambda a, b: (r(b, 2), torch.randint(0, a, (b,)), a)),
 }

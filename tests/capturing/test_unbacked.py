@@ -79,7 +79,17 @@ def places(x: Tensor) -> Any:
 def sizes(x: Tensor) -> Any:
     i = torch.nonzero(x > 0)
     n = i.shape[0]
-    return i.shape, n, i.numel(), len(i), [n * 2, max(n, 3)], f"{n} of {x.shape}", n / 2, n // 4
+    return (
+        i.shape,
+        n,
+        i.numel(),
+        i.nbytes,
+        len(i),
+        [n * 2, max(n, 3)],
+        f"{n} of {x.shape}",
+        n / 2,
+        n // 4,
+    )
 
 
 def chosen(x: Tensor) -> Any:
@@ -92,7 +102,9 @@ def assigned(x: Tensor) -> Any:
     y[mask] = x[mask] * 2
     y[rows] += x[rows]
     y[~rows] -= 1
-    return y, y.index_fill(0, torch.nonzero(rows)[:, 0], 2.0)
+    places = torch.nonzero(rows)[:, 0]
+    sums = torch.ones_like(x).index_add(0, places, x[: places.shape[0]])
+    return y, y.index_fill(0, places, 2.0), sums
 
 
 def groups(x: Tensor) -> Any:
@@ -104,8 +116,14 @@ def groups(x: Tensor) -> Any:
 
 def counted(x: Tensor) -> Any:
     repeats = (x[:, 0] > 0).long() + 1
+    classes = F.one_hot((x.abs() * 3).long()), F.one_hot(repeats).sum(0)
     counts = torch.bincount((x.abs() * 3).long().flatten(), minlength=2)
-    return counts * 2, torch.repeat_interleave(repeats), x.repeat_interleave(repeats, 0) + 1
+    return (
+        classes,
+        counts * 2,
+        torch.repeat_interleave(repeats),
+        x.repeat_interleave(repeats, 0) + 1,
+    )
 
 
 def numbers(x: Tensor) -> Any:
@@ -118,7 +136,9 @@ def slices(x: Tensor) -> Any:
     n = int((x[:, 0] > 0).sum())
     y = x.clone()
     y[:n] = 1
-    return x[n:], x[:-n] + 1, x[a : a + b + 2] * 2, x[n - 1], y, x.narrow(0, 0, a)
+    flat = x[x > 0]
+    ends = flat[:3], flat[-5:] * 2, flat[4:], flat[2:7], torch.nonzero(x > 0)[:-4]
+    return ends, x[n:], x[:-n] + 1, x[a : a + b + 2] * 2, x[n - 1], y, x.narrow(0, 0, a)
 
 
 def split(x: Tensor) -> Any:
