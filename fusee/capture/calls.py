@@ -365,12 +365,9 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
     if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner):
         return _run(m, function, args, kwargs)
-    if name in ("__init__", "__init_subclass__") and function is object.__init__:
+    if function is object.__init__:
         return None
-    if (
-        name in ("__eq__", "__ne__", "__hash__")
-        and getattr(function, "__objclass__", None) is object
-    ):
+    if function in (object.__eq__, object.__ne__, object.__hash__):
         return function(*args)
     raise _unknown(function)
 

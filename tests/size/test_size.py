@@ -97,11 +97,6 @@ def test_status_and_message(
     assert "raise its ceiling in tests/ceilings.toml" in told
 
 
-def test_the_committed_table_has_a_row_for_each_folder() -> None:
-    found, ceilings = main.measured(), main.read(main.CEILINGS.read_text())
-    assert set(found) == set(ceilings)
-
-
 # A graph that is trained is three: the joint one, forward and backward, which go down one by one.
 MOST = {False: Steps(climbs=6, returns=12, names=50), True: Steps(climbs=14, returns=32, names=50)}
 
