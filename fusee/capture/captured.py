@@ -280,9 +280,9 @@ class Site:
         fact, found = missed
         key = type(fact), str(fact.origin)
         last, before = self.missed or (None, None)
-        before = before if last == key else None
-        is_step = fact.is_one_more(fact.value if before is None else before, found)
-        self.steps = self.steps + 1 if is_step else 0
+        if last != key:  # another one has changed
+            self.steps, before = 0, fact.value
+        self.steps = self.steps + 1 if fact.is_one_more(before, found) else 0
         self.missed = key, found
         self.growing = fact if self.steps >= 2 else None
         return self.growing is not None

@@ -126,6 +126,13 @@ def test_what_grows_at_each_call(dynamic: bool | None) -> None:
     assert all("cache grows at each call" in one and "static" in one for one in told)
 
 
+@pytest.mark.filterwarnings("error")
+def test_two_that_are_one_more_in_turn_do_not_grow() -> None:
+    compiled = fusee.compile(lambda x, n: x * 2 if n < 3 else x, backend="eager", dynamic=False)
+    for size, count in ((2, 0), (2, 1), (3, 1)):
+        assert compiled(torch.ones(size), count).tolist() == [2.0] * size
+
+
 # ---------------------------------------------------------------------------- made anew
 # Closures, lambdas and functions with defaults that are made at each call, between two graphs.
 
