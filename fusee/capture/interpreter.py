@@ -193,6 +193,8 @@ class Interpreter(Capturing):
             is_asked = any(method is not None for method in found)
             in_c = [base for base in type(x).__mro__[:-1] if base.__flags__ & IN_C]
             is_known &= not in_c or (type(x).__module__ == "builtins" and not is_asked)
+            # the number of times that a sequence is repeated
+            is_known &= attributes.python_method(self, x, "__index__") is None
             shown.append(type(type(x).__name__, (), {})() if is_asked else x)
         if any(x is not y for x, y in zip(shown, (left, right))):
             if not is_known:

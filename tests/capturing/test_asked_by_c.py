@@ -278,6 +278,25 @@ class Adding:
     __lt__, __gt__, __eq__ = _asked("lt"), _asked("gt"), _asked("eq")
 
 
+class Twice:
+    """C repeats a sequence as often, once its methods do not know."""
+
+    def __index__(self):
+        return 2
+
+    def __mul__(self, other):
+        return NotImplemented
+
+    __rmul__ = __mul__
+
+
+def test_sequences_are_repeated_by_an_index() -> None:
+    def fn(x):
+        return x + 1, "a" * Twice(), Twice() * [0], (0,) * Twice()
+
+    assert fusee.compile(fn, backend="eager")(torch.ones(1)) == fn(torch.ones(1))
+
+
 class Derived(Adding):
     __radd__, __gt__ = Adding._asked("own radd"), Adding._asked("own gt")
 
