@@ -506,7 +506,7 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
     found = function(*args, **kwargs)
-    return m.world.made(function, *args, **kwargs) if type(found) is re.Match else found
+    return iter([*found]) if function.__name__ == "finditer" else found
 
 
 # ------------------------------------------------------------------------------ classes

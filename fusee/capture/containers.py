@@ -38,7 +38,7 @@ from fusee.capture.mirrors import (
     is_key,
 )
 from fusee.capture.recorder import effects
-from fusee.capture.sources import IN_C, Held, Origin, ResultOf, Several
+from fusee.capture.sources import IN_C, Held, Origin, ResultOf, Several, SizeOf
 from fusee.capture.torch_api import STATE_SWITCHES, FakeTensor, run_for_real
 from fusee.source import Args
 
@@ -424,7 +424,8 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     known = {*graph.nodes}
     result = m.call(m.world.slot(function, "__wrapped__"), *args, **kwargs)
     is_found = is_named(result) and m.world.origin(result) is not None  # and not made anew
-    if m.world.changes() == before and (is_scalar(result) or is_found):
+    is_number = is_scalar(result) or symbols.is_open(result)
+    if m.world.changes() == before and (is_number or is_found):
         return result
     is_pure = m.world.changes()[1:] == before[1:]
     del m.world.later[said:]
@@ -444,11 +445,23 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     asked = _Asked(tuple(kwargs))
     keyed = ResultOf(Several(places), asked, "what is kept: ")
     place = m.world.kept_by(function, keyed, tuple(kwargs), *key)
-    return m.world.load(run_for_real(asked.call, objects), place)
+    kept = run_for_real(asked.call, objects)
+    open_sizes = {x.node.hint for x in given if symbols.is_open(x)}
+    for k, part in enumerate(kept if type(kept) is tuple else (kept,)):
+        origin = m.world.item(place, k) if type(kept) is tuple else place
+        is_tensor = open_sizes and isinstance(part, torch.Tensor)
+        for axis, size in enumerate(run_for_real(getattr, part, "shape") if is_tensor else ()):
+            if size in open_sizes:  # a table of so many rows
+                m.world.varies.known.setdefault(str(SizeOf(origin, axis)), True)
+    return m.world.load(kept, place)
 
 
 def _before(m: Capturing, x: Any) -> tuple[Any, Origin] | None:
     """An argument as it is before the graph, and where it is found; None if it is not so."""
+    if symbols.is_open(x):
+        if (place := m.world.symbols.place(x)) is not None:
+            return x.node.hint, place
+        x = symbols.value(x)
     if is_scalar(x):
         return x, Held(x, repr(x))
     real, origin = m.world.inputs.get(id(x), (x, m.world.origin(x)))

@@ -13,6 +13,7 @@ import gc
 import inspect
 import itertools
 import operator
+import re
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -162,7 +163,7 @@ class Rebuild:
 
     def _found(self, x: Any) -> str | None:
         """The expression for `x`; None if it must be made."""
-        if (is_scalar(x) and not holds_open(x)) or isinstance(x, Marker):
+        if (is_scalar(x) and not holds_open(x)) or isinstance(x, (Marker, re.Match)):
             return self.source.constant(x)
         found = self._memo.get(id(x))
         if found is not None:

@@ -426,6 +426,11 @@ class Symbols:
         made.origins = {symbol: at(origin) for symbol, origin in self.origins.items()}
         return made
 
+    def place(self, x: Any) -> Origin | None:
+        """Where an open number is from; None for one that was computed."""
+        symbol = only_symbol(size_of(x)) if type(x) is torch.SymInt else None
+        return None if symbol is None else self.origins.get(symbol)
+
     def origin(self, x: Any) -> Origin:
         """Where the symbol comes from that an open number is."""
         (symbol,) = symbols(x.node.size)

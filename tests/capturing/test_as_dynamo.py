@@ -357,11 +357,21 @@ def test_tensors_that_a_function_with_a_cache_is_given() -> None:
     assert len(traced.graphs) == 1
 
 
+def test_tables_for_a_length_have_one_version_for_all() -> None:
+    table = functools.lru_cache(lambda n, by: (torch.arange(n) * by, torch.ones(n, n)))
+    traced = Traced(lambda x: x @ table(x.shape[0], 2)[1] + table(x.shape[0], 3)[0])
+    for n in (2, 3, 4, 5, 6):
+        x = torch.ones(n)
+        assert traced(x).tolist() == [n + 3.0 * k for k in range(n)]
+    assert len(traced.graphs) == 2
+    assert traced.stops == []
+
+
 def test_values_in_c_that_are_alive_at_a_break() -> None:
     """A match and a time are made again, and a piece knows by their values those that it meets."""
 
     def fn(x: T, text: str, day: T) -> T:
-        match = re.search(r"\d+", text)
+        (match,) = re.finditer(r"\d+", text)
         week = day + datetime.timedelta(weeks=1)
         print(end="")
         return x * int(match[0]) + week.day, match.span(), week
