@@ -700,3 +700,33 @@ def _one_hot(m: Capturing, x: Any, num_classes: Any = -1) -> Any:
     if type(num_classes) is int and num_classes == -1 and m.world.recorder.reads_numbers:
         num_classes = m.call(torch.Tensor.item, m.call(torch.Tensor.max, x)) + 1
     return calls.on_tensors(m, F.one_hot, (x, num_classes), {})
+
+
+# torch's own ask for the value of a tensor: whether observations are left after the correction.
+
+
+@stands_for(torch.cov)
+def _cov(m: Capturing, x: Any, *, correction: Any = 1, **weights: Any) -> Any:
+    """source   aten/src/ATen/native/Correlation.cpp"""
+    is_plain = not weights and isinstance(x, FakeTensor) and x.dtype is not torch.bool
+    rows = m.call(torch.Tensor.view, x, (1, -1)) if is_plain and x.dim() < 2 else x
+    count = m.attribute(rows, "shape")[1] if is_plain and rows.dim() == 2 else 0
+    if not is_plain or not m.truth(count > correction):
+        return calls.on_tensors(m, torch.cov, (x,), {"correction": correction, **weights})
+    mean = m.call(operator.truediv, m.call(torch.Tensor.sum, rows, 1, True), count)
+    rest = m.call(operator.sub, rows, mean)
+    made = m.call(torch.mm, rest, m.call(torch.conj, m.call(torch.t, rest)))
+    return m.call(torch.squeeze, m.call(operator.truediv, made, count - correction))
+
+
+@stands_for(torch.corrcoef)
+def _corrcoef(m: Capturing, x: Any) -> Any:
+    if not isinstance(x, FakeTensor) or x.dtype.is_complex or x.dim() != 2:
+        return calls.on_tensors(m, torch.corrcoef, (x,), {})
+    made = _cov(m, x)
+    if made.dim() < 2:
+        return m.call(operator.truediv, made, made)
+    spread = m.call(torch.sqrt, m.call(torch.diagonal, made))
+    for axis in (1, 0):
+        made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
+    return m.call(torch.clip, made, -1, 1)

@@ -188,6 +188,7 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
         lambda a, b: (r(a, 3), r(b, 3), r(abs(a - b) + 2, 3)),
     ),
     "windows": (windows, rows),
+    "covariance": (lambda x: torch.cov(x) - torch.corrcoef(x) * torch.cov(x, correction=0), rows),
     "triangles": (triangles, lambda a, b: (r(a, b), r(b, b))),
     "classes": (
         lambda i, x: F.one_hot(i, x.shape[0]).to(x) @ x,
