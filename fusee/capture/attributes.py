@@ -345,7 +345,9 @@ def store_grad(m: Capturing, fake: torch.Tensor, name: str, value: Any) -> bool:
     """`tensor.requires_grad = value`, or `tensor.data = value` of what is its data; else False."""
     if id(fake) in m.world.seen or m.modes:
         return False
-    if name == "requires_grad" and isinstance(value, bool):
+    with torch._C.DisableTorchFunction():
+        is_leaf = fake.is_leaf
+    if name == "requires_grad" and isinstance(value, bool) and is_leaf:
         m.world.recorder.call(torch.Tensor.requires_grad_, fake, value)
         return True
     if name != "data" or not isinstance(value, FakeTensor) or id(value) in m.world.seen:

@@ -374,12 +374,15 @@ class CompiledFunction:
             return result
         between = Between(self.nested)
         f = Frame.of(between, function)
+        # an exception that was caught knows its frames, and these both: what they hold would
+        # live too long; one that leaves keeps the variables, as in Python
+        variables: Any = {}, {}
         try:
             return self._go_on(f, between, captured, result)
-        finally:
-            # an exception that was caught knows its frames, and these both: what they hold would
-            # live too long; one that leaves keeps the variables, as in Python
+        except Exception:
             variables = f.locals, f.cells
+            raise
+        finally:
             vars(f).clear()
             f.locals, f.cells = variables
             between.handled = None

@@ -236,7 +236,11 @@ def _results(op: Any) -> Iterator[str]:
                 yield given.name
 
 
-def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
+# The memory of a tensor, and where it begins there.
+PlaceOf = Callable[[Tensor], tuple[int, Any]]
+
+
+def refuse_overlaps(name: str, args: Any, kwargs: Any, place: PlaceOf) -> None:
     """End the graph at a write that ATen may refuse, since elements share memory.
 
     FakeTensors do not look. source   aten/src/ATen/MemoryOverlap.cpp
@@ -246,6 +250,7 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
         if not (is_in_place(name) and args):
             return
         written, *args = args
+    operands = pytree.tree_leaves(args)
     may_be_operand = name == "copy_" or _is_pointwise(name)
     for x in written if isinstance(written, (tuple, list)) else (written,):
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
@@ -253,24 +258,23 @@ def refuse_overlaps(name: str, args: Any, kwargs: Any) -> None:
         steps = [(n, step) for n, step in zip(x.shape, x.stride()) if n > 1]
         reach = 1 + sum((n - 1) * step for n, step in steps)
         shares = x.numel() > reach or any(step == 0 for _, step in steps)
-        if shares or any(_overlap(x, y, may_be_operand) for y in args):
+        if shares or any(_overlap(x, y, may_be_operand, place) for y in operands):
             raise GraphBreak(
                 f"{name} writes to memory that several elements or operands share", "clone() first"
             )
 
 
-def _overlap(x: torch.Tensor, y: Any, may_be_same: bool) -> bool:
+def _overlap(x: torch.Tensor, y: Any, may_be_same: bool, place: PlaceOf) -> bool:
     """Whether two dense tensors have a part of their memory in common, or all of it."""
     if y is x or not isinstance(y, torch.Tensor) or y.layout is not torch.strided:
         return y is x and not may_be_same
-    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+    (memory, begin), (other, begin_other) = place(x), place(y)
+    if memory != other or not (is_dense(x) and is_dense(y)):
         return False
-    if not (is_dense(x) and is_dense(y)):
-        return False
-    first, second = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (x, y))
+    first, second = (begin, begin + x.numel()), (begin_other, begin_other + y.numel())
     if first == second and x.stride() == y.stride():
         return not may_be_same
-    return first[0] < second[1] and second[0] < first[1]
+    return bool(first[0] < second[1] and second[0] < first[1])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -598,6 +598,7 @@ class World:
             mirror.copy = empty_like(obj)
             mirror.copy.extend(items)
             if isinstance(obj, collections.deque):
+                self.fact(guards.EqualsMatch, self.place(obj, "maxlen"), obj.maxlen)
                 mirror.reader = collections.deque.__iter__(mirror.copy)
         else:
             if not all(is_scalar(item) or is_named(item) for item in obj):

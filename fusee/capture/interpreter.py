@@ -47,7 +47,7 @@ from fusee.capture.torch_api import FakeTensor
 _IN_PLACE = len(BINARY) // 2
 _MANY = 10_000
 _OURS = re.compile(
-    "FakeTensor|'Number'|'Array'|not Array|Sym(Int|Float|Bool)"
+    "FakeTensor|'Number'|'Array'|not Array|Sym(Int|Float|Bool)|Text"
 )  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))
@@ -326,6 +326,7 @@ class Interpreter(Capturing):
         return True
 
     def subscript(self, container: Any, key: Any) -> Any:
+        container = symbols.whole_text(container)
         if isinstance(container, FakeTensor):
             return self.tensor_operator(operator.getitem, container, self.plain(key))
         key = symbols.value(key)
@@ -438,6 +439,7 @@ class Interpreter(Capturing):
     # ---------------------------------------------------------------------- iteration, calls
 
     def iterate(self, x: Any) -> Any:
+        x = symbols.whole_text(x)
         if (found := ask(self, x, "__iter__")) is not ABSENT:
             if not hasattr(type(found), "__next__"):
                 raise TypeError(f"iter() returned non-iterator of type {type(found).__name__!r}")
@@ -570,10 +572,11 @@ def _raises(program: Bytecode, index: int) -> bool:
     return False
 
 
-def is_heard(frames: Iterable[Frame], on_its_way: bool = False) -> bool:
+def is_heard(frames: Sequence[Frame], on_its_way: bool = False) -> bool:
     """Whether an error that is raised where these stand may end there, in code of the program's.
 
-    on_its_way  whether a `with` of the program's and a `finally` count, which may raise another
+    on_its_way  whether a `with` of the program's counts, and a `finally` around the call itself:
+                they may raise another. Those further out put back what they have switched
     """
     for f in frames:
         handler = f.program.handler(f.at) if f.program.handlers else None
@@ -584,7 +587,9 @@ def is_heard(frames: Iterable[Frame], on_its_way: bool = False) -> bool:
                 home = type(getattr(leave, "__self__", None)).__module__
                 if on_its_way and (home == "contextlib" or not is_trusted(home)):
                     return True
-            elif first.name == "PUSH_EXC_INFO" and _takes(f, handler.target, on_its_way):
+            elif first.name == "PUSH_EXC_INFO" and _takes(
+                f, handler.target, on_its_way and f is frames[-1]
+            ):
                 return True
             handler = f.program.handler(handler.target)
     return False

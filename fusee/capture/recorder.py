@@ -279,6 +279,7 @@ class Recorder(TorchFunctionMode):
         self._keep: list[Any] = []
         self._parts = 0
         self._inputs: dict[int, fx.Node] = {}
+        self._of_memory: dict[int, torch.Tensor] = {}  # by storage, the first input in it
         self._input_names: dict[str, int] = {}  # and the last number behind each
         self._main, self._last_inputs = self.graph, dict[fx.Graph, fx.Node]()
         self.calls = 0
@@ -320,6 +321,9 @@ class Recorder(TorchFunctionMode):
         self._input_names.setdefault(name, 0)
         self._placeholder(self._main, name, fake)
         self._inputs[id(fake)] = self.nodes[id(fake)]
+        if isinstance(fake, torch.Tensor):
+            with torch._C.DisableTorchFunction():
+                self._of_memory.setdefault(fake.untyped_storage()._cdata, fake)
 
     def _placeholder(self, graph: fx.Graph, name: str, fake: torch.Tensor) -> None:
         last = self._last_inputs.get(graph)
@@ -458,7 +462,7 @@ class Recorder(TorchFunctionMode):
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip
-                refuse_overlaps(name, args, kwargs)
+                refuse_overlaps(name, args, kwargs, self._place)
                 out = func(*shown(args), **shown(kwargs))
                 self.symbols.look(out, first)
         except GraphBreak:
@@ -498,11 +502,18 @@ class Recorder(TorchFunctionMode):
     def offset(self, fake: torch.Tensor) -> int | torch.SymInt:
         """Where a tensor begins in its memory, in elements: stand-ins of inputs begin at 0."""
         with torch._C.DisableTorchFunction():
-            storage = fake.untyped_storage()._cdata
-            inputs = (x for x in self._keep if id(x) in self._inputs)
-            below = next((x for x in inputs if x.untyped_storage()._cdata == storage), None)
+            below = self._of_memory.get(fake.untyped_storage()._cdata)
             more = 0 if below is None or self.begins is None else self.begins(below)
             return fake.storage_offset() + more
+
+    def _place(self, fake: torch.Tensor) -> tuple[int, Any]:
+        """The memory of a tensor, which inputs may share now, and where it begins there."""
+        memory, offset = fake.untyped_storage()._cdata, fake.storage_offset()
+        below = self._of_memory.get(memory)
+        if below is None:
+            return memory, offset
+        real, _ = self.given[id(below)]
+        return real.untyped_storage()._cdata, offset + real.storage_offset()
 
     def _attribute(self, func: Any, access: str, args: Args) -> Any:
         name = func.__self__.__name__
@@ -531,8 +542,10 @@ class Recorder(TorchFunctionMode):
     def begin_at(self, fake: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         """`requires_grad_()`: of a tensor that the program made, or as it is already."""
         with torch._C.DisableTorchFunction():
-            if fake.requires_grad != requires_grad:
-                if not self.is_main or id(fake) in self.given:
+            real, _ = self.given.get(id(fake), (None, None))
+            is_odd = real is not None and (real._is_view() or not real.is_leaf)
+            if is_odd or fake.requires_grad != requires_grad:
+                if not self.is_main or real is not None:
                     raise GraphBreak("requires_grad_() changes a tensor from outside")
                 fake.requires_grad_(requires_grad)
                 self.leaves[id(fake)] = True

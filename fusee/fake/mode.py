@@ -300,7 +300,7 @@ def _quick_mode() -> type[FakeTensorMode]:
                     return _wrapped(self, found, device)
         if is_open and func is select:
             _refuse_place(*args)
-        elif is_open and func in _PART_OF:
+        elif func in _PART_OF and (is_open or not args[0].numel()):
             _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = kernel(func) or (_written_as(func) if is_open else None)
         if own is not None and not func._schema.is_mutable:
@@ -349,7 +349,18 @@ _BY_PLACES = frozenset(
     scatter_add scatter_reduce take put embedding nll_loss_forward
     """.split()
 )
-_OF_ALL_SIZES = _BY_PLACES.union("mv dot binary_cross_entropy cumsum cumprod trace".split())
+# By arguments that are sizes.
+_OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
+_OF_ALL_SIZES = frozenset(
+    """
+    mv dot binary_cross_entropy cumsum cumprod trace _softmax _log_softmax var std linalg_cross
+    _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
+    """.split()
+).union(_BY_PLACES, _OF_SHAPES)
+# These refuse floats; all others that go element by element take tensors of one of their dtypes.
+_OF_INTEGERS = frozenset(
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm".split()
+)
 # Of bytes as masks torch warns once, which is the program's to hear.
 _WARN_OF_BYTES = frozenset(
     "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
@@ -374,7 +385,7 @@ def _refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
     name = _name(op)
     is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if (is_usual and name not in _BY_PLACES and name != "where") or "out" in kwargs:
+    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
         return
     if torch.uint8 in kinds and name in _WARN_OF_BYTES:
         return
@@ -382,7 +393,11 @@ def _refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if found is op:
         value = 0 if name in _BY_PLACES else 1
         try:
-            op(*_smallest(args, value), **_smallest(kwargs, value))
+            most = 3 if name == "linalg_cross" else 1
+            small = [*_smallest(args, value, most)]
+            sizes = _OF_SHAPES.get(name, slice(0))
+            small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
+            op(*small, **_smallest(kwargs, value, most))
             found = None
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             found = error
@@ -405,15 +420,15 @@ def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
     return x.dtype, x.dim(), x.numel() == 0
 
 
-def _smallest(x: Any, value: int) -> Any:
-    """Operands with one element, or none."""
+def _smallest(x: Any, value: int, most: int) -> Any:
+    """Operands with one element, or none; of vectors as long as `most`."""
     if isinstance(x, dict):
-        return {key: _smallest(part, value) for key, part in x.items()}
+        return {key: _smallest(part, value, most) for key, part in x.items()}
     if isinstance(x, (tuple, list)):
-        return type(x)([_smallest(part, value) for part in x])
+        return type(x)([_smallest(part, value, most) for part in x])
     if not isinstance(x, torch.Tensor):
         return 1 if isinstance(x, _OPEN) else x
-    return torch.full([min(n, 1) for n in x.shape], value, dtype=x.dtype, device="cpu")
+    return torch.full([min(n, most) for n in x.shape], value, dtype=x.dtype, device="cpu")
 
 
 def _refuse_place(x: torch.Tensor, axis: int, place: Any) -> None:
@@ -430,7 +445,7 @@ def _refuse_part(part: torch.Tensor, source: torch.Tensor) -> None:
 
 _PART_OF = {
     overload(f"{name}_scatter"): overload(f"{name}.{kind}")
-    for name, kind in (("select", "int"), ("slice", "Tensor"))
+    for name, kind in (("select", "int"), ("slice", "Tensor"), ("diagonal", "default"))
 }
 
 

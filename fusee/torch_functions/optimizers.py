@@ -81,6 +81,8 @@ SPECIAL.update((vars(kind)["step"], breaking(_IN_PYTHON)) for kind in _SCHEDULER
 
 @stands_for_each(*(enabled(kind._init_group) for kind in _CLASSES))
 def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists: Any) -> Any:
+    if m.modes:
+        raise GraphBreak("a function mode hears what an optimizer makes at its first step")
     state = m.world.mirror(m.attribute(optimizer, "state"))
     params = m.items(m.subscript(group, "params"))
     mirrors = [state, m.world.mirror(group)]
@@ -148,6 +150,8 @@ def _default_form(
 
 @stands_for(_foreach_utils._group_tensors_by_device_and_dtype)
 def _grouped(m: Capturing, tensorlistlist: Any, with_indices: bool = False) -> Any:
+    if m.modes:
+        raise GraphBreak("a function mode hears what parts a list of tensors by their classes")
     lists, groups = tensorlistlist, dict[Any, Any]()
     for k, first in enumerate(lists[0]):
         key = (first.device, first.dtype)

@@ -233,6 +233,18 @@ def test_as_c_asks(fn: Callable[..., Any], given: Callable[[int], tuple[Any, ...
     assert told[0] == told[1], traced.stops
 
 
+def test_how_many_elements_a_deque_keeps_is_a_fact() -> None:
+    def fn(x, queue):
+        queue.extend([7, 8])
+        return x + len(queue)
+
+    told = []
+    for run in (fn, Traced(fn)):
+        queues = [collections.deque([7, 8], most) for most in (2, 5, None, 3)]
+        told.append(str(([run(torch.ones(1), queue) for queue in queues], queues)))
+    assert told[0] == told[1]
+
+
 def test_an_equal_set_in_another_order() -> None:
     def fn(x, some):
         return x + 1, [*some], 1 in some

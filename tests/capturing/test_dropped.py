@@ -481,7 +481,20 @@ def _caught_and_raised(x: Any, log: list[str], outer: Any) -> Any:
     return x + 1
 
 
-@pytest.mark.parametrize("fn", [_caught_from_c, _caught_beside_a_break, _caught_and_raised])
+def _named_at_a_break(x: Any, log: list[str], outer: Any) -> Any:
+    running = g(log)
+    next(running)
+    try:
+        outer(1)
+    except TypeError as error:
+        log.append(repr(error))
+        zip(outer)
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "fn", [_caught_from_c, _caught_beside_a_break, _caught_and_raised, _named_at_a_break]
+)
 def test_no_exception_that_is_over_keeps_what_frames_held(fn: Any) -> None:
     compiled = Traced(fn)
     gc.disable()

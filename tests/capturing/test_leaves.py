@@ -143,3 +143,25 @@ def test_as_in_eager(program: Callable[..., Any], is_grad: bool) -> None:
             assert outcome(compiled, is_grad) == want
     if not is_grad and program not in BROKEN:
         assert len(traced.graphs) == 1 and not traced.stops
+
+
+def test_requires_grad_where_it_says_so_already() -> None:
+    def set_it(x):
+        x.requires_grad = True
+        return x
+
+    def set_a_view(x):
+        return x.requires_grad_(True)
+
+    for fn, made in ((set_it, lambda x: x.double()), (set_a_view, lambda x: x[:])):
+        told = []
+        for run in (fn, Traced(fn)):
+            base = torch.ones(3, requires_grad=fn is set_it)
+            x = made(base)
+            base.requires_grad_()
+            try:
+                run(x).sum().backward()
+            except RuntimeError as error:
+                told.append(str(error))
+            told.append(str(x.grad if x.is_leaf else base.grad))
+        assert told[: len(told) // 2] == told[len(told) // 2 :]

@@ -216,6 +216,28 @@ def test_two_steps_in_a_row() -> None:
     both(adamw, step)
 
 
+def test_a_mode_hears_what_the_first_step_makes() -> None:
+    heard: list[str] = []
+
+    class Heard(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            heard.append(func.__name__)
+            return func(*args, **(kw or {}))
+
+    def train(optimizer: Any, model: Any) -> None:
+        with Heard():
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+    told = []
+    for run in (train, Traced(train)):
+        heard.clear()
+        model = network()
+        run(adamw(model), model)
+        told.append([*heard])
+    assert told[0] == told[1]
+
+
 def test_gradients_accumulate_over_parts_of_a_batch() -> None:
     def step(model: Any, optimizer: Any) -> Callable[..., Tensor]:
         def train(x: Tensor, y: Tensor) -> Tensor:

@@ -114,6 +114,18 @@ PARTS: list[tuple[Fn, Tensor]] = [
     (lambda x: (F.conv1d(x, torch.ones(1, 3, 4)), x + 1)[1], ZEROS),
     (lambda x: (F.conv1d(x, torch.ones(1, 3, 2), stride=0), x + 1)[1], ZEROS),
     (lambda x: (F.conv1d(x, torch.ones(1, 3, 2), padding=-1), x + 1)[1], ZEROS),
+    (lambda x: (F.layer_norm(x, [3], x[0].double(), x[0].double()), x + 1)[1], ZEROS),
+    (lambda x: (F.group_norm(x.double(), 3, x[0], x[0]), x + 1)[1], ZEROS),
+    (lambda x: (F.batch_norm(x, x[0].double(), x[0].double()), x + 1)[1], ZEROS),
+    (lambda x: (torch.linalg.cross(x, x.double()), x + 1)[1], ZEROS),
+    (lambda x: (torch.cdist(x, x.double()), x.long().softmax(0), x + 1)[2], ZEROS),
+    (lambda x: (x.long().std(), x + 1)[1], ZEROS),
+    (lambda x: (torch.clamp(x.double(), min=1, out=x.clone()), x + 1)[1], ZEROS),
+    (lambda x: (torch.bitwise_or(x, 1), x + 1)[1], ZEROS),
+    (lambda x: (torch.gcd(x, x), x + 1)[1], ZEROS),
+    (lambda x: (x[:0].select_scatter(x[0], 0, 0), x + 1)[1], ZEROS),
+    (lambda x: (x[:0].slice_scatter(x, 0), x + 1)[1], ZEROS),
+    (lambda x: (x[:0].diagonal_scatter(x[0]), x + 1)[1], ZEROS),
 ]  # fmt: skip
 # Arguments that shape functions accept and ATen does not.
 ROW, SIX = torch.ones(1), torch.arange(6.0)
@@ -211,6 +223,34 @@ def test_engines_refuse_the_same(engine: str) -> None:
         want, got = outcome(fn, x), outcome(fusee.compile(fn, backend=engine), x)
         if isinstance(want, tuple):
             assert got == want, number
+
+
+def test_the_first_of_several_bad_indices_is_told() -> None:
+    def program(x: Tensor, i: Tensor) -> Tensor:
+        x[i] = 2.0  # so that no other run of it could tell
+        return x
+
+    for places in ([1, 5, 7, 9], [1] * 300 + [-9] + [8] * 50):
+        i = tensor(places)
+        assert outcome(fusee.compile(program), SIX[:4], i) == outcome(program, SIX[:4], i)
+
+
+def test_inputs_that_share_memory_and_lists_of_operands() -> None:
+    def program(x: Tensor, y: Tensor) -> Any:
+        try:
+            x.add_(y[1])
+        except RuntimeError as error:
+            return str(error)
+
+    def joins(x: Tensor, y: Tensor) -> Any:
+        try:
+            torch.cat([y[:2], x[1:3]], out=x)
+        except RuntimeError as error:
+            return str(error)
+
+    for fn in (program, joins):
+        found = [run(x, x[:]) for run in (fn, fusee.compile(fn)) for x in [torch.ones(4)]]
+        assert found[0] == found[1] and "single memory location" in found[0]
 
 
 def test_writes_beside_one_another_stay_in_the_graph() -> None:

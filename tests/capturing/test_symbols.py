@@ -291,6 +291,8 @@ def caught(function: Callable[[], Any]) -> str:
         lambda n, x: str(slice(n)) + str(range(n)), lambda n, x: str(torch.Size([n])),
         lambda n, x: repr([str(n) == "5", f"{n}" != "7", (str(n),) == ("7",), [str(n)] == ["8"]]),
         lambda n, x: repr(["3" in [str(n)], str(n) in ("5", "7"), {"7": 1}.get(str(n))]),
+        lambda n, x: repr([list(str(n)), [*f"{n}-a"], str(n)[0], max(str(n))]),
+        lambda n, x: caught(lambda: (lambda *a: a)(*str(n))),
         lambda n, x: string.Template("$n").substitute(n=n), lambda n, x: json.dumps([n]),
         lambda n, x: str(types.SimpleNamespace(n=n)), lambda n, x: str(functools.partial(max, n)),
         lambda n, x: caught(lambda: n + "a"), lambda n, x: caught(lambda: "a" + n),

@@ -49,7 +49,6 @@ from fusee.runtime.llvm_text import (
     Machine,
     is_float,
     literal,
-    mangled,
     memory_type,
     number,
     numbered,
@@ -223,7 +222,10 @@ def _apply(ctx: Context, t: InsertPoint, value: Value, args: list[str]) -> str:
 
 
 def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:
-    """x in [0, size), wrapped into it if asked; outside, the status is set and 0 taken."""
+    """x in [0, size), wrapped into it if asked; outside, the status is set and 0 taken.
+
+    Of several that are outside the first is told, as eager tells it.
+    """
     size, message, wraps = value.attr
     kind, op = t.kind(torch.int64), t.level.op
     bound = scalar_size(ctx, size) if not isinstance(size, int) else ctx.param("check", size)
@@ -240,11 +242,11 @@ def _check(ctx: Context, t: InsertPoint, value: Value, x: str) -> str:
         mask = vector("i1", t.lanes)
         if ctx.mask is not None:
             report = op(f"and {mask} {outside}, {ctx.mask}")
-        refused = t.select(report, "i64", x, zero)
-        name = f"llvm.vector.reduce.umax.{mangled('i64', t.lanes)}"
-        refused = t.level.call("i64", name, (kind, refused))
-        name = f"llvm.vector.reduce.or.{mangled('i1', t.lanes)}"
-        report = t.level.call("i1", name, (mask, report))
+        bits = op(f"bitcast {mask} {report} to i{t.lanes}")
+        bits = op(f"zext i{t.lanes} {bits} to i64")
+        first = t.level.call("i64", "llvm.cttz.i64", ("i64", bits), ("i1", "false"))
+        refused = op(f"extractelement {kind} {x}, i64 {first}")
+        report = op(f"icmp ne i64 {bits}, 0")
     ctx.report(t.level, report, refused, message)
     return t.select(outside, "i64", zero, index)
 

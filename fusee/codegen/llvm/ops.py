@@ -481,6 +481,8 @@ class Context:
     def report(self, level: Level, is_bad: str, refused: str, message: int) -> None:
         """Where `is_bad`, tell the status what was refused and the number of the message."""
         status, spare = self.status(), self.spare()
+        told = level.op(f"load i64, ptr {status}, align 8")
+        is_bad = level.op(f"and i1 {is_bad}, {level.op(f'icmp eq i64 {told}, 0')}")
         # the index before the code, which says that there is one
         place = level.op(f"select i1 {is_bad}, ptr %found, ptr {spare}")
         level.do(f"store i64 {refused}, ptr {place}, align 8")

@@ -421,7 +421,8 @@ class Machine:
 
     def _extractelement(self, text: str, mask: Array) -> Array:
         whole, index = split_arguments(text.removeprefix("extractelement "))
-        return self.value(*typed(whole))[:, int(index.split()[1])]
+        x, place = self.value(*typed(whole)), self.value(*typed(index))
+        return x[np.arange(len(x)), np.minimum(place, x.shape[1] - 1)]
 
     def _insertelement(self, text: str, mask: Array) -> Array:
         whole, one, index = split_arguments(text.removeprefix("insertelement "))
@@ -472,10 +473,12 @@ class Machine:
         x = self.value(found.group(1), found.group(2))
         several = VECTOR.fullmatch(found.group(3))
         kind = several.group(2) if several else found.group(3)
-        result = NUMPY[kind]
+        result = NUMPY.get(kind, np.int64)
         if word == "bitcast":
             source = VECTOR.fullmatch(found.group(1))
             one = source.group(2) if source else found.group(1)
+            if one == "i1":
+                return (x * (1 << np.arange(x.shape[1]))).sum(1)
             bits = self._bits(one, x)
             if kind == "bfloat":
                 return (bits.astype(np.uint32) << 16).view(np.float32)
@@ -571,9 +574,9 @@ class Machine:
             how = np.minimum if short == "umin" else np.maximum
             return how(unsigned(a), unsigned(rest[0])).view(a.dtype)
         if short.startswith("vector.reduce"):
-            if short.endswith("umax"):
-                return unsigned(a).max(1).view(a.dtype)
             return np.asarray(a.all(1) if short.endswith("and") else a.any(1))
+        if short == "cttz":
+            return np.asarray([(x & -x).bit_length() - 1 if x else 64 for x in a.tolist()])
         functions: dict[str, Callable[..., Any]] = {
             "fabs": np.abs, "abs": lambda x, _: np.abs(x), "copysign": np.copysign,
             "smin": np.minimum, "smax": np.maximum, "sqrt": np.sqrt, "floor": np.floor,
