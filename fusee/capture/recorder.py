@@ -54,6 +54,8 @@ from fusee.capture.torch_api import (
     OpOverloadPacket,
     State,
     graph_module,
+    holds_tensor,
+    is_method,
     is_the_programs,
     set_grad_enabled,
 )
@@ -404,7 +406,7 @@ class Recorder(TorchFunctionMode):
         args, kwargs = self._lifted(args), self._lifted(kwargs)
         if self.mode.env is None:
             refuse_masked_gradients(name, *args)
-        if self.by_index and func is operator.getitem and _holds_tensor(args[1:]):
+        if self.by_index and func is operator.getitem and holds_tensor(args[1:]):
             index = args[1] if isinstance(args[1], tuple) else args[1:]
             func, args = torch.ops.aten.index.Tensor, (args[0], list(index))
         if name in TURN and args and id(args[0]) in self.given and self.is_main:
@@ -414,10 +416,10 @@ class Recorder(TorchFunctionMode):
         out = self._run(func, args, kwargs, name)
         if name == "as_strided":
             self._refuse_beyond(args[0], out)
-        if out is not None and not _holds_tensor(out):
+        if out is not None and not holds_tensor(out):
             if is_mutable(func):
                 raise GraphBreak("an operator that writes to its operands and gives no tensor")
-            if not _holds_tensor((*args, *kwargs.values())):
+            if not holds_tensor((*args, *kwargs.values())):
                 self.answers.append((func, args, kwargs, out))
             return out
         self.write(func, name, args, kwargs, out)
@@ -562,7 +564,7 @@ class Recorder(TorchFunctionMode):
         if "from" in named:  # a keyword of Python's, and the first argument after the tensor
             named = {**named}
             nodes = (*(nodes or (named.pop("self"),)), named.pop("from"))
-        if isinstance(func, str) or not _is_method(func):
+        if isinstance(func, str) or not is_method(func):
             node = self.graph.call_function(func, nodes, named)
         elif name in _OPERATORS and not kwargs:
             node = self.graph.call_function(_OPERATORS[name], nodes)
@@ -616,7 +618,7 @@ class Recorder(TorchFunctionMode):
             return
         pairs = enumerate(out) if isinstance(out, (tuple, list)) else dict(out or ()).items()
         for key, item in pairs:
-            if _holds_tensor(item) and id(item) not in self.nodes:
+            if holds_tensor(item) and id(item) not in self.nodes:
                 part = self.graph.call_function(operator.getitem, (node, key))
                 part.meta = {**node.meta, "example_value": item}
                 self._adopt_all(part, item)
@@ -792,19 +794,3 @@ class Recorder(TorchFunctionMode):
             out = self._run(func, args, kwargs, "")
         self.write(func, "", args, kwargs, out)
         return out
-
-
-def _is_method(func: Any) -> bool:
-    """Methods of torch.Tensor, in C or Python."""
-    func = getattr(func, "__wrapped__", func)  # `__pow__` is `pow`, wrapped
-    name = getattr(func, "__name__", "")
-    return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
-        "method_descriptor", "wrapper_descriptor",
-    )  # fmt: skip
-
-
-def _holds_tensor(x: Any) -> bool:
-    parts = tuple(x.values()) if isinstance(x, dict) else x
-    if isinstance(parts, (tuple, list)):
-        return any(map(_holds_tensor, parts))
-    return isinstance(x, torch.Tensor)

@@ -668,3 +668,19 @@ def is_the_programs(method: Any) -> bool:
     if type(method) is not types.FunctionType:
         return False
     return str(method.__globals__.get("__name__")).partition(".")[0] != "torch"
+
+
+def is_method(func: Any) -> bool:
+    """Methods of torch.Tensor, in C or Python."""
+    func = getattr(func, "__wrapped__", func)  # `__pow__` is `pow`, wrapped
+    name = getattr(func, "__name__", "")
+    return getattr(torch.Tensor, name, None) is func or type(func).__name__ in (
+        "method_descriptor", "wrapper_descriptor",
+    )  # fmt: skip
+
+
+def holds_tensor(x: Any) -> bool:
+    parts = tuple(x.values()) if isinstance(x, dict) else x
+    if isinstance(parts, (tuple, list)):
+        return any(map(holds_tensor, parts))
+    return isinstance(x, torch.Tensor)

@@ -29,12 +29,16 @@ from fusee.fake.layouts import Spec, Unsure, broadcast, equal
 from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
 from fusee.fake.torch_python import (
+    OPEN_NUMBERS,
     explicit_key,
     kernel,
     mode_of,
     moved,
     moved_class,
+    packet_name,
     python_kernels,
+    refuse_dtypes,
+    takes_any_size,
 )
 from fusee.sym.shape_env import ShapeEnv, size_of
 from fusee.sym.symint import same_ints
@@ -282,8 +286,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         elif is_open and (place := GEOMETRIES.get(func)) is not None:
             if (geometry := place(*args, **kwargs)) is not None:
                 func, args, kwargs = _AS_STRIDED, (args[0], *geometry), {}
-        if device == _CPU and _takes_any_size(func):
-            _refuse_dtypes(func, args, kwargs)
+        if device == _CPU and takes_any_size(func):
+            refuse_dtypes(func, args, kwargs)
         if func in makers:
             home = _with_index(torch.device(kwargs.get("device") or _CPU))
             for make in (OPEN_MAKERS.get(func), None if is_open or kernel(func) else func):
@@ -317,7 +321,7 @@ def _quick_mode() -> type[FakeTensorMode]:
 @functools.cache
 def _written_as(op: Any) -> Callable[..., Any] | None:
     """How to run an operator in place that has a form which is not; None: another one."""
-    packet = getattr(torch.ops.aten, _name(op), None)
+    packet = getattr(torch.ops.aten, packet_name(op), None)
     form = getattr(packet, op._overloadname, None)
     is_one = op._schema.name[-1] == "_" and len(op._schema.returns) == 1
     if not is_one or form is None or explicit_key(form) or torch.Tag.inplace_view in op.tags:
@@ -340,95 +344,6 @@ def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
     is_one = is_open and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
-
-
-# Besides operators that go element by element: sizes of one and places of zero suit them.
-_BY_PLACES = frozenset(
-    """
-    index index_put _index_put_impl index_copy index_add index_fill index_select gather scatter
-    scatter_add scatter_reduce take put embedding nll_loss_forward
-    """.split()
-)
-# By arguments that are sizes.
-_OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
-_OF_ALL_SIZES = frozenset(
-    """
-    mv dot binary_cross_entropy cumsum cumprod trace _softmax _log_softmax var std linalg_cross
-    _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
-    """.split()
-).union(_BY_PLACES, _OF_SHAPES)
-# These refuse floats; all others that go element by element take tensors of one of their dtypes.
-_OF_INTEGERS = frozenset(
-    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm".split()
-)
-# Of bytes as masks torch warns once, which is the program's to hear.
-_WARN_OF_BYTES = frozenset(
-    "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
-)
-
-
-@functools.cache
-def _takes_any_size(op: Any) -> bool:
-    """Whether ATen refuses the same dtypes of tensors with one element."""
-    is_known = torch.Tag.pointwise in op.tags or _name(op) in _OF_ALL_SIZES
-    return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
-
-
-def _name(op: Any) -> str:
-    name: str = op._schema.name
-    return name.partition("::")[2].rstrip("_")
-
-
-def _refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more."""
-    kinds: set[torch.dtype] = set()
-    key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
-    name = _name(op)
-    is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
-    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
-        return
-    if torch.uint8 in kinds and name in _WARN_OF_BYTES:
-        return
-    found = _REFUSED.get(key, op)
-    if found is op:
-        value = 0 if name in _BY_PLACES else 1
-        try:
-            most = 3 if name == "linalg_cross" else 1
-            small = [*_smallest(args, value, most)]
-            sizes = _OF_SHAPES.get(name, slice(0))
-            small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
-            op(*small, **_smallest(kwargs, value, most))
-            found = None
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            found = error
-        _REFUSED[key] = found
-    if found is not None:
-        raise type(found)(str(found))
-
-
-_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_REFUSED: dict[Any, Exception | None] = {}
-
-
-def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
-    """What ATen knows of an operand before it looks at elements; adds its dtypes to `kinds`."""
-    if isinstance(x, (tuple, list)):
-        return tuple([_kind(part, kinds) for part in x])
-    if not isinstance(x, torch.Tensor):
-        return type(x), None if isinstance(x, _OPEN) else x
-    kinds.add(x.dtype)
-    return x.dtype, x.dim(), x.numel() == 0
-
-
-def _smallest(x: Any, value: int, most: int) -> Any:
-    """Operands with one element, or none; of vectors as long as `most`."""
-    if isinstance(x, dict):
-        return {key: _smallest(part, value, most) for key, part in x.items()}
-    if isinstance(x, (tuple, list)):
-        return type(x)([_smallest(part, value, most) for part in x])
-    if not isinstance(x, torch.Tensor):
-        return 1 if isinstance(x, _OPEN) else x
-    return torch.full([min(n, most) for n in x.shape], value, dtype=x.dtype, device="cpu")
 
 
 def _refuse_place(x: torch.Tensor, axis: int, place: Any) -> None:
@@ -496,7 +411,7 @@ def is_symbolic(x: Any) -> bool:
         return any(map(is_symbolic, x.values()))
     if isinstance(x, torch.Tensor):
         return bool(x._has_symbolic_sizes_strides)
-    return isinstance(x, _OPEN)
+    return isinstance(x, OPEN_NUMBERS)
 
 
 @contextlib.contextmanager
@@ -639,7 +554,7 @@ class Twins:
         if self.mode is None and "device" in kwargs:
             kwargs = {**kwargs, "device": _META}
         is_unbacked = self.env is not None and op in UNBACKED
-        if self.env is not None and _name(op) in _EXTREMES:
+        if self.env is not None and packet_name(op) in _EXTREMES:
             # Let a tensor with sizes that only data knows have elements, since eager raises
             # otherwise.
             sizes: tuple[Any, ...] = args[0].shape

@@ -403,3 +403,96 @@ def _ones(device: str, given: Iterable[Any]) -> list[Any]:
         return {torch.SymInt: 1, torch.SymFloat: 1.0}.get(type(x), x)
 
     return [one(x) for x in given]
+
+
+# ---------------------------------------------------------------------------- refusals
+# What ATen refuses for its dtypes and meta kernels take: ATen is asked, once, with one element.
+
+# Besides operators that go element by element: sizes of one and places of zero suit them.
+_BY_PLACES = frozenset(
+    """
+    index index_put _index_put_impl index_copy index_add index_fill index_select gather scatter
+    scatter_add scatter_reduce take put embedding nll_loss_forward
+    """.split()
+)
+# By arguments that are sizes.
+_OF_SHAPES = {"native_layer_norm": slice(1, 2), "native_group_norm": slice(3, 7)}
+_OF_ALL_SIZES = frozenset(
+    """
+    mv dot binary_cross_entropy cumsum cumprod trace _softmax _log_softmax var std linalg_cross
+    _cdist_forward _native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm
+    """.split()
+).union(_BY_PLACES, _OF_SHAPES)
+# These refuse floats; all others that go element by element take tensors of one of their dtypes.
+_OF_INTEGERS = frozenset(
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm".split()
+)
+# Of bytes as masks torch warns once, which is the program's to hear.
+_WARN_OF_BYTES = frozenset(
+    "index index_put _index_put_impl where masked_fill masked_scatter masked_select".split()
+)
+
+
+@functools.cache
+def takes_any_size(op: Any) -> bool:
+    """Whether ATen refuses the same dtypes of tensors with one element."""
+    is_known = torch.Tag.pointwise in op.tags or packet_name(op) in _OF_ALL_SIZES
+    return op.namespace == "aten" and is_known and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def packet_name(op: Any) -> str:
+    """`add` of aten.add_.Tensor."""
+    name: str = op._schema.name
+    return name.partition("::")[2].rstrip("_")
+
+
+def refuse_dtypes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what ATen raises for operands of these dtypes, of which meta kernels take more."""
+    kinds: set[torch.dtype] = set()
+    key = op, _kind(args, kinds), _kind((*kwargs.items(),), kinds)
+    name = packet_name(op)
+    is_usual = len(kinds) == 1 and next(iter(kinds)).is_floating_point
+    if is_usual and name not in (*_BY_PLACES, *_OF_INTEGERS, "where"):
+        return
+    if torch.uint8 in kinds and name in _WARN_OF_BYTES:
+        return
+    found = _REFUSED.get(key, op)
+    if found is op:
+        value = 0 if name in _BY_PLACES else 1
+        try:
+            most = 3 if name == "linalg_cross" else 1
+            small = [*_smallest(args, value, most)]
+            sizes = _OF_SHAPES.get(name, slice(0))
+            small[sizes] = [1 if type(x) is int else [1] * len(x) for x in small[sizes]]
+            op(*small, **_smallest(kwargs, value, most))
+            found = None
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            found = error
+        _REFUSED[key] = found
+    if found is not None:
+        raise type(found)(str(found))
+
+
+OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_REFUSED: dict[Any, Exception | None] = {}
+
+
+def _kind(x: Any, kinds: set[torch.dtype]) -> Any:
+    """What ATen knows of an operand before it looks at elements; adds its dtypes to `kinds`."""
+    if isinstance(x, (tuple, list)):
+        return tuple([_kind(part, kinds) for part in x])
+    if not isinstance(x, torch.Tensor):
+        return type(x), None if isinstance(x, OPEN_NUMBERS) else x
+    kinds.add(x.dtype)
+    return x.dtype, x.dim(), x.numel() == 0
+
+
+def _smallest(x: Any, value: int, most: int) -> Any:
+    """Operands with one element, or none; of vectors as long as `most`."""
+    if isinstance(x, dict):
+        return {key: _smallest(part, value, most) for key, part in x.items()}
+    if isinstance(x, (tuple, list)):
+        return type(x)([_smallest(part, value, most) for part in x])
+    if not isinstance(x, torch.Tensor):
+        return 1 if isinstance(x, OPEN_NUMBERS) else x
+    return torch.full([min(n, most) for n in x.shape], value, dtype=x.dtype, device="cpu")
