@@ -69,6 +69,8 @@ SPECIAL: Rules[Any, Stand] = Rules()
 stands_for = SPECIAL.rule
 # By id of the code that closures share: they get the function before all else.
 BY_CODE: Rules[int, Stand] = Rules()
+# By module and name, likewise: of packages that only a program imports.
+BY_NAME: Rules[tuple[str, str], Stand] = Rules()
 # By the class of a function in C, likewise.
 BY_TYPE: Rules[type, Stand] = Rules()
 
@@ -83,6 +85,8 @@ def special(function: Any) -> Stand | None:
         return found
     is_python = type(function) is types.FunctionType
     of_all = BY_CODE.get(id(function.__code__)) if is_python else BY_TYPE.get(type(function))
+    if of_all is None and is_python:
+        of_all = BY_NAME.get((function.__module__, function.__qualname__))
     return None if of_all is None else functools.partial(of_all, function)
 
 

@@ -4,4 +4,10 @@ Capture itself knows Python and what a tensor is. Each module here registers sta
 (`capture/builtins.py`); whoever compiles imports this package.
 """
 
-from fusee.torch_functions import arrays, higher_order, optimizers, transforms  # noqa: F401
+from fusee.torch_functions import (  # noqa: F401
+    arrays,
+    higher_order,
+    optimizers,
+    transforms,
+    triton_kernels,
+)
