@@ -12,6 +12,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C.DisableTorchFunction  hides modes that see functions
     torch._C._functorch            what transforms of torch.func have wrapped, and where they begin
     torch._C._has_storage          tensors that vmap has wrapped have none
+    torch._C._storage_Use_Count    how many tensors share memory
     torch._fused_sdp_choice        which attention kernel eager takes
     ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
 """
@@ -107,6 +108,11 @@ def storage_id(x: torch.Tensor) -> int:
     """Equal for tensors that share memory; unique among the living storages."""
     found: int = x.untyped_storage()._cdata
     return found
+
+
+def storage_holders(x: Tensor) -> int:
+    """How many tensors and views share its memory, and one for asking."""
+    return int(torch._C._storage_Use_Count(storage_id(x)))
 
 
 def op_name(op: OpOverload) -> str:

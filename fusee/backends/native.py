@@ -189,7 +189,8 @@ def compile_aten(
     report: Report,
     *,
     target: Target = TARGETS["cpu"],
-    consumes: bool = False,
+    saved: Sequence[int] | None = None,
+    saves: int | None = None,
     large_bytes: int | None = None,
     plain: bool = False,
 ) -> Run:
@@ -198,7 +199,9 @@ def compile_aten(
 
     example_inputs   one per InputSpec; only those that are static are looked at
     report           receives the kernels, and the time of each stage on top of what it has
-    consumes         the list is emptied: each input is let go as soon as nothing reads it any more
+    saved            of a backward: the inputs that its forward made for it alone. The list is
+                     emptied: each input is let go as soon as nothing reads it any more
+    saves            of a forward: results from this one on are saved for a backward
     large_bytes      larger intermediates are no part of the arena, which is kept between calls
     plain            it takes inputs as arguments, none to be differentiated; results as they are
     raises           as compile_native
@@ -228,7 +231,7 @@ def compile_aten(
         derived = step("weights", _weights, aten, example_inputs, target, options, report)
         loops = step("lower", _lower, aten, count, target, report)
         kept = _kept(aten, derived, loops)
-        how: Any = {"consumed": consumes, "spread": plain, "refuse": refuse}
+        how: Any = {"saved": saved, "saves": saves, "spread": plain, "refuse": refuse}
         how["followed"] = any(one.sources for one in derived)
         arguments = _arguments(aten, aten.inputs[:count], loops, **how)
         schedule = step("fuse", fuse, loops, merge=options.fuse)
@@ -266,6 +269,7 @@ def compile_native(
                     parsed,
                     report,
                     target=target,
+                    saves=split.joint.forward_results,
                     large_bytes=_LARGE_BYTES,
                 )
                 call = bind_native(gm, split, forward, parsed, report, target)
@@ -382,6 +386,9 @@ def bind_native(
     The backward is compiled by us, when it is known which results the loss came through.
     """
 
+    made = split.joint.forward_results
+    own = [k for k, (kind, at) in enumerate(split.saved) if kind == "result" and at >= made]
+
     def backward(graph: AtenGraph) -> Run:
         report.backward = Report(f"{report.name}.backward")
         given = _for_training(options)
@@ -394,7 +401,7 @@ def bind_native(
                 given,
                 report.backward,
                 target=target,
-                consumes=True,
+                saved=own,
                 large_bytes=_LARGE_BYTES,
             )
 

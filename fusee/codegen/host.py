@@ -72,7 +72,9 @@ class HostArguments:
 
     buffers  per input: its buffer, or None for numbers and for tensors that no step reads
     sizes    symbol -> (input, axis) that it is read from; axis None: the input is the number
-    consumed the inputs come in a list to be emptied: each lives until nothing reads it any more
+    saved    of a backward: the inputs that its forward made for it alone. All come in a list to be
+             emptied: each lives until nothing reads it any more
+    saves    of a forward: results from this one on are saved for a backward
     spread   they come as arguments, not in a list
     refuse   looks at them where grad mode is on, and may raise
     followed what is kept between calls derives from some of them, and is to follow them
@@ -81,7 +83,8 @@ class HostArguments:
 
     buffers: Sequence[Buffer | None]
     sizes: Mapping[str, tuple[int, int | None]]
-    consumed: bool = False
+    saved: Sequence[int] | None = None
+    saves: int | None = None
     spread: bool = False
     refuse: Callable[[Sequence[Any]], None] | None = None
     followed: bool = False
@@ -118,7 +121,7 @@ class _Writer:
         for view in views(self.schedule.graph.outputs):
             uses[view.buffer] = len(self.schedule.items)
         self.last_use = uses
-        roles = ("extern", "large", *(("input",) if arguments.consumed else ()))
+        roles = ("extern", "large", *(("input",) if arguments.saved is not None else ()))
         self.released_roles = frozenset(roles)
         # heaps of what is alive: (last use, in order of names, buffer), and last uses of large ones
         self.alive: list[tuple[int, int, Buffer]] = []
@@ -173,7 +176,7 @@ class _Writer:
         lines += [f"{', '.join(names)}, = inputs"] if names else []
         for name, (k, axis) in given.sizes.items():
             lines.append(f"{name} = a{k}" + ("" if axis is None else f".size({axis})"))
-        if given.consumed:
+        if given.saved is not None:
             lines.append("inputs.clear()")
         lines += [f"a{k} = bring(a{k})" for k in given.brought]
         # another thread may be first

@@ -323,7 +323,7 @@ def test_other_sizes_with_symbols() -> None:
 def test_the_backward_empties_the_list_that_it_takes() -> None:
     x, w = torch.rand(3, 4), torch.rand(4, 5)
     graph = trace(fx.symbolic_trace(lambda x, w: (torch.mm(x, w).sin(), w.t())), [x, w])
-    call = compile_aten(graph, (), Options(), Report("half"), consumes=True)
+    call = compile_aten(graph, (), Options(), Report("half"), saved=())
     given = [x, w]
     product, turned = call(given)
     assert not given

@@ -145,9 +145,8 @@ class CUDA:
         why = why_launched(plan)
         if not options.graphs:
             why = "options={'graphs': False}"
-        elif not arguments.spread:
-            # values that a backward reads lie in the results of its forward: no recording's memory
-            why = "it is a part of training"
+        elif not arguments.spread and arguments.saved is None and arguments.saves is None:
+            why = "it is a part of a graph that runs in stages"
         elif arguments.followed:
             why = "what derives from weights is looked at in each call"
         if why is not None:

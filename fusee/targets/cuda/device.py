@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusee.aten.torch_api import storage_holders
 from fusee.errors import CompileError, MissingPackage
 from fusee.runtime import process
 from fusee.targets.cuda.assemble import refused
@@ -163,7 +164,7 @@ class Device:
         return torch.cuda.graph_pool_handle()
 
     def record(
-        self, call: Callable[[], Sequence[Any]], pool: Any
+        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
     ) -> tuple[Callable[[], None], Sequence[Any]]:
         """What a call launches, as a function that launches it at once; and what the call gave.
 
@@ -173,7 +174,7 @@ class Device:
             side, *self._streams = (torch.cuda.Stream() for _ in range(MOST))  # type: ignore[no-untyped-call]
             with torch.cuda.stream(side):
                 try:
-                    return _recorded(call, pool)
+                    return _recorded(partial(call, given), pool)
                 except RuntimeError:
                     # torch goes on to take its generator for one that is recorded: a recording
                     # that ends well ends that, too
@@ -189,6 +190,10 @@ class Device:
             status = status or call(stream.cuda_stream)
             main.wait_event(stream.record_event())
         return status
+
+    def holders(self, x: Tensor) -> int:
+        """How many tensors there are in the memory of one."""
+        return storage_holders(x)
 
     def like(self, x: Tensor) -> Tensor:
         """Memory laid out as that of a tensor."""

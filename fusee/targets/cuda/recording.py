@@ -10,6 +10,8 @@ A Replayer stands around a host function. What holds:
   for these each place is a recording of its own.
 - Results are new tensors at each call. They share memory as they do in a direct call, with inputs
   and with each other; what a recording writes is copied out.
+- What a forward saves for its backward stays where the recording wrote it, and is read there. As
+  long as anybody has it, the forward's calls run directly.
 - Recordings of one stream share an arena and a pool, since one runs after the other; both live as
   long as a recording points to them.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,8 +56,10 @@ class Recordable(Protocol):
     def pool(self) -> Any: ...
 
     def record(
-        self, call: Callable[[], Sequence[Any]], pool: Any
+        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
     ) -> tuple[Callable[[], None], Sequence[Any]]: ...
+
+    def holders(self, x: Tensor) -> int: ...
 
     def like(self, x: Tensor) -> Tensor: ...
 
@@ -67,6 +72,7 @@ class _CudaGraph(NamedTuple):
     """
     moved    inputs that are copied in, and `mine`: where to
     left     what the graph leaves, to be copied into fresh memory; results are made of that
+    lent     what it leaves for a backward to read, with the number of those who always hold it
     arena    is pointed to
     """
 
@@ -74,6 +80,7 @@ class _CudaGraph(NamedTuple):
     moved: Sequence[int]
     mine: Sequence[Tensor]
     left: Sequence[Tensor]
+    lent: Sequence[tuple[Tensor, int]]
     results: Sequence[Result]
     arena: Tensor
 
@@ -84,6 +91,7 @@ class _OneStream:
     moved   inputs that come from the CPU, or have come from several places; placed: the others
     before  of sizes: how many direct calls there were, and where inputs lay in the last
     frames  what recorded launches point to
+    lent    by the recording that was replayed last
     """
 
     def __init__(self, pool: Any, tensors: Sequence[int], moved: Sequence[int]) -> None:
@@ -93,6 +101,7 @@ class _OneStream:
         self.recordings: dict[Key, _CudaGraph] = {}
         self.before: dict[Key, tuple[int, list[int]]] = {}
         self.frames: Any = None
+        self.lent: Sequence[tuple[Tensor, int]] = ()
 
     def move(self, more: Iterable[int]) -> None:
         self.moved = tuple(sorted({*self.moved, *more}))
@@ -122,7 +131,8 @@ class Replayer:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
         self.recorded = recorded
         self.told = told
-        self.refuse = arguments.refuse
+        self.refuse, self.spread = arguments.refuse, arguments.spread
+        self.saved, self.saves = arguments.saved, arguments.saves
         self.sizes = [*arguments.sizes.values()]
         self.brought = tuple(arguments.brought)
         self.tensors = [k for k, b in enumerate(arguments.buffers) if b is not None]
@@ -140,23 +150,27 @@ class Replayer:
         said = f"{count} CUDA graphs, {self.replayed} calls replayed"
         return said if self.refused is None else f"{said}; none any more: {self.refused}"
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        inputs = given if self.spread else given[0]
         one = self.streams.get(self.stream())
         if self.refused is not None or self.gpu.capturing() or not self.lock.acquire(False):
-            return self.run(*inputs)
+            return self.run(*given)
         try:
             if one is None:
                 one = self.streams[self.stream()] = _OneStream(
                     self.gpu.pool(), self.tensors, self.brought
                 )
+            if any(self.gpu.holders(x) != count for x, count in one.lent):
+                return self.run(*given)
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
             if found is None:
                 found = self._made_new(one, inputs)
                 key = self._key(one, inputs)  # another input may be copied in by now
             if found is None:
-                return self.run(*inputs)
+                return self.run(*given)
             one.recordings[key] = found  # the one used last is the last
+            one.lent = found.lent
             return self._replayed(found, inputs)
         finally:
             self.lock.release()
@@ -175,7 +189,10 @@ class Replayer:
         fresh = [self.gpu.like(x) for x in found.left]
         if fresh:
             self.gpu.copy(fresh, found.left)
-        return tuple([result(inputs, fresh) for result in found.results])
+        results = tuple([result(inputs, fresh) for result in found.results])
+        if self.saved is not None:
+            inputs.clear()  # type: ignore[attr-defined]  # a backward's is a list
+        return results
 
     # ------------------------------------------------------------------------------ keys
 
@@ -206,8 +223,9 @@ class Replayer:
         return self._record(one, inputs)
 
     def _is_movable(self, k: int, x: Tensor) -> bool:
+        """Not what a forward has saved: when that is replayed, too, it stays where it is."""
         here = x.device == self.gpu.device and k not in self.written
-        return here and x.nbytes <= _LARGE_BYTES and is_dense(x)
+        return here and k not in (self.saved or ()) and x.nbytes <= _LARGE_BYTES and is_dense(x)
 
     def _drop(self, one: _OneStream, count: int) -> None:
         if count <= 0:
@@ -234,19 +252,37 @@ class Replayer:
             for k in one.moved:
                 mine[k] = self.gpu.like(inputs[k])
         try:
-            replay, results = self.gpu.record(lambda: self._run(one, mine), one.pool)
+            replay, results = self.gpu.record(partial(self._run, one), mine, one.pool)
+            lent = self._lent(mine, results)
             left: list[Tensor] = []
-            made = [_made(x, mine, results, left) for x in results]
+            made = [
+                _lends(x) if k in lent else _made(x, mine, results, left)
+                for k, x in enumerate(results)
+            ]
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
             return None
         copied = [mine[k] for k in one.moved]
-        return _CudaGraph(replay, one.moved, copied, left, made, one.frames.arena)
+        held = [(x, self.gpu.holders(x)) for x in lent.values()]
+        return _CudaGraph(replay, one.moved, copied, left, held, made, one.frames.arena)
+
+    def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> dict[int, Tensor]:
+        """Results by number that are saved for a backward, and that nobody else gets."""
+        if self.saves is None:
+            return {}
+        others = [x for x in (*mine, *results[: self.saves]) if isinstance(x, Tensor)]
+        saved = enumerate(results[self.saves :], self.saves)
+        tensors = ((k, x) for k, x in saved if isinstance(x, Tensor) and x.numel())
+        return {k: x for k, x in tensors if not any(_shared(x, y) for y in others)}
 
     def _run(self, one: _OneStream, mine: Sequence[Any]) -> Sequence[Any]:
         """On the stream that records: its frame is that of all recordings."""
         self.waiting[self.stream()].append(one.frames)
-        return self.recorded(*mine)
+        return self.recorded(*mine) if self.spread else self.recorded(list(mine))
+
+
+def _lends(x: Tensor) -> Result:
+    return lambda inputs, fresh: x.detach()
 
 
 def _made(x: Any, mine: Sequence[Any], results: Sequence[Any], left: list[Tensor]) -> Result:

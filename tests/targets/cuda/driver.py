@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusee.aten.torch_api import storage_holders, storage_id
 from fusee.targets.cuda import assemble, launch
 from tests.targets.cuda.machine import Machine
 
@@ -47,6 +49,7 @@ class FakeGpu:
         self.is_capturing, self.is_recording, self.refuses = False, False, ""
         self.recorded = self.replayed = self.waits = 0
         self.beside: list[int] = []  # how many launches at once
+        self.held: list[Tensor] = []
         self.copied: list[int] = []  # how many tensors at once
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
@@ -94,21 +97,22 @@ class FakeGpu:
         return object()
 
     def record(
-        self, call: Callable[[], Sequence[Any]], pool: Any
+        self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any
     ) -> tuple[Callable[[], None], Sequence[Any]]:
         """No kernel runs while it is recorded; a replay runs all of it over the same memory."""
+        self.held += [x for x in given if isinstance(x, Tensor)]
         if self.refuses:
             raise RuntimeError(self.refuses)
         self.is_recording = True
         try:
-            results = self._on_side(call)
+            results = self._on_side(partial(call, given))
         finally:
             self.is_recording = False
         self.recorded += 1
 
         def replay() -> None:
             self.replayed += 1
-            for x, y in zip(results, self._on_side(call), strict=True):
+            for x, y in zip(results, self._on_side(partial(call, given)), strict=True):
                 if isinstance(x, Tensor) and x is not y:
                     x.copy_(y)
 
@@ -121,6 +125,10 @@ class FakeGpu:
             return call()
         finally:
             self.stream, self.is_capturing = before
+
+    def holders(self, x: Tensor) -> int:
+        """Without those that a replay runs over: a graph has addresses alone."""
+        return storage_holders(x) - sum(storage_id(x) == storage_id(y) for y in self.held)
 
     def like(self, x: Tensor) -> Tensor:
         return self._empty_strided(x.size(), x.stride(), x.dtype)

@@ -357,14 +357,82 @@ def test_while_the_user_records(gpu: FakeGpu) -> None:
     assert gpu.replayed == 2 and len(gpu.arenas) == 4
 
 
-def test_small_graphs_and_training_are_launched(gpu: FakeGpu) -> None:
+def test_small_graphs_are_launched(gpu: FakeGpu) -> None:
     call, x = compiled(lambda x: torch.tanh(x) + 1, gpu), aligned(4, 16)
-    fn = Products(gpu)
-    train, y = compiled(fn, gpu), aligned(4, 16).requires_grad_()
     for _ in range(3):
         close(call(x), torch.tanh(x) + 1)
-        train(y).sum().backward()
     assert not gpu.recorded
+
+
+class Learning(Products):
+    """Its weights have gradients, which are compared with eager's in each step."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__(gpu)
+        gpu.unknown = 1 << 16
+        for w in self.weights:
+            w.requires_grad_()
+        self.call = compiled(self.__call__, gpu)
+
+    def gradients(self, y: Tensor, keep: bool = False) -> list[Tensor]:
+        found = torch.autograd.grad((y * y).sum(), self.weights, retain_graph=keep)
+        return list(found)
+
+    def step(self) -> tuple[Any, Any]:
+        x = aligned(4, 16)
+        y, want = self.call(x), self(x)
+        return (y, *self.gradients(y)), (want, *self.gradients(want))
+
+
+def test_training_is_replayed(gpu: FakeGpu) -> None:
+    """Forward and backward by themselves; what they gave stays, and nothing saved is copied."""
+    learning = Learning(gpu)
+    steps = [learning.step() for _ in range(7)]
+    for got, want in steps:
+        close(got, want)
+    assert gpu.recorded == 2 and gpu.replayed == 6 + 5
+    # the batch and the result; batch and tangent, which came from elsewhere; gradients
+    assert set(gpu.copied) == {1, 2, len(learning.weights)}
+    report = live_reports()[-1]
+    assert "6 calls replayed" in str(report) and "5 calls replayed" in str(report.backward)
+
+
+def test_a_forward_whose_values_are_wanted_runs_directly(gpu: FakeGpu) -> None:
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    before, x = gpu.replayed, aligned(4, 16)
+    first, second = learning.call(x), learning.call(x + 1)
+    assert gpu.replayed == before + 1
+    close(learning.gradients(second), learning.gradients(learning(x + 1)))
+    close(learning.gradients(first, keep=True), learning.gradients(learning(x)))
+    third = learning.call(x + 2)  # the graph of the first is kept
+    close(learning.gradients(first), learning.gradients(learning(x)))
+    close(learning.gradients(third), learning.gradients(learning(x + 2)))
+    del first, second, third
+    before = gpu.replayed
+    abandoned = learning.call(x)  # without a backward
+    del abandoned
+    close(*learning.step())
+    assert gpu.replayed == before + 3
+
+
+def test_saved_values_that_hooks_have_taken_stay(gpu: FakeGpu) -> None:
+    learning, taken = Learning(gpu), []
+    for _ in range(4):
+        learning.step()
+
+    def pack(x: Tensor) -> int:
+        taken.append((x, x.clone()))
+        return len(taken) - 1
+
+    x = aligned(4, 16)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda k: taken[k][0]):
+        y = learning.call(x)
+    for _ in range(3):
+        close(*learning.step())
+    assert len(taken) > 3 and all(torch.equal(x, twin) for x, twin in taken)
+    close(learning.gradients(y), learning.gradients(learning(x)))
 
 
 def test_sizes_that_repeat_are_recorded(gpu: FakeGpu) -> None:
