@@ -14,6 +14,7 @@
     │   └── MissingFake      an operator does not say what shape its results have
     ├── UnsupportedDevice    a tensor lives where this backend generates no code
     ├── InputError           a call does not fit what was compiled
+    ├── LateError            an operator on a GPU refused a value, which is known after the call
     ├── DoubleBackwardError  how a gradient is to be differentiated is not known
     ├── CompileError         the code generator or LLVM refused what it was given
     └── CheckError           one of Fusee's own stages left a faulty result: a bug, please report it
@@ -182,6 +183,15 @@ class UnsupportedDevice(FuseeError):
 
 class InputError(FuseeError):
     """A call's inputs do not fit what was compiled."""
+
+
+class LateError(FuseeError, IndexError, RuntimeError):
+    """An operator on a GPU refused a value, such as an index: it is known after the call.
+
+    Like a failed assertion of CUDA's, which it tells of, it ends all use of the GPU by the process.
+    """
+
+    stopped = "stopped the kernel; CUDA works no more in this process"
 
 
 class DoubleBackwardError(FuseeError, RuntimeError):

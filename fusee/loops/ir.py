@@ -25,7 +25,7 @@ from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple, Union
 
 import torch
 from torch import fx
@@ -162,7 +162,8 @@ class Profile:
     rows       few pieces, rows are summed up in at least so many chunks first
     shares     threads by the thousand share what one point reduces: chunks are not needed, and one
                pass over its elements is all that a kernel of few points may take
-    raises     ATen raises for an integer divided by zero; else its result is undefined
+    raises     ATen raises for an integer divided by zero, and calls for bad indices; else the one's
+               result is undefined, and the other is known later
     """
 
     parallel: int = 1
@@ -576,8 +577,18 @@ class Extern:
 
 
 Step = Union[Loop, Extern]
-# The exception, and its text around the value that was refused.
-Message = tuple[type[Exception], str]
+
+
+class Message(NamedTuple):
+    """What is raised for a value that an operator refuses.
+
+    text    around the value
+    origin  the operator and the user's line, where the error comes later than the call
+    """
+
+    kind: type[Exception]
+    text: str
+    origin: str = ""
 
 
 @dataclass(eq=False)

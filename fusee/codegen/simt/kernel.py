@@ -78,12 +78,15 @@ def with_any_pointers(module: str) -> str:
     return _WIDE.sub(lambda m: f"{m[1]}, align {max(BITS[m[2]] // 8, 1)}", module)
 
 
-def emit_kernel(kernel: Kernel, machine: Machine = SIMT) -> KernelCode:
+def emit_kernel(kernel: Kernel, machine: Machine = SIMT, first: int = 1) -> KernelCode:
     """The function of one kernel: `total` blocks of `units` threads.
 
     `align` are the bytes of its arguments, and above them the bits that pointers must not have.
+    `first` is the number of the graph's first message.
     """
-    return _Mapping(kernel, machine).emit()
+    mapping = _Mapping(kernel, machine)
+    mapping.ctx.first = first
+    return mapping.emit()
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,12 @@ class ThreadContext(Context):
     """Buffers, sizes and the status are arguments of the kernel.
 
     `%status` is memory of the device: it begins with the address of two words that the host reads.
+
+    first   the number of the graph's first message among those of all graphs on a GPU
     """
 
     uses_shared = False
+    first = 1
 
     def param(self, role: object, size: Size) -> str:
         return self.params.setdefault((role, size), f"%p{len(self.params)}")
@@ -46,7 +49,7 @@ class ThreadContext(Context):
 
     def report(self, level: Level, is_bad: str, refused: str, message: int) -> None:
         """Tell the host, and end as a failed assertion on the device does."""
-        code = self.param("message", message + 1)
+        code = self.param("message", self.first + message)
 
         def tell() -> None:
             place = level.load("ptr", "%status")

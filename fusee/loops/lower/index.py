@@ -49,10 +49,10 @@ class Refused:
     text: str
     wraps: bool = False
 
-    def of(self, lowering: Lowering, index: Value, size: Size) -> Value:
-        """The index, checked."""
+    def of(self, lowering: Lowering, size: Size) -> Callable[[Value], Value]:
+        """What checks an index of the operator that is lowered now."""
         message = lowering.message(self.kind, self.text.replace("SIZE", str(size)))
-        return check(cast(index, torch.int64), size, message, self.wraps)
+        return lambda index: check(cast(index, torch.int64), size, message, self.wraps)
 
 
 ROW = Refused(IndexError, "index out of range in self")
@@ -70,7 +70,8 @@ class Places:
     """A tensor of indices into `size` elements: all of them are checked, whichever are used."""
 
     def __init__(self, index: Tensor, size: Size, refused: Refused) -> None:
-        self.index, self.size, self.refused = index, size, refused
+        self.index, self.size = index, size
+        self._checked = refused.of(index.lowering, size)
         if index.lowering.is_heavy(index):
             index.lowering.realise(index)
         demand(index, self._checked)
@@ -85,9 +86,6 @@ class Places:
         return self.at(
             tuple(0 if n == 1 else i for i, n in zip(own, self.index.shape, strict=True))
         )
-
-    def _checked(self, value: Value) -> Value:
-        return self.refused.of(self.index.lowering, value, self.size)
 
 
 # ------------------------------------------------------------------------------ reading

@@ -539,9 +539,11 @@ def _nll_loss_forward(
         x = reshape(x, (1, *x.shape))
         axis, reduction = 1, reduction or 2
 
+    in_range = _TARGET.of(lowering, x.shape[axis])
+
     def checked(target: Value) -> Value:
         label = cast(target, torch.int64)
-        return _TARGET.of(lowering, where(op("ne", label, ignored), label, 0), x.shape[axis])
+        return in_range(where(op("ne", label, ignored), label, 0))
 
     demand(target, checked)
 

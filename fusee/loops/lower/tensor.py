@@ -26,6 +26,7 @@ from fusee.loops.ir import (
     Extern,
     Loop,
     LoopGraph,
+    Message,
     Profile,
     Role,
     Value,
@@ -362,9 +363,10 @@ class Lowering:
 
     def message(self, kind: type[Exception], text: str) -> int:
         """The number under which `check` reports this exception."""
-        if (kind, text) not in self.graph.messages:
-            self.graph.messages.append((kind, text))
-        return self.graph.messages.index((kind, text))
+        message = Message(kind, text, "" if self.values.profile.raises else self.origin)
+        if message not in self.graph.messages:
+            self.graph.messages.append(message)
+        return self.graph.messages.index(message)
 
     # -------------------------------------------------------------------------- numbers
 

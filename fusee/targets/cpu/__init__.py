@@ -103,7 +103,7 @@ class CPU:
         messages = plan.schedule.graph.messages
 
         def fail(status: int, frame: LaunchFrame) -> None:
-            kind, text = messages[status - 1]
+            kind, text, _ = messages[status - 1]
             raise kind(text.format(frame.value))
 
         threads = options.threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +30,7 @@ from fusee.targets import Built, Kept
 from fusee.targets.cuda.branches import Beside, rows_of
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.devices import numbers_home
-from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, runner
+from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, late_error, runner
 from fusee.targets.cuda.passes import (
     channels_last,
     heads_of_groups,
@@ -59,6 +60,8 @@ PROFILE = Profile(
 )
 
 
+# Of graphs with messages: their messages' numbers begin with this, 16 bits further left.
+_codes = itertools.count(1)
 # In the unit of its prices.
 _MICROSECOND = 40_000_000
 
@@ -68,6 +71,7 @@ class Gpu(Launches, Recordable, Protocol):
 
     device: torch.device
     words: Tensor
+    messages: dict[int, Message]
 
     def host_names(self) -> Mapping[str, Any]: ...
 
@@ -139,9 +143,12 @@ class CUDA:
     ) -> Built:
         gpu = self.gpu
         assert gpu is not None
-        call = _Call(gpu, plan.schedule.graph.messages, options)
+        call, messages = _Call(gpu, options), plan.schedule.graph.messages
+        first = next(_codes) << 16
+        gpu.messages.update(enumerate(messages, first))
+        emit = partial(emit_kernel, first=first)
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
-        built = link_graph(plan, arguments, kept, emit_kernel, build, call.names, timed, gpu.arena)
+        built = link_graph(plan, arguments, kept, emit, build, call.names, timed, gpu.arena)
         why = why_launched(plan)
         if not options.graphs:
             why = "options={'graphs': False}"
@@ -169,8 +176,8 @@ class _Call:
 
     host: HostCode
 
-    def __init__(self, gpu: Gpu, messages: Sequence[Message], options: Options) -> None:
-        self.gpu, self.messages, self.options = gpu, messages, options
+    def __init__(self, gpu: Gpu, options: Options) -> None:
+        self.gpu, self.options = gpu, options
         self.run, self.host_names = runner(gpu), gpu.host_names()
         self.stream: Callable[[], int] = self.host_names["threads"]
         self.waiting: defaultdict[int, list[Any]] = defaultdict(list)
@@ -199,11 +206,9 @@ class _Call:
         raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
 
     def told(self) -> None:
-        """Raises what a kernel has left, if one has."""
-        code, value = self.gpu.words.tolist()
-        if 0 < code <= len(self.messages):
-            kind, text = self.messages[code - 1]
-            raise kind(text.format(value))
+        """Raises what a kernel has left, of this or another graph, if one has."""
+        if error := late_error(self.gpu.words, self.gpu.messages):
+            raise error
 
     def _continued(self, frame: LaunchFrame) -> int:
         """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""

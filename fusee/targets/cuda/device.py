@@ -7,9 +7,11 @@ some of them may be recorded in graphs of the user's, or be on their way.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,9 +22,11 @@ from torch import Tensor
 
 from fusee.aten.torch_api import storage_holders
 from fusee.errors import CompileError, MissingPackage
+from fusee.loops.ir import Message
 from fusee.runtime import process
 from fusee.targets.cuda.assemble import refused
 from fusee.targets.cuda.branches import MOST
+from fusee.targets.cuda.launch import late_error
 
 Sizes = tuple[int, ...]
 # Up to here one launch copies several tensors; it gives a block 2**16 elements, so that few blocks
@@ -63,6 +67,7 @@ class Device:
     device      as torch calls it
     imports     what machine code that launches kernels refers to, by name
     words       two numbers that a kernel leaves for the host, when it refuses an index
+    messages    of all graphs, by their number: the first of these words
     """
 
     # Of what is made when the first graph is compiled: memory that all threads may read and write,
@@ -83,11 +88,18 @@ class Device:
             page = torch.zeros(self._PAGE_WORDS, dtype=torch.int64)
             page[0] = self.words.data_ptr()
             self._page = page.to(self.device)
+        self.messages: dict[int, Message] = {}
         self._recording = threading.Lock()
+        atexit.register(self._tell)
         self._streams: list[Any] = []
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {name: _address(name) for name in names}
         self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
+
+    def _tell(self) -> None:
+        """At the end of a process: CUDA's own message may be all that the program has raised."""
+        if error := late_error(self.words, self.messages):
+            print(f"fusee: {error}", file=sys.stderr)
 
     def load(self, code: bytes, name: str) -> int:
         """A function of machine code, ready to be launched."""

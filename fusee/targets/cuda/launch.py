@@ -13,10 +13,13 @@ the frame's `value`, has a pointer that its accesses are too wide for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from fusee.errors import MissingPackage
+from torch import Tensor
+
+from fusee.errors import LateError, MissingPackage
+from fusee.loops.ir import Message
 from fusee.runtime.cache import ObjectCache
 from fusee.runtime.jit import Build, Cpu, Function, Library, builtin, emitter
 from fusee.runtime.launch import gather, run_unit
@@ -38,6 +41,15 @@ class Launches(Protocol):
     def linker(self) -> str: ...
 
     def link(self, texts: Sequence[bytes], capability: int) -> tuple[bytes, str]: ...
+
+
+def late_error(words: Tensor, messages: Mapping[int, Message]) -> LateError | None:
+    """What kernels have left for the host, if one has refused a value."""
+    code, value = words.tolist()
+    if code not in messages:
+        return None
+    _, text, origin = messages[code]
+    return LateError(text.format(value), where=f"in {origin}")
 
 
 # cuLaunchKernel takes arguments packed: (1, their address, 2, the address of their size, 0)

@@ -178,9 +178,9 @@ class Replayer:
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
             self.refuse(inputs)
-        if found.moved:
-            self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
         try:
+            if found.moved:
+                self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
             found.replay()
         except RuntimeError:
             self.told()

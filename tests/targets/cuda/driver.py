@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fusee.aten.torch_api import storage_holders, storage_id
+from fusee.loops.ir import Message
 from fusee.targets.cuda import assemble, launch
 from tests.targets.cuda.machine import Machine
 
@@ -38,6 +39,7 @@ class FakeGpu:
     def __init__(self, index: int) -> None:
         self.index = index
         self.words = torch.zeros(2, dtype=torch.int64)
+        self.messages: dict[int, Message] = {}
         self.page = torch.zeros(512, dtype=torch.int64)
         self.page[0] = self.words.data_ptr()
         self.texts: list[str] = []

@@ -121,7 +121,7 @@ class _Call:
                     self._allocate(buffer)
                 status, value = launch(code, self.tensors, self.sizes)
                 if status:
-                    kind, text = self.graph.messages[status - 1]
+                    kind, text, _ = self.graph.messages[status - 1]
                     raise kind(text.format(value))
                 continue
             args, kwargs = self._given(item.args), self._given(item.kwargs)

@@ -477,7 +477,7 @@ def test_generate(cache: str) -> None:
 BAD_INDEX = """
 import torch, fusee
 import torch.nn.functional as F
-call = fusee.compile(F.embedding)
+call = fusee.compile(lambda i, w: F.embedding(i, w).sin().cos().exp())
 call(torch.tensor([1, 7], device="cuda"), torch.randn(5, 64, device="cuda"))
 try:
     torch.cuda.synchronize()
@@ -486,7 +486,7 @@ except RuntimeError as error:
 try:
     call(torch.tensor([1, 2], device="cuda"), torch.randn(5, 64, device="cuda"))
 except Exception as error:
-    print("again", type(error).__name__)
+    print("again", type(error).__name__, error)
 """
 
 
@@ -495,4 +495,6 @@ def test_bad_indices() -> None:
     found = subprocess.run(
         [sys.executable, "-c", BAD_INDEX], capture_output=True, text=True, check=False
     )
-    assert "told" in found.stdout and "again" in found.stdout, found.stdout + found.stderr
+    said = found.stdout + found.stderr
+    assert "told" in found.stdout and "again LateError index out of range" in found.stdout, said
+    assert "fusee: index out of range" in found.stderr and "in embedding" in said, said

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fusee
 from fusee.backends import native
 from fusee.backends.report import live_reports
-from fusee.errors import CompileError, MissingPackage
+from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.targets.cuda import CUDA, assemble, device, launch
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
@@ -139,10 +139,15 @@ def test_writes_reach_the_caller(gpu: FakeGpu) -> None:
 def test_bad_indices_and_failed_launches(gpu: FakeGpu) -> None:
     weight, index = aligned(5, 8), torch.tensor([1, 7])
     call = compiled(F.embedding, gpu)
+    other, x = compiled(lambda x: torch.softmax(x, -1), gpu), aligned(4, 16)
+    other(x)
     call(index, weight)  # a GPU tells later
     assert gpu.status and gpu.words.tolist()[1] == 7
-    with pytest.raises(IndexError, match="out of range"):
+    words = r"index out of range in self\n  in embedding"
+    with pytest.raises(LateError, match=words):
         call(index, weight)
+    with pytest.raises(IndexError, match=words):  # whatever runs next: the message has its graph
+        other(x)
 
 
 def test_the_report_says_what_kernels_take(gpu: FakeGpu) -> None:
