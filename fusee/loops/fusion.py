@@ -392,23 +392,18 @@ def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
 
 def _is_beside(placement: Placement) -> bool:
     """Whether the kernel writes nowhere twice, as far as one look at its indices tells."""
-    group, new = placement.group, placement.member.loop
-    axes = (*placement.outer, *placement.inner)
-    return all(
-        set(axes) == {*m.loop.axes, *m.loop.reduce_axes}
-        and _are_apart(m.loop.index, new.index, axes)
-        for m in group.members
-        if m.loop.buffer is new.buffer
-    )
+    new = placement.member.loop
+    others = (m.loop for m in placement.group.members if m.loop.buffer is new.buffer)
+    return all(_are_apart(other.index, new.index) for other in others)
 
 
-def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
+def _are_apart(a: Size, b: Size) -> bool:
     """Whether two indices with the same steps never meet: rows in one piece, side by side."""
     distance = a - b
     if not isinstance(distance, int) or distance == 0:
         return False
     distance, row, beyond = abs(distance), 0, []
-    for axis in axes:
+    for axis in list(symbols(b)):
         parts = coefficient(b, axis)
         if parts is None or not isinstance(parts[0], int) or not isinstance(axis.hi, int):
             return False

@@ -129,6 +129,18 @@ def test_scatters_by_atomics(dtype: torch.dtype) -> None:
         agree(lambda x, i, s, how=how: x.scatter_reduce(0, i, s, how), start, place, source)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_few_rows_times_a_matrix(rows: int, dtype: torch.dtype) -> None:
+    weights = numbers(1536, 512, dtype=dtype) / 16, numbers(512, 1536, dtype=dtype) / 16
+    agree(
+        lambda x, up, down: F.linear(F.silu(F.linear(x, up)), down) + x,
+        numbers(rows, 1, 512, dtype=dtype), *weights,
+        tolerance=1e-3 if dtype is torch.float32 else 3e-2,
+    )  # fmt: skip
+    assert not live_reports()[-1].externs
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

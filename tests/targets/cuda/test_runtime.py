@@ -284,6 +284,23 @@ def test_kernels_that_do_not_depend_on_each_other_are_branches(gpu: FakeGpu) -> 
     assert gpu.beside == [2, 2, 2] * 4  # q and v, when it is recorded, and when that is replayed
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_few_rows_read_a_matrix_once(gpu: FakeGpu, rows: int, dtype: torch.dtype) -> None:
+    """One kernel for a product of all rows, with what follows it."""
+    up, down, bias = (aligned(*n).to(dtype) / 4 for n in ((24, 32), (32, 24), (24,)))
+    gpu.unknown = 1 << 16
+
+    def fn(x: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, up, bias)), down) + x
+
+    x = aligned(rows, 1, 32).to(dtype)
+    got = fusee.compile(fn, options={"cache": False, "prices": False})(x)
+    near = 2e-5 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(got, fn(x), rtol=near, atol=near)
+    assert len(gpu.launches) == 2
+
+
 def test_inputs_that_stay_are_read_where_they_are(gpu: FakeGpu) -> None:
     fn, x = Products(gpu), aligned(4, 16)
     call = compiled(fn, gpu)
