@@ -159,7 +159,8 @@ def rows_as_sums(edit: Editor) -> None:
         x, weight, bias = named["input"], named["weight"], named["bias"]
         *rows, count = val(x).shape
         dtype, matrix = val(x).dtype, val(weight)
-        if any(type(n) is not int for n in rows) or matrix.dim() != 2 or count == 0:
+        known = all(type(n) is int for n in (*rows, *matrix.shape))
+        if not known or matrix.dim() != 2 or count == 0:
             continue
         if dtype not in (*_HALVES, torch.float32) or not 0 < math.prod(rows) <= _most_rows(matrix):
             continue
