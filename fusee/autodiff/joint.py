@@ -225,6 +225,12 @@ _BATCH_NORMS = (
 )
 
 
+_BATCH_NORMS_BACKWARD = (
+    aten.native_batch_norm_backward.default,
+    aten.batch_norm_backward.default,
+)
+
+
 class _After:
     """Writes calls one after the other behind a node, described by `meta`."""
 
@@ -354,6 +360,10 @@ def prepare(joint: Joint) -> None:
     graph = joint.aten.graph
     for node in list(graph.nodes):
         open_norm(graph, node)
+        if node.target in _BATCH_NORMS_BACKWARD and node.args[7]:
+            # in training the running statistics are not read: whoever saved them would find them
+            # written to by a second forward
+            node.args = (*node.args[:3], None, None, *node.args[5:])
     for node in list(graph.nodes):
         if replay(joint, node):
             continue

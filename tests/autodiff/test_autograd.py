@@ -288,6 +288,20 @@ def test_autocast(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_two_forwards_of_a_batch_norm(backend: str) -> None:
+    """The second writes to running statistics, which no backward in training reads."""
+    given, found = [torch.randn(5, 4, 3) for _ in "ab"], []
+    for is_compiled in (False, True):
+        norm = nn.BatchNorm1d(4)
+        call = compiled(norm, backend) if is_compiled else norm
+        for _ in range(2):
+            first, second = map(call, given)
+            (first.sin() * second).sum().backward()
+        found.append([*(p.grad for p in norm.parameters()), norm.running_mean, norm.running_var])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_tied_weights(backend: str) -> None:
     table, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
     head.weight = table.weight
