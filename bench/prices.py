@@ -49,7 +49,7 @@ FAMILIES = (
         "x + 1", "x * 2", "-x", "x.abs()", "F.relu(x)", "x.exp()", "x.sin()", "x.cos()", "x.tanh()",
         "x.sigmoid()", "F.gelu(x)", "F.silu(x)", "x.erf()", "x.pow(2)", "x.pow(3)",
         "x.clamp(-1, 1)", "x.sign()", "x.floor()", "x.round()", "x.abs().sqrt()", "x.rsqrt()",
-        "x.reciprocal()",
+        "x.reciprocal()", "x.erfc()", "x.log1p()", "x.expm1()",
         "x > 0", "x.log()", "F.softplus(x)", "F.hardswish(x)", "F.elu(x)", "F.leaky_relu(x)",
         "x.to(torch.bfloat16 if x.dtype is torch.float32 else torch.float32)",
         "x.to(torch.float64)",

@@ -34,6 +34,7 @@ from fusee.loops.ir import (
 )
 from fusee.sym.expr import (
     Call,
+    Expr,
     Size,
     Symbol,
     atoms,
@@ -242,7 +243,27 @@ def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:
     if not looped:
         return best_outer
     inner = min(max(_suits(p.body, axis, wide) for axis in p.inner) for p in looped)
-    return None if inner >= best_score or best_outer is None else best_outer
+    if best_outer is None or all(_is_brief(p, best_outer) for p in looped):
+        return best_outer
+    return None if inner >= best_score else best_outer
+
+
+# Points that are few beside the lanes of a vector.
+_BRIEF = 8
+
+
+def _is_brief(phase: Phase, axis: Symbol) -> bool:
+    """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
+    points = product(inner.hi for inner in phase.inner if inner.hi is not None)
+    steps = [coefficient(index, axis) for index, _, _ in accesses(phase.body)]
+    return (
+        not isinstance(points, Expr)
+        and points <= _BRIEF
+        and all(
+            parts is not None and isinstance(parts[0], int) and 0 <= parts[0] <= _BRIEF
+            for parts in steps
+        )
+    )
 
 
 # ------------------------------------------------------------------------------ sort

@@ -217,7 +217,8 @@ def test_gather_and_check(dtype: torch.dtype, on: Machine) -> None:
     "dtype", [F32, torch.float64, torch.bfloat16, torch.int8, torch.bool], ids=str
 )
 def test_transposes_by_tiles(dtype: torch.dtype, on: Machine) -> None:
-    for a, b, c in [(1, 16, 8), (2, 33, 40), (1, 15, 300), (3, 64, 7), (1, 100, 257), (1, 0, 4)]:
+    sizes = [(1, 16, 8), (2, 33, 40), (1, 15, 300), (3, 64, 7), (1, 40, 3), (2, 2, 33)]
+    for a, b, c in [*sizes, (1, 100, 257), (1, 0, 4)]:
         x = torch.randn(a, c, b).mul(9).to(dtype)  # contiguous along j
         y = torch.randn(a, b, c).mul(9).to(dtype)
         row, column = torch.randn(b).to(dtype), torch.randn(c).to(dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fusee.codegen.llvm.memory import (
+    NEAR,
     groups,
     load_scalar,
     load_vector,
@@ -61,7 +62,9 @@ from fusee.sym.expr import Size, Symbol, coefficient, product, symbols
 #
 # A kernel that loads contiguously along i and stores contiguously along j works on squares of i and
 # j. A load along i yields, turned in registers, the vectors along j of all rows of the square; a
-# store along i turns them back. Kernels with masks, indirect indices or inner loops go without.
+# store along i turns them back. Where i is shorter than a vector (points of three coordinates), a
+# tile is all of i: its rows lie beside one another. Kernels with masks, indirect indices or inner
+# loops go without.
 
 # Squares beside one another in a strip: two of 8 float32 are one line of the cache.
 SQUARES = 2
@@ -69,14 +72,19 @@ SQUARES = 2
 
 @dataclass(frozen=True)
 class Tile:
-    """Copies run along `axis`, as many as there are lanes."""
+    """Copies run along `axis`: as many as there are lanes, or all of an axis that is shorter."""
 
     axis: Symbol
     lanes: int
+    copies: int
+
+    @property
+    def is_square(self) -> bool:
+        return self.copies == self.lanes
 
     @property
     def strip(self) -> int:
-        return self.lanes * SQUARES
+        return self.copies * (SQUARES if self.is_square else 1)
 
 
 def choose_tile(
@@ -100,13 +108,32 @@ def choose_tile(
             return None
     if any(s.payload is not None for index in indices for s in symbols(index)):
         return None
+    lanes = min(lanes, 16 if "avx512f" in machine.features else 8)
     for axis in kernel.outer:
         if axis == lane or not _turns(indices, kernel, axis, lane):
             continue
         # nor may a number be made from the axis itself
-        if not any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
-            return Tile(axis, min(lanes, 16 if "avx512f" in machine.features else 8))
+        if any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
+            continue
+        if fills(axis, lanes) and fills(lane, lanes):
+            return Tile(axis, lanes, lanes)
+        if isinstance(axis.hi, int) and all(_is_near(index, axis, lane) for index in indices):
+            return Tile(axis, lanes, axis.hi)
     return None
+
+
+def fills(axis: Symbol, lanes: int) -> bool:
+    """Whether an axis is as long as a vector, or may be."""
+    return not isinstance(axis.hi, int) or axis.hi >= lanes
+
+
+def _is_near(index: Size, axis: Symbol, lane: Symbol) -> bool:
+    """Whether an access of a tile of all of `axis` is made of whole vectors."""
+    along, across = coefficient(index, lane), coefficient(index, axis)
+    if along is None or across is None:
+        return False
+    is_near = isinstance(along[0], int) and 0 <= along[0] <= NEAR
+    return is_near or (along[0] == axis.hi and across[0] == 1)
 
 
 def _turns(indices: Sequence[Size], kernel: Kernel, axis: Symbol, lane: Symbol) -> bool:

@@ -25,6 +25,7 @@ from fusee.codegen.llvm.body import (
     carried,
     choose_stages,
     choose_tile,
+    fills,
     into_first_lane,
     is_light,
     is_short,
@@ -519,31 +520,44 @@ class _Emitter:
         self.kernel = kernel
         self.ctx = Context(kernel, machine)
         self.writer = self.ctx.writer
-        self.lane = self._outer_lane()
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
+        self.lane, self.stages, self.tile = self._vectors(self._outer_lane())
         self.writer.outlined = outlined(self.orders.values())
         self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
         self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]
         self.ordered = [a for a in kernel.outer if a in kernel.ordered]
-        self.tile: Tile | None = None
-        if self.lane is not None:
-            orders = list(self.orders.values())
-            self.stages = choose_stages(kernel.phases, orders, self.lane, machine)
-            self.tile = choose_tile(kernel, orders, self.lane, self.stages[0].lanes, machine)
-            if self.tile is not None and is_light(orders):
-                # light work: what the squares leave is no slower one by one, and much less code
-                self.stages = [Stage(1, 1)]
         self.ctx.base_rank = 1 + len(self.ordered) + bool(self.lane) + bool(self.tile)
         self.block = BLOCK
         reduces = not all(is_short(phase) for phase in kernel.phases)
         scans = any(map(self.body.is_scan, kernel.phases))
         self.is_strip = self.lane is not None and reduces and not self.ordered and not scans
         if self.tile is not None:
-            self.block = BLOCK_TILED
+            self.block = BLOCK_TILED if self.tile.is_square else BLOCK
         elif self.ordered:
             self.block = BLOCK_ORDERED
         elif reduces:
             self.block = self._strip_width()
+
+    def _vectors(self, lane: Symbol | None) -> tuple[Symbol | None, list[Stage], Tile | None]:
+        """The axis that vectors run along, how, and in which tile.
+
+        It is `lane`, or another one with a tile of all of `lane`, if that is short.
+        """
+        if lane is None:
+            return None, [], None
+        kernel, machine, orders = self.kernel, self.ctx.machine, list(self.orders.values())
+        stages = choose_stages(kernel.phases, orders, lane, machine)
+        lanes = stages[0].lanes
+        others = [] if fills(lane, lanes) else [a for a in kernel.outer if a != lane]
+        for axis in (*others, lane):
+            tile = choose_tile(kernel, orders, axis, lanes, machine)
+            if tile is None or lane not in (axis, tile.axis):
+                continue
+            # light work: what tiles leave is no slower one by one, and much less code
+            light = is_light(orders)
+            found = [Stage(1, 1)] if light else choose_stages(kernel.phases, orders, axis, machine)
+            return axis, found, tile
+        return lane, stages, None
 
     def _outer_lane(self) -> Symbol | None:
         """The outer axis for vectors. Ordered kernels come without: their last axis may serve."""
@@ -699,7 +713,7 @@ class _Emitter:
         return top.op(f"udiv i64 {more}, {self.tile.strip}")
 
     def _tiled(self, tile: Tile, strip: str, low: str, high: str) -> None:
-        """A strip of the tile's axis: squares as far as they go, then the rest row by row."""
+        """A strip of the tile's axis: tiles as far as they go, then the rest row by row."""
         ctx, writer, lane, axis = self.ctx, self.writer, self.lane, tile.axis
         assert lane is not None
         op = writer.top.op
@@ -714,11 +728,11 @@ class _Emitter:
 
         def column(j: str, _: list[str]) -> list[str]:
             ctx.open_axis(lane, j, 2)
-            return writer.loop(first, last, tile.lanes, [], square)
+            return writer.loop(first, last, tile.copies, [], square)
 
         def square(i: str, _: list[str]) -> list[str]:
             ctx.open_axis(axis, i, 3)
-            self.body.set_stage(lane, Stage(tile.lanes, tile.lanes), None)
+            self.body.set_stage(lane, Stage(tile.copies, tile.lanes), None)
             ctx.copy_axis = axis
             for phase in self.kernel.phases:
                 Across(self.body, phase).emit()

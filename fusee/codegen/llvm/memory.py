@@ -310,7 +310,7 @@ _COMBINE_BOOL: dict[Mode, str] = {"add": "or", "mul": "and", "min": "and", "max"
 
 
 # Elements that lie so far apart at most are picked out of whole vectors.
-_NEAR = 8
+NEAR = 8
 
 
 class AccessPlace:
@@ -344,18 +344,22 @@ class AccessPlace:
             self.step = step
         else:
             self.stride = scalar_sum(ctx, stride)
-            self.apart = step if 1 < step <= _NEAR else 0
+            self.apart = step if 1 < step <= NEAR else 0
 
     def t(self, lanes: int = 0) -> InsertPoint:
         return self.ctx.target(self.rank, lanes or self.ctx.lanes)
 
     def block(self, copy: int) -> str:
-        """The lowest address of a contiguous or reversed copy."""
+        """The lowest address of a copy whose elements lie beside one another, or near."""
         lanes = self.ctx.lanes
-        ahead = copy * lanes if self.step == 1 else -copy * lanes - (lanes - 1)
-        if not ahead:
-            return self.address
-        return self.t().level.op(f"getelementptr {self.kind}, ptr {self.address}, i64 {ahead}")
+        by = copy * lanes * (self.apart or 1) if self.step != -1 else -copy * lanes - (lanes - 1)
+        return self.ahead(self.address, by)
+
+    def ahead(self, address: str, by: int) -> str:
+        """So many elements behind an address."""
+        if not by:
+            return address
+        return self.t().level.op(f"getelementptr {self.kind}, ptr {address}, i64 {by}")
 
     def lane(self, copy: int, lane: int, mask: str | None) -> str:
         """The address of one lane's element, or of a spare one if the lane is masked out."""
@@ -404,10 +408,11 @@ class AccessPlace:
         return self.t().level.call(full, name, where, *rest, (full, "zeroinitializer"))
 
 
-class Square(AccessPlace):
+class TilePlace(AccessPlace):
     """Where the lanes and copies of an access of a tile are: copies run along an axis of their own.
 
     along, across   the steps from lane to lane, and from copy to copy
+    is_turned       rows of the tile are contiguous, lanes are not
     """
 
     def __init__(self, ctx: Context, buffer: Buffer, index: Size, rank: int) -> None:
@@ -417,10 +422,17 @@ class Square(AccessPlace):
         self.along, self.across = (_step(index, axis) for axis in (ctx.lane, ctx.copy_axis))
         self.step, self.can_gather = int(self.along == 1), False
         self.blocks: dict[int, str] = {}
+        is_square, is_whole = ctx.copies == ctx.lanes, self.along == ctx.copies
+        self.is_turned = self.across == 1 and self.along not in (0, 1) and (is_square or is_whole)
+        if isinstance(self.along, int) and 1 < self.along <= NEAR:
+            self.apart = self.along
 
-    @property
-    def is_turned(self) -> bool:
-        return self.across == 1 and self.along not in (0, 1)
+    def rows(self) -> list[str]:
+        """The addresses of the vectors that hold a turned tile."""
+        ctx = self.ctx
+        if ctx.copies == ctx.lanes:
+            return [self.lane(0, lane, None) for lane in range(ctx.lanes)]
+        return [self.ahead(self.address, row * ctx.lanes) for row in range(ctx.copies)]
 
     def block(self, copy: int) -> str:
         if copy not in self.blocks:
@@ -452,17 +464,21 @@ def _step(index: Size, axis: Symbol | None) -> Size:
 
 
 def _place(ctx: Context, buffer: Buffer, index: Size, rank: int) -> AccessPlace:
-    return (AccessPlace if ctx.copy_axis is None else Square)(ctx, buffer, index, rank)
+    return (AccessPlace if ctx.copy_axis is None else TilePlace)(ctx, buffer, index, rank)
 
 
-def turned(t: InsertPoint, kind: str, rows: list[str]) -> list[str]:
-    """The square matrix of `rows` with rows and columns exchanged.
+def turned(t: InsertPoint, kind: str, vectors: Sequence[str], columns: int) -> list[str]:
+    """A matrix with its axes exchanged; it lies in the vectors, one row after the other.
 
-    For each power of two, blocks of that size are exchanged across the diagonals of blocks twice
-    the size.
+    In a square, for each power of two, blocks of that size are exchanged across the diagonals of
+    blocks twice the size.
     """
-    full, lanes = vector(kind, t.lanes), t.lanes
-    rows = list(rows)
+    full, lanes, found = vector(kind, t.lanes), t.lanes, list(vectors)
+    if columns < lanes or len(found) < lanes:
+        places = [divmod(i, lanes) for c in range(columns)
+                  for i in range(c, len(found) * lanes, columns)]  # fmt: skip
+        starts = range(0, len(places), lanes)
+        return [picked(t, kind, found, places[start : start + lanes]) for start in starts]
     distance = lanes // 2
     while distance:
         low = [i if not i & distance else i - distance + lanes for i in range(lanes)]
@@ -471,10 +487,21 @@ def turned(t: InsertPoint, kind: str, rows: list[str]) -> list[str]:
             second = first + distance
             if first & distance:
                 continue
-            pair = rows[first], rows[second]
-            rows[first], rows[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
+            pair = found[first], found[second]
+            found[first], found[second] = (t.level.shuffle(full, *pair, x) for x in (low, high))
         distance //= 2
-    return rows
+    return found
+
+
+def picked(
+    t: InsertPoint, kind: str, vectors: Sequence[str], places: Sequence[tuple[int, int]]
+) -> str:
+    """The vector of the elements at `places`: the number of a vector, and a lane of it."""
+    full, lanes, found = vector(kind, t.lanes), t.lanes, "poison"
+    for number in sorted({number for number, _ in places}):
+        picks = [lanes + at if one == number else i for i, (one, at) in enumerate(places)]
+        found = t.level.shuffle(full, found, vectors[number], picks)
+    return found
 
 
 def _constant(stride: Sequence[Group]) -> int:
@@ -519,11 +546,10 @@ def load_vector(ctx: Context, value: Value) -> list[str]:
     t = place.t()
     if not ctx.size_fact(index)[1]:
         return _load_shared(ctx, place, value)
-    if isinstance(place, Square) and place.is_turned:
-        columns = [
-            load_element(t, place.kind, place.lane(0, lane, None)) for lane in range(ctx.lanes)
-        ]
-        return [from_memory(t, buffer.dtype, x) for x in turned(t, place.kind, columns)]
+    if isinstance(place, TilePlace) and place.is_turned:
+        rows = [load_element(t, place.kind, address) for address in place.rows()]
+        turns = turned(t, place.kind, rows, ctx.copies)
+        return [from_memory(t, buffer.dtype, x) for x in turns]
     found: list[str] = []
     guard = value.args[0] if value.args else None
     shared_guard = guard is not None and not ctx.facts[id(guard)][1]
@@ -582,11 +608,11 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
         return x if place.step == 1 else place.reverse(place.kind, x)
     # a thread of a GPU has aligned pieces only
     if 0 < place.apart <= ctx.lanes and mask is None and not ctx.machine.is_simt:
-        return _picked(place, copy)
+        return _near(place, copy)
     if place.can_gather:
         return place.masked("gather", copy, mask)
     one = place.t(1)
-    if isinstance(place, Square) and place.along == 0:
+    if isinstance(place, TilePlace) and place.along == 0:
         return ctx.splat(load_element(one, place.kind, place.block(copy)), place.kind, place.rank)
     x = "poison"
     for lane in range(ctx.lanes):
@@ -595,22 +621,15 @@ def _load_copy(place: AccessPlace, copy: int, mask: str | None) -> str:
     return x
 
 
-def _picked(place: AccessPlace, copy: int) -> str:
+def _near(place: AccessPlace, copy: int) -> str:
     """Every n-th element of n vectors beside one another; the last of them ends with it."""
     lanes, apart, t = place.ctx.lanes, place.apart, place.t()
-    full, found = vector(place.kind, lanes), "poison"
     starts = [*(k * lanes for k in range(apart - 1)), (apart - 1) * (lanes - 1)]
+    first = place.block(copy)
+    found = [load_element(t, place.kind, place.ahead(first, start)) for start in starts]
     sources = [min(lane * apart // lanes, apart - 1) for lane in range(lanes)]
-    for k, start in enumerate(starts):
-        ahead = copy * lanes * apart + start
-        address = t.level.op(f"getelementptr {place.kind}, ptr {place.address}, i64 {ahead}")
-        x = load_element(t, place.kind, address)
-        picks = [
-            lanes + lane * apart - start if source == k else lane
-            for lane, source in enumerate(sources)
-        ]
-        found = t.level.shuffle(full, found, x, picks)
-    return found
+    places = [(k, lane * apart - starts[k]) for lane, k in enumerate(sources)]
+    return picked(t, place.kind, found, places)
 
 
 # ------------------------------------------------------------------------------ stores
@@ -644,10 +663,10 @@ def store_vector(ctx: Context, store: Store, rank: int) -> None:
     """Every copy; `rank` is that of the loop whose body the store stands in."""
     place = _place(ctx, store.buffer, store.index, rank)
     t, dtype = place.t(), store.buffer.dtype
-    if isinstance(place, Square) and place.is_turned and store.mode == "set":
+    if isinstance(place, TilePlace) and place.is_turned and store.mode == "set":
         rows = [to_memory(t, dtype, x) for x in ctx.vectors(store.value)]
-        for lane, x in enumerate(turned(t, place.kind, rows)):
-            store_element(t, place.kind, x, place.lane(0, lane, None))
+        for x, address in zip(turned(t, place.kind, rows, ctx.lanes), place.rows(), strict=True):
+            store_element(t, place.kind, x, address)
         return
     for copy, new in enumerate(ctx.vectors(store.value)):
         x = new
