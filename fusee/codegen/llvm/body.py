@@ -87,11 +87,34 @@ class Tile:
         return self.copies * (SQUARES if self.is_square else 1)
 
 
-def choose_tile(
-    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol | None, lanes: int, machine: Machine
+def choose_vectors(
+    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol | None, machine: Machine
+) -> tuple[Symbol | None, list[Stage], Tile | None]:
+    """The axis that vectors run along, how, and in which tile.
+
+    It is `lane`, or another one with a tile of all of `lane`, if that is short.
+    """
+    if lane is None:
+        return None, [], None
+    stages = choose_stages(kernel.phases, orders, lane, machine)
+    lanes = stages[0].lanes
+    others = [] if _fills(lane, lanes) else [axis for axis in kernel.outer if axis != lane]
+    for axis in (*others, lane):
+        tile = _tile(kernel, orders, axis, lanes, machine)
+        if tile is None or lane not in (axis, tile.axis):
+            continue
+        # light work: what tiles leave is no slower one by one, and much less code
+        light = is_light(orders)
+        found = [Stage(1, 1)] if light else choose_stages(kernel.phases, orders, axis, machine)
+        return axis, found, tile
+    return lane, stages, None
+
+
+def _tile(
+    kernel: Kernel, orders: Sequence[list[Value]], lane: Symbol, lanes: int, machine: Machine
 ) -> Tile | None:
     """The tile that serves a kernel whose vectors run along `lane`, or None."""
-    if lane is None or kernel.ordered or lanes < 4 or any(p.inner for p in kernel.phases):
+    if kernel.ordered or lanes < 4 or any(p.inner for p in kernel.phases):
         return None
     indices: list[Size] = []
     for statement in kernel.statements():
@@ -115,14 +138,14 @@ def choose_tile(
         # nor may a number be made from the axis itself
         if any(v.op == "index" and axis in symbols(v.attr) for o in orders for v in o):
             continue
-        if fills(axis, lanes) and fills(lane, lanes):
+        if _fills(axis, lanes) and _fills(lane, lanes):
             return Tile(axis, lanes, lanes)
         if isinstance(axis.hi, int) and all(_is_near(index, axis, lane) for index in indices):
             return Tile(axis, lanes, axis.hi)
     return None
 
 
-def fills(axis: Symbol, lanes: int) -> bool:
+def _fills(axis: Symbol, lanes: int) -> bool:
     """Whether an axis is as long as a vector, or may be."""
     return not isinstance(axis.hi, int) or axis.hi >= lanes
 

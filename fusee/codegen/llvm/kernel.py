@@ -24,10 +24,8 @@ from fusee.codegen.llvm.body import (
     across,
     carried,
     choose_stages,
-    choose_tile,
-    fills,
+    choose_vectors,
     into_first_lane,
-    is_light,
     is_short,
     merge_all,
     outlined,
@@ -521,7 +519,8 @@ class _Emitter:
         self.ctx = Context(kernel, machine)
         self.writer = self.ctx.writer
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
-        self.lane, self.stages, self.tile = self._vectors(self._outer_lane())
+        lane, orders = self._outer_lane(), list(self.orders.values())
+        self.lane, self.stages, self.tile = choose_vectors(kernel, orders, lane, machine)
         self.writer.outlined = outlined(self.orders.values())
         self.body = Body(self.ctx, self.orders, masks_sums=self.lane is None)
         self.parallel = [a for a in kernel.outer if a not in kernel.ordered and a != self.lane]
@@ -537,27 +536,6 @@ class _Emitter:
             self.block = BLOCK_ORDERED
         elif reduces:
             self.block = self._strip_width()
-
-    def _vectors(self, lane: Symbol | None) -> tuple[Symbol | None, list[Stage], Tile | None]:
-        """The axis that vectors run along, how, and in which tile.
-
-        It is `lane`, or another one with a tile of all of `lane`, if that is short.
-        """
-        if lane is None:
-            return None, [], None
-        kernel, machine, orders = self.kernel, self.ctx.machine, list(self.orders.values())
-        stages = choose_stages(kernel.phases, orders, lane, machine)
-        lanes = stages[0].lanes
-        others = [] if fills(lane, lanes) else [a for a in kernel.outer if a != lane]
-        for axis in (*others, lane):
-            tile = choose_tile(kernel, orders, axis, lanes, machine)
-            if tile is None or lane not in (axis, tile.axis):
-                continue
-            # light work: what tiles leave is no slower one by one, and much less code
-            light = is_light(orders)
-            found = [Stage(1, 1)] if light else choose_stages(kernel.phases, orders, axis, machine)
-            return axis, found, tile
-        return lane, stages, None
 
     def _outer_lane(self) -> Symbol | None:
         """The outer axis for vectors. Ordered kernels come without: their last axis may serve."""
