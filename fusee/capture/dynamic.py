@@ -88,11 +88,11 @@ class Named:
         def entries(name: str) -> list[str]:
             return compiler_setting(name).replace(" ", "").split(",")
 
-        def names(name: str) -> list[_Name]:
-            return [*map(_Name.of, filter(None, (*getattr(options, name), *entries(name))))]
+        def names(given: Iterable[str], name: str) -> list[_Name]:
+            return [*map(_Name.of, filter(None, (*given, *entries(name))))]
 
-        self.unbacked = names("unbacked_sources")
-        self.names = [*names("dynamic_sources"), *self.unbacked]
+        self.unbacked = names(options.unbacked_sources, "unbacked_sources")
+        self.names = [*names(options.dynamic_sources, "dynamic_sources"), *self.unbacked]
         self.values = {*map(int, filter(None, entries("dynamic_values")))}
 
     def __call__(self, origin: Origin, value: Any) -> bool:

@@ -707,7 +707,12 @@ def hint(a: Size, default: int = 64, times: float = 1) -> int:
     for symbol in symbols(a):
         n = default if symbol.hint is None else symbol.hint
         known[symbol] = n if times == 1 else max(1, int(n * times))  # numbers may be negative
-    value = substitute(a, known)
+    try:
+        value = substitute(a, known)
+    except ZeroDivisionError:  # a divisor (n // 2) that is 0 for a fraction of its hint
+        if times == 1:
+            raise
+        return hint(a, default)
     assert isinstance(value, int)
     return value
 

@@ -65,6 +65,7 @@ PROGRAMS: dict[str, Program] = {
     "resized": (nn.Upsample(scale_factor=1.5), images),
     "reflected": (nn.ReflectionPad2d(2), images),
     "unfolded": (nn.Unfold(2), images),
+    "shuffled": (lambda x: F.channel_shuffle(x, x.shape[1] // 2), lambda a, b: (r(2, 2 * a, b),)),
     "loss": (nn.CrossEntropyLoss(), lambda a, b: (r(a, 5, b), torch.randint(0, 5, (a, b)))),
     "product": (torch.matmul, lambda a, b: (r(a, b), r(b, a))),
     "einsum": (lambda x, y: torch.einsum("ij,kj->ik", x, y), lambda a, b: (r(a, b), r(3, b))),

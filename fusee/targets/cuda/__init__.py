@@ -154,6 +154,8 @@ class CUDA:
             why = "options={'graphs': False}"
         elif not arguments.spread and arguments.saved is None and arguments.saves is None:
             why = "it is a part of a graph that runs in stages"
+        elif not (arguments.spread or options.training_graphs):
+            why = "it is a part of training (options={'training_graphs': True})"
         elif arguments.followed:
             why = "what derives from weights is looked at in each call"
         if why is not None:

@@ -35,7 +35,7 @@ def aligned(*shape: int, offset: int = 0) -> Tensor:
 
 
 def compiled(fn: Callable[..., Any], gpu: FakeGpu, **how: Any) -> Callable[..., Any]:
-    found = fusee.compile(fn, options={"cache": False}, **how)
+    found = fusee.compile(fn, options={"cache": False, "training_graphs": True}, **how)
 
     def call(*args: Tensor) -> Any:
         gpu.known(*args)
