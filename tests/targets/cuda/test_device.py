@@ -23,6 +23,7 @@ import fusee
 from fusee.backends.report import live_reports
 from fusee.errors import MissingPackage
 from fusee.targets.cuda import assemble
+from tests.capturing.test_triton import KERNEL
 from tests.targets.cuda.test_kernels import (
     EXTREMES,
     FLOATS,
@@ -424,23 +425,14 @@ def test_memory_does_not_grow() -> None:
     assert reserved[-1] == reserved[10]
 
 
-TRITON = """
-import torch, triton, triton.language as tl, fusee
+TRITON = f"""
+{KERNEL}
 
-@triton.jit
-def add(x, y, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
-
-def fn(x, y):
-    x, out = x * 2, torch.empty_like(x)
-    add[(triton.cdiv(x.numel(), 256),)](x, y, out, x.numel(), BLOCK=256)
-    return out.relu() + 1
-
-call = fusee.compile(fn, fullgraph=True)
+import fusee
+call = fusee.compile(added, fullgraph=True)
 for _ in range(3):
     x, y = (torch.randn(1000, device="cuda") for _ in "xy")
-    torch.testing.assert_close(call(x, y), fn(x, y))
+    torch.testing.assert_close(call(x, y), added(x, y))
 print("agrees")
 """
 
