@@ -31,24 +31,11 @@ from torch.fx.node import map_aggregate
 from fusee.capture import attributes, symbols
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, Capturing
 from fusee.capture.dynamic import Computed, Number, converted, read
-from fusee.capture.frame import (
-    ABSENT,
-    BINARY,
-    COMPARE,
-    UNARY,
-    Line,
-    is_scalar,
-    variables,
-)
+from fusee.capture.frame import ABSENT, BINARY, COMPARE, UNARY, Line, is_scalar, variables
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import EqualsMatch, IdMatch
 from fusee.capture.mirrors import Called, Later
-from fusee.capture.sources import (
-    Local,
-    ResultOf,
-    given_by,
-    is_trusted,
-)
+from fusee.capture.sources import Local, ResultOf, given_by, is_trusted
 from fusee.capture.torch_api import (
     FIXED_ANSWERS,
     STATE_QUERIES,

@@ -34,7 +34,6 @@ from fusee.loops.ir import (
 )
 from fusee.sym.expr import (
     Call,
-    Expr,
     Size,
     Symbol,
     atoms,
@@ -153,14 +152,6 @@ def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:
     return None
 
 
-def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
-    """The same of all that a loop stores, loads or makes numbers from."""
-    own = {*loop.axes, *loop.reduce_axes}
-    indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
-    for index in indices:
-        yield from cuts(index, own)
-
-
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
     """Each axis i and c such that i//c or i%c occurs in an index and c divides i's size."""
     for atom in atoms(index):
@@ -168,6 +159,14 @@ def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
             found = _splitting_axis(atom, own)
             if found is not None:
                 yield found
+
+
+def cuts_of(loop: Loop) -> Iterator[tuple[Symbol, Size]]:
+    """What `cuts` gives for all that a loop stores, loads or makes numbers from."""
+    own = {*loop.axes, *loop.reduce_axes}
+    indices = [loop.index, *(index_of(v) for v in walk(loop.operands) if v.op in ("load", "index"))]
+    for index in indices:
+        yield from cuts(index, own)
 
 
 def _splitting_axis(atom: Call, own: set[Symbol]) -> tuple[Symbol, Size] | None:
@@ -257,7 +256,7 @@ def _is_brief(phase: Phase, axis: Symbol) -> bool:
     points = product(inner.hi for inner in phase.inner if inner.hi is not None)
     steps = [coefficient(index, axis) for index, _, _ in accesses(phase.body)]
     return (
-        not isinstance(points, Expr)
+        isinstance(points, int)
         and points <= _BRIEF
         and all(
             parts is not None and isinstance(parts[0], int) and 0 <= parts[0] <= _BRIEF

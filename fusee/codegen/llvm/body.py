@@ -103,10 +103,11 @@ def choose_vectors(
         tile = _tile(kernel, orders, axis, lanes, machine)
         if tile is None or lane not in (axis, tile.axis):
             continue
-        # light work: what tiles leave is no slower one by one, and much less code
-        light = is_light(orders)
-        found = [Stage(1, 1)] if light else choose_stages(kernel.phases, orders, axis, machine)
-        return axis, found, tile
+        if is_light(orders):  # what tiles leave is no slower one by one, and much less code
+            stages = [Stage(1, 1)]
+        elif axis != lane:
+            stages = choose_stages(kernel.phases, orders, axis, machine)
+        return axis, stages, tile
     return lane, stages, None
 
 
