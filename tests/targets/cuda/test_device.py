@@ -482,13 +482,14 @@ BAD_INDEX = """
 import torch, fusee
 import torch.nn.functional as F
 call = fusee.compile(lambda i, w: F.embedding(i, w).sin().cos().exp())
-call(torch.tensor([1, 7], device="cuda"), torch.randn(5, 64, device="cuda"))
+weight, good, bad = torch.randn(5, 64).cuda(), *(torch.tensor([1, k]).cuda() for k in (2, 7))
+call(bad, weight)
 try:
     torch.cuda.synchronize()
 except RuntimeError as error:
     print("told", type(error).__name__, str(error).splitlines()[0])
 try:
-    call(torch.tensor([1, 2], device="cuda"), torch.randn(5, 64, device="cuda"))
+    call(good, weight)
 except Exception as error:
     print("again", type(error).__name__, error)
 """
