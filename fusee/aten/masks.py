@@ -61,7 +61,7 @@ def known_masks(edit: Editor) -> None:
         if not isinstance(mask, fx.Node) or named["is_causal"]:
             continue
         if mask not in found:
-            found[mask] = _Followed(edit).as_causal(mask)
+            found[mask] = as_causal(mask, edit.sizes)
         if found[mask] is None:
             continue
         edit.notes.append(f"{node} needs no mask" + ", it is causal" * bool(found[mask]))
@@ -80,27 +80,28 @@ def known_masks(edit: Editor) -> None:
 def _drop_certain(edit: Editor) -> None:
     """Nobody's `x[index]` goes, where all places are known to be in `x`: it cannot raise."""
     for node in reversed(list(edit.calls(aten.index.Tensor))):
-        if not node.users and _Followed(edit).is_within(node):
+        if not node.users and _Followed(edit.sizes).is_within(node):
             sources = node.all_input_nodes
             edit.graph.erase_node(node)
             edit.erase(*sources)
 
 
+def as_causal(mask: fx.Node, sizes: Callable[[fx.Node], list[Size]]) -> bool | None:
+    """False: the mask hides nothing; True: what comes later, alone; None: something else."""
+    return _Followed(sizes).as_causal(mask)
+
+
 class _Followed:
     """Elements of the values of a graph."""
 
-    def __init__(self, edit: Editor) -> None:
-        self.edit, self.steps = edit, 0
-
-    def shape(self, node: fx.Node) -> list[Size]:
-        return self.edit.sizes(node)
+    def __init__(self, sizes: Callable[[fx.Node], list[Size]]) -> None:
+        self.shape, self.steps = sizes, 0
 
     def anywhere(self, shape: Sequence[Size]) -> Index:
         """A place that stands for all of a shape."""
         return tuple([0 if n == 1 else Symbol(f"i{k}", 0, n).expr for k, n in enumerate(shape)])
 
     def as_causal(self, mask: fx.Node) -> bool | None:
-        """False: it hides nothing; True: what comes later, alone; None: something else."""
         shape = self.shape(mask)
         at = self.anywhere(shape)
         try:

@@ -136,6 +136,11 @@ class Builder:
         node.meta = {"val": val, "device": device, "stack_trace": self.stack_trace, **self.marks}
         return node
 
+    def sizes(self, node: fx.Node) -> list[Size]:
+        """The shape of a node's result."""
+        shape: Any = node.meta["val"].shape
+        return [n if self.to_size is None else self.to_size(n) for n in shape]
+
     def constant(self, x: torch.Tensor) -> fx.Node:
         """Append the node of a real tensor that the graph holds."""
         name = f"_constant{len(self.constants)}"

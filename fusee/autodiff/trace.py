@@ -23,6 +23,7 @@ from fusee.aten.autocast import CASTS
 from fusee.aten.boundary import Inputs, Results
 from fusee.aten.canonicalize import Table, keep_core
 from fusee.aten.graph import Mutation, OutputSpec, ViewOfInput, ViewOfOutput, inverse, memory_root
+from fusee.aten.masks import as_causal
 from fusee.aten.torch_api import (
     OpOverload,
     active,
@@ -86,6 +87,10 @@ def _attention(
     **options: Any,
 ) -> Any:
     if not _is_plain(query):
+        if attn_mask is not None and not is_causal and query.device.type != "cpu":
+            known = as_causal(t.node(unwrapped(attn_mask)), t.b.sizes)
+            if known is not None:  # torch chooses among more kernels then
+                attn_mask, is_causal = None, known
         given = query, key, value, attn_mask, dropout_p, is_causal
         return _ATTENTION(*given, **options)
     mask, scale, gqa = attn_mask, options.get("scale"), options.get("enable_gqa", False)

@@ -43,6 +43,7 @@ from fusee.loops.schedule import (
     order_loops,
     points_of,
     reads,
+    reads_back,
     rewritten,
     size,
     writes,
@@ -234,6 +235,7 @@ class _Fuser:
         self.read: dict[Buffer, list[int]] = {}  # positions of readers
         self.sharing: dict[Buffer, list[Group]] = {}  # groups that read or write a buffer
         self.refusals: list[str] = []
+        self.alone: Group | None = None  # the last one of single elements
         self.last_extern = -1
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
@@ -288,6 +290,8 @@ class _Fuser:
             group = Group(len(self.items), profile, loop.axes, sealed=_stands_alone(loop))
             self.items.append(group)
             _join(Placement(group, Member(replace(loop)), loop.axes, loop.reduce_axes, 0))
+            if _is_one_element(loop) and not group.sealed:
+                self.alone = group
         else:
             group = best.group
             _join(best)
@@ -303,6 +307,9 @@ class _Fuser:
             for group in self.sharing.get(buffer, ())[-4:]:
                 if group.position >= earliest and not group.sealed:
                     found[group.position] = group
+        alone = self.alone if _is_one_element(loop) else None
+        if alone is not None and alone.position >= earliest:
+            found[alone.position] = alone
         return [found[position] for position in sorted(found, reverse=True)[:6]]
 
     def _try(self, loop: Loop, group: Group) -> Placement | str:
@@ -324,7 +331,8 @@ class _Fuser:
         if isinstance(answer, Placement) and self._cuts_lanes(loop, answer):
             return "its lanes would be few"
         overwrites = any(map(_is_update, (loop, *(m.loop for m in group.members))))
-        if overwrites and isinstance(answer, Placement) and not _is_one_body(answer):
+        fits = not isinstance(answer, Placement) or _is_one_body(answer) or _comes_last(answer)
+        if overwrites and not fits:
             return "what overwrites its operands shares only a single pass over the same points"
         return answer
 
@@ -376,6 +384,10 @@ def _stands_alone(loop: Loop) -> bool:
     if loop.ordered or loop.mode != "set":
         return True
     return loop.buffer.role == "input" and not _is_update(loop)
+
+
+def _is_one_element(loop: Loop) -> bool:
+    return not (loop.axes or loop.reduce_axes)
 
 
 def _is_update(loop: Loop) -> bool:
@@ -436,12 +448,33 @@ def _is_one_body(placement: Placement) -> bool:
     )
 
 
+def _comes_last(placement: Placement) -> bool:
+    """Whether it overwrites, at the end of a kernel, what the kernel reads there alone: a running
+    mean, once the batch's is known. Not where a later step may raise."""
+    group, new = placement.group, placement.member.loop
+    readers = [m.loop for m in group.members if new.buffer in reads(m.loop)]
+    fed = {loop.buffer for loop in readers}
+    return (
+        not group.profile.raises
+        and new.acc is None
+        and placement.outer == group.outer
+        and not placement.inner
+        and all(
+            loop.acc is None and _reads_only_at(loop.value, new.buffer, new.index)
+            for loop in readers
+        )
+        and all(_is_update(m.loop) for m in group.members if fed & {*reads(m.loop)})
+    )
+
+
 # ------------------------------------------------------------------------------ legality
 
 
 def _legality(loop: Loop, group: Group, produced: dict[Buffer, Member]) -> Placement | str:
     """Match the loop's axes to the group's through the data they share."""
     links = list(_links(loop, group, produced))
+    if _is_one_element(loop) and not group.outer and group.phases == [()]:
+        return Placement(group, Member(replace(loop)), (), (), 0)
     if not links:
         return "they read the same data at different places"
     pairing = _Pairing(loop, group)
@@ -589,10 +622,8 @@ def _takes_one_pass(placement: Placement) -> bool:
     kernel = build(trial, {m.loop.buffer for m in trial.members if m.loop.buffer.role != "scratch"})
     if kernel is None or not any(isinstance(s, Accumulate) for s in kernel.statements()):
         return True
-    stored = set(writes(kernel))
-    return len([p for p in in_one_pass(kernel.phases) if p.inner]) < 2 and not any(
-        buffer in stored for buffer in reads(kernel)
-    )
+    passes = [p for p in in_one_pass(kernel.phases) if p.inner]
+    return len(passes) < 2 and not reads_back(kernel.phases)
 
 
 def _wastes_lanes(

@@ -370,6 +370,20 @@ def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
     return step.reads_memo
 
 
+def reads_back(phases: Sequence[Phase]) -> bool:
+    """Whether a phase reads what another one stores, or it stores at other points of its own.
+
+    What a point reads and then overwrites, once all phases are over, is its own.
+    """
+    stored = [{s.buffer for s in phase.body if isinstance(s, Store)} for phase in phases]
+    for k, phase in enumerate(phases):
+        loads = {v.attr[0] for v in walk(phase.operands) if v.op == "load"}
+        is_own = k == len(phases) - 1 and not phase.inner
+        if any(loads & own for j, own in enumerate(stored) if j != k or not is_own):
+            return True
+    return False
+
+
 def size(loop: Loop) -> int:
     """How many values the loop computes at one point."""
     reads(loop)

@@ -34,12 +34,14 @@ from fusee.codegen.llvm.body import (
     result,
 )
 from fusee.codegen.llvm.kernel import Across, KernelCode
+from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.blocks import COUNTER_BYTES, MOST_BLOCKS, Meeting
 from fusee.codegen.simt.online import OnlineCarried, accumulators
 from fusee.codegen.simt.team import WARP, Exchange, barrier
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
 from fusee.loops.online import in_one_pass
+from fusee.loops.schedule import reads_back
 from fusee.runtime.llvm_text import BITS, InsertPoint, Machine
 from fusee.sym.expr import (
     Size,
@@ -59,6 +61,8 @@ SIMT = Machine(frozenset(), 128, is_simt=True)
 BLOCK, COLUMNS, LARGEST = 128, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
+# Elements that one of so many threads reduces by itself.
+ALONE = 64
 # Blocks that are few enough for several to share what each of them does, and how many steps a
 # thread has to take at least.
 FEW_GROUPS, LEAST = 264, 4
@@ -168,7 +172,7 @@ class _Mapping:
         self.orders = {id(phase): walk(phase.operands) for phase in kernel.phases}
         self.inner = [phase for phase in kernel.phases if phase.inner]
         scans = any(is_scan(p, self.orders[id(p)]) for p in kernel.phases)
-        short = all(is_short(p) for p in kernel.phases)
+        short = self._is_short()
         self.lane = kernel.lanes
         if self.lane is None and kernel.outer and (short or scans):
             self.lane = kernel.outer[-1]
@@ -177,8 +181,7 @@ class _Mapping:
         self.vec = 1
         if self.lane is not None:
             self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
-        loads = {v.attr[0] for order in self.orders.values() for v in order if v.op == "load"}
-        self.reloads = bool(loads & self.ctx.stored)
+        self.reloads = reads_back(kernel.phases)
         self.split: Sharing | None = None
         if not short and not scans:
             self.team = self._team()
@@ -194,6 +197,13 @@ class _Mapping:
 
     def _points(self) -> int:
         return hint(product(axis.hi for axis in self.parallel if axis.hi is not None))
+
+    def _is_short(self) -> bool:
+        """Whether a thread reduces by itself: some elements, or more if there are many to do so."""
+        most = max((hint(_count(phase)) for phase in self.inner), default=1)
+        threads = hint(product(axis.hi for axis in self.kernel.outer if axis.hi is not None))
+        alone = ALONE if threads >= ENOUGH else STATIC_SIZE
+        return most <= alone and all(map(is_short, self.inner))
 
     def _team(self) -> Team | None:
         machine, points = self.ctx.machine, self._points()
@@ -432,10 +442,7 @@ class _Mapping:
                 self.body.skips = outside
                 self._shared(phase, team, member, exchange, leads)
             else:
-                self.body.skips = leads if team.threads > 1 else outside
-                if team.along:
-                    self.body.set_stage(None, Stage(1, 1), None)
-                self.body.statements(phase, {}, {}, 1)
+                self._at_points(phase, team, leads if team.threads > 1 else outside)
             stores = any(isinstance(s, Store) for s in phase.body)
             if self.reloads and stores and team.threads > 1:
                 barrier(level, team.threads if team.along else team.block)
@@ -443,6 +450,23 @@ class _Mapping:
         if self.split is not None:
             blocks = blocks * self.split.blocks
         return blocks, exchange.shared_bytes
+
+    def _at_points(self, phase: Phase, team: Team, others: str | None) -> None:
+        """A phase of outer points alone: `others` compute along, and store nothing. At the end
+        they don't, since a point may read there what it overwrites."""
+        body = self.body
+        if team.along:
+            body.set_stage(None, Stage(1, 1), None)
+
+        def run() -> None:
+            body.statements(phase, {}, {}, 1)
+
+        if others is not None and phase is self.phases[-1]:
+            body.skips = None
+            self.level.unless(others, run)
+        else:
+            body.skips = others
+            run()
 
     def _shared(
         self, phase: Phase, team: Team, member: str, exchange: Exchange, leads: str

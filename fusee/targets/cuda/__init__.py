@@ -33,7 +33,9 @@ from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, late_error, runner
 from fusee.targets.cuda.passes import (
     channels_last,
+    even_rows,
     heads_of_groups,
+    one_query,
     patches_as_products,
     rows_as_sums,
 )
@@ -124,7 +126,9 @@ class CUDA:
             patches_as_products,
             channels_last,
             heads_of_groups,
+            one_query,
             rows_as_sums,
+            even_rows,
         )
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,15 @@ aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 # Of a matrix that is faster by ours for up to four rows.
 _ROWS_BYTES = 13 << 20
+# Elements of 16 bits in an access of 16 bytes. What products do in a second on an H200 if rows of
+# an operand or of the result are no multiples of it, and if they are; bytes that are copied.
+_EVEN, _SLOW, _FAST, _COPIED = 8, 150e12, 600e12, 3e12
+# Seconds that a kernel more costs.
+_LAUNCHED = 5e-6
 # Of ATen's attention without a mask.
 _MOST_HEAD = 256
+# That one query attends to by sums of ours.
+_MOST_KEYS = 512
 
 
 def patches_as_products(edit: Editor) -> None:
@@ -148,6 +156,66 @@ def _repeated(edit: Editor, node: fx.Node) -> fx.Node | None:
     return found if fits and own[2:] == shape[2:] else None
 
 
+def one_query(edit: Editor) -> None:
+    """Attention of one query over few keys is sums of ours, which join what stands around them."""
+    for node in list(edit.calls(aten.scaled_dot_product_attention.default)):
+        named = arguments(node)
+        q, k, v = (named[name] for name in ("query", "key", "value"))
+        dims = [x.dim() for x in map(val, (q, k, v))]
+        if named["dropout_p"] or dims != [4, 4, 4] or val(q).dtype not in (*_HALVES, torch.float32):
+            continue
+        sizes = [*val(q).shape, *val(k).shape, val(v).shape[-1]]
+        if not all(type(n) is int and n > 0 for n in sizes) or sizes[2] != 1:
+            continue
+        if val(k).shape[0] != sizes[0] or sizes[1] % val(k).shape[1] or sizes[6] > _MOST_KEYS:
+            continue
+        if named["is_causal"] and sizes[6] != 1:
+            continue
+        with edit.before(node):
+            found = _attended(edit, node, q, k, v, named)
+        edit.become(node, aten._to_copy.default, found, dtype=val(node).dtype)
+        edit.notes.append(f"{node} is sums over its keys")
+
+
+def _attended(
+    edit: Editor, node: fx.Node, q: fx.Node, k: fx.Node, v: fx.Node, named: dict[str, Any]
+) -> fx.Node:
+    """softmax(q k^T * scale + mask) v in float32; a row without any key gives zeros, as ATen has
+    it (its _safe_softmax)."""
+
+    def call(op: Any, *args: Any, **how: Any) -> fx.Node:
+        return edit.call(op, *args, like=node, **how)
+
+    batch, heads, _, width = val(q).shape
+    groups, keys = val(k).shape[1:3]
+    one = [batch, groups, heads // groups, 1, width]
+    wide = call(aten.reshape.default, edit.cast(q, torch.float32, node), one)
+    k, v = (call(aten.unsqueeze.default, edit.cast(x, torch.float32, node), 2) for x in (k, v))
+    scores = call(aten.sum.dim_IntList, call(aten.mul.Tensor, wide, k), [-1])
+    scale = named["scale"]
+    scores = call(aten.mul.Tensor, scores, width**-0.5 if scale is None else scale)
+    mask, hidden = named["attn_mask"], None
+    if mask is not None:
+        scores = call(aten.reshape.default, scores, [batch, heads, 1, keys])
+        if val(mask).dtype is torch.bool:
+            lowest = call(aten.full.default, [], -math.inf, dtype=torch.float32)
+            scores = call(aten.where.self, mask, scores, lowest)
+        else:
+            scores = call(aten.add.Tensor, scores, edit.cast(mask, torch.float32, node))
+        scores = call(aten.reshape.default, scores, [batch, groups, heads // groups, keys])
+    most = call(aten.amax.default, scores, [-1], True)
+    if mask is not None:
+        hidden = call(aten.eq.Scalar, most, -math.inf)
+    power = call(aten.exp.default, call(aten.sub.Tensor, scores, most))
+    share = call(aten.div.Tensor, power, call(aten.sum.dim_IntList, power, [-1], True))
+    if hidden is not None:
+        zero = call(aten.full.default, [], 0.0, dtype=torch.float32)
+        share = call(aten.where.self, hidden, zero, share)
+    parts = call(aten.mul.Tensor, call(aten.unsqueeze.default, share, -1), v)
+    found = call(aten.sum.dim_IntList, parts, [-2])
+    return call(aten.reshape.default, found, list(val(node).shape))
+
+
 def rows_as_sums(edit: Editor) -> None:
     """A matrix times few rows is a sum of products of ours for each: they read the matrix once, in
     one kernel, and what comes before and after one row joins it (docs/benchmarks.md, GPUs).
@@ -168,6 +236,106 @@ def rows_as_sums(edit: Editor) -> None:
             found = _rows_times(edit, node, x, weight, bias)
         edit.become(node, aten.view.default, found, list(val(node).shape))
         edit.notes.append(f"{node} is a sum of products")
+
+
+def even_rows(edit: Editor) -> None:
+    """Large products in 16 bits whose rows are no multiples of 16 bytes get longer ones, of zeros.
+
+    cuBLAS has slow kernels alone for them: a layer of 50,257 words takes 3.3 ms there, and 0.6 with
+    50,264 (docs/benchmarks.md, GPUs).
+    """
+    padded: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
+    for node in list(edit.graph.nodes):
+        if node.target in _PRODUCTS and val(node).dtype in _HALVES:
+            product = _Padded(edit, node, padded)
+            if product.pays():
+                product.run()
+
+
+# Names of a bias and of the two operands among the arguments.
+_PRODUCTS: dict[Any, tuple[str, str, str]] = {
+    aten.mm.default: ("", "self", "mat2"),
+    aten.addmm.default: ("self", "mat1", "mat2"),
+    aten.linear.default: ("bias", "input", "weight"),
+}
+
+
+class _Padded:
+    """A product of (m, k) with (k, n), or (n, k) of a layer, and longer axes for it."""
+
+    def __init__(
+        self,
+        edit: Editor,
+        node: fx.Node,
+        padded: dict[tuple[fx.Node, tuple[int, ...]], fx.Node],
+    ) -> None:
+        self.edit, self.node, self.padded = edit, node, padded
+        named = arguments(node)
+        given: list[Any] = [named.get(name) for name in _PRODUCTS[node.target]]
+        self.bias, self.a, self.b = given
+        self.names = ("n", "k") if node.target is aten.linear.default else ("k", "n")
+        *rows, k = val(self.a).shape
+        self.sizes = {"m": math.prod(rows), "k": k, "n": val(node).shape[-1]}
+        self.more: dict[str, int] = {}  # by axis
+        self.is_plain = named.get("alpha", 1) == named.get("beta", 1) == 1
+
+    def pays(self) -> bool:
+        """Whether rows are odd, and the product is large beside what is copied to mend that."""
+        sizes = self.sizes
+        if not self.is_plain or not all(type(n) is int and n > 0 for n in sizes.values()):
+            return False
+        if val(self.a).dim() < 2 or (self.bias is not None and val(self.bias).dim() != 1):
+            return False
+        rows = "n", _along(self.a, ("m", "k")), _along(self.b, self.names)
+        self.more = {x: -sizes[x] % _EVEN for x in rows if x and sizes[x] % _EVEN}
+        matrices = (("mk", "mk"), ("kn", "kn"), ("mn", "n"))
+        copied = [
+            math.prod(sizes[x] for x in of) for of, axes in matrices if {*axes} & {*self.more}
+        ]
+        gained = 2 * math.prod(sizes.values()) * (1 / _SLOW - 1 / _FAST)
+        return bool(self.more) and gained > 4 * sum(copied) / _COPIED + _LAUNCHED * len(copied)
+
+    def run(self) -> None:
+        edit, node, sizes = self.edit, self.node, self.sizes
+        with edit.before(node):
+            a, b, bias = self.a, self.longer(self.b, self.names), self.bias
+            if val(a).dim() > 2:
+                a = edit.call(aten.reshape.default, a, [sizes["m"], sizes["k"]], like=node)
+            a = self.longer(a, ("m", "k"))
+            if self.names == ("n", "k"):
+                b = edit.call(aten.permute.default, b, [1, 0], like=node)
+            if bias is None:
+                found = edit.call(aten.mm.default, a, b, like=node)
+            else:
+                found = edit.call(aten.addmm.default, self.longer(bias, "n"), a, b, like=node)
+            for dim, name in enumerate("mn"):
+                if name in self.more:
+                    found = edit.call(aten.slice.Tensor, found, dim, 0, sizes[name], like=node)
+            if "n" in self.more:
+                how = torch.contiguous_format
+                found = edit.call(aten.clone.default, found, like=node, memory_format=how)
+        edit.become(node, aten.view.default, found, list(val(node).shape))
+        edit.notes.append(f"{node} has rows of a multiple of 16 bytes")
+
+    def longer(self, x: fx.Node, names: Sequence[str]) -> fx.Node:
+        """An operand with zeros at the end of its axes; what it is a transpose of is what grows."""
+        order: Any = x.args[1] if x.target is aten.permute.default else ()
+        if list(order) == [1, 0]:
+            source = self.longer(x.all_input_nodes[0], names[::-1])
+            return self.edit.call(aten.permute.default, source, [1, 0], like=self.node)
+        pads = [n for name in reversed(names) for n in (0, self.more.get(name, 0))]
+        if not any(pads):
+            return x
+        key = x, tuple(pads)
+        if key not in self.padded:
+            self.padded[key] = self.edit.call(aten.constant_pad_nd.default, x, pads, like=self.node)
+        return self.padded[key]
+
+
+def _along(x: fx.Node, names: tuple[str, str]) -> str | None:
+    """The axis along which a matrix lies row by row."""
+    (*_, outer, inner) = val(x).stride()
+    return names[1] if inner == 1 else names[0] if outer == 1 else None
 
 
 def _most_rows(matrix: Tensor) -> int:

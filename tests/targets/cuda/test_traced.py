@@ -273,6 +273,20 @@ def test_heads_of_a_group_share_keys(groups: int) -> None:
     agrees(aten, fn, *shapes)
 
 
+@pytest.mark.parametrize("keys", [1, 7])
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.bfloat16], ids=str)
+def test_one_query_attends_by_sums(keys: int, mask: torch.dtype | None) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        given = None if mask is None else m > 0 if mask is torch.bool else m
+        how: Any = {"enable_gqa": True, "scale": 0.3}
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=given, **how)
+
+    shapes = (2, 4, 1, 16), (2, 2, keys, 16), (2, 2, keys, 24), (2, 1, 1, keys)
+    aten, _ = passed(fn, *shapes)
+    agrees(aten, fn, *shapes)
+    assert not externs(lowered(aten))
+
+
 @pytest.mark.parametrize("rows", [(), (1,), (1, 1), (2, 1), (4,), (5,)], ids=str)
 def test_few_rows_times_a_matrix_are_sums(rows: tuple[int, ...]) -> None:
     def fn(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
@@ -283,6 +297,35 @@ def test_few_rows_times_a_matrix_are_sums(rows: tuple[int, ...]) -> None:
     agrees(aten, fn, *shapes)
     calls = [name for name, _ in externs(lowered(aten))]
     assert calls == ["aten.linear.default"] * (2 if rows == (5,) else 0)
+
+
+ODD: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "a layer": (F.linear, ((4, 1024, 768), (5003, 768))),
+    "with a bias": (F.linear, ((4096, 768), (5003, 768), (5003,))),
+    "gradients": (torch.mm, ((4096, 5003), (5003, 768))),
+    "of weights": (lambda x, y: torch.mm(x.t(), y), ((4096, 5003), (4096, 768))),
+    "and a bias": (lambda x, y, b: torch.addmm(b, x.t(), y), ((4095, 5000), (4095, 767), (767,))),
+    "even": (F.linear, ((4096, 768), (5008, 768))),
+    "few": (F.linear, ((64, 64), (503, 64))),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_large_products_of_odd_rows_get_longer_ones(name: str) -> None:
+    fn, shapes = ODD[name]
+    aten, notes = passed(fn, *shapes)
+    assert any("16 bytes" in note for note in notes) == (name not in ("even", "few"))
+    products = [n for n in aten.graph.nodes if str(n.target)[5:].split(".")[0] in ("mm", "addmm")]
+    for node in products:
+        for x in (node, *node.args[-2:]):
+            assert all(k == 1 or k % 8 == 0 for k in x.meta["val"].stride())
+    lowered(aten)
+    scale = [x[-1] ** -0.5 for x in shapes]
+    given = [torch.randn(x).mul(k).bfloat16() for x, k in zip(shapes, scale, strict=True)]
+    (got,) = fx.Interpreter(fx.GraphModule({}, aten.graph)).run(*given)
+    want = fn(*given)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert got.stride() == want.stride()
 
 
 def test_a_row_is_stored_before_all_sums_read_it() -> None:
