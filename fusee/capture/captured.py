@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import inspect
 import itertools
 import re
 import types
@@ -80,10 +82,23 @@ class Place:
 
 def tells_of_its_end(x: Any) -> bool:
     """Whether code of the program's may run when nobody has `x` any more."""
-    if type(x) is types.GeneratorType:
-        return x.gi_frame is not None and bool(x.gi_code.co_exceptiontable)
-    is_asked = hasattr(type(x), "__del__")
-    return is_asked or any(_calls_back(ref, x) for ref in weakref.getweakrefs(x))
+    row, known = [x], set()
+    while row:
+        x = row.pop()
+        is_generator = type(x) is types.GeneratorType
+        if is_generator and x.gi_frame is not None and x.gi_code.co_exceptiontable:
+            return True
+        if is_generator or type(x) in _HOLDING:
+            if id(x) not in known:
+                known.add(id(x))
+                row += (y for y in gc.get_referents(x) if type(y) is not types.FunctionType)
+        elif hasattr(type(x), "__del__") or any(_calls_back(r, x) for r in weakref.getweakrefs(x)):
+            return True
+    return False
+
+
+# Iterators that end with what they go through, and what they have that in.
+_HOLDING = {enumerate, filter, map, tuple, zip, *filter(inspect.isclass, vars(itertools).values())}
 
 
 def _calls_back(ref: Any, x: Any) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fusee.capture.torch_api import OpOverload, OpOverloadPacket, State
@@ -234,6 +234,12 @@ def _results(op: Any) -> Iterator[str]:
         for given in overload._schema.arguments:
             if given.kwarg_only and given.alias_info is not None:
                 yield given.name
+
+
+def storages(nodes: Iterable[fx.Node]) -> set[int]:
+    """The memory behind the tensors that nodes give."""
+    tensors = [node.meta.get("example_value") for node in nodes]
+    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
 
 
 # The memory of a tensor, and where it begins there.

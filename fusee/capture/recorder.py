@@ -45,6 +45,7 @@ from fusee.capture.graph_break import (
     is_scale,
     refuse_new_geometry,
     refuse_overlaps,
+    storages,
 )
 from fusee.capture.symbols import is_open, is_unbacked
 from fusee.capture.torch_api import (
@@ -123,6 +124,15 @@ def effects(node: fx.Node) -> set[str]:
     return found
 
 
+def written_by(node: fx.Node) -> Iterable[fx.Node]:
+    """What a call may write to: all that it is given, if its name does not say more."""
+    found, name = effects(node), str(getattr(node.target, "__name__", node.target))
+    if "anywhere" in found or not (node.target in _IN_PLACE or is_in_place(name)):
+        return node.all_input_nodes if "writes" in found else ()
+    first: Any = node.args[0] if "writes" in found else ()
+    return (first,) if isinstance(first, fx.Node) else first  # _foreach_* take lists
+
+
 def has_effect(node: fx.Node) -> bool:
     """Whether a node must stay even if nobody uses its result."""
     is_bound = node.op in ("placeholder", "output") or node.target in STATE_SWITCHES
@@ -149,12 +159,6 @@ def is_mutable(func: Any) -> bool:
         names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
         return any(is_mutable(getattr(func, name)) for name in names)
     return isinstance(func, OpOverload) and bool(func._schema.is_mutable)
-
-
-def storages(nodes: Iterable[fx.Node]) -> set[int]:
-    """The memory behind the tensors that nodes give."""
-    tensors = [node.meta.get("example_value") for node in nodes]
-    return {x.untyped_storage()._cdata for x in tensors if isinstance(x, torch.Tensor)}
 
 
 # ---------------------------------------------------------------------------- unknown
@@ -780,9 +784,8 @@ class Recorder(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             outside = storages(inputs)
             return any(
-                "anywhere" in done or ("writes" in done and outside & storages(n.all_input_nodes))
+                "anywhere" in effects(n) or not outside.isdisjoint(storages(written_by(n)))
                 for n in nodes
-                for done in (effects(n),)
             )
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,8 @@ two instructions of one function, and the stack that is alive there is that func
 from __future__ import annotations
 
 import inspect
+import types
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +30,14 @@ from fusee.capture.graph_break import (
     Lost,
     Opaque,
     generator_states,
+    storages,
 )
 from fusee.capture.guards import GONE, EqualsMatch, Facts, IdMatch, NoOverlap, Values, overlap
 from fusee.capture.inputs import World
 from fusee.capture.interpreter import Interpreter
 from fusee.capture.policy import Policy
 from fusee.capture.reconstruct import Rebuild, is_error
-from fusee.capture.recorder import BODY, effects, storages
+from fusee.capture.recorder import BODY, effects, written_by
 from fusee.capture.sources import Held, Local, Origin, ResultOf, Source, is_buffer, looking
 from fusee.capture.symbols import is_open, value
 from fusee.capture.torch_api import (
@@ -172,7 +175,10 @@ class _Attempt:
                         raise x.met()
                 stopped = frame.step()
                 if stopped:  # and what nobody else has ends
-                    self.kept = [*map(id, frame.locals.values())]
+                    held = frame.locals.values()
+                    if not any(self._is_closed(x) for x in held):  # else in the order of variables
+                        self.kept = [*map(id, held)]
+                    del held
                     frame.locals, frame.stack, frame.cells = {}, [], {}
                 if machine.pending is not None:
                     raise machine.pending
@@ -209,7 +215,7 @@ class _Attempt:
         except (Lost, GraphBreak):
             return False
         nodes = list(self.recorder.graph.nodes)
-        return not (self.recorder.changes_inputs(nodes) and _keep_apart(self.world))
+        return not (self.recorder.changes_inputs(nodes) and _keep_apart(self.world, nodes))
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
@@ -299,11 +305,17 @@ class _Attempt:
         found.passing, found.symbols = passing, self.world.symbols.closed()
         return found
 
+    def _is_closed(self, x: Any) -> bool:
+        """Whether a generator that was made here runs once more when nobody has it."""
+        if type(x) is not types.GeneratorType or x not in self.machine.generators:
+            return False
+        is_alive = inspect.getgeneratorstate(x) == inspect.GEN_SUSPENDED
+        return is_alive and not self.machine.generators[x].closes_in_silence()
+
     def _write_effects(self, rebuild: Rebuild) -> None:
         rebuild.effects()
-        for made, inner in self.machine.generators.items():
-            is_alive = inspect.getgeneratorstate(made) == inspect.GEN_SUSPENDED
-            if is_alive and not rebuild.has(made) and not inner.closes_in_silence():
+        for made in list(self.machine.generators):
+            if not rebuild.has(made) and self._is_closed(made):
                 raise Lost("a generator within try or with is dropped, and closed by Python then")
         for x in self.values.values() if self.place.at >= 0 else ():
             if tells_of_its_end(x) and not rebuild.has(x) and id(x) not in self.kept:
@@ -315,7 +327,7 @@ class _Attempt:
         """What comes before the call of a graph, the call, and what takes later errors."""
         nodes, before, more = list(graph.graph.nodes), [], ""
         changes = self.recorder.changes_inputs(nodes)
-        if changes and (shared := _keep_apart(self.world)):
+        if changes and (shared := _keep_apart(self.world, nodes)):
             raise Lost(f"{shared} share memory, and it is written to")
         if changes and not self.recorder.inference:
             _keep_ordinary(self.world, nodes)
@@ -377,7 +389,7 @@ class _Attempt:
 def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
     """Guard that what a graph writes to is not of inference mode, outside of which eager raises."""
     with torch._C.DisableTorchFunction():
-        written = storages(x for n in nodes if "writes" in effects(n) for x in n.all_input_nodes)
+        written = storages(x for n in nodes for x in written_by(n))
         for node in nodes:
             if node.op != "placeholder" or not storages([node]) & written:
                 continue
@@ -389,20 +401,27 @@ def _keep_ordinary(world: World, nodes: list[fx.Node]) -> None:
             )
 
 
-def _keep_apart(world: World) -> str:
-    """Guard that arrays of a graph that writes share no memory with what else it is given.
+def _keep_apart(world: World, nodes: Iterable[fx.Node]) -> str:
+    """Guard that what others must not share is apart from what else a graph that writes is given.
 
-    Their tensors would not know. The words for two that do share some; "" if none do
+    Tensors of arrays would not know of a write; and who shares memory with what has gradients since
+    a write has some too. The words for two that do share some; "" if none do
     """
     inputs = {origin: x for x, origin in world.inputs.values()}
-    for _, _, array in world.arrays.values():
-        for other, x in inputs.items():
-            if other is array or isinstance(x, torch.nn.Parameter):
-                continue
-            with torch._C.DisableTorchFunction():
-                if overlap(inputs[array], x):
-                    return f"{array} and {other}"
-            world.fact(NoOverlap, array, other)
+    alone = [array for _, _, array in world.arrays.values()]
+    with torch._C.DisableTorchFunction():
+        for node in nodes:
+            fake = node.meta.get("example_value")
+            if node.op == "placeholder" and isinstance(fake, torch.Tensor):
+                x, origin = world.inputs[id(fake)]
+                alone += [origin] if fake.requires_grad and not x.requires_grad else []
+        for one in alone:
+            for other, x in inputs.items():
+                if other is one or isinstance(x, torch.nn.Parameter):
+                    continue
+                if overlap(inputs[one], x):
+                    return f"{one} and {other}"
+                world.fact(NoOverlap, one, other)
     return ""
 
 

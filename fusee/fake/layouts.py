@@ -5,7 +5,7 @@ Sizes are ints or SymInts. What decides is asked of them, and is a guard then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -162,20 +162,22 @@ def _order(x: Tensor) -> list[int]:
     return order[::-1]
 
 
-def iterated(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec:
-    """What TensorIterator makes of operands that lie in several ways.
+def expanded(size: Sizes, stride: Sizes, to: Sizes) -> list[Any]:
+    """The strides of what is broadcast."""
+    lead = len(to) - len(size)
+    given = zip(size, stride, to[lead:])
+    ones = [0 if same_ints((n,), (1,)) and not same_ints((m,), (1,)) else s for n, s, m in given]
+    return [0] * lead + ones
+
+
+def iterated(operands: Iterable[tuple[Sizes, Sizes]], dtype: torch.dtype) -> Spec:
+    """What TensorIterator makes of operands of these sizes and strides, in several orders.
 
     source   TensorIteratorBase::reorder_dimensions, aten/src/ATen/TensorIterator.cpp
     """
-    shape = broadcast(*(x.shape for x in operands))
-    steps = []
-    for x in operands:
-        lead = len(shape) - x.dim()
-        given = zip(x.shape, x.stride(), shape[lead:])
-        ones = [
-            0 if same_ints((n,), (1,)) and not same_ints((m,), (1,)) else s for n, s, m in given
-        ]
-        steps.append([0] * lead + ones)
+    operands = list(operands)
+    shape = broadcast(*(size for size, _ in operands))
+    steps = [expanded(size, stride, shape) for size, stride in operands]
 
     def is_outer(a: int, b: int) -> bool | None:
         for row in steps:
@@ -198,6 +200,55 @@ def iterated(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec:
             elif found is False:
                 break
     return Spec(shape, strides(shape, inner_first[::-1]), dtype)
+
+
+def is_written(a: Any, b: Any) -> bool:
+    return same_ints((a,), (b,))
+
+
+def view_strides(
+    old: Sizes, stride: Sizes, new: Sizes, same: Callable[[Any, Any], bool] = is_written
+) -> list[Any] | None:
+    """The strides of a view, where sizes say so as they are written, or asked.
+
+    source   computeStride_impl, aten/src/ATen/TensorUtils.cpp
+    """
+    found: list[Any] = [0] * len(new)
+    at, base, count, taken = len(new) - 1, stride[-1] if old else 1, 1, 1
+    for k in reversed(range(len(old))):
+        count = count * old[k]
+        if k and (same(old[k - 1], 1) or same(stride[k - 1], count * base)):
+            continue
+        while at >= 0 and (not same(taken, count) or same(new[at], 1)):
+            found[at] = taken * base
+            taken = taken * new[at]
+            at -= 1
+        if not same(taken, count):
+            return None
+        if k:
+            base, count, taken = stride[k - 1], 1, 1
+    return found if at < 0 else None
+
+
+def indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Spec | None:
+    """`x[indices]`; None: masks. TensorIterator sees chosen axes of `x` with stride 0.
+
+    source   aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_info and AdvancedIndex
+    """
+    at = [k for k, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if not at or len(indices) > x.dim() or any(i.dtype != torch.int64 for i in given):
+        return None
+    lead = at[0] if at == [*range(at[0], at[-1] + 1)] else 0  # else what is chosen comes first
+    others = [(n, s) for k, (n, s) in enumerate(zip(x.shape, x.stride())) if k not in at]
+    chosen = broadcast(*(i.shape for i in given))
+    operand = [*others[:lead], *((n, 0) for n in chosen), *others[lead:]]
+    operands: list[tuple[Sizes, Sizes]] = [([n for n, _ in operand], [s for _, s in operand])]
+    size = [*[1] * lead, *chosen, *[1] * (len(others) - lead)]
+    for i in given:
+        found = view_strides(chosen, expanded(i.shape, i.stride(), chosen), size)
+        operands.append((size, found or strides(size, range(len(size)))))
+    return iterated(operands, x.dtype)
 
 
 def suggested_layout(x: Tensor) -> torch.memory_format:

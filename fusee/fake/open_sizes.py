@@ -27,6 +27,7 @@ from fusee.fake.layouts import (
     is_row_major,
     rows,
     strides,
+    view_strides,
 )
 from fusee.fake.rules import RULES, Found, Op, overload, overloads
 from fusee.source import Rules
@@ -239,7 +240,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         sizes[rest[0]] = whole // math.prod(kept)
     if math.prod(sizes) != whole:
         return None
-    if (found := _steps(x.shape, x.stride(), sizes)) is not None:
+    if (found := view_strides(x.shape, x.stride(), sizes)) is not None:
         return _strided(x, sizes, found)
     return _strided(x, *rows(sizes, x.dtype)[:2]) if x.is_contiguous() else None
 
@@ -253,7 +254,8 @@ def _reshaped(x: Tensor, size: Any) -> Tensor | None:
     sizes = [math.prod(x.shape) // count if type(n) is int and n == -1 else n for n in size]
     if 0 in [n for n in (*sizes, *x.shape) if type(n) is int] or math.prod(sizes) != x.numel():
         return None
-    if (steps := _steps(x.shape, x.stride(), sizes, lambda a, b: equal((a,), (b,)))) is not None:
+    steps = view_strides(x.shape, x.stride(), sizes, lambda a, b: equal((a,), (b,)))
+    if steps is not None:
         return _strided(x, sizes, steps)
     return torch.empty_strided(*rows(sizes, x.dtype)[:2], dtype=x.dtype, device="meta")
 
@@ -277,34 +279,6 @@ def _now(n: Any) -> int | None:
     is_ours = isinstance(n.node, SizeNode)
     found: int | None = None if is_ours and n.node.env.data.of(n.node.size) else n.node.hint
     return found
-
-
-def _is_written(a: Any, b: Any) -> bool:
-    return same_ints((a,), (b,))
-
-
-def _steps(
-    old: Sizes, stride: Sizes, new: Sizes, same: Callable[[Any, Any], bool] = _is_written
-) -> list[Any] | None:
-    """The strides of a view, where sizes say so as they are written, or asked.
-
-    source   computeStride_impl, aten/src/ATen/TensorUtils.cpp
-    """
-    found: list[Any] = [0] * len(new)
-    at, base, count, taken = len(new) - 1, stride[-1] if old else 1, 1, 1
-    for k in reversed(range(len(old))):
-        count = count * old[k]
-        if k and (same(old[k - 1], 1) or same(stride[k - 1], count * base)):
-            continue
-        while at >= 0 and (not same(taken, count) or same(new[at], 1)):
-            found[at] = taken * base
-            taken = taken * new[at]
-            at -= 1
-        if not same(taken, count):
-            return None
-        if k:
-            base, count, taken = stride[k - 1], 1, 1
-    return found if at < 0 else None
 
 
 # Their kernels take open sizes.

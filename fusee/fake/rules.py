@@ -22,6 +22,7 @@ from fusee.fake.layouts import (
     Unsure,
     broadcast,
     equal,
+    indexed,
     is_contiguous,
     is_dense,
     is_empty,
@@ -94,6 +95,10 @@ def in_layout_of(x: Tensor) -> Spec:
 # ---------------------------------------------------------------------------- pointwise
 
 
+def _lies(x: Tensor) -> tuple[Sizes, Sizes]:
+    return x.shape, x.stride()
+
+
 def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
     """One element for each of the operands'; None if their strides leave it to TensorIterator."""
     first = operands[0]
@@ -106,7 +111,7 @@ def _combined(operands: Sequence[Tensor], dtype: torch.dtype) -> Spec | None:
         return rows(broadcast(*(x.shape for x in operands)), dtype)
     if all(known((*x.shape, *x.stride())) for x in operands):
         return None
-    return iterated(operands, dtype)
+    return iterated(map(_lies, operands), dtype)
 
 
 def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
@@ -114,7 +119,7 @@ def _by_elements(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spec:
     operands = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     is_drawn = _SEEDED in op.tags
     dtype = operands[0].dtype if is_drawn else on_ones(op, args, kwargs).dtype
-    return _combined(operands, dtype) or iterated(operands, dtype)
+    return _combined(operands, dtype) or iterated(map(_lies, operands), dtype)
 
 
 @functools.cache
@@ -661,15 +666,7 @@ def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
     return rows(index.shape, x.dtype) if fits else None
 
 
-@RULES.rule(aten.index.Tensor)
-def _index(x: Tensor, indices: list[Tensor | None]) -> Found:
-    given = [index for index in indices if index is not None]
-    if len(given) == len(indices) == x.dim() and all(i.dtype == torch.int64 for i in given):
-        return iterated(given, x.dtype)
-    are_first = len(given) == len(indices) <= x.dim() and is_contiguous(x)
-    if not are_first or any(i.dtype != torch.int64 or not is_contiguous(i) for i in given):
-        return None
-    return rows((*broadcast(*(i.shape for i in given)), *x.shape[len(given) :]), x.dtype)
+RULES.rule(aten.index.Tensor)(indexed)
 
 
 @RULES.rule(aten.embedding.default)

@@ -24,8 +24,8 @@ from torch.utils import checkpoint
 from fusee.capture.attributes import Capturing
 from fusee.capture.builtins import SPECIAL, stands_for
 from fusee.capture.dynamic import Computed, Number
-from fusee.capture.graph_break import GraphBreak, Lost
-from fusee.capture.recorder import BODY, HOOKS, effects, storages
+from fusee.capture.graph_break import GraphBreak, Lost, storages
+from fusee.capture.recorder import BODY, HOOKS, effects, written_by
 from fusee.capture.sources import is_trusted
 from fusee.capture.torch_api import (
     FakeTensor,
@@ -278,8 +278,7 @@ def _check(name: str, body: FunctionBody, operands: Sequence[torch.Tensor]) -> N
         placeholders = [n for n in body.module.graph.nodes if n.op == "placeholder"]
         shared |= storages(placeholders)
         results = storages(body.results)
-        writes = [n for n in body.calls if "writes" in effects(n)]
-        if any(shared & storages(n.all_input_nodes) for n in writes):
+        if any(shared & storages(written_by(n)) for n in body.calls):
             raise GraphBreak(
                 f"the function {body.name} under {name} writes to a tensor it is given"
             )

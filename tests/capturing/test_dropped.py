@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -436,7 +437,41 @@ def _overwritten(x: Any, log: list[str]) -> Any:
     return a + len(log)
 
 
-@pytest.mark.parametrize("fn", [_callback, _finalized, _deleted, _overwritten])
+def _within_iterators(x: Any, log: list[str]) -> Any:
+    try:
+        for k, _ in enumerate(zip(g(log), itertools.count())):
+            brk()
+            {}[k]
+    except KeyError:
+        log.append("caught")
+    return x + len(log)
+
+
+def _held_by_a_generator(x: Any, log: list[str]) -> Any:
+    held = (k for k in g(log))
+    next(held)
+    brk()
+    y = x * 2
+    held = None
+    return y + len(log)
+
+
+def _in_the_order_of_variables(x: Any, log: list[str]) -> Any:
+    a = g(log, name="a")
+    next(a)
+    brk()
+    b = g(log, name="b")
+    next(b)
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _callback, _finalized, _deleted, _overwritten, _within_iterators, _held_by_a_generator,
+        _in_the_order_of_variables,
+    ],
+)  # fmt: skip
 def test_ends_that_are_told(fn: Any) -> None:
     compiled = fusee.compile(fn, backend="eager")
     for _ in range(2):

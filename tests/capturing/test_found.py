@@ -798,3 +798,39 @@ def test_arrays_of_a_piece_that_begins_in_inference_mode() -> None:
             return array[0], array * k
 
     calls_alike(fn, (np.arange(3.0),), (np.arange(3.0) + 1,))
+
+
+@pytest.mark.parametrize("of_base", [True, False])
+def test_gradients_that_a_write_gives_to_who_shares_the_memory(of_base: bool) -> None:
+    scale = torch.tensor(2.0, requires_grad=True)
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x += scale
+        return y.requires_grad, x.requires_grad, y * 2
+
+    for shares in (True, False, True):
+        told = []
+        for run in (fn, fusee.compile(fn, backend="eager")):
+            base = torch.ones(3)
+            other = base[:2] if shares else torch.ones(2)
+            told.append(shape_of(run(base, other) if of_base else run(other, base)))
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("how", ["scatter_", "index_copy_", "clamp_"])
+def test_a_write_to_what_the_graph_made_of_inputs_lets_python_raise(how: str) -> None:
+    def fn(k: int) -> Any:
+        WEIGHT.masked_select(WEIGHT > 9)[k]
+        made = 2 - WEIGHT
+        index = torch.tensor([7])
+        if how == "clamp_":
+            made.clamp_(WEIGHT).gather(0, index)
+        else:
+            getattr(made, how)(0, index, WEIGHT[:1])
+        return made
+
+    for backend in ("eager", "fusee"):
+        with pytest.raises(
+            IndexError, match="index 1 is out of bounds for dimension 0 with size 0"
+        ):
+            fusee.compile(fn, backend=backend)(1)

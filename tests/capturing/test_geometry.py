@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -422,3 +423,25 @@ def test_layouts(function: Any, args: tuple[Tensor, ...]) -> None:
         got = fusee.compile(told, backend=backend)(*args)
         torch.testing.assert_close(got[0], want[0])
         assert got[0].stride() == want[0].stride() == want[1] == got[1]
+
+
+def test_strides_of_what_is_chosen_by_index() -> None:
+    """As eager's, axes of one element included: a program may ask `is_contiguous()`."""
+    all_, two, one = slice(None), torch.tensor([0, 0]), torch.tensor([0])
+    places = [
+        (all_, two), (two,), (all_, all_, one), (one, all_, two), (all_, one), (two.view(1, 2),),
+        (all_, two.view(2, 1).expand(2, 2)), (two, two, all_), (all_, two[::2], two),
+    ]  # fmt: skip
+    programs = []
+    for shape in itertools.product((1, 2, 3), repeat=3):
+        for order in itertools.permutations(range(3)):
+            x = torch.zeros([shape[k] for k in order]).permute(*(order.index(k) for k in range(3)))
+            x = x.as_strided(
+                shape, [7 if n == 1 and k else s for k, n, s in zip(order, shape, x.stride())]
+            )
+            programs.append(x)
+
+    def fn() -> Any:
+        return [x[at].stride() for x in programs for at in places]
+
+    assert fusee.compile(fn, backend="eager")() == fn()
