@@ -35,7 +35,7 @@ from fusee.targets.cuda.passes import (
     channels_last,
     even_rows,
     heads_of_groups,
-    one_query,
+    one_key,
     patches_as_products,
     rows_as_sums,
 )
@@ -126,7 +126,7 @@ class CUDA:
             patches_as_products,
             channels_last,
             heads_of_groups,
-            one_query,
+            one_key,
             rows_as_sums,
             even_rows,
         )

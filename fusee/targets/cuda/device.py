@@ -30,8 +30,8 @@ from fusee.targets.cuda.launch import late_error
 
 Sizes = tuple[int, ...]
 # Up to here one launch copies several tensors; it gives a block 2**16 elements, so that few blocks
-# would copy a large one (14 us for 256 KB, alone 2).
-_SMALL_BYTES = 1 << 16
+# would copy a large one (14 us for 256 KB, alone 2), unless there are many beside it.
+_SMALL_BYTES, _MANY = 1 << 16, 64
 # Numbers of the driver's: attributes of functions, options and inputs of its linker.
 _REGISTERS, _LOCAL_BYTES = 4, 3
 _ERROR_LOG, _ERROR_LOG_BYTES, _PTX = 5, 6, 1
@@ -214,9 +214,10 @@ class Device:
     def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
         """The values of tensors into others laid out alike, in few launches."""
         small: list[tuple[Tensor, Tensor]] = []
+        most = _SMALL_BYTES * max(len(to) // _MANY, 1) ** 2
         with torch.no_grad():
             for mine, theirs in zip(to, given, strict=True):
-                if mine.nbytes > _SMALL_BYTES:
+                if mine.nbytes > most:
                     mine.copy_(theirs)
                 else:
                     small.append((mine, theirs))
