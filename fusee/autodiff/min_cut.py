@@ -34,6 +34,7 @@ from fusee.aten.graph import (
     memory_root,
     must_run,
 )
+from fusee.autodiff.flow import Network
 from fusee.autodiff.joint import Joint
 from fusee.errors import CheckError
 from fusee.loops.operators import ROWS
@@ -58,14 +59,16 @@ class Prices(NamedTuple):
         hold   a byte kept until the backward reads it
         step   one operation on one element
         flop   half a multiplication and addition inside a matrix product; at least
-        call   an operator that eager calls; views are free
+        call   an operator that eager calls
+        view   a view that eager takes
         run    a call of what was compiled, without a backward
         train  the same with one
 
     near   a byte of what kernels pass on, which mostly is in a cache, by `move`
     own    operators, and after them what their operands are like (`_layout`) -> by how much ATen's
            kernel, and a loop of ours, takes longer than `move` of what they read and write;
-           "": any operator; a space and one word: times as much in such a layout
+           "": any operator; a space and one word: times as much in such a layout; with "once": what
+           a call by itself costs, of ATen's and of kernels ("number": an operand is one)
     unit   how many of this unit are a microsecond
     """
 
@@ -73,8 +76,9 @@ class Prices(NamedTuple):
     hold: int = 40
     step: int = 2
     flop: int = 1
-    call: int = 120_000
-    run: int = 100_000
+    call: int = 80_000
+    view: int = 60_000
+    run: int = 120_000
     train: int = 2_000_000
     near: float = 0.1
     own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
@@ -236,9 +240,10 @@ def _tensors(val: Any) -> list[torch.Tensor]:
 
 
 class Charge(NamedTuple):
-    """A call of eager's: its kind as `Prices.own` has it, what it passes, and both prices."""
+    """A call of eager's: its kinds as `Prices.own` has them, what it passes, and both prices."""
 
     kind: str
+    once: str
     passed: float
     own: float
     loop: float
@@ -247,7 +252,7 @@ class Charge(NamedTuple):
 class Bill(NamedTuple):
     """In the unit of Prices.
 
-    calls     the operators that eager calls
+    calls     the operators that eager calls, and the views that it takes besides results
     kernels   of all loops, with what a compiled call costs by itself
     singles   what stays a call among them, see `cheaper_calls`
     unit      Prices'
@@ -296,8 +301,17 @@ def bill(
         kind = f"{name}{_layout(costs, nodes)}"
         own, loop = _known(prices.own, kind)
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
-        charges.append(Charge(kind, passed, prices.call + own * passed, loop * passed))
-        kernels += max(0, loop - prices.near) * passed  # fusion saves none of it
+        once = f"{name}{' number' * any(map(_has_number, nodes))} once"
+        usual = prices.own.get(f"{name} once", (prices.call, prices.run))
+        call, alone = prices.own.get(once, usual)
+        charges.append(Charge(kind, once, passed, call + own * passed, loop * passed))
+        kernels += (
+            max(0, alone - prices.run) + max(0, loop - prices.near) * passed
+        )  # fusion saves none of it
+    results = {*aten.results}
+    views = [x for x in aten.graph.nodes if is_view(x.target) and x not in results]
+    if views:
+        charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))
     singles: dict[fx.Node, tuple[float, float]] = {}
     for half in halves:
         kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
@@ -325,10 +339,15 @@ def cheaper_calls(
         if any(user in inner for user in node.users):
             shared.add(node)
         saved = 2 * prices.near * prices.move * sum(map(costs.bytes, shared))
-        as_call, as_loop = 3 * prices.call + own * passed, loop * passed - saved
+        as_call, as_loop = 4 * prices.call + own * passed, loop * passed - saved
         if 1.2 * as_call < as_loop:
             found[node] = as_call, as_loop
     return found
+
+
+def _has_number(node: fx.Node) -> bool:
+    given = zip(node.args, _op(node)._schema.arguments)
+    return any(type(x) in (int, float) and str(y.type) in ("Tensor", "number") for x, y in given)
 
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
@@ -441,93 +460,6 @@ def _is_needed(node: fx.Node, inner: Collection[fx.Node]) -> bool:
         elif user not in inner:
             return True
     return False
-
-
-# ---------------------------------------------------------------------------- flow
-# Minimum cuts of networks with integer capacities, by Dinic's algorithm.
-#
-# Source: E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power
-# estimation", Soviet Math. Doklady 11 (1970). Distances are counted towards the sink, and the cut
-# found is the one nearest to it.
-
-
-class Network:
-    """A directed network of `count` vertices, numbered from 0."""
-
-    def __init__(self, count: int) -> None:
-        # Arc 2k leads where arc 2k+1 comes from: pushing through one makes room in the other.
-        self._arcs: list[list[int]] = [[] for _ in range(count)]
-        self._head: list[int] = []
-        self._room: list[int] = []
-
-    def add(self, tail: int, head: int, capacity: int) -> None:
-        """An arc from `tail` to `head`."""
-        self._arcs[tail].append(len(self._head))
-        self._arcs[head].append(len(self._head) + 1)
-        self._head += (head, tail)
-        self._room += (capacity, 0)
-
-    def minimum_cut(self, source: int, sink: int) -> tuple[int, bytearray]:
-        """Push a maximum flow: its value, and for each vertex whether it is on the sink's side.
-
-        The arcs into that side from the rest are a minimum cut. Call it once.
-        """
-        value = 0
-        while True:
-            distance = self._distances(sink)
-            if distance[source] < 0:
-                return value, bytearray(d >= 0 for d in distance)
-            value += self._push_all(source, sink, distance)
-
-    def _distances(self, sink: int) -> list[int]:
-        """How many arcs with room lead from each vertex to the sink; -1 where none do."""
-        arcs, head, room = self._arcs, self._head, self._room
-        distance = [-1] * len(arcs)
-        distance[sink] = 0
-        row = [sink]
-        for at in row:
-            further = distance[at] + 1
-            for arc in arcs[at]:
-                if room[arc ^ 1] and distance[head[arc]] < 0:
-                    distance[head[arc]] = further
-                    row.append(head[arc])
-        return distance
-
-    def _push_all(self, source: int, sink: int, distance: list[int]) -> int:
-        """Push along shortest paths until none is left; how much."""
-        arcs, head, room = self._arcs, self._head, self._room
-        tried = [0] * len(arcs)  # arcs of each vertex that lead nowhere any more
-        path: list[int] = []
-        total = 0
-        at = source
-        while True:
-            if at == sink:
-                amount = min([room[arc] for arc in path])
-                total += amount
-                full = 0
-                for k in range(len(path) - 1, -1, -1):
-                    arc = path[k]
-                    room[arc] -= amount
-                    room[arc ^ 1] += amount
-                    if not room[arc]:
-                        full = k
-                at = head[path[full] ^ 1]
-                del path[full:]
-                continue
-            row, k = arcs[at], tried[at]
-            nearer = distance[at] - 1
-            while k < len(row) and not (room[row[k]] and distance[head[row[k]]] == nearer):
-                k += 1
-            tried[at] = k
-            if k < len(row):
-                path.append(row[k])
-                at = head[row[k]]
-            elif path:
-                arc = path.pop()
-                at = head[arc ^ 1]
-                tried[at] += 1
-            else:
-                return total
 
 
 # ---------------------------------------------------------------------------- choice

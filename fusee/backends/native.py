@@ -262,7 +262,7 @@ def compile_native(
                 split = split_native(gm, example_inputs, parsed, report, target)
                 halves = split.forward, split.backward
                 if _costs_less(split.joint.aten, halves, parsed, target, report):
-                    return CompiledGraph(gm.forward, report)
+                    return _as_captured(gm, report)
                 forward = compile_aten(
                     split.forward,
                     example_inputs,
@@ -279,7 +279,7 @@ def compile_native(
                     aten = trace(gm, example_inputs, keep=keep)
                 log.publish("aten", "", partial(str, aten))
                 if _costs_less(aten, (aten,), parsed, target, report):
-                    return CompiledGraph(gm.forward, report)
+                    return _as_captured(gm, report)
                 run = compile_aten(aten, example_inputs, parsed, report, target=target, plain=True)
                 call = bind(gm, aten, run, report)
             log.publish("time", "", str(report.stages_ms))
@@ -333,6 +333,12 @@ def _costs_less(
     )
     remember(report)
     return True
+
+
+def _as_captured(gm: fx.GraphModule, report: Report) -> CompiledGraph:
+    found = CompiledGraph(gm.forward, report)
+    found.is_captured = True
+    return found
 
 
 COMPILERS.append(lambda graph, inputs: compile_native(graph, inputs, {}))

@@ -192,14 +192,16 @@ class CompiledGraph(functools.partial[Any]):
 
     kept   what another process may make of it: a name that says all it depends on but for the
            graph, and the content; None if nothing
+    is_captured  whether it is the captured graph itself, since that costs less than kernels
     """
 
     _report: Report
     kept: tuple[str, bytes] | None
+    is_captured: bool
 
     def __new__(cls, call: Callable[..., Any], report: Report, *rest: Any) -> Self:
         made = super().__new__(cls, call)
-        made._report, made.kept = report, None
+        made._report, made.kept, made.is_captured = report, None, False
         return made
 
     def report(self) -> Report:

@@ -26,7 +26,7 @@ from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import GONE, Fact, Facts, Look, TensorMatch, Values
 from fusee.capture.policy import Policy
 from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, looking, variable
-from fusee.capture.torch_api import MODE_STACK, without_function_modes
+from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
 from fusee.capture.watched import Watched
 from fusee.runtime import process
 from fusee.runtime.change_detection import (
@@ -129,6 +129,8 @@ class Captured:
     effects    lines of its source that change objects besides tensors
     symbols    the sizes that vary, and what the graph relies on about them
     passing    what it has seen that another process would see differently; "" if nothing
+    is_plain   whether the graph is all of a function that enters no other one: Python itself would
+               take as long to run it as the captured program does
     """
 
     place: Place
@@ -151,7 +153,13 @@ class Captured:
     answers: list[tuple[Any, ...]] = field(default_factory=list)
     effects: list[str] = field(default_factory=list)
     passing: str = ""
+    is_plain: bool = False
     symbols: Any = None
+
+    def leave_to_python(self) -> None:
+        """Let all calls for which the graph costs the same use this: Python will run them."""
+        conditions, names = self.conditions
+        self.conditions = conditions_of_price(conditions), names
 
     def check(self, values: Values) -> tuple[Callable[..., bool], Callable[[], str]]:
         """The function that says whether a call may use this, and its source.

@@ -494,7 +494,10 @@ class CompiledFunction:
                 return self._made(place, values)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
-            run = captured.run(compiled, self.nested)
+            if captured.is_plain and getattr(compiled, "is_captured", compiled is None):
+                captured.leave_to_python()
+            else:
+                run = captured.run(compiled, self.nested)
         elif captured.is_around and place.at < 0:
             run = self._around
         begin = time.perf_counter()  # after the backend, which may ask about sizes too

@@ -191,6 +191,7 @@ class Frame:
     def run(self) -> Any:
         """Run until the frame returns or yields; the value that it gives."""
         machine = self.machine
+        machine.enters = True
         machine.frames.append(self)
         try:
             while True:
@@ -400,7 +401,7 @@ _CONVERSIONS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii
 class Semantics:
     """Python's own.
 
-    frames    the activations, innermost last
+    frames    the activations, innermost last; enters: whether one was within another
     handled   the exception that is being handled
     pending   what ended a capture while a generator was closed
     is_over   whether nothing may run any more
@@ -408,7 +409,7 @@ class Semantics:
     """
 
     pending: BaseException | None = None
-    is_over = False
+    is_over = enters = False
     is_python = True
 
     def __init__(self) -> None:

@@ -505,11 +505,8 @@ class TensorMatch(Fact):
         return seen.tensor(self.origin)
 
     def is_listed(self) -> bool:
-        may_be_leaf = self.value.requires_grad and not issubclass(
-            self.value.kind, torch.nn.Parameter
-        )
         is_closed = None not in (*self.value.size, *self.value.stride)
-        return (is_closed or 0 not in self.value.size) and not may_be_leaf
+        return is_closed or 0 not in self.value.size
 
     def varying(self, found: Any) -> Iterable[tuple[str, bool, Any, Any]]:
         if type(found) is TensorFact and self.value.is_like(found):

@@ -496,6 +496,13 @@ def state_conditions() -> tuple[list[str], dict[str, Any]]:
     return conditions, names
 
 
+def conditions_of_price(conditions: list[str]) -> list[str]:
+    """Those of `state_conditions` that decide on what a graph costs, or on who sees its check."""
+    return [
+        x for x in conditions if x.startswith(("_grad(", "_autocast(", "_on(", "_as(", "_modes("))
+    ]
+
+
 class _ModeStack(NamedTuple):
     """Functions on torch's stack of torch function modes, by what they do."""
 

@@ -52,6 +52,7 @@ from fusee.capture.torch_api import (
 from fusee.errors import source_line
 from fusee.runtime import process
 
+_INSTRUCTIONS = 12  # for each node, at most, of what Python runs as quickly as the captured program
 _PROBES = 256  # places, at most, that are tried for a piece that must end earlier
 
 
@@ -244,6 +245,14 @@ class _Attempt:
 
     # ---------------------------------------------------------------------- the end
 
+    def _is_brief(self, graph: fx.GraphModule) -> bool:
+        """Whether Python runs all of it as quickly as the captured program does."""
+        found, machine = self.captured, self.machine
+        is_whole = found.stop is None and self.place.at < 0 and found.inference is None
+        does_more = machine.enters or machine.asks_compiling or self.modes or machine.modes
+        few = self.count <= _INSTRUCTIONS * len(graph.graph.nodes)
+        return few and is_whole and not does_more
+
     def finish(self, returned: bool, stop: GraphBreak | None) -> Captured:
         """Write the source of what runs, and close the graph."""
         self.is_over = True
@@ -299,7 +308,7 @@ class _Attempt:
             lines = [f"with {without}() as _modes:", *(f"    {line}" for line in lines)]
         body = "\n".join(f"    {line}" for line in lines)
         found.source = f"def run({', '.join(self.place.variables)}):\n{body}\n"
-        found.names = source.names
+        found.names, found.is_plain = source.names, self._is_brief(graph)
         found.taken, found.answers = self.world.taken, self.recorder.answers
         passing = ", ".join(dict.fromkeys(self.world.passing))
         found.passing, found.symbols = passing, self.world.symbols.closed()

@@ -297,7 +297,17 @@ def _written(captured: Captured) -> bytes:
     return names.written((found, parts))
 
 
-_FIELDS = ("facts", "inputs", "source", "names", "grad", "inference", "taken", "answers")
+_FIELDS = (
+    "facts",
+    "inputs",
+    "source",
+    "names",
+    "grad",
+    "inference",
+    "taken",
+    "answers",
+    "is_plain",
+)
 
 
 def _reduced(x: Any) -> Any:

@@ -195,7 +195,7 @@ def _row(tensor: torch.Tensor) -> list[int]:
     impl = word(id(tensor) + places.impl)
     autograd = word(impl + places.autograd)
     requires = ctypes.c_uint8.from_address(autograd + places.requires).value if autograd else 0
-    requires |= bool(autograd and word(autograd + places.node))
+    requires |= 2 * bool(autograd and word(autograd + places.node))
     return [id(tensor), impl, autograd, requires, *(word(impl + at) for at in places.words)]
 
 
@@ -379,7 +379,8 @@ def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> N
 
 
 def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[str]]:
-    """The C++ tensor, autograd's part of it; whether it requires a gradient, and its words."""
+    """The C++ tensor, autograd's part of it; whether it requires a gradient (1: as a leaf, 2: it
+    was computed), and its words."""
     level.writer.declares["zero"] = "@zero = internal constant i64 0"
     impl = level.load("ptr", tensor, places.impl, "i8")
     autograd = level.load("ptr", impl, places.autograd, "i8")
@@ -389,9 +390,8 @@ def _facts(level: Level, places: _Places, tensor: str) -> tuple[str, str, list[s
         for at in (places.requires, places.node)
     )
     is_computed = level.op(f"icmp ne i64 {level.load('i64', node)}, 0")
-    requires = level.op(
-        f"or i8 {level.load('i8', flag)}, {level.op(f'zext i1 {is_computed} to i8')}"
-    )
+    computed = level.op(f"select i1 {is_computed}, i8 2, i8 0")
+    requires = level.op(f"or i8 {level.load('i8', flag)}, {computed}")
     requires = level.op(f"zext i8 {requires} to i64")
     return impl, autograd, [requires, *(level.load("i64", impl, at, "i8") for at in places.words)]
 

@@ -17,6 +17,7 @@ import fusee
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
+from fusee.capture.entries import live
 from tests.check import check
 
 
@@ -311,6 +312,29 @@ def test_graphs_run_as_captured_where_that_costs_less() -> None:
         assert runs_as_captured(lambda x: x[1:].t(), large)
         assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large)
         assert not runs_as_captured(torch.nn.Conv2d(3, 8, 3), torch.randn(1, 3, 32, 32))
+
+
+def test_python_runs_functions_whose_graphs_run_as_captured() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x))
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x)) if torch.compiler.is_compiling() else x
+
+    leaf = torch.randn(4, 4, requires_grad=True)
+    with torch.enable_grad():
+        inputs = [leaf.detach(), leaf, leaf * 2]
+    for program, is_pythons in ((inner, True), (lambda x: inner(x), False), (asking, False)):
+        compiled = fusee.compile(program, options={"prices": True})
+        (piece,) = (one for one in live if one.call is compiled)
+        for x in inputs * 2:
+            for is_on in (True, False):
+                with torch.set_grad_enabled(is_on):
+                    got, want = compiled(x), inner(x)
+                assert torch.equal(got, want) and got.requires_grad == want.requires_grad
+                assert type(got.grad_fn) is type(want.grad_fn)
+        assert len(piece.entries) == 6 and piece.has_graph()
+        assert all((entry.run is None) == is_pythons for entry in piece.entries)
 
 
 def test_what_costs_less_at_one_size_alone_becomes_kernels() -> None:
