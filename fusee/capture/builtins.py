@@ -267,7 +267,7 @@ def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
 @stands_for_each(*SWITCHED_BY)
 def _asked_of_state(function: Any, m: Capturing) -> Any:
     found = function()
-    if m.world.recorder.graph.find_nodes(op="call_function", target=SWITCHED_BY[function]):
+    if any(node.target in SWITCHED_BY[function] for node in m.world.recorder.graph.nodes):
         return found  # the program itself has set it
     place: Any = given_by(function, f"{function.__name__}()")
     if type(found) is list:
@@ -424,13 +424,13 @@ def _answer(function: Any, *_: Any, **__: Any) -> Any:
     return FIXED_ANSWERS[function]
 
 
-@stands_for_each(*dict.fromkeys(SWITCHED_BY.values()))
+@stands_for_each(*dict.fromkeys(itertools.chain(*SWITCHED_BY.values())))
 def _set_state(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> None:
     if not m.world.recorder.is_main:
         raise GraphBreak("torch's state is switched in a function of a call")
     # as it was is what the graph ends with
-    for get, set_ in SWITCHED_BY.items():
-        if set_ is function:
+    for get, setters in SWITCHED_BY.items():
+        if function in setters:
             m.call(get)
     args = tuple(m.plain(x) for x in args)
     m.world.recorder.graph.call_function(function, args, kwargs)

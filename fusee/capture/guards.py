@@ -7,6 +7,7 @@ an object comes after the fact that there is such an object.
 
 from __future__ import annotations
 
+import collections
 import datetime
 import itertools
 import types
@@ -194,8 +195,11 @@ class Fact:
             return str(value)
         if isinstance(type(value).__repr__, types.FunctionType):  # code of the program's
             return object.__repr__(value)
-        with torch._C.DisableTorchFunction():
-            text = repr(value).splitlines()
+        try:
+            with torch._C.DisableTorchFunction():
+                text = repr(value).splitlines()
+        except ValueError:  # it has too many digits
+            return object.__repr__(value)
         return text[0][:120] + ("..." if len(text) > 1 or len(text[0]) > 120 else "")
 
     def miss(self, found: Any) -> str:
@@ -450,7 +454,9 @@ class Keys(Fact):
         return tuple(found if raw is None else raw.keys(found))
 
     def watched(self, seen: Watched) -> bool:
-        return isinstance(seen.whole(self.origin), dict)
+        whole = seen.whole(self.origin)
+        # what moves to the end of an OrderedDict stays what it was to a dict
+        return isinstance(whole, dict) and type(whole) is not collections.OrderedDict
 
 
 class Empty(Fact):

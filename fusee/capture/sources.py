@@ -348,6 +348,9 @@ def _words(path: Iterable[Origin]) -> str:
 # Python source of expressions over origins: what checks and rebuilding code are written with.
 
 
+_DIGITS = 2000  # Python refuses to write down integers of many more
+
+
 class Source:
     """Python source of expressions over origins, with the constants they need.
 
@@ -368,7 +371,9 @@ class Source:
 
     def constant(self, value: Any) -> str:
         """A name, or a literal, for `value`."""
-        if value is None or isinstance(value, bool) or type(value) is int or type(value) is str:
+        if value is None or isinstance(value, bool) or type(value) is str:
+            return repr(value)
+        if type(value) is int and value.bit_length() < _DIGITS:
             return repr(value)
         name = self._constants.get(id(value))
         if name is None:

@@ -102,18 +102,23 @@ _ATTENTION: dict[Any, Any] = {
 }
 _ATTENTION[torch._C._get_sdp_priority_order] = torch._C._set_sdp_priority_order
 
+_hooks: Any = torch._C._autograd
+_HOOKS_OFF, _HOOKS_ON = _hooks._saved_tensors_hooks_disable, _hooks._saved_tensors_hooks_enable
+_hooks_refusal: Callable[[], Any] = _hooks._saved_tensors_hooks_get_disabled_error_message
+
 # Each becomes a node of the graph, and runs while the graph is made: `State`.
 STATE_SWITCHES: tuple[Any, ...] = (
     set_grad_enabled, torch.set_autocast_enabled, torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled, torch.autocast_increment_nesting,
     torch.autocast_decrement_nesting, torch.clear_autocast_cache,
-    set_deterministic, *_ATTENTION.values(),
+    set_deterministic, *_ATTENTION.values(), _HOOKS_OFF, _HOOKS_ON,
 )  # fmt: skip
 # What a program may ask for, and what sets it: each is a fact until the program itself has set it.
-SWITCHED_BY: dict[Any, Any] = {
-    torch._C._get_deterministic_algorithms: set_deterministic,
-    torch.is_deterministic_algorithms_warn_only_enabled: set_deterministic,
-    **_ATTENTION,
+SWITCHED_BY: dict[Any, tuple[Any, ...]] = {
+    torch._C._get_deterministic_algorithms: (set_deterministic,),
+    torch.is_deterministic_algorithms_warn_only_enabled: (set_deterministic,),
+    **{get: (set_,) for get, set_ in _ATTENTION.items()},
+    _hooks_refusal: (_HOOKS_OFF, _HOOKS_ON),
 }
 
 _GLOBAL_HOOKS = (
@@ -533,7 +538,8 @@ def without_function_modes() -> Iterator[list[Any]]:
 
 class State(NamedTuple):
     """Global state that programs switch: gradients; autocast by device, its cache, its depth;
-    whether algorithms are deterministic, and whether that only warns; what attention may take."""
+    whether algorithms are deterministic, and whether that only warns; what attention may take;
+    in which words hooks on saved tensors are refused."""
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
@@ -541,6 +547,7 @@ class State(NamedTuple):
     depth: int
     deterministic: tuple[bool, bool]
     attention: tuple[Any, ...]
+    hooks: str | None
 
     @classmethod
     def now(cls) -> State:
@@ -552,8 +559,8 @@ class State(NamedTuple):
         cache, depth = torch.is_autocast_cache_enabled(), torch.autocast_decrement_nesting()
         deterministic = is_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()
         attention = tuple(get() for get in _ATTENTION)
-        grad = torch.is_grad_enabled()
-        return cls(grad, tuple(autocast), cache, depth, deterministic, attention)
+        on = torch.is_grad_enabled(), tuple(autocast), cache, depth
+        return cls(*on, deterministic, attention, _hooks_refusal())
 
     def switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
         """The calls that lead from this state to another, with their arguments."""
@@ -565,6 +572,8 @@ class State(NamedTuple):
         for set_, was, now in zip(_ATTENTION.values(), self.attention, then.attention):
             if was != now:
                 yield set_, (now,), {}
+        if self.hooks != then.hooks:
+            yield (_HOOKS_ON, (), {}) if then.hooks is None else (_HOOKS_OFF, (then.hooks,), {})
 
     def _switches(self, then: State) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
         if self.grad != then.grad:

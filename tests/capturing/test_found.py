@@ -834,3 +834,36 @@ def test_a_write_to_what_the_graph_made_of_inputs_lets_python_raise(how: str) ->
             IndexError, match="index 1 is out of bounds for dimension 0 with size 0"
         ):
             fusee.compile(fn, backend=backend)(1)
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_the_order_of_a_dict_from_outside(kind: type) -> None:
+    found = kind(a=1, b=2, c=3)
+    asked: list[Callable[[], Any]] = [
+        lambda: list(found.values()), lambda: dict(found), lambda: next(reversed(found)),
+        lambda: [(k, v) for k, v in found.items()],
+    ]  # fmt: skip
+    for ask in asked:
+        compiled = fusee.compile(ask, backend="eager")
+        for key in "abca":
+            assert str(compiled()) == str(ask())
+            if kind is dict:
+                found[key] = found.pop(key)
+            else:
+                found.move_to_end(key)
+
+
+def test_integers_of_more_digits_than_python_writes() -> None:
+    large = 7**20000
+
+    def fn(x: torch.Tensor, n: int) -> Any:
+        y = x + n % 10
+        print(end="")
+        return y, n == large, n, large, [-n, {n: 1}]
+
+    compiled = fusee.compile(fn, backend="eager")
+    for n in (large, large + 1, 3, large):
+        got, want = compiled(WEIGHT, n), fn(WEIGHT, n)
+        assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
+    with pytest.raises(OverflowError, match="cannot fit 'int'"):
+        fusee.compile(lambda n: [1] * 2**62**n, backend="eager")(4)

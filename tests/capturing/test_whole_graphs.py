@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator
@@ -175,6 +176,29 @@ def test_deterministic_algorithms_are_switched(backend: str) -> None:
             assert found[0] == found[1]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def without_hooks(x: T, within: Callable[[], Any]) -> Any:
+    with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+        y = x * 2
+        with torch.autograd.graph.disable_saved_tensors_hooks("nor here"):
+            y = within() or y.sin()
+            said = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    return y, said
+
+
+@pytest.mark.parametrize("within", [lambda: None, lambda: print(end="")])
+@pytest.mark.parametrize("backend", ["aot_eager", "fusee"])
+def test_hooks_on_saved_tensors_are_disabled(backend: str, within: Callable[[], Any]) -> None:
+    is_whole = "print" not in within.__code__.co_names
+    fast = fusee.compile(without_hooks, backend=backend, fullgraph=is_whole)
+    disabled = torch.autograd.graph.disable_saved_tensors_hooks
+    nothing = contextlib.nullcontext()
+    for around in (nothing, disabled("a"), disabled("b"), nothing):
+        with around:
+            said = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+            assert str(fast(X, within)) == str(without_hooks(X, within))
+            assert torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() == said
 
 
 # ------------------------------------------------------------------------------ lazy modules
