@@ -62,7 +62,8 @@ FAMILIES = (
         "x.flip(0)", "x.flip(1)",
         "x.roll(3, 1)",
         "x.repeat(2, 2)", "x.tril()", "F.pad(x, (3, 3))", "F.pad(x[None], (3, 3), 'reflect')",
-        "F.pad(x[None], (3, 3), 'replicate')", "x.diagonal() + 1", "F.glu(x[:, :6])",
+        "F.pad(x[None], (3, 3), 'replicate')", "F.pad(x[None], (3, 3), 'circular')",
+        "x.diagonal() + 1", "F.glu(x[:, :6])",
         "torch.cat((x, x), 1)", "torch.cat((x, x))", "torch.stack((x, x))",
         "torch.stack((x, x), -1)",
         f"{_OPS}.slice_backward(x, (2 * x.shape[0], x.shape[1]), 0, 0, x.shape[0], 1)",
@@ -106,7 +107,8 @@ FAMILIES = (
         f"{_OPS}.reflection_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
         f"{_OPS}.replication_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
         "F.pad(x, (1, 1, 1, 1))", "F.pad(x, (2, 2, 2, 2), 'reflect')",
-        "F.pad(x, (2, 2, 2, 2), 'replicate')", "F.pixel_shuffle(x[:, :x.shape[1] // 4 * 4], 2)"
+        "F.pad(x, (2, 2, 2, 2), 'replicate')", "F.pad(x, (2, 2, 2, 2), 'circular')",
+        "F.pixel_shuffle(x[:, :x.shape[1] // 4 * 4], 2)"
         " if x.shape[1] > 3 else F.pixel_unshuffle(x, 2)", "F.softmax(x, 1)",
         "x.permute(0, 2, 3, 1).contiguous()", "x.contiguous()", "torch.cat((x, x), 1)",
         "x.to(memory_format=torch.channels_last)", "F.group_norm(x, 1)", "F.relu(x)",

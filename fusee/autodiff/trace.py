@@ -124,6 +124,24 @@ def _group_norm(
     return torch.native_group_norm(x, weight, bias, *size, eps)[0]
 
 
+@_FUNCTIONS.rule(torch.nn.functional.pad)
+def _pad(
+    t: Tracer, input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None
+) -> Any:
+    axes = range(input.dim() - 1, 1, -1)
+    pairs = [*zip(axes, pad[::2], pad[1::2])]
+    if (
+        mode != "circular"
+        or 2 * len(axes) != len(pad)
+        or not all(type(n) is int and 0 <= n <= input.shape[k] for k, *ends in pairs for n in ends)
+    ):
+        return torch.nn.functional.pad(input, pad, mode, value)
+    x = input
+    for k, before, after in pairs:
+        x = torch.cat((x.narrow(k, x.shape[k] - before, before), x, x.narrow(k, 0, after)), k)
+    return x.contiguous()  # eager writes piece after piece into rows
+
+
 @_FUNCTIONS.rule(Tensor.to)
 def _to(t: Tracer, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if not _is_plain(x):

@@ -22,6 +22,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gru": lambda: nn.GRU(8, 4, 2, bidirectional=True),
     "group norm": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.GroupNorm(1, 2), nn.Mish()),
     "bilinear": lambda: OfOneInput(nn.Bilinear(8, 8, 3)),
+    "circular": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.CircularPad2d((1, 8, 3, 0)), nn.CircularPad2d((-1, 2, 0, 1))
+    ),
     "prelu, fold": lambda: nn.Sequential(nn.PReLU(), nn.Unflatten(2, (2, 4)), nn.Flatten(1)),
 }
 

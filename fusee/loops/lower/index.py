@@ -582,7 +582,15 @@ def _cuts_all(call: OpCall, x: Tensor, padding: Sequence[int]) -> str | None:
     return None
 
 
-def _register_pad(name: str, edge: Callable[[Tensor, int, int, bool], Tensor]) -> None:
+def _cuts_some(call: OpCall, x: Tensor, padding: Sequence[int]) -> str | None:
+    return "padding that takes some away" if min(padding, default=0) < 0 else None
+
+
+def _register_pad(
+    names: str,
+    edge: Callable[[Tensor, int, int, bool], Tensor],
+    unless: Callable[[OpCall, Tensor, Sequence[int]], str | None] = _cuts_all,
+) -> None:
     """Each padded dimension becomes edge, middle, edge; negative pads cut."""
 
     def handler(call: OpCall, x: Tensor, padding: Sequence[int]) -> Tensor:
@@ -598,7 +606,7 @@ def _register_pad(name: str, edge: Callable[[Tensor, int, int, bool], Tensor]) -
             x = beside(parts, dim)
         return x
 
-    lowers(*named(" ".join(f"{name}{rank}d" for rank in (1, 2, 3))), unless=_cuts_all)(handler)
+    lowers(*named(names), unless=unless)(handler)
 
 
 def _reflected(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
@@ -611,5 +619,10 @@ def _replicated(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
     return expand(last, resized(x.shape, dim, count))
 
 
-_register_pad("reflection_pad", _reflected)
-_register_pad("replication_pad", _replicated)
+def _continued(x: Tensor, dim: int, count: int, front: bool) -> Tensor:
+    return narrow(x, dim, x.shape[dim] - count if front else 0, count)
+
+
+_register_pad("reflection_pad1d reflection_pad2d reflection_pad3d", _reflected)
+_register_pad("replication_pad1d replication_pad2d replication_pad3d", _replicated)
+_register_pad("_pad_circular", _continued, _cuts_some)

@@ -14,7 +14,7 @@ from fusee.loops.ir import Buffer, Loop, Profile
 from fusee.loops.lower.tensor import Lowering, Strided
 from fusee.loops.lower.views import reshape
 from fusee.sym.expr import Symbol
-from tests.loops.lower.against_eager import check
+from tests.loops.lower.against_eager import check, check_op
 
 VIEWS: dict[str, Callable[[Tensor], object]] = {
     "permute": lambda x: x.permute(2, 0, 1) + 1,
@@ -70,6 +70,8 @@ def test_two_dimensional_pads() -> None:
     x = torch.randn(2, 3, 5, 6)
     check(lambda x: F.pad(x, (1, 1, 2, 0), mode="reflect"), x)
     check(lambda x: F.pad(x, (1, -1, 2, 0), mode="replicate") + 1, x)
+    check_op(torch.ops.aten._pad_circular.default, x, [1, 6, 5, 0])
+    check_op(torch.ops.aten._pad_circular.default, x, [1, -1, 2, 0], allow=["_pad_circular"])
 
 
 def test_surviving_dimensions_are_not_divided() -> None:
