@@ -208,9 +208,6 @@ class Options(Table):
         most=1,
     )
     graphs: bool = knob(True, "on a GPU, record calls that repeat as CUDA graphs, and replay them")
-    training_graphs: bool = knob(
-        False, "record forward and backward of training, too, which has not been run on a GPU"
-    )
     threads: int = knob(0, "threads a kernel may use; 0 follows torch.get_num_threads()", least=0)
     vector_bits: int = knob(
         0, "width of vector registers; 0 is the host's widest", choices=(0, 128, 256, 512)

@@ -151,7 +151,7 @@ class Again:
         above = dependents(graph.graph, (given[self.count + k] for k in present))
         results = graph.results
         ends = [results[k] for k in self.joint.gradients if k is not None]
-        below = closure(node for node in ends if node in above)
+        below = closure((node for node in ends if node in above), _sources)
         return frozenset(k for k, node in enumerate(given[: self.count]) if node in below)
 
     def differentiable(
@@ -265,6 +265,27 @@ class Again:
                 )
             found.append(result)
         return found
+
+
+# The place among the arguments that says whether a batch norm trains, and those of its running
+# mean and variance: of the later ones among the results, too.
+_TRAINS: dict[Any, int] = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: 5,
+    torch.ops.aten.native_batch_norm_backward.default: 7,
+}
+_STATISTICS = 3, 4
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """What a value is computed of. While it trains, a batch norm makes of its running statistics
+    nothing but later ones."""
+    args: Any = node.args
+    norm = args[0] if node.target is operator.getitem else node
+    place = _TRAINS.get(norm.target)
+    if place is None or not norm.args[place] or (norm is not node and args[1] in _STATISTICS):
+        return node.all_input_nodes
+    operands = (x for k, x in enumerate(norm.args) if k not in _STATISTICS)
+    return [x for x in operands if isinstance(x, fx.Node)]
 
 
 def _generator(device: torch.device | str | None) -> torch.Generator:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fusee.codegen.llvm.math import rough_quotient
 from fusee.codegen.llvm.memory import (
     NEAR,
     groups,
@@ -29,7 +30,6 @@ from fusee.codegen.llvm.ops import (
     emit,
     emit_bitcast,
     emit_cast,
-    rough_quotient,
 )
 from fusee.loops.ir import (
     REDUCTIONS,

@@ -227,8 +227,22 @@ def _exp_simt(c: Code, x: str) -> str:
     n = c.sub(sum_, real(_MAGIC + 127))
     r = c.fma(x, real(_LOG2_E), c.neg(n))
     r = c.fma(x, real(_LOG2_E_LOW), r)
-    power = call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", r))
+    power = _rough_exp2(c.t, [r])
     return c.mul(power, c.cooked(c.int("shl", c.raw(sum_), 23)))
+
+
+def _rough_exp2(one: InsertPoint, given: Sequence[str]) -> str:
+    """A GPU's instruction for powers of two: 2 ulp."""
+    return one.level.call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", given[0]))
+
+
+def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
+    """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
+
+    def write(one: InsertPoint, given: Sequence[str]) -> str:
+        return one.level.call("float", "llvm.nvvm.div.full", *(("float", z) for z in given))
+
+    return each_lane(t, torch.float32, [x, y], write)
 
 
 @FORMULAS.rule("exp2")
@@ -348,10 +362,15 @@ def _cos(c: Code, x: str) -> str:
 def _tanh(c: Code, x: str) -> str:
     size = c.magnitude(x)
     double = c.at_most(c.add(size, size), 20.0)
-    n, r = _exp_reduced(c, double)
-    power = c.power(n)
-    sum_ = c.fma(_exp_core(c, r, _EXP), power, c.add(power, c.real(1.0)))  # e^2x + 1
-    far = c.sub(c.real(1.0), c.div(c.real(2.0), sum_))
+    if c.t.machine.is_simt:  # what is taken of 1 is a quarter of it at most, and may be rough
+        sum_ = c.add(_exp(c, double), c.real(1.0))
+        share = rough_quotient(c.t, c.real(2.0), sum_)
+    else:
+        n, r = _exp_reduced(c, double)
+        power = c.power(n)
+        sum_ = c.fma(_exp_core(c, r, _EXP), power, c.add(power, c.real(1.0)))  # e^2x + 1
+        share = c.div(c.real(2.0), sum_)
+    far = c.sub(c.real(1.0), share)
     square = c.mul(x, x)
     near = c.fma(c.mul(square, size), c.polynomial(square, _TANH), size)
     y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
@@ -365,9 +384,12 @@ def _erf(c: Code, x: str) -> str:
     near = c.fma(size, c.polynomial(square, _ERF), size)
     capped = c.at_most(size, 4.0)
     slope = c.polynomial(capped, _LOG2_ERFC)
-    n, real = c.rounded(capped, slope)
-    power = _exp2_core(c, c.fma(capped, slope, c.neg(real)))
-    far = c.fma(c.neg(power), c.power(n), c.real(1.0))
+    if c.t.machine.is_simt:
+        far = c.sub(c.real(1.0), each_lane(c.t, torch.float32, [c.mul(capped, slope)], _rough_exp2))
+    else:
+        n, real = c.rounded(capped, slope)
+        power = _exp2_core(c, c.fma(capped, slope, c.neg(real)))
+        far = c.fma(c.neg(power), c.power(n), c.real(1.0))
     y = c.select(c.compare("olt", size, c.real(1.0)), near, far)
     return c.signed(y, c.sign(x))
 

@@ -7,11 +7,11 @@ included. Nothing traps, whatever the lanes hold that a mask excludes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
-from fusee.codegen.llvm.math import each_lane, math_function
+from fusee.codegen.llvm.math import math_function
 from fusee.loops.ir import Acc, Buffer, Kernel, Store, Value, index_of
 from fusee.runtime.llvm_text import (
     BITS,
@@ -31,15 +31,6 @@ from fusee.source import Rules
 from fusee.sym.expr import Atom, Call, Size, Symbol
 
 # ---------------------------------------------------------------------------- ops
-
-
-def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
-    """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
-
-    def write(one: InsertPoint, given: Sequence[str]) -> str:
-        return one.level.call("float", "llvm.nvvm.div.full", *(("float", z) for z in given))
-
-    return each_lane(t, torch.float32, [x, y], write)
 
 
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}

@@ -61,6 +61,9 @@ SIMT = Machine(frozenset(), 128, is_simt=True)
 BLOCK, COLUMNS, LARGEST = 128, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
+# Elements of a row that a thread takes one by one, and a block of them.
+PIECES = 8
+STRIP = PIECES * BLOCK
 # Elements that one of so many threads reduces by itself.
 ALONE = 64
 # Blocks that are few enough for several to share what each of them does, and how many steps a
@@ -364,6 +367,8 @@ class _Mapping:
     def _by_points(self) -> Size:
         """A thread for each point, or each `vec` of them; blocks that it takes."""
         ctx, level = self.ctx, self.level
+        if self._takes_strips():
+            return self._by_strips()
         number = self._number(self._special("ctaid"), BLOCK, self._special("tid"))
         sizes, total = self._chunks(), self._space()
         digits = self._digits(number, sizes, _is_wide(total))
@@ -378,6 +383,46 @@ class _Mapping:
             whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
             self._last_elements(whole, low)
         return (total + (BLOCK - 1)) // BLOCK
+
+    def _takes_strips(self) -> bool:
+        """Whether rows are long, and their elements are loaded one by one: where each lies in its
+        row would be a division for each."""
+        lane = self.lane
+        if self.vec > 1 or lane is None or lane.hi is None or not self.parallel:
+            return False
+        return hint(lane.hi) >= 2 * STRIP and self._points() * hint(lane.hi) >= ENOUGH * PIECES
+
+    def _by_strips(self) -> Size:
+        """A block for a piece of a row, of which each thread takes some elements."""
+        ctx, level, lane = self.ctx, self.level, self.lane
+        assert lane is not None and lane.hi is not None
+        pieces = (lane.hi + (STRIP - 1)) // STRIP
+        rows = product(axis.hi for axis in self.parallel if axis.hi is not None)
+        sizes = [*map(ctx.size_of, self.parallel), ctx.param("pieces", pieces)]
+        block = level.op(f"zext i32 {self._special('ctaid')} to i64")
+        *digits, piece = self._digits(block, sizes, _is_wide(rows * pieces))
+        for axis, name in zip(self.parallel, digits, strict=True):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        first, own = level.op(f"mul nsw i64 {piece}, {STRIP}"), self._special("tid")
+        low = level.op(f"add nsw i64 {first}, {level.op(f'zext i32 {own} to i64')}")
+        high = level.op(f"add nsw i64 {first}, {STRIP}")
+        end = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, ctx.size_of(lane))
+        self._elements(low, end, BLOCK)
+        return rows * pieces
+
+    def _elements(self, low: str, end: str, step: int) -> None:
+        """Along the lanes' axis, one after the other."""
+        ctx, lane = self.ctx, self.lane
+        assert lane is not None
+        ctx.base_rank = 2
+
+        def inside(i: str, _: list[str]) -> list[str]:
+            ctx.open_axis(lane, i, 2)
+            self.body.set_stage(lane, Stage(1, 1), None)
+            self._all_phases()
+            return []
+
+        ctx.writer.loop(low, end, step, [], inside)
 
     def _all_phases(self) -> None:
         for phase in self.kernel.phases:
@@ -398,14 +443,8 @@ class _Mapping:
             self._all_phases()
             return []
 
-        def elements(i: str, _: list[str]) -> list[str]:
-            ctx.open_axis(lane, i, 2)
-            self.body.set_stage(lane, Stage(1, 1), None)
-            self._all_phases()
-            return []
-
         ctx.writer.loop("0", stop, 1, [], vectors)
-        ctx.writer.loop(low, end, 1, [], elements)
+        self._elements(low, end, 1)
 
     # -------------------------------------------------------------------------- teams
 

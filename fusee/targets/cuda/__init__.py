@@ -158,19 +158,18 @@ class CUDA:
             why = "options={'graphs': False}"
         elif not arguments.spread and arguments.saved is None and arguments.saves is None:
             why = "it is a part of a graph that runs in stages"
-        elif not (arguments.spread or options.training_graphs):
-            why = "it is a part of training (options={'training_graphs': True})"
         elif arguments.followed:
             why = "what derives from weights is looked at in each call"
         if why is not None:
-            return built._replace(replays=lambda: f"never: {why}")
+            run = call.telling(built.run)
+            return built._replace(run=run, replays=lambda: f"never: {why}")
         run = built.run
         rows = rows_of(plan, call.host.codes)
         if rows:
             run = with_names(run, run=Beside(call.run, rows, gpu.together))
         waiting = call.stream, call.waiting
-        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting, call.told)
-        return built._replace(run=replayer, replays=replayer.described)
+        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting)
+        return built._replace(run=call.telling(replayer), replays=replayer.described)
 
 
 class _Call:
@@ -215,6 +214,18 @@ class _Call:
         """Raises what a kernel has left, of this or another graph, if one has."""
         if error := late_error(self.gpu.words, self.gpu.messages):
             raise error
+
+    def telling(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """`run`; an error of CUDA's, which any call may raise, gives way to what a kernel left."""
+
+        def call(*given: Any) -> Sequence[Any]:
+            try:
+                return run(*given)
+            except RuntimeError:
+                self.told()
+                raise
+
+        return call
 
     def _continued(self, frame: LaunchFrame) -> int:
         """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""

@@ -113,7 +113,6 @@ class Replayer:
 
     recorded the same function, with launches that the graph is to be made of
     waiting  frames that no call uses, by stream
-    told     raises what a kernel has left for the host
     refused  why nothing is recorded, if so
     """
 
@@ -126,11 +125,9 @@ class Replayer:
         gpu: Recordable,
         stream: Callable[[], int],
         waiting: Mapping[int, list[Any]],
-        told: Callable[[], None],
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
         self.recorded = recorded
-        self.told = told
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
         self.sizes = [*arguments.sizes.values()]
@@ -178,13 +175,9 @@ class Replayer:
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
             self.refuse(inputs)
-        try:
-            if found.moved:
-                self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
-            found.replay()
-        except RuntimeError:
-            self.told()
-            raise
+        if found.moved:
+            self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
+        found.replay()
         self.replayed += 1
         fresh = [self.gpu.like(x) for x in found.left]
         if fresh:

@@ -265,7 +265,7 @@ def test_training_is_replayed() -> None:
     """Steps of AdamW, with two forwards before their backwards in between; what was given stays."""
     twins = [nn.Sequential(*(Block() for _ in range(3))).cuda() for _ in "ab"]
     twins[1].load_state_dict(twins[0].state_dict())
-    calls = fusee.compile(twins[0], options={"training_graphs": True}), twins[1]
+    calls = fusee.compile(twins[0]), twins[1]
     steps = [torch.optim.AdamW(net.parameters(), 1e-3) for net in twins]
     earlier: list[Any] = []
     for number in range(10):

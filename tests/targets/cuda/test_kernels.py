@@ -224,6 +224,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
         lambda x, i: x.gather(1, i), numbers(9, 64), torch.randint(0, 64, (9, 40))),
     "padding": lambda: (lambda x: F.pad(x, (1, 2, 3, 1)) * 2, numbers(8, 16)),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1).relu(), numbers(8, 16), numbers(8, 17)),
+    "long rows of odd lengths": lambda: (lambda x: x[1:, 1:].mul(2).bfloat16(), numbers(258, 2052)),
     "flip and slices": lambda: (lambda x: x.flip(1)[:, 1:] + x[:, :-1], numbers(8, 33)),
     "broadcast": lambda: (lambda x, y: x[:, None] * y + 1, numbers(6, 16), numbers(5, 1)),
     "writes": lambda: (lambda x: x.add_(1).mul_(2).sum(), numbers(16, 64)),
