@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import fusee
-from fusee.errors import ConstantSizeError, OptionError, SizeError
+from fusee.errors import ConstantSizeError, GraphBreakError, OptionError, SizeError
+from tests.compare import assert_same
 
 BATCH = Dim("batch", min=2, max=64)
 
@@ -119,6 +121,65 @@ def test_a_dim_that_the_program_makes_constant_names_the_line() -> None:
         fusee.export(looped, (torch.randn(3),), dynamic_shapes={"x": {0: BATCH}})
     exported = fusee.export(looped, (torch.randn(3),), dynamic_shapes={"x": {0: Dim.AUTO}})
     assert "x.size(0) == 3" in exported.meta["relations"]
+
+
+def test_what_is_computed_of_sizes_is_a_result() -> None:
+    def program(x: Tensor) -> Any:
+        n = x.shape[0]
+        texts = f"{n:>4} of {x.shape}", str(n), f"{[*x.shape]}"
+        shapes = x.shape, torch.cat([x, x]).shape, torch.zeros(2, 3).shape, [*x.shape]
+        floats = n / 3, math.sqrt(n), n**0.5
+        return {"x": x * n, "texts": texts, "shapes": shapes, "more": (floats, round(n / 4))}
+
+    exported = fusee.export(program, (torch.randn(6, 2),), dynamic_shapes={"x": {0: BATCH}})
+    for n in (6, 9, 2):
+        x = torch.randn(n, 2)
+        want, got = program(x), exported(x)
+        torch.testing.assert_close(got.pop("x"), want.pop("x"))
+        assert got == want and [*map(type, got["shapes"])] == [*map(type, want["shapes"])]
+
+
+def counted(x: Tensor) -> Any:
+    rows = x[x[:, 0] > 0]
+    mean = x.mean().item()
+    return rows, rows.shape, f"{rows.shape[0]} rows", x[: len(rows)] + mean, mean
+
+
+def found(x: Tensor) -> Any:
+    values, counts = torch.unique((x * 2).long(), return_counts=True)
+    first, second = (x[:2, 0].abs() * 2).long().tolist()
+    return values, counts.shape, values.numel() / 2, [first, first + second]
+
+
+def put(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for k in range(3):
+        rows = (x[:, 0].abs() * 2).long() == k
+        out[rows] += x[rows] * k
+    return out
+
+
+@pytest.mark.parametrize("program", [counted, found, put])
+def test_sizes_that_only_the_data_knows(program: Any) -> None:
+    exported = fusee.export(program, (torch.randn(6, 3),), dynamic_shapes={"x": {0: Dim.AUTO}})
+    for n in (6, 9, 2):
+        x = torch.randn(n, 3)
+        assert_same(exported(x), program(x))
+
+
+def test_checks_of_sizes_that_only_the_data_knows() -> None:
+    def program(x: Tensor) -> Tensor:
+        rows = x.nonzero()
+        torch._check(len(rows) > 3)
+        x += 1
+        return torch.ones(len(rows)) if len(rows) > 2 else x
+
+    exported = fusee.export(program, (torch.ones(4),))
+    assert exported(torch.ones(4)).shape == (4,)
+    with pytest.raises(RuntimeError, match="u0 > 3"):
+        exported(torch.eye(4)[0])
+    with pytest.raises(GraphBreakError, match="u0 > 3"):
+        fusee.export(lambda x: x.nonzero().size(0) > 3 and x, (torch.ones(4),))
 
 
 def test_integers_that_vary() -> None:

@@ -85,10 +85,9 @@ class Capturing(Semantics):
         self.policy = policy
         self.world = World(self.where, varies or Varying())
         self.world.machine = self
-        if not policy.is_exporting:
-            if self.world.varies.reads_sizes:
-                self.world.mode.env = self.world.symbols.env
-            self.world.recorder.reads_numbers = self.world.varies.reads_numbers
+        if self.world.varies.reads_sizes:
+            self.world.mode.env = self.world.symbols.env
+        self.world.recorder.reads_numbers = self.world.varies.reads_numbers
         self.made_classes = self.world.made_classes
         self.in_classes: dict[tuple[type, str], tuple[Any]] = {}
         self.generators: weakref.WeakKeyDictionary[Generator[Any, Any, Any], Frame]

@@ -46,7 +46,7 @@ from fusee.capture.mirrors import (
     reduced,
 )
 from fusee.capture.sources import IN_C, Source
-from fusee.capture.symbols import Text, holds_open, is_open
+from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, of_subclass
 
 # ---------------------------------------------------------------------------- rebuild
@@ -237,7 +237,7 @@ class Rebuild:
                     texts.append(self.call(function, *(yield from _each(args))))
                 else:
                     texts.append(repr(part))
-            return self._named(f"''.join([{', '.join(texts)}])")
+            return self._named(self.call(joined_text, *texts))
         if is_open(x):
             symbols, read = self.world.symbols, {}
             for symbol in symbols.unbacked(x):
@@ -278,8 +278,8 @@ class Rebuild:
 
     def _tuple(self, x: tuple[Any, ...]) -> Making:
         items = f"({''.join(f'{part}, ' for part in (yield from _each(x)))})"
-        if type(x) is tuple:
-            return self._named(items)
+        if type(x) in (tuple, torch.Size):
+            return self._named(items if type(x) is tuple else self.call(torch.Size, items))
         name = self._named(self.call(new_tuple, (yield type(x)), items))
         self._memo[id(x)] = name
         for key, item in getattr(x, "__dict__", {}).items():

@@ -88,6 +88,10 @@ def list_text(*items: Any) -> str:
     return str([*items])
 
 
+def joined_text(*parts: str) -> str:
+    return "".join(parts)
+
+
 def _is_fixed(x: Any) -> bool:
     """Whether nothing can change a value with open numbers."""
     if type(x) in (tuple, torch.Size):

@@ -340,7 +340,7 @@ class _Attempt:
             raise Lost(f"{shared} share memory, and it is written to")
         if changes and not self.recorder.inference:
             _keep_ordinary(self.world, nodes)
-        if changes and self.machine.checks:
+        if changes and self.machine.checks and not self.machine.policy.is_exporting:
             raise Anew("unchecked")
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
         if changes and self.recorder.is_handled and is_one:

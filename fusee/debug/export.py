@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from fusee.capture.dynamic import Varying
 from fusee.capture.guards import TensorFact, Values
 from fusee.capture.policy import POLICY, is_suspending, target_of
 from fusee.capture.sources import Local, Origin, SizeOf, looking
+from fusee.capture.symbols import joined_text, list_text
 from fusee.capture.torch_api import Mark
 from fusee.capture.trace import capture
 from fusee.errors import GraphBreakError, OptionError, SizeError, source_line
@@ -28,11 +31,37 @@ from fusee.sym.ranges import COMPARISONS
 from fusee.sym.shape_env import wrapped
 
 
-class _Output:
-    """Stands for an output of the graph."""
+class _Given:
+    """Stands for a tensor that a node gives, in the source around the graph."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+
+    def size(self, axis: int) -> fx.Proxy:
+        graph = self.node.graph
+        return fx.Proxy(graph.call_function(torch.ops.aten.sym_size.int, (self.node, axis)))
+
+    def tolist(self) -> fx.Proxy:
+        return fx.Proxy(self.node.graph.call_method("tolist", (self.node,)))
+
+
+def _recording(function: Any) -> Any:
+    """What that source calls: a node of the graph, where what a node gives is given to it."""
+    of_ours = str, float, int, torch.Size, list_text, joined_text
+    is_method = isinstance(function, types.MethodDescriptorType)
+    in_c = is_method or isinstance(function, types.BuiltinFunctionType)
+    if not (in_c or any(function is x for x in of_ours)):
+        return function
+
+    def called(*args: Any) -> Any:
+        nodes = [x.node for x in pytree.tree_leaves(args) if isinstance(x, (fx.Proxy, _Given))]
+        if not nodes:
+            return function(*args)
+        given = fx.node.map_aggregate(args, lambda x: getattr(x, "node", x))
+        make: Any = nodes[0].graph.call_method if is_method else nodes[0].graph.call_function
+        return fx.Proxy(make(function.__name__ if is_method else function, given))
+
+    return called
 
 
 def export(
@@ -125,7 +154,10 @@ class _Module:
                 outputs = node.args[0]
             else:
                 self.copier.copy(node)
-        run = captured.run(lambda *inputs: [_Output(k) for k in range(len(outputs))])
+        recording = {name: _recording(x) for name, x in captured.names.items()}
+        run = replace(captured, names=recording).run(
+            lambda *inputs: [_Given(copied[x]) for x in outputs]
+        )
         given = [self._given(self.values[name]) for name in captured.place.parameters]
         try:
             result = run(*given)
@@ -134,13 +166,13 @@ class _Module:
                 raise
             reason = f"it returns what no graph computes of sizes that vary: {error}"
             raise _refused(reason, first_line(captured.place.function)) from None
-        leaves, spec = pytree.tree_flatten(result)
+        leaves, spec = pytree.tree_flatten(result, lambda x: type(x) is torch.Size)
 
         def shown(leaf: Any) -> Any:
-            if isinstance(leaf, _Output):
-                return copied[outputs[leaf.number]]
-            leaf = leaf.tensor if isinstance(leaf, _Sized) else leaf
-            leaf = leaf.node if isinstance(leaf, fx.Proxy) else leaf
+            if isinstance(leaf, (_Given, fx.Proxy)):
+                return leaf.node
+            if type(leaf) is torch.Size:  # to fx it is a tuple
+                return self.graph.call_function(torch.Size, (tuple(leaf),))
             return self._of(leaf, "kept") if isinstance(leaf, Tensor) else leaf
 
         made = [shown(leaf) for leaf in leaves]
@@ -157,7 +189,7 @@ class _Module:
 
         def sized(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and id(leaf) in self.nodes:
-                return _Sized(leaf, self.nodes[id(leaf)])
+                return _Given(self.nodes[id(leaf)])
             return leaf
 
         if type(x) is int:
@@ -215,17 +247,6 @@ class _Module:
         self.graph.call_function(check_sizes, (texts, held, named))
 
 
-class _Sized:
-    """Stands for a tensor whose sizes are nodes."""
-
-    def __init__(self, tensor: Tensor, node: fx.Node) -> None:
-        self.tensor, self.node = tensor, node
-
-    def size(self, axis: int) -> fx.Proxy:
-        graph = self.node.graph
-        return fx.Proxy(graph.call_function(torch.ops.aten.sym_size.int, (self.node, axis)))
-
-
 @fx.has_side_effect
 def check_sizes(relations: Sequence[str], hold: Sequence[bool], sizes: Mapping[str, int]) -> None:
     """What an exported program calls first. raises SizeError"""
@@ -244,7 +265,7 @@ def _is_plain(x: Any) -> bool:
         return all(map(_is_plain, x))
     if type(x) is dict:
         return all(map(_is_plain, x.values()))
-    kinds = (Tensor, _Output, _Sized, fx.Proxy, int, float, bool, str, type(None))
+    kinds = (Tensor, _Given, fx.Proxy, torch.Size, int, float, bool, str, type(None))
     return isinstance(x, kinds)
 
 
