@@ -184,11 +184,17 @@ def body_lines(
 ) -> list[str]:
     """From a split graph's inputs, which are named, to its results: step k is a call of `part{k}`.
 
-    steps   parts, and calls that run by themselves: how their results lie is ATen's to choose
+    steps   parts, and calls that run by themselves: how their results lie is ATen's to choose, but
+            what operators of users give may lie otherwise than their fake kernels say
     given   a tensor, as a part takes it for the input of a number
     """
     inputs = [name[node] for node in aten.placeholders]
     readings, lines = Readings(aten), []
+
+    def lay_out(node: fx.Node) -> None:
+        strides, x = listed(map(aten.to_size, node.meta["val"].stride())), name[node]
+        lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
+
     rows: list[Any] = [
         ((x,), x.all_input_nodes) if isinstance(x, fx.Node) else (x.outputs, x.inputs)
         for x in steps
@@ -210,13 +216,16 @@ def body_lines(
         name.update(names)
         for node in made:
             lines += readings.lines(node, name[node])
+        if isinstance(step, fx.Node) and isinstance(step.meta.get("val"), Tensor):
+            of: Any = step.args[0] if step.target is operator.getitem else step
+            if of.target.namespace != "aten":
+                lay_out(step)
         if gone := [name[node] for node in last.get(k, ())]:
             lines.append(f"del {', '.join(gone)}")
     for node in dict.fromkeys(aten.results):
-        val, x = node.meta["val"], name[node]
+        val = node.meta["val"]
         if node.op == "call_function" and (aten.is_staged or not is_contiguous(val)):
-            strides = listed(map(aten.to_size, val.stride()))
-            lines.append(f"if {x}.stride() != {strides}: {x} = laid_out({x}, {strides})")
+            lay_out(node)
     lines += ["with no_grad():"] if aten.mutations else []
     for m in aten.mutations:
         written = f"{inputs[m.index]}{'.data' if m.is_data else ''}"

@@ -534,6 +534,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         device = self._place(named, args)
         if "device" in named:
             named_metas["device"] = device
+        env = self.b.twins.env
+        count = 0 if env is None else len(env.data.made)
         out = self.run_meta(op, metas, named_metas, device)
         node = self.b.emit(op, nodes, named, out, device)
         if isinstance(out, torch.Tensor):
@@ -542,7 +544,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor):
                     self.adopt(item, node, i, device)
-        if op in UNBACKED:
+        if op in UNBACKED or (env is not None and len(env.data.made) > count):
             node.meta.update(alone=True, recompute="save")  # its size belongs to its one run
             for x in out if isinstance(out, tuple) else (out,):
                 for axis, n in enumerate(x.shape):

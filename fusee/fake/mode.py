@@ -1,6 +1,7 @@
 """Tensors without data, on torch's private API. Tested with torch 2.13.
 
 torch._subclasses   FakeTensor and its mode: meta tensors that say they are on the real device
+torch._library      the fake kernels that users have registered
 torch._C            dispatch keys while a meta kernel runs; whether hooks see what is saved
 
 torch's own mode takes 50 to 500 us an operator, and imports sympy at its first. The mode here runs
@@ -13,14 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._library import fake_impl, simple_registry
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor as FakeTensor
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
@@ -40,7 +45,8 @@ from fusee.fake.torch_python import (
     refuse_dtypes,
     takes_any_size,
 )
-from fusee.sym.shape_env import ShapeEnv, size_of
+from fusee.sym.expr import only_symbol
+from fusee.sym.shape_env import ShapeEnv, known_size, size_of, wrapped
 from fusee.sym.symint import same_ints
 
 # ---------------------------------------------------------------------------- dtypes
@@ -311,11 +317,52 @@ def _quick_mode() -> type[FakeTensorMode]:
             device = _home(self, args, kwargs, for_function=True)
         if own is not None and device is not None:
             return _by_function(self, own, args, kwargs, device)
-        with _uncached(self) if is_open else contextlib.nullcontext():
-            return by_torch(self, func, kinds, args, kwargs)
+        try:
+            with _uncached(self) if is_open else contextlib.nullcontext():
+                return by_torch(self, func, kinds, args, kwargs)
+        except DynamicOutputShapeException:
+            if self.env is None:
+                raise
+            return _by_users_kernel(self, self.env, func, args, kwargs)
 
     methods = {"__torch_dispatch__": dispatch, **_METHODS}
     return type("QuickFakeTensorMode", (torch_mode,), methods)
+
+
+class _NewSizes:
+    """What torch.library.get_ctx() gives to the fake kernel of an operator of a user's."""
+
+    def __init__(self, env: ShapeEnv) -> None:
+        self.env = env
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+        if min < 0:
+            raise ValueError(f"new_dynamic_size(min={min}): no size is negative")
+        return wrapped(self.env, self.env.data.new(min, max))
+
+    create_unbacked_symint = new_dynamic_size
+
+
+def _by_users_kernel(
+    mode: FakeTensorMode, env: ShapeEnv, op: OpOverload, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """What the fake kernel of a user's operator gives, with sizes that only data knows.
+
+    raises   DynamicOutputShapeException if one of them is no size of a result: nothing reads it
+    """
+    kernel, first = simple_registry.singleton.find(op._name).fake_impl.kernel, len(env.data.made)
+    if kernel is None:
+        raise DynamicOutputShapeException(op)
+    with fake_impl.set_ctx_getter(functools.partial(_NewSizes, env)), mode:
+        found = kernel(*args, **kwargs)
+    tensors = [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
+    sizes = {only_symbol(known_size(n)) for x in tensors for n in x.shape}
+    made = {*itertools.islice(env.data.made, first, None)}
+    if not made <= sizes:
+        for symbol in made:
+            del env.data.made[symbol]
+        raise DynamicOutputShapeException(op)
+    return found
 
 
 @functools.cache
@@ -578,8 +625,13 @@ class Twins:
             made = _unless_unsure(make)(*args, **{**kwargs, "device": _META})
             if made is not None:
                 return _fake(self.mode, made, home)
-        with python_dispatcher(), self.mode:
-            return op(*args, **kwargs)
+        try:
+            with python_dispatcher(), self.mode:
+                return op(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if self.env is None:
+                raise
+            return _by_users_kernel(self.mode, self.env, op, args, kwargs)
 
     def by_torch(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device = _CPU

@@ -180,8 +180,45 @@ def indexed(x: Tensor) -> Any:
     return x[k % 3, 1:, None] * k, x[None, k], x[b, a]
 
 
+@torch.library.custom_op("fusee_sizes::positive", mutates_args=())
+def positive(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[x > 0], torch.nonzero(x > 0)
+
+
+@positive.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    n = torch.library.get_ctx().new_dynamic_size(min=0, max=100)
+    return x.new_empty(n), x.new_empty((n, x.dim()), dtype=torch.int64)
+
+
+def _of_positive(ctx: Any, values: Tensor, places: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return torch.zeros_like(x).masked_scatter(x > 0, values)
+
+
+positive.register_autograd(
+    _of_positive, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+@torch.library.custom_op("fusee_sizes::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x[x > 0].repeat(2)
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(2 * torch.library.get_ctx().new_dynamic_size())
+
+
+def of_users(x: Tensor) -> Any:
+    values, places = positive(x)
+    return values * 2, places.shape, x[places[:, 0]], torch.ones(len(values)), positive(x + 1)[0]
+
+
 PROGRAMS = [
-    indexed, places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed,
+    of_users, indexed,
+    places, sizes, chosen, assigned, groups, counted, numbers, slices, split, computed,
     changed, checked,
 ]  # fmt: skip
 
@@ -251,6 +288,10 @@ def two_masks(x: Tensor) -> Tensor:
 
 def squeezed(x: Tensor) -> Tensor:
     return torch.nonzero(x[:, 0] > 0).squeeze()
+
+
+def test_a_size_that_no_result_shows() -> None:
+    assert graphs_of(lambda x: twice(x) * 2, "fusee") > 1
 
 
 @pytest.mark.parametrize("program", [branch, loop, two_masks, squeezed])
@@ -336,6 +377,7 @@ class Selected(nn.Module):
         parts = (
             F.gelu(y[rows]).sum(), y[:n].exp().sum(), y.masked_select(mask).sum(), put.relu().sum(),
             y.repeat_interleave(rows.long() + 1, 0).sin().sum(), y.sum() * n,
+            positive(y)[0].cos().sum(),
         )  # fmt: skip
         return torch.stack(parts)
 
