@@ -22,6 +22,8 @@ from fusee.aten.canonicalize import bound, convert
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
 from fusee.fake.layouts import is_dense, is_row_major
+from fusee.fake.mode import on_metas
+from fusee.fake.torch_python import mode_of
 from fusee.source import Rules
 from fusee.sym.symint import same_ints
 
@@ -255,7 +257,7 @@ def store(t: Tracer, target: Any, result: Any, may_resize: bool = False) -> None
 def _become(t: Tracer, value: TracedTensor, result: torch.Tensor) -> None:
     """An empty tensor, resized by an operator's out=, takes over its result and storage."""
     tensor = value.tensor
-    t.b.replace(value, tensor, aten.alias.default(tensor))
+    t.b.replace(value, tensor, on_metas(aten.alias.default, tensor))
     with torch.no_grad():
         tensor.set_(result)  # type: ignore[call-overload]  # torch's stub lacks this form
     t.b.alias(tensor, t.value(result), None)
@@ -350,10 +352,11 @@ _VIEWS = {
 def _reshape(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     target = args[0]
     value = _own(t, op, target)
-    old = aten.alias.default(target)
+    old = on_metas(aten.alias.default, target)
     t.b.replace(value, target, old)
     made = t.call(_VIEWS[op], old, *args[1:], **kwargs)
-    op(target, *args[1:], **kwargs)
+    with mode_of((target,)):
+        op(target, *args[1:], **kwargs)
     t.b.alias(target, t.value(made), None)
     return target
 
@@ -375,8 +378,9 @@ def _resize(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return target
     flat = t.call(aten.view.default, x, [-1])
     made = t.call(aten.view.default, t.call(aten.slice.Tensor, flat, 0, 0, count), list(shape))
-    t.b.replace(value, target, aten.alias.default(target))
-    aten.resize_.default(target, shape)
+    t.b.replace(value, target, on_metas(aten.alias.default, target))
+    with mode_of((target,)):
+        aten.resize_.default(target, shape)
     t.b.alias(target, t.value(made), None)
     return target
 

@@ -166,6 +166,11 @@ def _written(x: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
     return x
 
 
+def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any, **__: Any) -> Any:
+    is_one_each = equal((index.numel(),), (source.numel(),))
+    return x if index.dtype is torch.int64 and source.dtype is x.dtype and is_one_each else None
+
+
 def _filled(x: torch.Tensor, value: torch.Tensor) -> Any:
     if value.dim():  # torch 2.11 does not say so of meta tensors
         raise RuntimeError(f"fill_ only supports a value of 0 dimensions, not {value.dim()}")
@@ -215,6 +220,7 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
     table.update((op, functools.partial(_by_rule, _rules_of(kind), op)) for op in RULES)
     table.update(dict.fromkeys(overloads(_IN_PLACE), _written))
     table[overload("fill_.Tensor")] = _filled
+    table[overload("put_")] = _put  # torch's own imports torch.distributed
     table[overload("bernoulli_.float")] = lambda x, p=0.5, *, generator=None: (
         x if generator is None and 0 <= p <= 1 else None
     )
@@ -230,7 +236,8 @@ def _quick(kind: str) -> dict[Any, Callable[..., Any]]:
 def _quick_of_any_size(kind: str) -> dict[Any, Callable[..., Any]]:
     """The same where sizes are open; what they give is None where sizes decide."""
     runs = _quick(kind)
-    own = (RULES, overloads(_IN_PLACE), overloads("result_type.Tensor result_type.Scalar"))
+    more = "put_ result_type.Tensor result_type.Scalar"
+    own = (RULES, overloads(_IN_PLACE), overloads(more))
     table = {op: _unless_unsure(runs[op]) for ops in own for op in ops if op in runs}
     table.update((op, _unless_unsure(run)) for op, run in OPEN_VIEWS.items())
     return table
@@ -312,7 +319,7 @@ def _quick_mode() -> type[FakeTensorMode]:
             _refuse_place(*args)
         elif func in _PART_OF and (is_open or not args[0].numel()):
             _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
-        own = kernel(func) or (_written_as(func) if is_open else None)
+        own = _in_python(func, is_open)
         if own is not None and not func._schema.is_mutable:
             device = _home(self, args, kwargs, for_function=True)
         if own is not None and device is not None:
@@ -363,6 +370,14 @@ def _by_users_kernel(
             del env.data.made[symbol]
         raise DynamicOutputShapeException(op)
     return found
+
+
+@functools.cache
+def _in_python(op: Any, is_open: bool) -> Callable[..., Any] | None:
+    """A function in Python that is an operator; None: there is none."""
+    if packet_name(op) == "lerp_":  # torch's own asks for an overload, which imports sympy
+        return _written_as(op)
+    return kernel(op) or (_written_as(op) if is_open else None)
 
 
 @functools.cache

@@ -179,7 +179,10 @@ def forward(x, k, q):
     z = z, torch.broadcast_tensors(x, x[:1]), torch.addcmul(x, x, x), x.cumsum(1).logsumexp(0)
     z = z, torch.rand_like(x), x.clone().exponential_(), x.count_nonzero(), k.clone().abs_()
     z = z, torch.fft.hfft(x + 0j), torch.fft.hfft2(x + 0j), k.take(torch.tensor([0, 1]))
-    y = y.sum() + F.conv1d(q[0], q[0]).sum() + F.conv_transpose1d(q[0], q[0].transpose(0, 1)).sum()
+    y = y.sum() + x.take(torch.tensor([0, 1])).sum() + torch.quantile(x, 0.5, dim=0).sum()
+    y = y + torch.stft(x, 4, window=torch.ones(4), return_complex=True).abs().sum()
+    y = y + x.clone().t_().unsqueeze_(1).sum()
+    y = y + F.conv1d(q[0], q[0]).sum() + F.conv_transpose1d(q[0], q[0].transpose(0, 1)).sum()
     y = y + F.conv3d(q[None], q[None]).sum() + F.conv_transpose3d(q[None], q[:, :, None]).sum()
     triangle = torch.linalg.solve_triangular(x[:, 1:] + 9 * torch.eye(len(k)), x, upper=True)
     return y + triangle.sum() + x.exp().sum(), z
