@@ -375,7 +375,7 @@ def _by_users_kernel(
 @functools.cache
 def _in_python(op: Any, is_open: bool) -> Callable[..., Any] | None:
     """A function in Python that is an operator; None: there is none."""
-    if packet_name(op) == "lerp_":  # torch's own asks for an overload, which imports sympy
+    if op._schema.name == "aten::lerp_":  # torch's own asks for an overload, which imports sympy
         return _written_as(op)
     return kernel(op) or (_written_as(op) if is_open else None)
 
