@@ -4,7 +4,8 @@
     turns    milliseconds of a call, columns taking turns in one process
     memory   peak bytes that torch reserves over ten calls, in a new process
 
-Columns: eager, TorchInductor, the same in mode reduce-overhead, fusee.compile. Random weights.
+Columns: eager, TorchInductor, the same in mode reduce-overhead, fusee.compile, and in training
+fusee.compile of all that a step does: gradients and the optimizer, too. Random weights.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from bench.results_file import Results, Row
 
 HERE = Path(__file__).parent
 MODULE = "bench.gpu"
-COLUMNS = ("eager", "inductor", "reduce-overhead", "compile")
+COLUMNS = ("eager", "inductor", "reduce-overhead", "compile", "step")
 TITLES = {
     "eager": "eager",
     "inductor": "TorchInductor",
     "reduce-overhead": "reduce-overhead",
     "compile": "fusee.compile",
+    "step": "of the whole step",
 }
 KINDS = ("first", "turns", "memory")
 MARKS = ("<!-- gpu:begin -->", "<!-- gpu:end -->")
@@ -157,14 +159,17 @@ PROGRAMS = {
 }
 
 
-def compiled(column: str, module: nn.Module) -> Callable[..., Any]:
-    if column == "eager":
-        return module
+def compiled(column: str, module: nn.Module, step: Step) -> Callable[[], Any]:
+    """What does one call."""
+    if column == "step":
+        whole: Callable[[], Any] = fusee.compile(lambda: step(module))
+        return whole
+    call: Callable[..., Any] = module
     if column == "compile":
-        return fusee.compile(module)
-    mode = None if column == "inductor" else column
-    found: Callable[..., Any] = torch.compile(module, mode=mode)
-    return found
+        call = fusee.compile(module)
+    elif column != "eager":
+        call = torch.compile(module, mode=None if column == "inductor" else column)
+    return lambda: step(call)
 
 
 def first(program: Program, column: str) -> Row:
@@ -176,10 +181,10 @@ def first(program: Program, column: str) -> Row:
     torch.manual_seed(0)
     module, step = program.make()
     torch.cuda.set_rng_state(state)
-    call = compiled(column, module)
+    call = compiled(column, module, step)
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    got = step(call)
+    got = call()
     torch.cuda.synchronize()
     taken = time.perf_counter() - begin
     away = (got.double() - want.double()).abs().max() / want.double().abs().max()
@@ -188,29 +193,38 @@ def first(program: Program, column: str) -> Row:
 
 def memory(program: Program, column: str) -> Row:
     module, step = program.make()
-    call = compiled(column, module)
+    call = compiled(column, module, step)
     for _ in range(10):
-        step(call)
+        call()
     torch.cuda.synchronize()
     return {"reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
-def turns(program: Program, columns: Sequence[str], seconds: float) -> Row:
-    """Per column: the median of what calls take, a few at a time between two events."""
+def turns(
+    program: Program,
+    columns: Sequence[str],
+    seconds: float,
+    ready: Callable[[], None] = lambda: None,
+) -> Row:
+    """Per column: the median of what calls take, a few at a time between two events.
+
+    ready   is called when all is compiled
+    """
     module, step = program.make()
-    calls = {column: compiled(column, module) for column in columns}
+    calls = {column: compiled(column, module, step) for column in columns}
     for call in calls.values():
         for _ in range(4):  # recordings are made
-            step(call)
+            call()
+    ready()
     taken: dict[str, list[float]] = {column: [] for column in columns}
     end = time.perf_counter() + seconds * len(columns)
     while time.perf_counter() < end or len(taken[columns[0]]) < 5:
         for column, call in calls.items():
-            step(call)
+            call()
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             marks[0].record()
             for _ in range(5):
-                step(call)
+                call()
             marks[1].record()
             torch.cuda.synchronize()
             taken[column].append(marks[0].elapsed_time(marks[1]) / 5)
@@ -231,9 +245,9 @@ def as_markdown(data: Row) -> str:
             found = [rows.get(kind, {}).get(column, {}).get(name) for column in COLUMNS]
             if all(x is None for x in found):
                 continue
-            stock = [x for x in found[:3] if x is not None]
-            stock = stock[1:] if kind == "first" else stock  # eager has nothing to compile
-            gain = min(stock) / found[3] if stock and found[3] else None
+            stock = [x for x in found[kind == "first" : 3] if x is not None]
+            own = min((x for x in found[3:] if x is not None), default=None)
+            gain = min(stock) / own if stock and own else None
             gained += [gain] if gain else []
             asked = PROGRAMS[model].asked[kind == "first"] if model in PROGRAMS else None
             cells = [*map(show, found), "" if asked is None or kind == "memory" else f"{asked}"]
