@@ -172,10 +172,15 @@ class Code:
         """2^n for -126 <= n <= 127 in the low bits of `n`."""
         return self.cooked(self.int("add", self.int("shl", n, 23), _ONE_BITS))
 
-    def times_power(self, x: str, n: str) -> str:
-        """x 2^n in two steps, so that results may overflow and be denormal."""
+    def times_power(self, x: str, n: str, vanishes: str) -> str:
+        """x 2^n in two steps, so that results may overflow and be denormal; 0 where it vanishes.
+
+        A product that is too small for any number takes a processor 100 cycles and more, and masks
+        of attention make such: there the second factor is 0.
+        """
         half = self.int("ashr", n, 1)
-        return self.mul(self.mul(x, self.power(half)), self.power(self.int("sub", n, half)))
+        rest = self.select(vanishes, self.real(0.0), self.power(self.int("sub", n, half)))
+        return self.mul(self.mul(x, self.power(half)), rest)
 
 
 @functools.cache  # no formula has -0.0, which would be 0.0 here
@@ -209,7 +214,8 @@ def _exp(c: Code, x: str) -> str:
     if c.t.machine.is_simt:
         return each_lane(c.t, torch.float32, [x], lambda one, args: _exp_simt(Code(one), *args))
     n, r = _exp_reduced(c, c.at_least(c.at_most(x, 89.0), -104.0))
-    return c.times_power(c.add(_exp_core(c, r, _EXP), c.real(1.0)), n)
+    vanishes = c.compare("olt", x, c.real(-104.0))
+    return c.times_power(c.add(_exp_core(c, r, _EXP), c.real(1.0)), n, vanishes)
 
 
 def _exp_simt(c: Code, x: str) -> str:
@@ -249,7 +255,8 @@ def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
 def _exp2(c: Code, x: str) -> str:
     clamped = c.at_least(c.at_most(x, 129.0), -151.0)
     n, real = c.rounded(clamped, c.real(1.0))
-    return c.times_power(_exp2_core(c, c.sub(clamped, real)), n)
+    vanishes = c.compare("olt", x, c.real(-151.0))
+    return c.times_power(_exp2_core(c, c.sub(clamped, real)), n, vanishes)
 
 
 def _exp2_core(c: Code, r: str) -> str:
