@@ -678,11 +678,13 @@ def taken_apart(op: OpOverload) -> Callable[..., Any] | None:
     return decomposition(op) or further_decompositions().get(op)
 
 
-# Kernels of these round once in half precision, torch's decompositions after every step.
-_EXACT_ONLY_WHOLE = frozenset(
+# Kernels of these round once in half precision, torch's decompositions after every step. Gradients
+# of pads torch takes apart into additions at places that are data.
+_ONLY_WHOLE = frozenset(
     overloads(
         "addr linalg_cross logit upsample_linear1d upsample_linear1d.vec upsample_trilinear3d"
-        " upsample_trilinear3d.vec"
+        " upsample_trilinear3d.vec reflection_pad1d_backward reflection_pad2d_backward"
+        " reflection_pad3d_backward"
     )
 )
 
@@ -693,5 +695,5 @@ def torch_table() -> Table:
     return {
         op: function
         for op, function in decomposition_tables().items()
-        if op not in _EXACT_ONLY_WHOLE and torch.Tag.nondeterministic_seeded not in op.tags
+        if op not in _ONLY_WHOLE and torch.Tag.nondeterministic_seeded not in op.tags
     }

@@ -67,7 +67,10 @@ def _embedding_backward(grad: Tensor, index: Tensor, count: Any, *_: Any) -> Fou
     return rows((count, grad.shape[-1]), grad.dtype)
 
 
-RULES.rule(aten.max_pool2d_with_indices_backward.default)(lambda grad, x, *_: in_layout_of(x))
+RULES.rule(*overloads(
+    "max_pool2d_with_indices_backward reflection_pad2d_backward reflection_pad3d_backward"
+    " replication_pad2d_backward replication_pad3d_backward"
+))(lambda grad, x, *_: in_layout_of(x))  # fmt: skip
 RULES.rule(aten.binary_cross_entropy_backward.default)(lambda grad, x, *_: like(x, x.dtype))
 RULES.rule(aten.log_sigmoid_forward.default)(lambda x: (rows(x.shape, x.dtype),) * 2)
 

@@ -94,6 +94,9 @@ def windows(a: torch.memory_format, b: torch.memory_format) -> Iterator[Case]:
         lambda g, x: aten.avg_pool2d_backward(g, x, *window, False, True, None),
         [g, x],
     )
+    padded = image(2, 4, 10, 13, layout=b)
+    for pads in (aten.reflection_pad2d_backward, aten.replication_pad2d_backward):
+        yield "pads", lambda g, x, op=pads: op(g, x, [1, 0, 2, 0]), [padded, x]
     small, (_, chosen) = image(2, 4, 3, 5, layout=b), aten.adaptive_max_pool2d(x, [3, 5])
     yield "adaptive_avg", lambda g, x: aten._adaptive_avg_pool2d_backward(g, x), [small, x]
     yield (

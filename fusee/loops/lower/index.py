@@ -398,6 +398,21 @@ def _index_fill(call: OpCall, x: Tensor, dim: int, index: Tensor, value: Operand
     return rows.store(shape, refused, (_element(call, value, shape), "set"))
 
 
+def _is_bool(
+    call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool
+) -> str | None:
+    return "bool is combined as ATen does it" if accumulate and x.dtype is torch.bool else None
+
+
+@lowers(*named("put"), unless=_is_bool)
+def _put(call: OpCall, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
+    count = product(index.shape)
+    flat, places = reshape(x, (product(x.shape),)), reshape(index, (count,))
+    element = reshape(source, (count,)).at
+    mode: Mode = "add" if accumulate else "set"
+    return reshape(Rows(call, flat, 0, places).store((count,), FLAT, (element, mode)), x.shape)
+
+
 # ------------------------------------------------------------------------------ through views
 
 

@@ -73,6 +73,8 @@ def test_index_put(dtype: torch.dtype) -> None:
     check(lambda x, i, v: x.index_put((i,), v, accumulate=True), x, twice, v)
     check(lambda x, i, v: (x.index_add(0, i, v), x.index_add(0, i, v, alpha=2)), x, twice, v)
     check(lambda x, i, v: (x.index_copy(0, i, v), x.index_fill(1, i, 3)), x, i, v)
+    check(lambda x, i, v: x.t().put(i[:, None] - 4, v[:, :1]), x, i, v)
+    check(lambda x, i, v: x.put(i[:, None] - 4, v[:, :1], accumulate=True), x, twice, v)
 
 
 def test_colliding_axes_are_ordered() -> None:
