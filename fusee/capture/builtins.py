@@ -410,6 +410,17 @@ def _check_is_size(m: Capturing, i: Any, message: Any = None, *, max: Any = None
         _check_with(m, RuntimeError, symbols.operated(operator.le, i, max))
 
 
+@stands_for(torch._has_compatible_shallow_copy_type)
+def _may_take_data(m: Capturing, x: Any, other: Any) -> bool:
+    """Whether `x.data = other` is possible: of FakeTensors it always seems so.
+
+    source   c10/core/TensorImpl.h, has_compatible_shallow_copy_type
+    """
+    with torch._C.DisableTorchFunction():
+        kinds = [(t.device.type == "meta", t.layout) for t in (x, other)]
+    return kinds[0] == kinds[1]
+
+
 # ------------------------------------------------------------------------------ torch's state
 
 

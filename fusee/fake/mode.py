@@ -31,7 +31,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.gpus import ASKING, results_there
 from fusee.fake.layouts import Spec, Unsure, broadcast, equal
-from fusee.fake.open_sizes import GEOMETRIES, OPEN_MAKERS, OPEN_VIEWS, UNBACKED
+from fusee.fake.open_sizes import (
+    GEOMETRIES,
+    OPEN_MAKERS,
+    OPEN_VIEWS,
+    PART_OF,
+    UNBACKED,
+    refuse_part,
+    refuse_place,
+)
 from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
 from fusee.fake.torch_python import (
     OPEN_NUMBERS,
@@ -273,19 +281,32 @@ _METHODS: dict[str, Any] = {
 }
 
 
+_OF_DEVICE = (torch.ops.prim.device.default, overload("_to_copy"))
+
+
+def _of_device(mode: _Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor's device; its copy on the meta device, which torch's mode leaves where it was."""
+    if func is _OF_DEVICE[0]:
+        return _META if mode.in_kernel_invocation else args[0].fake_device
+    if torch.device(kwargs.get("device") or _CPU) != _META:
+        return None
+    made = func(*args, **{**kwargs, "device": None})
+    return _fake(mode, _new(made.shape, made.stride(), made.dtype), _META)
+
+
 @functools.cache
 def _quick_mode() -> type[FakeTensorMode]:
     torch_mode: type[FakeTensorMode] = moved_class(FakeTensorMode)
     by_torch = moved(vars(FakeTensorMode)["__torch_dispatch__"])
     makers = frozenset(overloads(_MAKERS))
-    device_of, select = torch.ops.prim.device.default, overload("select.int")
+    select = overload("select.int")
 
     def dispatch(
         self: _Mode, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is device_of:
-            return _META if self.in_kernel_invocation else args[0].fake_device
+        if func in _OF_DEVICE and (found := _of_device(self, func, args, kwargs)) is not None:
+            return found
         is_open = is_symbolic((args, kwargs))
         if self.env is not None and func._schema.is_mutable:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
@@ -316,9 +337,9 @@ def _quick_mode() -> type[FakeTensorMode]:
                 if found is not None:
                     return _wrapped(self, found, device)
         if is_open and func is select:
-            _refuse_place(*args)
-        elif func in _PART_OF and (is_open or not args[0].numel()):
-            _refuse_part(_PART_OF[func](args[0], *args[2:], **kwargs), args[1])
+            refuse_place(*args)
+        elif func in PART_OF and (is_open or not args[0].numel()):
+            refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
         own = _in_python(func, is_open)
         if own is not None and not func._schema.is_mutable:
             device = _home(self, args, kwargs, for_function=True)
@@ -406,24 +427,6 @@ def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
     is_one = is_open and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
-
-
-def _refuse_place(x: torch.Tensor, axis: int, place: Any) -> None:
-    """Raise where torch's fake kernel takes any place: ATen has one that asks."""
-    if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
-        raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
-
-
-def _refuse_part(part: torch.Tensor, source: torch.Tensor) -> None:
-    """The same of what is put in the place of a part."""
-    if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
-        raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
-
-
-_PART_OF = {
-    overload(f"{name}_scatter"): overload(f"{name}.{kind}")
-    for name, kind in (("select", "int"), ("slice", "Tensor"), ("diagonal", "default"))
-}
 
 
 def _home(

@@ -692,3 +692,21 @@ GEOMETRIES: dict[Op, Callable[..., tuple[Any, Any, Any] | None]] = {
     overload("slice.Tensor"): slice_geometry,
     overload("select.int"): select_geometry,
 }
+
+
+def refuse_place(x: Tensor, axis: int, place: Any) -> None:
+    """Raise where torch's fake kernel takes any place: ATen has one that asks."""
+    if -x.dim() <= axis < x.dim() and not -x.shape[axis] <= place < x.shape[axis]:
+        raise IndexError(f"index {place} is out of range for a size of {x.shape[axis]}")
+
+
+def refuse_part(part: Tensor, source: Tensor) -> None:
+    """The same of what is put in the place of a part."""
+    if part.dim() != source.dim() or any(n != m for n, m in zip(part.shape, source.shape)):
+        raise RuntimeError(f"{list(source.shape)} is put in place of {list(part.shape)}")
+
+
+PART_OF = {
+    overload(f"{name}_scatter"): overload(f"{name}.{kind}")
+    for name, kind in (("select", "int"), ("slice", "Tensor"), ("diagonal", "default"))
+}

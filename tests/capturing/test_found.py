@@ -867,3 +867,29 @@ def test_integers_of_more_digits_than_python_writes() -> None:
         assert torch.equal(got[0], want[0]) and got[1:] == want[1:]
     with pytest.raises(OverflowError, match="cannot fit 'int'"):
         fusee.compile(lambda n: [1] * 2**62**n, backend="eager")(4)
+
+
+LINEAR = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*is on meta:UserWarning")
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: x.to("meta"),
+        lambda x: x.to(torch.zeros(1, dtype=torch.float64, device="meta")),
+        lambda x: torch.as_tensor(x, device="meta").sin(),
+        lambda x: copy.deepcopy(LINEAR).to("meta").weight,
+        lambda x: torch.nn.Linear(2, 3).to("meta").bias,
+        lambda x: LINEAR(x).to("meta", torch.bfloat16, copy=True),
+    ],
+)
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+def test_what_moves_to_the_meta_device_is_there(move: Callable[..., Any], backend: str) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        made = move(x)
+        return made, made.device, made.is_meta
+
+    got, want = fusee.compile(fn, backend=backend)(WEIGHT), fn(WEIGHT)
+    told = [(x.device, x.dtype, x.stride(), x.requires_grad) for x, *_ in (got, want)]
+    assert told[0] == told[1] and got[1:] == want[1:]
