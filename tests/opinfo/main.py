@@ -9,6 +9,7 @@ failed, by op.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -155,7 +156,8 @@ def main() -> int:
     if given.write is not None:
         write = gradients_markdown if given.gradients else markdown
         write = errors_markdown if given.errors else write
-        write = sizes_markdown if given.sizes else write
+        if given.sizes:
+            write = functools.partial(sizes_markdown, learns=given.gradients)
         given.write.write_text(write(rows, given.backend))
     console.print(summary(rows), markup=False, highlight=False, soft_wrap=True)
     return int(any(row["failures"] for row in rows))

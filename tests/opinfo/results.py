@@ -62,14 +62,18 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
     return "\n".join([*lines, *_failures_and_reasons(found), ""])
 
 
-def sizes_markdown(rows: Iterable[Row], backend: str) -> str:
-    """The same of a sweep over groups of samples: tests/opinfo/SIZES.md."""
+def sizes_markdown(rows: Iterable[Row], backend: str, learns: bool = False) -> str:
+    """The same of a sweep over groups of samples: tests/opinfo/SIZES.md.
+
+    learns   with gradients: tests/opinfo/SIZES_GRADIENTS.md
+    """
     found = _in_order(rows)
+    of, option, name = (", gradients", " --gradients", "_GRADIENTS") if learns else ("", "", "")
     lines = [
-        f"# One version for all sizes: the op database through fusee.compile, {backend!r}",
+        f"# One version for all sizes{of}: the op database through fusee.compile, {backend!r}",
         "",
         f"torch {torch.__version__.partition('+')[0]}, CPU, one thread. Written by",
-        "`scripts/opinfo --sizes --write tests/opinfo/SIZES.md`.",
+        f"`scripts/opinfo --sizes{option} --write tests/opinfo/SIZES{name}.md`.",
         "",
         "A group is samples that differ in the lengths of their axes alone, and the same with axes"
         " twice as long. One",
