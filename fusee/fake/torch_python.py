@@ -295,17 +295,17 @@ def _choose() -> None:
     for op in (*torch._decomp.decomposition_table, *named):
         for key in keys:
             if isinstance(op, OpOverload) and (function := op.py_kernels.get(key)) is not None:
-                op.py_kernels[key] = _chosen(function)
+                op.py_kernels[key] = _chosen(op, function)
                 op._dispatch_cache.clear()
 
 
 _CHOSEN: dict[Any, Any] = {}  # what such a kernel is chosen instead of
 
 
-def _chosen(function: Any) -> Any:
+def _chosen(op: OpOverload, function: Any) -> Any:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (moved(function) if _OURS.is_on else function)(*args, **kwargs)
+        return (_ours(op, function) if _OURS.is_on else function)(*args, **kwargs)
 
     _CHOSEN[run] = function
     return run
@@ -350,7 +350,20 @@ def kernel(op: Any) -> Any:
             found = _composite(op)
         if found is None and (key := explicit_key(op)) is not None and not _has_fake(op):
             found = functools.partial(op._op_dk, key)
-    return None if found is None else moved(found)
+    return None if found is None else _ours(op, found)
+
+
+def _ours(op: OpOverload, function: Any) -> Any:
+    is_of_images = packet_name(op).lstrip("_").startswith("upsample_")
+    return functools.partial(_of_images, moved(function)) if is_of_images else moved(function)
+
+
+def _of_images(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An interpolation: it needs elements, which torch's own functions do not say."""
+    made = function(*args, **kwargs)
+    if any(n < 1 for n in made.shape[2:]):
+        raise RuntimeError(f"an image of {[*made.shape[2:]]} elements")
+    return made
 
 
 def _composite(op: OpOverload) -> Any:

@@ -439,6 +439,7 @@ def test_a_size_that_met_a_number_by_chance_stays_open() -> None:
         lambda x, y: x.gather(0, y.argmax(0, keepdim=True)), lambda x, y: x.lerp(y, 0.5),
         lambda x, y: torch.dot(x[:, 0], y[:, 0]), lambda x, y: torch.mv(x.T, y[:, 0]),
         lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None]),
+        lambda x, y: F.interpolate(x.T[None], scale_factor=0.25),  # of 2 nothing is left
     ],
 )  # fmt: skip
 def test_wrong_sizes_raise_eagers_errors(use: Callable[[Tensor, Tensor], Any]) -> None:
