@@ -242,7 +242,9 @@ def _insort(
 def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
     if not args:
         return function()  # the TypeError
-    items = args if len(args) > 1 else in_turn(m, *args)
+    items = args if len(args) > 1 else [*in_turn(m, *args)]
+    if key is None and len(items) > 1 and symbols.are_unbacked(items):
+        return symbols.operated(function, *items)
     return function(items, key=sort_key(m, key), **default)
 
 

@@ -264,7 +264,7 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
         return -operands[0] - 1
     if function is operator.not_ and kinds == {torch.SymBool}:
         return torch.sym_not(operands[0])  # type: ignore[no-untyped-call]
-    if function in _EXTREMES and _are_unbacked(operands) and not named:
+    if function in _EXTREMES and are_unbacked(operands) and not named:
         return functools.reduce(_EXTREMES[function], operands)
     with contextlib.suppress(TypeError):  # what a SymInt does not know, such as ~: an int may
         found = function(*operands, **named)
@@ -283,7 +283,7 @@ def is_unbacked(x: Any) -> bool:
     return size is not None and bool(x.node.env.data.of(size))
 
 
-def _are_unbacked(numbers: Iterable[Any]) -> bool:
+def are_unbacked(numbers: Iterable[Any]) -> bool:
     """Whether these are integers, of which only data knows one."""
     open_ones = [x for x in numbers if type(x) is not int]
     is_int = all(type(x) is torch.SymInt for x in open_ones)

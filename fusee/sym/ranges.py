@@ -318,8 +318,10 @@ class Unbacked:
         """What the next symbol is called."""
         return f"u{len(self.made) + len(self.marked)}"
 
-    def count(self, mask: torch.Tensor) -> Expr:
+    def count(self, mask: torch.Tensor) -> Size:
         """How many elements of a mask are true: the same for all who ask before it changes."""
+        if any(type(n) is int and n == 0 for n in mask.shape):
+            return 0
         version = 0 if mask.is_inference() else mask._version
         known = None if self.env.is_over else self._counts.get(id(mask))
         if known is None or known[1] != version:

@@ -41,6 +41,11 @@ def tokens(a: int, b: int) -> tuple[Tensor, ...]:
     return (r(a, b, 4),)
 
 
+def mean_of_some(x: Tensor) -> Tensor:
+    some = x[x.sum(1) > 0]
+    return some.sum(0) / max(some.shape[0], 1)
+
+
 def shifted(x: Tensor) -> Tensor:
     y = x.clone()
     y[1:] = x[:-1]
@@ -95,6 +100,8 @@ PROGRAMS: dict[str, Program] = {
         lambda a, b: (r(1, 2, a, 4),),
     ),
     "bicubic": (lambda x: F.interpolate(x, size=(5, 4), mode="bicubic"), images),
+    "mean of some": (mean_of_some, rows),
+    "kept": (lambda x, y: x[y > 0] * 2, two),
     "distances": (torch.cdist, lambda a, b: (r(a, 3), r(b, 3))),
 }
 

@@ -227,6 +227,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_one_graph_serves_all_data(program: Program, backend: str) -> None:
     assert graphs_of(program, backend) == 1
+    fusee.compile(program, backend=backend, fullgraph=True)(data()[0])  # nor an end without graphs
 
 
 def extreme(x: Tensor) -> Tensor:
