@@ -36,7 +36,7 @@ def numbers_home(edit: Editor, home: torch.device) -> None:
             if "device" in node.kwargs:
                 node.kwargs = {**node.kwargs, "device": home}
             continue
-        users = [user for user in there if user.target is not _to_copy]
+        users = [u for u in there if u.target is not _to_copy or "device" not in u.kwargs]
         if users:
             with edit.before(node.next if node.op == "call_function" else first):
                 twin = edit.call(_to_copy, node, like=users[0], val=node.meta["val"], device=home)

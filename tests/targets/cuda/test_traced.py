@@ -28,6 +28,7 @@ from fusee.fake.mode import Twins, fake_mode
 from fusee.loops.fusion import fuse
 from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower.graph import GraphLowering, supported
+from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
 from fusee.targets.cuda.devices import numbers_home
 
@@ -195,6 +196,20 @@ def test_numbers_that_both_use() -> None:
     aten = traced(lambda call, x, s: (call(torch.mul, x, s), call(torch.exp, s)), "cuda", "cpu")
     assert externs(lowered(aten)) == [("aten._to_copy.default", True), ("aten.exp.default", True)]
     assert "brought" not in aten.placeholders[1].meta
+
+
+def test_numbers_that_are_counted_on_the_cpu() -> None:
+    """An optimizer's count of steps: what is made of it is the GPU's, once it has come there."""
+
+    def build(call: Node, x: fx.Node, s: fx.Node) -> fx.Node:
+        call(Tensor.add_, s, 1)
+        return call(torch.mul, x, call(torch.pow, 0.9, call(Tensor.double, s)))
+
+    loops = lowered(traced(build, "cuda", "cpu"))
+    assert [name for name, _ in externs(loops)] == ["aten.add.Tensor", "aten._to_copy.default"]
+    counted, come = (step.results[0] for step in loops.steps if isinstance(step, Extern))
+    read = {b for step in loops.steps if not isinstance(step, Extern) for b in reads(step)}
+    assert come in read and counted not in read
 
 
 def test_random_numbers_stay_where_they_are_drawn() -> None:
