@@ -4,8 +4,8 @@ Each program is one call, on inputs of several sizes, layouts and dtypes; eager 
 turns (bench/ops.py). A row of the table is an operator with what its operands are like, as a graph
 tells it to `fusee.autodiff.min_cut.bill`: by how much either takes longer than the bytes that it
 reads and writes, the median over its programs. Rows of a layout alone are the medians over all
-operators, those with "once" what a call by itself takes. --write puts the table where the CPU's
-prices are read from, and a plot beside it.
+operators, those with "once" what a call by itself takes. --write puts the table where the prices of
+processors of this one's vendor are read from, and a plot beside it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bench.ops_cases import Case, Family
 from fusee.errors import FuseeError
 from fusee.targets import cpu
 
-RESULTS = Path(__file__).parent / "results" / "prices.json"
-TABLE = Path(cpu.__file__).with_name("prices.json")
+RESULTS = Path(__file__).parent / "results" / f"prices_{cpu.vendor()}.json"
+TABLE = Path(cpu.__file__).with_name(RESULTS.name)
 Pair = tuple[float, float]  # of ATen's kernel, and of ours
 UNITS = 1e5  # of Prices, in a microsecond
 LEAST_US = 12  # below, a call is most of it

@@ -79,7 +79,7 @@ class Prices(NamedTuple):
     call: int = 80_000
     view: int = 60_000
     run: int = 120_000
-    train: int = 2_000_000
+    train: int = 2_800_000
     near: float = 0.1
     own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
     unit: float = 1e5
@@ -292,7 +292,11 @@ def bill(
     """
     costs = Costs(aten, prices, times)
     calls: dict[tuple[int, str], list[fx.Node]] = {}
+    results = {*aten.results}
     for node in _loops(aten, loops):
+        is_clone = node.target is torch.ops.aten.clone.default and node.meta.get("backward")
+        if is_clone and node in results:
+            continue  # of a gradient that is a view: eager gives the view
         calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
     kernels = float(prices.train if len(halves) > 1 else prices.run)
     charges = []
@@ -308,7 +312,6 @@ def bill(
         kernels += (
             max(0, alone - prices.run) + max(0, loop - prices.near) * passed
         )  # fusion saves none of it
-    results = {*aten.results}
     views = [x for x in aten.graph.nodes if is_view(x.target) and x not in results]
     if views:
         charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))

@@ -18,6 +18,7 @@ from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.capture.entries import live
+from fusee.targets.cpu import CPU, prices_of, vendor
 from tests.check import check
 
 
@@ -284,6 +285,19 @@ def test_batch_norms_fold_into_captured_convolutions_and_follow_their_buffers() 
         assert any(note.startswith("folded") for note in report.passes), report.passes
         torch._foreach_mul_([x for x in model.buffers() if x.is_floating_point()], 4)
         torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.fixture(autouse=True)
+def _same_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever processor this is."""
+    monkeypatch.setattr(CPU, "prices", prices_of("amd"))
+
+
+def test_prices_are_of_processors_of_this_vendor() -> None:
+    assert vendor() in ("amd", "intel")
+    found = {whose: prices_of(whose) for whose in ("amd", "intel")}
+    assert found["intel"].own["tanh"] != found["amd"].own["tanh"]
+    assert all(one.near < one.own[""][1] < one.own[""][0] for one in found.values())
 
 
 def runs_as_captured(

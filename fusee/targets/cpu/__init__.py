@@ -59,8 +59,22 @@ PASSES: tuple[Pass, ...] = (fold_norm, upcast, fuse_attention, channels_last, pr
 _NEEDS_DERIVED: frozenset[Pass] = frozenset({fold_norm, prepack, postops})
 
 
-# Measured by bench/prices.py.
-_OWN = json.loads(Path(__file__).with_name("prices.json").read_text())
+def vendor() -> str:
+    """Whose prices are the nearest: "intel", or "amd". MKL has kernels for Intel's alone."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return "intel" if "GenuineIntel" in lines.read(1 << 12) else "amd"
+    except OSError:
+        return "amd"
+
+
+def prices_of(whose: str) -> Prices:
+    """Measured by bench/prices.py on a processor of that vendor.
+
+    What a usual loop takes is memory for the most part: `near` is a share of it.
+    """
+    own = json.loads(Path(__file__).with_name(f"prices_{whose}.json").read_text())
+    return Prices(own=own, near=0.6 * own[""][1])
 
 
 class CPU:
@@ -70,7 +84,7 @@ class CPU:
     # vector. What LLVM compiles takes longer the larger it is, and processors overlap the next
     # vector's work with this one's only in short bodies. Gathers are made lane by lane.
     profile = Profile(parallel=16, lanes=8, wide=16, gather=12)
-    prices = Prices(own=_OWN)
+    prices = prices_of(vendor())
     device = torch.device("cpu")
 
     def at(self, device: torch.device) -> CPU:
