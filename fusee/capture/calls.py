@@ -363,7 +363,7 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
         shown = (m.plain if name in containers.ASK_SETS else m.in_order)(owner)
         bound = function.__get__(shown, type(shown))
         return _with_iterables(m, bound, name, tuple(rest), kwargs)
-    if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner):
+    if isinstance(owner, _METHOD_OWNERS) or is_scalar(owner) or symbols.is_open(owner):
         return _run(m, function, args, kwargs)
     if function is object.__init__:
         return None

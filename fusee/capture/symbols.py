@@ -35,9 +35,10 @@ from fusee.capture.torch_api import Mark
 from fusee.errors import ConstantSizeError, OptionError, source_line
 from fusee.fake.mode import fake_of
 from fusee.source import Args, Kwargs
-from fusee.sym.expr import Call, Size, Symbol, only_symbol, symbols
+from fusee.sym.expr import Call, Size, Symbol, hint, only_symbol, symbols
 from fusee.sym.ranges import COMPARISONS, FUNCTIONS, refuse
 from fusee.sym.shape_env import FloatNode, Node, ShapeEnv, known_size, size_of, wrapped
+from fusee.sym.steady import common_divisor, steady
 
 
 class Text:
@@ -182,6 +183,8 @@ def attribute(x: Any, name: str) -> Any:
             return getattr(kind(1), name)
         if name in ("conjugate", "__pos__"):
             return types.MethodType(operator.pos, x)
+        if name == "bit_length":
+            return types.MethodType(int.bit_length, x)
         if name in _BY_NAME:
             return types.MethodType(getattr(operator, name), x)
     return getattr(value(x), name)
@@ -234,12 +237,29 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
     if function in TAKE:
         return operated(function, *args, **kwargs)
+    if (found := _steady(function, args)) is not None and not kwargs:
+        return found
     if function is math.log and len(args) == 2:
         return called(function, args[:1], {}) / called(function, args[1:], {})
     if function in FUNCTIONS and len(args) == 1 and type(args[0]) in (torch.SymInt, torch.SymFloat):
         made = converted(args[0], float).node.of(function)
         return torch.SymFloat(made)  # type: ignore[no-untyped-call]
     return function(*value(args), **value(kwargs))
+
+
+def _steady(function: Any, args: Args) -> Any:
+    """What a function in C that is the same for many sizes gives; None: it is another one."""
+    open_ones = [x for x in args if type(x) is torch.SymInt]
+    if len(open_ones) != 1 or size_of(open_ones[0]) is None:
+        return None
+    env, size = open_ones[0].node.env, known_size(open_ones[0])
+    numbers = [x for x in args if type(x) is int and x]
+    if function in (math.isqrt, int.bit_length) and len(args) == 1 and hint(size) >= 0:
+        return steady(env, size, function)
+    if function in (math.gcd, math.lcm) and len(args) == 2 and len(numbers) == 1:
+        found = common_divisor(env, size, numbers[0])
+        return found if function is math.gcd else abs(args[0] * args[1]) // found
+    return None
 
 
 def converted(x: Any, kind: type) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fusee.sym import steady
 from fusee.sym.expr import (
     Size,
     Symbol,
@@ -476,9 +477,7 @@ class FloatNode(Node):
             (a, b), (c, d) = left, right
             if self.env.holds(b, ">", 0) and self.env.holds(d, ">", 0):
                 return BoolNode(self.env, a * d, op, c * b)
-        self.guarded()
-        other.guarded()
-        return BoolNode(self.env, COMPARISONS[op](self.value, other.hint), "", 0)
+        return self.wrap_bool(steady.compared(self, op, other))
 
     def _rounded(self, function: Callable[[float], int]) -> SizeNode:
         """What rounds down or up; exact as long as sizes are below 2^53, which memory sees to."""
@@ -489,8 +488,7 @@ class FloatNode(Node):
             return SizeNode(self.env, -floordiv(-a, b) if function is math.ceil else floordiv(a, b))
         if (scaled := self._scaled(function)) is not None:
             return SizeNode(self.env, scaled)
-        self.guarded()
-        return self.wrap_int(function(self.value))
+        return self.wrap_int(steady.rounded(self, function))
 
     def _scaled(self, function: Callable[[float], int]) -> Size | None:
         """What rounds a size times, or over, a number that is not exact, as int(n * 1.7)."""
@@ -531,8 +529,9 @@ class FloatNode(Node):
             up = floordiv(2 * a + b, 2 * b)
             is_between = 1 - minimum(mod(2 * a + b, 2 * b), 1)
             return SizeNode(self.env, up - is_between * mod(up, 2))
-        found: Any = round(self.guarded(), digits)
-        return self.wrap_int(found) if digits is None else self.wrap_float(found)
+        if digits is None:
+            return self.wrap_int(steady.rounded(self, round))
+        return self.wrap_float(round(self.guarded(), digits))
 
     def __str__(self) -> str:
         return str(self.value)

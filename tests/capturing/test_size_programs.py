@@ -27,6 +27,10 @@ OPERATORS: dict[str, tuple[int, Callable[..., Any]]] = {
     "sum": (2, lambda a, b: sum([a, b, 1])), "sorted": (2, lambda a, b: sorted([a, b])[0]),
     "if": (2, lambda a, b: a if a > b else b - 1), "chain": (1, lambda a: 1 if 2 < a <= 9 else a),
     "even": (1, lambda a: a // 2 if a % 2 == 0 else a + 1),
+    "isqrt": (1, lambda a: math.isqrt(abs(a))), "root": (1, lambda a: math.floor(abs(a) ** 0.5)),
+    "log": (1, lambda a: round(math.log2(abs(a) + 1) * 3)), "bits": (1, lambda a: a.bit_length()),
+    "gcd": (1, lambda a: math.gcd(a, 12)), "lcm": (1, lambda a: math.lcm(8, abs(a))),
+    "below": (1, lambda a: int(3 - math.sqrt(abs(a)) < 0.5)),
     "in": (1, lambda a: a if a in range(3, 50, 2) else 0), "float": (1, lambda a: int(a / 3 > 2.5)),
 }  # fmt: skip
 EXPRESSIONS = st.recursive(
@@ -38,6 +42,7 @@ EXPRESSIONS = st.recursive(
 )
 # What branches: each may part the sizes in two.
 BRANCHES = {
+    *"isqrt root log bits gcd lcm below".split(),
     "if",
     "chain",
     "even",
@@ -67,6 +72,21 @@ def branches(tree: Any) -> int:
     if not isinstance(tree, tuple):
         return 0
     return (tree[0] in BRANCHES) + sum(map(branches, tree[1:]))
+
+
+def test_a_version_for_each_number_that_a_function_gives() -> None:
+    def program(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        whole = math.isqrt(n), n.bit_length(), math.ceil(math.log2(n)), int(n**0.5)
+        return x * n, whole, math.gcd(n, 4), math.sqrt(n) > 9.5
+
+    traced = Traced(program)
+    for n in (82, 86, 94, 98, 93, 85, 97, 89):  # of 81 to 99: below and above 90, even and odd
+        x = torch.ones(n)
+        want, got = program(x), traced(x)
+        assert got[1:] == want[1:]
+        torch.testing.assert_close(got[0], want[0])
+    assert len(traced.graphs) == 1 + 4
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
