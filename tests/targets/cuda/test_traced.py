@@ -205,11 +205,12 @@ def test_numbers_that_are_counted_on_the_cpu() -> None:
         call(Tensor.add_, s, 1)
         return call(torch.mul, x, call(torch.pow, 0.9, call(Tensor.double, s)))
 
-    loops = lowered(traced(build, "cuda", "cpu"))
-    assert [name for name, _ in externs(loops)] == ["aten.add.Tensor", "aten._to_copy.default"]
-    counted, come = (step.results[0] for step in loops.steps if isinstance(step, Extern))
-    read = {b for step in loops.steps if not isinstance(step, Extern) for b in reads(step)}
-    assert come in read and counted not in read
+    steps = lowered(traced(build, "cuda", "cpu")).steps
+    counted, come, *loops = steps
+    assert isinstance(counted, Extern) and counted.name == "aten.add.Tensor"
+    assert isinstance(come, Extern) and come.kwargs["device"] == HOME
+    assert come.results[0] in {b for loop in loops for b in reads(loop)}
+    assert not any(isinstance(loop, Extern) for loop in loops)
 
 
 def test_random_numbers_stay_where_they_are_drawn() -> None:
