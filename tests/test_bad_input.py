@@ -157,6 +157,15 @@ def ops() -> Iterator[Any]:
     def mystery(x: Tensor) -> Tensor:
         return torch.from_numpy(x.numpy() + 1)
 
+    # as written before custom_op: nobody says that what gives nothing has no shape
+    library = torch.library.Library("bad_input", "FRAGMENT")
+    library.define("both_(Tensor(a!) x, Tensor[] ys, Tensor(b!) z) -> ()")
+
+    @torch.library.impl(library, "both_", "CPU")
+    def both(x: Tensor, ys: list[Tensor], z: Tensor) -> None:
+        x.add_(ys[0])
+        z.copy_(torch.from_numpy(np.sin(ys[1].numpy())))
+
     yield torch.ops.bad_input
 
 
@@ -198,7 +207,13 @@ def test_custom_operators_may_write_to_inputs_views_and_intermediates(ops: Any) 
         old = ops.swap(row, y, by=3.0)
         return z + 1, old
 
+    def without_fake(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = y * 2
+        ops.both_(x[0], [y, y + 1], z)
+        return x * 3, z
+
     check(to_input, torch.randn(4), torch.randn(4))
+    check(without_fake, torch.randn(3, 4), torch.randn(4))
     check(to_view, torch.randn(3, 4), torch.randn(4))
     check(to_view, torch.randn(3, 4), torch.randn(4), capture="fx")
     externs = compile_fx(to_input, torch.randn(4), torch.randn(4)).report().externs

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fusee.aten.canonicalize import bound, convert
 from fusee.aten.torch_api import OpOverload, is_composite, is_explicit, library, mutated_arguments
 from fusee.aten.tracer import Args, Kwargs, Rule, TracedTensor, Tracer
+from fusee.errors import MissingFake
 from fusee.fake.layouts import is_dense, is_row_major
 from fusee.fake.mode import on_metas
 from fusee.fake.torch_python import mode_of
@@ -63,7 +64,9 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
             copy = place[key].clone()  # type: ignore[index]
             place[key] = copy  # type: ignore[index]
             copies.append(copy)
-        found = op(*values, **kwargs)
+        found: Any = None
+        if plain or copies[0].device.type != "meta":  # what gives nothing needs no fake
+            found = op(*values, **kwargs)
         first = list(found) if len(plain) > 1 else [found] * len(plain)
         results = [*first, *copies]
         return results[0] if len(results) == 1 else tuple(results)
@@ -159,7 +162,11 @@ def write_rule(op: OpOverload) -> Rule | None:
 
         def rule(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
             # so that an operator without a fake implementation is refused by its own name
-            t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
+            try:
+                t.run_meta(op, t.operands(args)[1], t.named_operands(kwargs)[1])
+            except MissingFake:
+                if op._schema.returns:
+                    raise
             return rewritten(t, op, args, kwargs)
 
         return rule
