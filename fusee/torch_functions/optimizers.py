@@ -3,7 +3,9 @@
 `step` and the update formulas are captured like any Python. These are not:
 
 _init_group     finds gradients and state. It runs for real: state that is missing is made at this
-                very step anyway. What it found are facts, and inputs of the graph
+                very step anyway. What it found are facts, and inputs of the graph. At the first
+                step of parameters on a GPU the option `capturable` is set, as TorchDynamo does:
+                steps are counted there, and no number has to come from the CPU
 _get_value      `step.item()`, which becomes a float of the graph
 the list form   is taken where torch would go through the parameters one by one: the same formulas,
                 on whole lists
@@ -89,6 +91,7 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
     mirrors += [x for at in map(id, state.obj.values()) if (x := m.world.mirrors.get(at))]
     if any(x.is_changed() for x in mirrors) or any(name == "grad" for _, name in m.world.slots):
         raise GraphBreak("an optimizer steps after its gradients or its state were replaced")
+    _count_on_gpu(state.obj, mirrors[1].obj)
     for key in dict.keys(group):
         m.subscript(group, key)
     real: list[list[Any]] = [[] for _ in lists]
@@ -100,6 +103,16 @@ def _init_group(function: Any, m: Capturing, optimizer: Any, group: Any, *lists:
             raise GraphBreak("an optimizer has tensors in its state that are not by parameter")
         given.extend(known.get(id(x), x) for x in found)
     return result
+
+
+_GPUS = {"cuda"}
+
+
+def _count_on_gpu(state: Any, group: Any) -> None:
+    if dict.get(group, "capturable") is False and all(
+        param.device.type in _GPUS and param not in state for param in group["params"]
+    ):
+        group["capturable"] = True
 
 
 def _known(m: Capturing, state: Mirror, params: list[Any]) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.targets.cuda import CUDA, assemble, device, launch
+from fusee.torch_functions import optimizers
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
 
@@ -496,3 +498,30 @@ def test_a_bad_index_of_a_recording(gpu: FakeGpu) -> None:
     with pytest.raises(IndexError, match="out of"):
         for _ in range(2):
             call(x, index)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam])
+def test_an_optimizer_counts_its_steps_on_the_gpu(
+    kind: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that all of a step is recorded."""
+    monkeypatch.setattr(optimizers, "_GPUS", {"cpu"})
+    gpu.unknown, losses = 1 << 20, []
+    nets = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))]
+    nets.append(copy.deepcopy(nets[0]))
+    x, made = torch.randn(4, 8), [kind(net.parameters(), lr=1e-2) for net in nets]
+
+    def step(k: int) -> Tensor:
+        made[k].zero_grad()
+        loss: Tensor = nets[k](x).square().mean()
+        loss.backward()
+        made[k].step()
+        return loss.detach()
+
+    call = fusee.compile(step, options={"cache": False})
+    for _ in range(5):
+        losses.append((call(0), step(1)))
+    for got, want in (*losses, *zip(nets[0].parameters(), nets[1].parameters(), strict=True)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert not live_reports()[-1].externs and gpu.replayed >= 9
+    assert [one.param_groups[0]["capturable"] for one in made] == [True, False]
