@@ -65,7 +65,7 @@ FAMILIES = (
         "F.pad(x[None], (3, 3), 'replicate')", "F.pad(x[None], (3, 3), 'circular')",
         "x.diagonal() + 1", "F.glu(x[:, :6])",
         "torch.cat((x, x), 1)", "torch.cat((x, x))", "torch.stack((x, x))",
-        "torch.stack((x, x), -1)",
+        "torch.stack((x, x), 1)", "torch.stack((x, x), -1)",
         f"{_OPS}.slice_backward(x, (2 * x.shape[0], x.shape[1]), 0, 0, x.shape[0], 1)",
         f"{_OPS}.select_backward(x, (3, *x.shape), 0, 1)", "x.masked_fill(x > 0, 0.0)",
     ), _DTYPES),

@@ -388,15 +388,16 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     is_down = any(same_ints(x.shape[-1:], result.shape[-1:]) for x in sums)
     rows = [x.shape[-1] for x in sums if not is_down] or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
+    is_moved = _kind_of(nodes[0].target) is Kind.MOVING
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
         "integer": not result.dtype.is_floating_point,
-        "across": any(_is_crosswise(x, result, lanes) for x in given),
+        "across": any(_is_crosswise(x, result, lanes, is_moved) for x in given),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
         "short": 1 < length < 16,
         "brief": 16 <= length <= 128,
         "down": is_down,
-        "spread": any(_is_spread(costs, x, result) for x in given),
+        "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
 
@@ -410,11 +411,17 @@ def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
     )
 
 
-def _is_crosswise(x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int]) -> bool:
-    return same_ints(x.shape, result.shape) and any(
-        not (same_ints((x.stride(k),), (1,)) or same_ints((x.stride(k),), (0,)))
+def _is_crosswise(
+    x: torch.Tensor, result: torch.Tensor, lanes: Sequence[int], is_moved: bool
+) -> bool:
+    """is_moved: it lies in a result of another shape as it is, as what is padded or joined does."""
+    lead = result.dim() - x.dim()
+    if not same_ints(x.shape, result.shape) and not (is_moved and x.dim()):
+        return False
+    return any(
+        not (same_ints((x.stride(k - lead),), (1,)) or same_ints((x.stride(k - lead),), (0,)))
         for k in lanes
-        if not same_ints((x.shape[k],), (1,))
+        if 0 <= k - lead < x.dim() and not same_ints((x.shape[k - lead],), (1,))
     )
 
 
