@@ -508,4 +508,6 @@ def _smallest(x: Any, value: int, most: int) -> Any:
         return type(x)([_smallest(part, value, most) for part in x])
     if not isinstance(x, torch.Tensor):
         return 1 if isinstance(x, OPEN_NUMBERS) else x
-    return torch.full([min(n, most) for n in x.shape], value, dtype=x.dtype, device="cpu")
+    size: Iterable[Any] = x.shape
+    sizes = [n if type(n) is int else max(n.node.hint, 1) for n in size]
+    return torch.full([min(n, most) for n in sizes], value, dtype=x.dtype, device="cpu")

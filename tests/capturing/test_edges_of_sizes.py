@@ -46,6 +46,12 @@ def mean_of_some(x: Tensor) -> Tensor:
     return some.sum(0) / max(some.shape[0], 1)
 
 
+def part_of_some(x: Tensor) -> Tensor:
+    begin = int((x[:, :1] > 0).sum())
+    part = x[begin : begin + 1]
+    return part[part > 0] * 2
+
+
 def shifted(x: Tensor) -> Tensor:
     y = x.clone()
     y[1:] = x[:-1]
@@ -102,6 +108,7 @@ PROGRAMS: dict[str, Program] = {
     "bicubic": (lambda x: F.interpolate(x, size=(5, 4), mode="bicubic"), images),
     "mean of some": (mean_of_some, rows),
     "kept": (lambda x, y: x[y > 0] * 2, two),
+    "kept of a part": (part_of_some, rows),
     "distances": (torch.cdist, lambda a, b: (r(a, 3), r(b, 3))),
 }
 
