@@ -19,12 +19,13 @@ def test_table(tmp_path: Path) -> None:
     ):
         results.put("bert", "first", column, {"first_s": seconds, "away": 0.001})
         results.put("bert", "turns", column, {"median_ms": ms})
+    results.put("bert", "turns", "step", {"median_ms": 1.8})
     results.put("vit", "first", "compile", {"error": "no kernel"})
     results.put("mlp", "first", "compile", {"first_s": 0.5, "away": 0.2})
     found = gpu.as_markdown(results.data)
-    assert "| bert | 0.20 | 9.00 | 8.00 | 0.80 | 0.9 | 10.00x |" in found
-    assert "| bert | 5.000 | 4.000 | 3.000 | 2.000 | 2.3 | 1.50x |" in found
-    assert "| mlp | - | - | - | 0.50 | 0.3 | - |" in found
+    assert "| bert | 0.20 | 9.00 | 8.00 | 0.80 | - | 0.9 | 10.00x |" in found
+    assert "| bert | 5.000 | 4.000 | 3.000 | 2.000 | 1.800 | 2.3 | 1.67x |" in found
+    assert "| mlp | - | - | - | 0.50 | - | 0.3 | - |" in found
     assert "a GPU, torch" in found and "than a hundredth: mlp" in found
 
 

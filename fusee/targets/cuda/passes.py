@@ -213,8 +213,8 @@ def rows_as_sums(edit: Editor) -> None:
 def even_rows(edit: Editor) -> None:
     """Large products in 16 bits whose rows are no multiples of 16 bytes get longer ones, of zeros.
 
-    cuBLAS has slow kernels alone for them: a layer of 50,257 words takes 3.3 ms there, and 0.6 with
-    50,264 (docs/benchmarks.md, GPUs).
+    cuBLAS has slow kernels alone for them: a layer of 50,257 words takes 3.3 ms there, and with
+    50,264 0.45 beside the copies (docs/benchmarks.md, GPUs).
     """
     padded: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = {}
     for node in list(edit.graph.nodes):
