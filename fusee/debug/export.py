@@ -91,7 +91,8 @@ def export(
     bound.apply_defaults()
     varies = None
     if dynamic_shapes is not None:
-        varies = declared(fn, tuple(args), named, bound.arguments, dynamic_shapes)
+        own = dict([*bound.arguments.items()][len(before) :])
+        varies = declared(fn, tuple(args), named, own, dynamic_shapes)
     captured = capture(Place(function), bound.arguments, POLICY.for_export(), varies)
     if captured.raises:
         fn(*args, **named)
@@ -301,7 +302,7 @@ def declared(
 ) -> Declared:
     """What varies.
 
-    named    the arguments by their parameters
+    named    the arguments by their parameters, but for what a method is bound to
     raises   OptionError for a form that does not fit them
     """
     if hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection, AdditionalInputs
@@ -312,8 +313,13 @@ def declared(
             (x for x in named.values() if isinstance(x, dict) and not {*shapes} <= {*named}), {}
         )
         _walk("", {**named, **more}, shapes, found)
+        return found
+    given, names = (*args, *kwargs.values()), (*[*named][: len(args)], *kwargs)
+    by_name = all(named.get(n) is x for n, x in zip(names, given))
+    if by_name and isinstance(shapes, (tuple, list)) and len(shapes) == len(given) == len(names):
+        _walk("", named, dict(zip(names, shapes)), found)  # numbers are known by name
     else:
-        _walk("", (*args, *kwargs.values()), shapes, found)
+        _walk("", given, shapes, found)
     return found
 
 

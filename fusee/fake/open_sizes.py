@@ -524,6 +524,21 @@ def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., 
     return indices
 
 
+def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: Any) -> Tensor:
+    if repeats is None:
+        return torch.repeat_interleave(x, **named)
+    if isinstance(repeats, Tensor) and repeats.dim() == 1:
+        _let_be_equal(x.numel() if dim is None else x.shape[dim], repeats.shape[0])
+    return torch.repeat_interleave(x, repeats, dim, **named)
+
+
+def _let_be_equal(a: Any, b: Any) -> None:
+    """Let sizes be equal of which only data knows one, or eager raises."""
+    is_alike = a == b
+    if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
+        is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
+
+
 # Functions of torch that take known sizes alone, of others that do not.
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.linspace: _linspace,
@@ -532,6 +547,7 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
     torch.kron: _kron,
     torch.Tensor.kron: _kron,
+    **dict.fromkeys((torch.repeat_interleave, torch.Tensor.repeat_interleave), _repeated),
     torch.hann_window: _window(
         torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
     ),
@@ -626,9 +642,7 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
 def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
     """As many rows as places, or eager raises. The rest is torch's to say."""
     if x.dim() and source.dim() and index.dim():
-        is_alike: Any = source.shape[_axis(axis, source.dim())] == index.shape[0]
-        if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
-            is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
+        _let_be_equal(source.shape[_axis(axis, source.dim())], index.shape[0])
 
 
 # ---------------------------------------------------------------------------- slices

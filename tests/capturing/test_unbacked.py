@@ -122,6 +122,7 @@ def counted(x: Tensor) -> Any:
         classes,
         counts * 2,
         torch.repeat_interleave(repeats),
+        torch.arange(3).repeat_interleave(torch.bincount(repeats, minlength=3)),
         x.repeat_interleave(repeats, 0) + 1,
     )
 
@@ -256,12 +257,18 @@ def asserted(x: Tensor) -> Tensor:
     return rows * 2
 
 
+def counted_wrongly(x: Tensor) -> Tensor:
+    return torch.arange(4).repeat_interleave(torch.bincount((x[0] > 0) * 2 + 1))
+
+
 def divided(x: Tensor) -> Tensor:
     return x * (1 / (x > 0).sum().item())
 
 
 @pytest.mark.parametrize("backend", ["eager", "fusee"])
-@pytest.mark.parametrize("program", [extreme, selected, reshaped, refused, asserted, divided])
+@pytest.mark.parametrize(
+    "program", [extreme, selected, reshaped, refused, asserted, counted_wrongly, divided]
+)
 def test_where_eager_raises_for_some_data(program: Program, backend: str) -> None:
     assert any(type(outcome(program, x)) is tuple for x in data())
     graphs_of(program, backend)
