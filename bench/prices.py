@@ -54,6 +54,7 @@ FAMILIES = (
         "x.sigmoid()", "F.gelu(x)", "F.silu(x)", "x.erf()", "x.pow(2)", "x.pow(3)",
         "x.clamp(-1, 1)", "x.sign()", "x.floor()", "x.round()", "x.abs().sqrt()", "x.rsqrt()",
         "x.reciprocal()", "x.erfc()", "x.log1p()", "x.expm1()",
+        "x.tan()", "x.atan()", "x.frac()", "x.asinh()", "x.sinh()", "x.exp2()", "x.log2()",
         "x > 0", "x.log()", "F.softplus(x)", "F.hardswish(x)", "F.elu(x)", "F.leaky_relu(x)",
         "x.to(torch.bfloat16 if x.dtype is torch.float32 else torch.float32)",
         "x.to(torch.float64)",
@@ -77,7 +78,8 @@ FAMILIES = (
     ), _DTYPES),
     Family("of two", _two(_ROWS), (
         "x + y", "x * y", "x - y", "x / y", "torch.maximum(x, y)", "torch.where(x > 0, x, y)",
-        "torch.atan2(x, y)", "F.mse_loss(x, y)", "x.copy_(y)", "x.add_(y)", "x.mul_(y)",
+        "torch.atan2(x, y)", "torch.hypot(x, y)", "torch.fmod(x, y)",
+        "torch.remainder(x, y)", "F.mse_loss(x, y)", "x.copy_(y)", "x.add_(y)", "x.mul_(y)",
         f"{_OPS}.threshold_backward(x, y, 0)", f"{_OPS}.gelu_backward(x, y)",
         f"{_OPS}.silu_backward(x, y)", f"{_OPS}.sigmoid_backward(x, y)",
         f"{_OPS}.tanh_backward(x, y)", f"{_OPS}._softmax_backward_data(x, y, 1, x.dtype)",
