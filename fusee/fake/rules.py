@@ -667,6 +667,9 @@ def _gather(x: Tensor, axis: int, index: Tensor, **kwargs: Any) -> Found:
 
 
 RULES.rule(aten.index.Tensor)(indexed)
+RULES.rule(aten.angle.default)(  # of complex numbers it is a part of another result, copied
+    lambda x: rows(x.shape, x.dtype.to_real()) if x.is_complex() else None
+)
 
 
 @RULES.rule(aten.embedding.default)

@@ -441,7 +441,9 @@ def test_strides_of_what_is_chosen_by_index() -> None:
             )
             programs.append(x)
 
+    z = torch.zeros(3, 4, dtype=torch.complex64).t()
+
     def fn() -> Any:
-        return [x[at].stride() for x in programs for at in places]
+        return [x[at].stride() for x in programs for at in places], z.angle().stride()
 
     assert fusee.compile(fn, backend="eager")() == fn()
