@@ -242,6 +242,11 @@ def _rough_exp2(one: InsertPoint, given: Sequence[str]) -> str:
     return one.level.call("float", "llvm.nvvm.ex2.approx.ftz.f32", ("float", given[0]))
 
 
+def _rsqrt_simt(one: InsertPoint, given: Sequence[str]) -> str:
+    """A GPU's instruction, as in CUDA's rsqrtf: 2 ulp."""
+    return one.level.call("float", "llvm.nvvm.rsqrt.approx.f", ("float", given[0]))
+
+
 def rough_quotient(t: InsertPoint, x: str, y: str) -> str:
     """x / y of float32 on a GPU, to 2 ulp, without the branch that an exact one takes."""
 
@@ -445,6 +450,8 @@ def math_function(t: InsertPoint, name: str, dtype: torch.dtype, args: Sequence[
     """
     if name in _INTRINSICS:
         return t.intrinsic(_INTRINSICS[name], HELD[dtype], *args)
+    if name == "rsqrt" and t.machine.is_simt and dtype is torch.float32:
+        return each_lane(t, dtype, args, _rsqrt_simt)
     if name == "rsqrt":
         root = t.intrinsic("sqrt", HELD[dtype], *args)
         return t.level.op(f"fdiv {t.kind(dtype)} {literal(1.0, dtype, t.lanes)}, {root}")

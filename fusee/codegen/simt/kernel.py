@@ -53,6 +53,7 @@ from fusee.sym.expr import (
     maximum,
     minimum,
     product,
+    symbols,
 )
 
 SIMT = Machine(frozenset(), 128, is_simt=True)
@@ -61,6 +62,8 @@ SIMT = Machine(frozenset(), 128, is_simt=True)
 BLOCK, COLUMNS, LARGEST = 128, 256, 1024
 # Threads that give a GPU enough to do: with as many points, reductions are not shared.
 ENOUGH = 1 << 16
+# Points of an axis that a thread takes for what it loads but once.
+ROWS = 4
 # Elements of a row that a thread takes one by one, and a block of them.
 PIECES = 8
 STRIP = PIECES * BLOCK
@@ -186,8 +189,11 @@ class _Mapping:
             self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
         self.reloads = reads_back(kernel.phases)
         self.split: Sharing | None = None
+        self.row: Symbol | None = None
         if not short and not scans:
             self.team = self._team()
+        if self.team is None:
+            self.row = self._row()
         if self.team is not None and not self._is_kept(self.team):
             self.phases = in_one_pass(kernel.phases)
             self.orders = {id(phase): walk(phase.operands) for phase in self.phases}
@@ -330,9 +336,23 @@ class _Mapping:
         found = [*reversed([*found, rest])]
         return found if wide else [op(f"zext i32 {x} to i64") for x in found]
 
+    def _row(self) -> Symbol | None:
+        """The axis of which a thread takes several points: what it loads for its lanes alone, as a
+        channel's mean, it has then for all of them."""
+        lane = self.lane
+        if lane is None or lane.hi is None or not self.parallel or self.kernel.ordered:
+            return None
+        axis, enough = self.parallel[-1], 2 * ENOUGH * ROWS
+        if axis.hi is None or hint(axis.hi) < ROWS or hint(self._space()) < enough:
+            return None
+        loads = (symbols(v.attr[1]) for x in self.orders.values() for v in x if v.op == "load")
+        shares = any(lane in place and axis not in place for place in loads)
+        return axis if shares and divides(self.vec, lane.hi) else None
+
     def _space(self) -> Size:
         """How many threads or teams there are."""
-        total = product(axis.hi for axis in self.parallel if axis.hi is not None)
+        sizes = ((axis, axis.hi) for axis in self.parallel if axis.hi is not None)
+        total = product((n + (ROWS - 1)) // ROWS if axis is self.row else n for axis, n in sizes)
         if self.lane is None or self.lane.hi is None:
             return total
         return total * ((self.lane.hi + self.vec - 1) // self.vec)
@@ -340,6 +360,8 @@ class _Mapping:
     def _chunks(self) -> list[str]:
         """Names of the sizes of the space that they are numbered in."""
         sizes = [self.ctx.size_of(axis) for axis in self.parallel]
+        if self.row is not None and self.row.hi is not None:
+            sizes[-1] = self.ctx.param("rows", (self.row.hi + (ROWS - 1)) // ROWS)
         if self.lane is None:
             return sizes
         size = self.ctx.size_of(self.lane)
@@ -375,7 +397,9 @@ class _Mapping:
         last = level.op(f"icmp uge i64 {(digits or [number])[0]}, {(sizes or ['1'])[0]}")
         level.leave(last, lambda: "void")
         self._place(digits)
-        if self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
+        if self.row is not None:
+            self._rows(self.row)
+        elif self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
             self._all_phases()
         else:
             low = ctx.axis_name[self.lane]
@@ -383,6 +407,21 @@ class _Mapping:
             whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
             self._last_elements(whole, low)
         return (total + (BLOCK - 1)) // BLOCK
+
+    def _rows(self, axis: Symbol) -> None:
+        ctx, level = self.ctx, self.level
+        low = level.op(f"mul nsw i64 {ctx.axis_name[axis]}, {ROWS}")
+        high = level.op(f"add nsw i64 {low}, {ROWS}")
+        end = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, ctx.size_of(axis))
+        ctx.base_rank = 2
+
+        def inside(i: str, _: list[str]) -> list[str]:
+            ctx.open_axis(axis, i, 2)
+            self.body.set_stage(self.lane, Stage(1, self.vec), None)
+            self._all_phases()
+            return []
+
+        ctx.writer.loop(low, end, 1, [], inside)
 
     def _takes_strips(self) -> bool:
         """Whether rows are long, and their elements are loaded one by one: where each lies in its

@@ -59,6 +59,7 @@ NVVM: dict[str, Callable[..., Array]] = {
     "fma.rm.f": _fma_down,
     "ex2.approx.ftz.f32": np.exp2,
     "div.full": np.divide,
+    "rsqrt.approx.f": lambda x: 1 / np.sqrt(x),
 }
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import fusee
 from fusee.backends import native
+from fusee.codegen.simt import kernel
 from fusee.runtime import jit
 from fusee.targets.cuda import PROFILE, assemble
 from fusee.targets.cuda.launch import target
@@ -224,7 +225,13 @@ OTHERS: dict[str, Callable[[], Any]] = {
         lambda x, i: x.gather(1, i), numbers(9, 64), torch.randint(0, 64, (9, 40))),
     "padding": lambda: (lambda x: F.pad(x, (1, 2, 3, 1)) * 2, numbers(8, 16)),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1).relu(), numbers(8, 16), numbers(8, 17)),
-    "long rows of odd lengths": lambda: (lambda x: x[1:, 1:].mul(2).bfloat16(), numbers(258, 2052)),
+    "long rows of odd lengths": lambda: (lambda x: x[1:, 1:].mul(2), numbers(4, 2052)),
+    "rows with a bias": lambda: (
+        lambda x, w, b: (x * w.exp() + b).relu(), numbers(3, 7, 16), numbers(16), numbers(16)),
+    "batch norm of channels-last": lambda: (
+        lambda x, m, v: F.relu(F.batch_norm(x, m, v)) + x,
+        numbers(2, 8, 5, 6).contiguous(memory_format=torch.channels_last), numbers(8),
+        numbers(8).abs()),
     "flip and slices": lambda: (lambda x: x.flip(1)[:, 1:] + x[:, :-1], numbers(8, 33)),
     "broadcast": lambda: (lambda x, y: x[:, None] * y + 1, numbers(6, 16), numbers(5, 1)),
     "writes": lambda: (lambda x: x.add_(1).mul_(2).sum(), numbers(16, 64)),
@@ -241,6 +248,18 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_other_loops(gpu: Simulated, program: str) -> None:
     fn, *args = OTHERS[program]()
     agree(fn, *args)
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_threads_that_take_several_points(
+    gpu: Simulated, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do where there are enough."""
+    monkeypatch.setattr(kernel, "ENOUGH", 1)
+    fn, *args = OTHERS[program]()
+    agree(fn, *args)
+    if program in ("rows with a bias", "batch norm of channels-last"):
+        assert all("smin" in code.module for code in gpu.codes)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8], ids=str)
