@@ -35,6 +35,7 @@ from fusee.targets.cuda.passes import (
     channels_last,
     even_rows,
     heads_of_groups,
+    long_scans,
     one_key,
     patches_as_products,
     rows_as_sums,
@@ -129,6 +130,7 @@ class CUDA:
             one_key,
             rows_as_sums,
             even_rows,
+            long_scans,
         )
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:

@@ -23,6 +23,8 @@ _ROWS_BYTES = 13 << 20
 _EVEN, _SLOW, _FAST, _COPIED = 8, 150e12, 600e12, 3e12
 # Seconds that a kernel more costs.
 _LAUNCHED = 5e-6
+# Elements of a row that a thread scans, and rows that are enough for a thread each.
+_PIECE, _MANY_ROWS = 64, 1 << 16
 # Of ATen's attention without a mask.
 _MOST_HEAD = 256
 
@@ -186,6 +188,46 @@ def _attended(
     score = call(aten.sum.dim_IntList, call(aten.mul.Tensor, q, k), [-1], True)
     share = call(aten.exp.default, call(aten.sub.Tensor, score, score))  # 1, or not a number
     return call(aten.reshape.default, call(aten.mul.Tensor, share, v), list(val(node).shape))
+
+
+def long_scans(edit: Editor) -> None:
+    """Sums and products along long rows, of which there are few, begin at each piece of them."""
+    for node in list(edit.calls(aten.cumsum.default, aten.cumprod.default)):
+        named = arguments(node)
+        shape, dtype = list(val(node).shape), val(node).dtype
+        if not shape or not all(type(n) is int and n > 0 for n in shape):
+            continue
+        dim = named["dim"] % len(shape)
+        if shape[dim] >= 4 * _PIECE and math.prod(shape) // shape[dim] < _MANY_ROWS:
+            with edit.before(node):
+                found = _in_pieces(edit, node, edit.cast(named["self"], dtype, node), dim)
+                found = edit.call(aten.slice.Tensor, found, dim, 0, shape[dim], like=node)
+            edit.become(node, aten.clone.default, found, memory_format=torch.contiguous_format)
+            edit.notes.append(f"{node} goes along pieces of its rows at once")
+
+
+def _in_pieces(edit: Editor, node: fx.Node, x: fx.Node, dim: int) -> fx.Node:
+    def call(op: Any, *args: Any) -> fx.Node:
+        return edit.call(op, *args, like=node)
+
+    def padded(x: fx.Node, front: int, back: int) -> fx.Node:
+        pads = [0, 0] * (val(x).dim() - 1 - dim) + [front, back]
+        return call(aten.constant_pad_nd.default, x, pads, start) if front or back else x
+
+    adds = node.target is aten.cumsum.default
+    start, scan = (0, aten.cumsum.default) if adds else (1, aten.cumprod.default)
+    x = padded(x, 0, -val(x).shape[dim] % _PIECE)
+    size = list(val(x).shape)
+    count = size[dim] // _PIECE
+    parts = call(aten.view.default, x, [*size[:dim], count, _PIECE, *size[dim + 1 :]])
+    if adds:
+        totals = call(aten.sum.dim_IntList, parts, [dim + 1])
+    else:
+        totals = call(aten.prod.dim_int, parts, dim + 1)
+    before = padded(call(scan, call(aten.slice.Tensor, totals, dim, 0, count - 1), dim), 1, 0)
+    join = aten.add.Tensor if adds else aten.mul.Tensor
+    found = call(join, call(scan, parts, dim + 1), call(aten.unsqueeze.default, before, dim + 1))
+    return call(aten.view.default, found, size)
 
 
 def rows_as_sums(edit: Editor) -> None:

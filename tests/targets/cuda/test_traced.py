@@ -341,6 +341,18 @@ def test_large_products_of_odd_rows_get_longer_ones(name: str) -> None:
     assert got.stride() == want.stride()
 
 
+@pytest.mark.parametrize("shape, dim", [((3, 256), 1), ((1000,), 0), ((2, 300, 5), -2)], ids=str)
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+def test_long_scans_go_in_pieces(scan: Any, shape: tuple[int, ...], dim: int) -> None:
+    aten, notes = passed(lambda x: scan(x.float(), dim), shape)
+    assert any("pieces" in note for note in notes)
+    lowered(aten)
+    x = torch.rand(shape).mul(0.1).add(0.95).bfloat16()
+    (got,) = fx.Interpreter(fx.GraphModule({}, aten.graph)).run(x)
+    want = scan(x.float(), dim)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_row_is_stored_before_all_sums_read_it() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return F.linear(F.silu(x) * 2, w)
