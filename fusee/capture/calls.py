@@ -165,6 +165,19 @@ def _run(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     return asked_by_c(m.world.recorder, function, *args, **kwargs)
 
 
+@stands_for(range)
+def _range(m: Capturing, *args: Any) -> Any:
+    """Of a loop in steps of several, up to an open end, only the number of turns is relied on."""
+    f = m.frames[-1]
+    if len(args) == 3 and type(args[0]) is type(args[2]) is int and abs(args[2]) > 1:
+        start, end, step = args
+        is_loop = f.program.instructions[f.next].name == "GET_ITER"  # else the end may be seen
+        if is_loop and type(end) is torch.SymInt and not symbols.is_unbacked(end):
+            turns = (end - start + step - (1 if step > 0 else -1)) // step
+            return range(start, start + symbols.value(turns if turns > 0 else 0) * step, step)
+    return call_class(m, range, args, {})
+
+
 @stands_for_each(json.dumps, json.loads)
 def _as_json(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     leaves = pytree.tree_leaves([*map(m.deep, args), *kwargs.values()])

@@ -78,6 +78,7 @@ def test_a_version_for_each_number_that_a_function_gives() -> None:
     def program(x: torch.Tensor) -> Any:
         n = x.shape[0]
         whole = math.isqrt(n), n.bit_length(), math.ceil(math.log2(n)), int(n**0.5)
+        x = x + sum(k for k in range(0, n, 10)) + sum([k + 1 for k in range(-1, -n, -10)])
         return x * n, whole, math.gcd(n, 4), math.sqrt(n) > 9.5
 
     traced = Traced(program)
