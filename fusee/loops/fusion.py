@@ -235,7 +235,9 @@ class _Fuser:
         self.read: dict[Buffer, list[int]] = {}  # positions of readers
         self.sharing: dict[Buffer, list[Group]] = {}  # groups that read or write a buffer
         self.refusals: list[str] = []
-        self.alone: Group | None = None  # the last one of single elements
+        # The last ones of single elements: of the graph's own, and of the caller's, which are
+        # written when all that may raise is over.
+        self.alone: dict[bool, Group] = {}
         self.last_extern = -1
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
@@ -291,7 +293,7 @@ class _Fuser:
             self.items.append(group)
             _join(Placement(group, Member(replace(loop)), loop.axes, loop.reduce_axes, 0))
             if _is_one_element(loop) and not group.sealed:
-                self.alone = group
+                self.alone[loop.buffer.role == "input"] = group
         else:
             group = best.group
             _join(best)
@@ -307,7 +309,7 @@ class _Fuser:
             for group in self.sharing.get(buffer, ())[-4:]:
                 if group.position >= earliest and not group.sealed:
                     found[group.position] = group
-        alone = self.alone if _is_one_element(loop) else None
+        alone = self.alone.get(loop.buffer.role == "input") if _is_one_element(loop) else None
         if alone is not None and alone.position >= earliest:
             found[alone.position] = alone
         return [found[position] for position in sorted(found, reverse=True)[:6]]
