@@ -494,7 +494,7 @@ class CompiledFunction:
                 return self._made(place, values)
             if compiled is not None:
                 times["backend"] = _milliseconds(begin)
-            if captured.is_plain and getattr(compiled, "is_captured", compiled is None):
+            if captured.is_plain and getattr(compiled, "is_captured", False):
                 captured.leave_to_python()
             else:
                 run = captured.run(compiled, self.nested)
