@@ -122,12 +122,15 @@ class Failing:
     eagerly   the graph, which torch can run; where it does not raise, the error is the backend's
               own. None for what follows the graph
     state     that of torch when the piece begins
-    changes   whether the graph changes its inputs: then its own error is raised, with a note
+    changes   whether the graph changes its inputs: then its own error is raised, with a note,
+              unless it says that it has changed nothing yet
+    draws     whether it draws random numbers
     """
 
     eagerly: Runs | None
     state: State
     changes: bool
+    draws: bool = False
 
     def __call__(
         self, error: Exception, inputs: Sequence[Any] = (), generators: States = ()
@@ -135,6 +138,8 @@ class Failing:
         self._restore(generators)
         if isinstance(error, FuseeError):
             raise error
+        if self.changes and not self.draws and getattr(error, "changed_nothing", False):
+            raise GraphFailed from None
         if self.changes:
             error.add_note(
                 "fusee: raised by a graph that changes its inputs. Handlers and effects of the"

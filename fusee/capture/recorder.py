@@ -127,7 +127,8 @@ def effects(node: fx.Node) -> set[str]:
 def written_by(node: fx.Node) -> Iterable[fx.Node]:
     """What a call may write to: all that it is given, if its name does not say more."""
     found, name = effects(node), str(getattr(node.target, "__name__", node.target))
-    if "anywhere" in found or not (node.target in _IN_PLACE or is_in_place(name)):
+    says = node.args and (node.target in _IN_PLACE or is_in_place(name))
+    if "anywhere" in found or not says:
         return node.all_input_nodes if "writes" in found else ()
     first: Any = node.args[0] if "writes" in found else ()
     return (first,) if isinstance(first, fx.Node) else first  # _foreach_* take lists

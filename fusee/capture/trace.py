@@ -345,7 +345,8 @@ class _Attempt:
         is_one = not (self.recorder.is_parted or self.machine.policy.is_exporting)
         if changes and self.recorder.is_handled and is_one:
             raise Anew("parted")
-        if not changes and any("draws" in effects(n) for n in nodes):
+        draws = any("draws" in effects(n) for n in nodes)
+        if not changes and draws:
             with torch._C.DisableTorchFunction():
                 is_on_gpu = any(getattr(x, "is_cuda", False) for x in self.captured.examples)
             states = generator_states(is_on_gpu)
@@ -353,7 +354,8 @@ class _Attempt:
             more = ", _before"
         given = "".join(f"{name}, " for name in inputs)
         failed, after = (
-            source.constant(Failing(eagerly, self.state, changes)) for eagerly in (graph, None)
+            source.constant(Failing(eagerly, self.state, changes, draws))
+            for eagerly in (graph, None)
         )
         call = [
             f"try: _out = _graph({given})",

@@ -239,6 +239,7 @@ class _Fuser:
         # written when all that may raise is over.
         self.alone: dict[bool, Group] = {}
         self.last_extern = -1
+        self.last_check = -1  # position of the last kernel that may raise
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
         for step in self.steps:
@@ -274,6 +275,8 @@ class _Fuser:
             first = max([first, *self.written.get(buffer, ())])
         for buffer in writes(loop):
             first = max([first, *self.read.get(buffer, ()), *self.written.get(buffer, ())])
+        if loop.buffer.role == "input":  # so that an error finds it as it was
+            first = max(first, self.last_check + 1)
         return first
 
     def _place(self, loop: Loop) -> None:
@@ -298,6 +301,8 @@ class _Fuser:
             group = best.group
             _join(best)
         self._note(loop, group.position)
+        if self.graph.values.profile.raises and any(v.op == "check" for v in walk(loop.operands)):
+            self.last_check = max(self.last_check, group.position)
         for buffer in (*reads(loop), *writes(loop)):
             shared = self.sharing.setdefault(buffer, [])
             if group not in shared:

@@ -101,9 +101,29 @@ def test_the_traceback_shows_the_line() -> None:
     assert raised.value.__context__ is None and len(traced.graphs) == 1
 
 
+def test_what_is_written_before_and_after_an_error() -> None:
+    """The graph writes when all that may raise is over, so that Python can run it again."""
+
+    def counts(before: T, after: T, index: T) -> T:
+        twice, half = before * 2 + 1, after // (before * 2 + 1)
+        before.add_(1)
+        found = WEIGHT[index]
+        after.add_(half)
+        return found * twice
+
+    for index in (INSIDE, OUTSIDE):
+        found = []
+        for call in (Traced(counts), counts):
+            numbers = torch.tensor(3), torch.tensor(10)
+            with pytest.raises(IndexError) if index is OUTSIDE else contextlib.nullcontext():
+                call(*numbers, index)
+            found.append(numbers)
+        assert found[0] == found[1]
+
+
 def test_a_graph_that_changes_inputs_says_so() -> None:
     def counts(seen: T, index: T) -> T:
-        seen.add_(1)
+        seen.view(-1)[index] = 0
         return F.embedding(index, WEIGHT)
 
     def scratch(index: T) -> T:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -35,6 +36,7 @@ from fusee.fake.rules import LAYERS
 from fusee.loops.ir import Profile
 from fusee.loops.lower.graph import ExternSpec
 from fusee.loops.memory import Plan
+from fusee.loops.schedule import told_after_writes
 from fusee.runtime import jit
 from fusee.runtime.jit import Build, compile_one, prepare
 from fusee.runtime.launch import LaunchFrame, runner
@@ -115,10 +117,13 @@ class CPU:
         machine = Machine(jit.host_target().features, options.vector_bits)
         emit = functools.partial(emit_kernel, machine=machine)
         messages = plan.schedule.graph.messages
+        late = told_after_writes(plan.schedule.items)
 
         def fail(status: int, frame: LaunchFrame) -> None:
             kind, text, _ = messages[status - 1]
-            raise kind(text.format(frame.value))
+            error: Any = kind(text.format(frame.value))
+            error.changed_nothing = status - 1 not in late
+            raise error
 
         threads = options.threads
         names = {
