@@ -242,9 +242,11 @@ def _insort(
 def _extreme(function: Any, m: Capturing, *args: Any, key: Any = None, **default: Any) -> Any:
     if not args:
         return function()  # the TypeError
-    items = args if len(args) > 1 else [*in_turn(m, *args)]
-    if key is None and len(items) > 1 and symbols.are_unbacked(items):
-        return symbols.operated(function, *items)
+    items: Any = args if len(args) > 1 else in_turn(m, *args)
+    if key is None and (len(args) > 1 or type(args[0]) in (list, tuple)):  # asked without effects
+        items = [*items]
+        if len(items) > 1 and symbols.are_unbacked(items):
+            return symbols.operated(function, *items)
     return function(items, key=sort_key(m, key), **default)
 
 
