@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -322,6 +323,8 @@ def test_effects_under_a_checkpoint_come_again_in_the_backward_pass() -> None:
 
 
 def test_other_contexts_of_a_checkpoint_end_the_graph() -> None:
+    watched = weakref.ref(torch.sin, print)  # as TorchDynamo does
+
     def fn(x):
         contexts = lambda: (contextlib.nullcontext(), contextlib.nullcontext())  # noqa: E731
         return checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts).sum()
@@ -329,6 +332,7 @@ def test_other_contexts_of_a_checkpoint_end_the_graph() -> None:
     x = X.clone().requires_grad_()
     fusee.compile(fn)(x).backward()
     torch.testing.assert_close(x.grad, X.cos())
+    assert watched() is torch.sin
 
 
 # ------------------------------------------------------------------------------ hooks of tensors
