@@ -179,6 +179,8 @@ def one_key(edit: Editor) -> None:
 def _attended(
     edit: Editor, node: fx.Node, q: fx.Node, k: fx.Node, v: fx.Node, heads: list[int]
 ) -> fx.Node:
+    """The value, times what softmax makes of its one score."""
+
     def call(op: Any, *args: Any) -> fx.Node:
         return edit.call(op, *args, like=node)
 
@@ -195,7 +197,8 @@ def long_scans(edit: Editor) -> None:
     for node in list(edit.calls(aten.cumsum.default, aten.cumprod.default)):
         named = arguments(node)
         shape, dtype = list(val(node).shape), val(node).dtype
-        if not shape or not all(type(n) is int and n > 0 for n in shape):
+        known = shape and all(type(n) is int and n > 0 for n in shape)
+        if not known or dtype.is_complex:
             continue
         dim = named["dim"] % len(shape)
         if shape[dim] >= 4 * _PIECE and math.prod(shape) // shape[dim] < _MANY_ROWS:
@@ -207,6 +210,8 @@ def long_scans(edit: Editor) -> None:
 
 
 def _in_pieces(edit: Editor, node: fx.Node, x: fx.Node, dim: int) -> fx.Node:
+    """A scan of each piece, joined with all that came before it; the row ends with the last piece."""
+
     def call(op: Any, *args: Any) -> fx.Node:
         return edit.call(op, *args, like=node)
 
