@@ -210,7 +210,7 @@ def long_scans(edit: Editor) -> None:
 
 
 def _in_pieces(edit: Editor, node: fx.Node, x: fx.Node, dim: int) -> fx.Node:
-    """A scan of each piece, joined with all that came before it; the row ends with the last piece."""
+    """A scan of each piece, joined with what came before it; a row ends with its last piece."""
 
     def call(op: Any, *args: Any) -> fx.Node:
         return edit.call(op, *args, like=node)
