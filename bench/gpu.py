@@ -200,22 +200,13 @@ def memory(program: Program, column: str) -> Row:
     return {"reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
-def turns(
-    program: Program,
-    columns: Sequence[str],
-    seconds: float,
-    ready: Callable[[], None] = lambda: None,
-) -> Row:
-    """Per column: the median of what calls take, a few at a time between two events.
-
-    ready   is called when all is compiled
-    """
+def turns(program: Program, columns: Sequence[str], seconds: float) -> Row:
+    """Per column: the median of what calls take, a few at a time between two events."""
     module, step = program.make()
     calls = {column: compiled(column, module, step) for column in columns}
     for call in calls.values():
         for _ in range(4):  # recordings are made
             call()
-    ready()
     taken: dict[str, list[float]] = {column: [] for column in columns}
     end = time.perf_counter() + seconds * len(columns)
     while time.perf_counter() < end or len(taken[columns[0]]) < 5:
