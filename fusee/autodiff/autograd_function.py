@@ -267,25 +267,21 @@ class Again:
         return found
 
 
-# The place among the arguments that says whether a batch norm trains, and those of its running
-# mean and variance: of the later ones among the results, too.
-_TRAINS: dict[Any, int] = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: 5,
-    torch.ops.aten.native_batch_norm_backward.default: 7,
-}
-_STATISTICS = 3, 4
+_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+# Of its arguments: running mean and variance, and whether it trains; of its results: the later two.
+_STATISTICS, _TRAINS = (3, 4), 5
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     """What a value is computed of. While it trains, a batch norm makes of its running statistics
-    nothing but later ones."""
+    nothing but later ones; its gradients have none (joint.prepare)."""
     args: Any = node.args
-    norm = args[0] if node.target is operator.getitem else node
-    place = _TRAINS.get(norm.target)
-    if place is None or not norm.args[place] or (norm is not node and args[1] in _STATISTICS):
+    if node.target is not operator.getitem or args[0].target is not _NORM:
         return node.all_input_nodes
-    operands = (x for k, x in enumerate(norm.args) if k not in _STATISTICS)
-    return [x for x in operands if isinstance(x, fx.Node)]
+    given, number = args[0].args, args[1]
+    if not given[_TRAINS] or number in _STATISTICS:
+        return node.all_input_nodes
+    return [x for k, x in enumerate(given) if isinstance(x, fx.Node) and k not in _STATISTICS]
 
 
 def _generator(device: torch.device | str | None) -> torch.Generator:
