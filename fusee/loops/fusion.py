@@ -239,6 +239,7 @@ class _Fuser:
         # written when all that may raise is over.
         self.alone: dict[bool, Group] = {}
         self.last_extern = -1
+        self.raises = profile.raises and bool(graph.messages)
         self.last_check = -1  # position of the last kernel that may raise
         self.cuts: dict[int, tuple[Loop, list[Symbol]]] = {}
         self.writers: dict[Buffer, int] = {}
@@ -301,7 +302,7 @@ class _Fuser:
             group = best.group
             _join(best)
         self._note(loop, group.position)
-        if self.graph.values.profile.raises and any(v.op == "check" for v in walk(loop.operands)):
+        if self.raises and any(v.op == "check" for v in walk(loop.operands)):
             self.last_check = max(self.last_check, group.position)
         for buffer in (*reads(loop), *writes(loop)):
             shared = self.sharing.setdefault(buffer, [])
@@ -630,7 +631,8 @@ def _takes_one_pass(placement: Placement) -> bool:
     if kernel is None or not any(isinstance(s, Accumulate) for s in kernel.statements()):
         return True
     passes = [p for p in in_one_pass(kernel.phases) if p.inner]
-    return len(passes) < 2 and not reads_back(kernel.phases)
+    orders = [walk(phase.operands) for phase in kernel.phases]
+    return len(passes) < 2 and not reads_back(kernel.phases, orders)
 
 
 def _wastes_lanes(

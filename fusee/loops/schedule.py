@@ -381,14 +381,16 @@ def reads(step: Loop | Extern | Kernel) -> list[Buffer]:
     return step.reads_memo
 
 
-def reads_back(phases: Sequence[Phase]) -> bool:
+def reads_back(phases: Sequence[Phase], orders: Sequence[list[Value]]) -> bool:
     """Whether a phase reads what another one stores, or it stores at other points of its own.
 
     What a point reads and then overwrites, once all phases are over, is its own.
+
+    orders   the values of each phase
     """
     stored = [{s.buffer for s in phase.body if isinstance(s, Store)} for phase in phases]
-    for k, phase in enumerate(phases):
-        loads = {v.attr[0] for v in walk(phase.operands) if v.op == "load"}
+    for k, (phase, order) in enumerate(zip(phases, orders, strict=True)):
+        loads = {v.attr[0] for v in order if v.op == "load"}
         is_own = k == len(phases) - 1 and not phase.inner
         if any(loads & own for j, own in enumerate(stored) if j != k or not is_own):
             return True

@@ -187,7 +187,7 @@ class _Mapping:
         self.vec = 1
         if self.lane is not None:
             self.vec = lanes_along(kernel, kernel.phases, self.lane, machine)
-        self.reloads = reads_back(kernel.phases)
+        self.reloads = reads_back(kernel.phases, list(self.orders.values()))
         self.split: Sharing | None = None
         self.row: Symbol | None = None
         if not short and not scans:
@@ -398,7 +398,8 @@ class _Mapping:
         level.leave(last, lambda: "void")
         self._place(digits)
         if self.row is not None:
-            self._rows(self.row)
+            low = level.op(f"mul nsw i64 {ctx.axis_name[self.row]}, {ROWS}")
+            self._along(self.row, low, self._end(self.row, low, ROWS), 1, self.vec)
         elif self.lane is None or self.lane.hi is None or divides(self.vec, self.lane.hi):
             self._all_phases()
         else:
@@ -407,21 +408,6 @@ class _Mapping:
             whole = level.op(f"icmp sle i64 {high}, {ctx.size_of(self.lane)}")
             self._last_elements(whole, low)
         return (total + (BLOCK - 1)) // BLOCK
-
-    def _rows(self, axis: Symbol) -> None:
-        ctx, level = self.ctx, self.level
-        low = level.op(f"mul nsw i64 {ctx.axis_name[axis]}, {ROWS}")
-        high = level.op(f"add nsw i64 {low}, {ROWS}")
-        end = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, ctx.size_of(axis))
-        ctx.base_rank = 2
-
-        def inside(i: str, _: list[str]) -> list[str]:
-            ctx.open_axis(axis, i, 2)
-            self.body.set_stage(self.lane, Stage(1, self.vec), None)
-            self._all_phases()
-            return []
-
-        ctx.writer.loop(low, end, 1, [], inside)
 
     def _takes_strips(self) -> bool:
         """Whether rows are long, and their elements are loaded one by one: where each lies in its
@@ -444,20 +430,22 @@ class _Mapping:
             ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
         first, own = level.op(f"mul nsw i64 {piece}, {STRIP}"), self._special("tid")
         low = level.op(f"add nsw i64 {first}, {level.op(f'zext i32 {own} to i64')}")
-        high = level.op(f"add nsw i64 {first}, {STRIP}")
-        end = InsertPoint(level, ctx.machine, 1).intrinsic("smin", "i64", high, ctx.size_of(lane))
-        self._elements(low, end, BLOCK)
+        self._along(lane, low, self._end(lane, first, STRIP), BLOCK, 1)
         return rows * pieces
 
-    def _elements(self, low: str, end: str, step: int) -> None:
-        """Along the lanes' axis, one after the other."""
-        ctx, lane = self.ctx, self.lane
-        assert lane is not None
+    def _end(self, axis: Symbol, first: str, count: int) -> str:
+        """Where `count` points of an axis end, or the axis."""
+        t, size = InsertPoint(self.level, self.ctx.machine, 1), self.ctx.size_of(axis)
+        return t.intrinsic("smin", "i64", self.level.op(f"add nsw i64 {first}, {count}"), size)
+
+    def _along(self, axis: Symbol, low: str, end: str, step: int, lanes: int) -> None:
+        """Points of an axis one after the other."""
+        ctx = self.ctx
         ctx.base_rank = 2
 
         def inside(i: str, _: list[str]) -> list[str]:
-            ctx.open_axis(lane, i, 2)
-            self.body.set_stage(lane, Stage(1, 1), None)
+            ctx.open_axis(axis, i, 2)
+            self.body.set_stage(self.lane, Stage(1, lanes), None)
             self._all_phases()
             return []
 
@@ -483,7 +471,7 @@ class _Mapping:
             return []
 
         ctx.writer.loop("0", stop, 1, [], vectors)
-        self._elements(low, end, 1)
+        self._along(lane, low, end, 1, 1)
 
     # -------------------------------------------------------------------------- teams
 

@@ -117,7 +117,7 @@ class CPU:
         machine = Machine(jit.host_target().features, options.vector_bits)
         emit = functools.partial(emit_kernel, machine=machine)
         messages = plan.schedule.graph.messages
-        late = told_after_writes(plan.schedule.items)
+        late = told_after_writes(plan.schedule.items) if messages else set()
 
         def fail(status: int, frame: LaunchFrame) -> None:
             kind, text, _ = messages[status - 1]
