@@ -207,24 +207,19 @@ class _Call:
     def fail(self, status: int, frame: LaunchFrame) -> None:
         while status == MISALIGNED:
             status = self._continued(frame)
-        if not status:
-            return
-        self.told()
-        raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
-
-    def told(self) -> None:
-        """Raises what a kernel has left, of this or another graph, if one has."""
-        if error := late_error(self.gpu.words, self.gpu.messages):
-            raise error
+        if status:
+            raise RuntimeError(f"a kernel could not be launched: {self.gpu.described(-status)}")
 
     def telling(self, run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """`run`; an error of CUDA's, which any call may raise, gives way to what a kernel left."""
+        """`run`; an error of CUDA's, which any call may raise, gives way to what a kernel left, of
+        this or another graph."""
 
         def call(*given: Any) -> Sequence[Any]:
             try:
                 return run(*given)
             except RuntimeError:
-                self.told()
+                if error := late_error(self.gpu.words, self.gpu.messages):
+                    raise error from None
                 raise
 
         return call
