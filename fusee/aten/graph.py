@@ -568,8 +568,9 @@ def returning(
     write.names.update(increment_version=torch.autograd.graph.increment_version, retyped=retyped)
     write.add(f"results = run({taken})")
     write.read_symbols(graph.symbols, "results[{}]".format)
-    counted = (m.index for m in graph.mutations if not m.is_data)
-    write.add(*(f"increment_version({write.input(k)})" for k in counted))
+    counted = [write.input(m.index) for m in graph.mutations if not m.is_data]
+    if counted:
+        write.add(f"increment_version({listed(counted)})")
     write.add(*(f"{write.input(index)}.copy_(results[{k}])" for index, k in rebinds))
     for k, spec in enumerate(outputs):
         detach = ".detach()" if detached and detached[k] else ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -259,13 +259,14 @@ def _apart(
     written  the inputs that `call` writes to
     """
     count = len(gm.graph.find_nodes(op="placeholder"))  # the module's own tensors follow
-    places = [s.index for s in inputs[:count] if s.dtype is not None]
-    if len(places) < 2 or not written:
+    tensors = [(s, s.dtype.itemsize) for s in inputs[:count] if s.dtype is not None]
+    if len(tensors) < 2 or not written:
         return call
+    places = [s.index for s, _ in tensors]
+    reaches = [extent(s.size, s.stride) * itemsize for s, itemsize in tensors]
+    is_known = all(type(n) is int for n in reaches)
     pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
     address = Tensor.data_ptr
-    sizes = [extent(inputs[k].size, inputs[k].stride) for k in places]
-    is_known = all(type(size) is int for size in sizes)
     changes = [k in written for k in places]
     latest: Any = None  # where all lay in the last call in which they lay apart
     is_told = False
@@ -276,7 +277,10 @@ def _apart(
         at = [*map(address, tensors)]
         where = at if is_known else [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
         if where != latest:
-            found = _overlapping(tensors, at, changes)
+            bytes_of = reaches
+            if not is_known:
+                bytes_of = [extent(x.shape, x.stride()) * x.element_size() for x in tensors]
+            found = _overlapping(at, [*map(operator.add, at, bytes_of)], changes)
             if found is not None:
                 if not is_told:
                     is_told = True
@@ -328,20 +332,23 @@ def _from_start(gm: fx.GraphModule, call: Call, aten: AtenGraph, report: Report)
 
 
 def _overlapping(
-    tensors: Iterable[Tensor], at: Sequence[int], changes: Sequence[bool]
+    at: Sequence[int], ends: Sequence[int], changes: Sequence[bool]
 ) -> tuple[int, int] | None:
     """The positions of one that is written to and of one that it overlaps, if there are any."""
-    ends = [start + extent(x.shape, x.stride()) * x.element_size() for start, x in zip(at, tensors)]
+    order = sorted(range(len(at)), key=at.__getitem__)
+    starts, before = map(at.__getitem__, order[1:]), map(ends.__getitem__, order)
+    if all(map(operator.le, before, starts)):  # an optimizer has thousands
+        return None
     reaches: dict[bool, int] = {}  # of all so far, and of those written to: which ends last
-    for k in sorted(range(len(at)), key=at.__getitem__):
+    for k in order:
         if ends[k] == at[k]:
             continue
-        before = reaches.get(changes[k])
+        latest = reaches.get(changes[k])
         for kind in (True,) if not changes[k] else (True, False):
             other = reaches.get(kind)
             if other is not None and at[k] < ends[other]:
                 return (k, other) if changes[k] else (other, k)
-        if before is None or ends[k] > ends[before]:
+        if latest is None or ends[k] > ends[latest]:
             reaches[changes[k]] = k
     return None
 
