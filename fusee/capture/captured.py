@@ -4,6 +4,7 @@ the versions of one place, among which a call finds its own.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
@@ -23,9 +24,19 @@ from torch import fx
 from fusee.capture.bytecode import parameters
 from fusee.capture.dynamic import Varying
 from fusee.capture.graph_break import GraphBreak
-from fusee.capture.guards import GONE, Fact, Facts, Look, TensorMatch, Values
+from fusee.capture.guards import GONE, Fact, Facts, IdMatch, Look, TensorMatch, Values
 from fusee.capture.policy import Policy
-from fusee.capture.sources import Origin, SizeOf, Source, StrideOf, looking, variable
+from fusee.capture.sources import (
+    Held,
+    Item,
+    Local,
+    Origin,
+    SizeOf,
+    Source,
+    StrideOf,
+    looking,
+    variable,
+)
 from fusee.capture.torch_api import MODE_STACK, conditions_of_price, without_function_modes
 from fusee.capture.watched import Watched
 from fusee.runtime import process
@@ -38,6 +49,7 @@ from fusee.runtime.change_detection import (
     changed,
     differs,
 )
+from fusee.runtime.quick_check import quick_check
 from fusee.source import define
 from fusee.sym.expr import Size, Steps, Symbol, coefficient, substitute, symbols
 from fusee.sym.ranges import COMPARISONS
@@ -184,6 +196,26 @@ class Captured:
 
         return unseen, source
 
+    def quick(self, values: Values) -> Callable[..., int] | None:
+        """The check as one builtin, below 0 where it holds; None if it asks for what that cannot.
+
+        Below 0 only if the function has the code that it has now.
+        """
+        if not available() or MODE_STACK.length():
+            return None
+        conditions, _ = self.conditions
+        named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
+        others = Facts(rows=[fact for fact in self.facts.rows if fact not in named])
+        fresh = _fresh(others, others.rows, values)
+        state = {x[1]: int(ast.literal_eval(x[2])) for x in map(_STATE.fullmatch, conditions) if x}
+        listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
+        is_all = not others.rows and listed == self.place.parameters
+        if fresh is None or not is_all or len(state) < len(conditions):
+            return None
+        function = self.place.function
+        code = function, function.__code__
+        return quick_check(state, [*named.values()], code, fresh[1])
+
     @property
     def raises(self) -> bool:
         """Whether it ends where the program raises."""
@@ -242,6 +274,7 @@ _Key = tuple[type[Fact], str]  # a kind, and whose fact it is
 class Entry:
     """One way to run from a place on. `run` is None if Python runs it.
 
+    quick    `check` as a builtin, below 0 where it holds, if Python runs all of the function
     times    milliseconds of each stage
     number   grows with each entry of the process
     """
@@ -251,6 +284,7 @@ class Entry:
     check_source: Callable[[], str]
     run: Callable[..., Any] | None
     compiled: Callable[..., Any] | None = None
+    quick: Callable[..., int] | None = None
     times: dict[str, float] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
 
@@ -260,6 +294,7 @@ class Site:
     """All entries of one place.
 
     index    finds them, if they are many
+    quick    the first one's
     is_last  whether the one with symbols was made that comes after the limit
     missed   what the last call without an entry missed, and what was there
     steps    for how many such calls in a row that was one more
@@ -269,6 +304,7 @@ class Site:
     place: Place
     entries: list[Entry] = field(default_factory=list)
     index: Index | None = None
+    quick: Callable[..., int] | None = None
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False
@@ -283,13 +319,15 @@ class Site:
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self.quick = self.entries[0].quick
         if len(self.entries) > FEW:
             self.index = self.index or Index(self.place.parameters, self.entries)
             self.index.add()
 
     def clear(self) -> None:
         self.entries.clear()
-        self.index, self.is_full, self.is_last, self.is_met = None, False, False, False
+        self.index = self.quick = None
+        self.is_full = self.is_last = self.is_met = False
         self.missed, self.steps, self.growing = None, 0, None
 
     def grows(self, values: Values) -> bool:
@@ -460,6 +498,18 @@ def compile_check(
         return "\n".join([text, *listed, "# _watched.look():", looked])
 
     return check, source
+
+
+_STATE = re.compile(r"_(grad|modes|autocast)\(\) (?:is|==) (\w+)")
+
+
+def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:
+    """What a dict that the entry holds should have at a name, if that is the fact: a global's."""
+    x = fact.origin
+    if not isinstance(fact, IdMatch) or not isinstance(x, Item) or not isinstance(x.of, Held):
+        return None
+    is_plain = type(x.of.value) is dict and type(x.key) is str
+    return (x.of.value, x.key, fact.value) if is_plain else None
 
 
 def _fresh(

@@ -109,9 +109,16 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
     by_python = f"{'§at_caller()(§function, ' if names_caller else '§function('}{passed})"
     call = (
         f"def call({signature}):\n"
-        f"    if §dynamo in §modules and §is_dynamo():\n"  # it inlines this, and it is True
+        f"    if §dynamo not in §modules:\n"
+        f"        §quick = §site.quick\n"
+        f"    elif §is_dynamo():\n"  # it inlines this, and it is True
         f"{fill}"
         f"        return §function({passed})\n"
+        f"    else:\n"
+        f"        §is_usual = §getattr(§modules[§dynamo], '_stance', None) is §policy.usual\n"
+        f"        §quick = §site.quick if §is_usual else None\n"
+        f"    if §quick is not None and not §policy.is_unusual and §quick({listed}) < 0:\n"
+        f"        return {by_python}\n"
         f"    if not ({current}):\n"
         f"        return §call_given(§renew(), {values})\n"
         f"{filled}"
@@ -122,6 +129,7 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
         f"        if §e.check({listed}):\n"
         f"            if §e.run is None:\n"
+        f"                if §site.quick is not None: §policy.note_usual()\n"
         f"                return {by_python}\n"
         f"            try:\n"
         f"                if §e.captured.stop is None:\n"
@@ -504,13 +512,14 @@ class CompiledFunction:
         if self.guard_filter is not None:
             captured.facts.keep(self.guard_filter, values)
         check, check_source = captured.check(values)
-        times["guards"] = _milliseconds(begin)
         if keeper is not None and known is None:
             keeper.keep(captured, compiled, values, self.policy, self.varies)
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
-        return Entry(captured, check, check_source, run, compiled, times)
+        quick = captured.quick(values) if run is None and compiled is not None else None
+        times["guards"] = _milliseconds(begin)
+        return Entry(captured, check, check_source, run, compiled, quick, times)
 
     def _goes_without_symbols(self, captured: Captured, error: BackendError) -> bool:
         """Whether a backend that is not ours may do better with sizes that are constants."""

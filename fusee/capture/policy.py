@@ -9,6 +9,7 @@ import ast
 import copy
 import functools
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fusee.capture.frame import standing_at
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.sources import Held
 from fusee.capture.torch_api import (
+    DYNAMO,
     FakeTensor,
     dynamo_stance,
     has_global_hooks,
@@ -74,6 +76,7 @@ class Policy:
     stance       what fusee.compiler.set_stance set
     lookup       the function that compiles graphs, for a backend that a stance names
     is_unusual   whether a call must look at the stance, and at whether it is in an eager region
+    usual        TorchDynamo's stance, as an object that says no more than that it is the usual one
     recompile_limit  versions of a place, where compile() is not told
     is_exporting what torch.compiler.is_exporting() says to a program that is captured
     """
@@ -86,6 +89,7 @@ class Policy:
         self.lookup: Callable[[Any], tuple[Callable[..., Any], dict[str, bool]]] | None = None
         self.recompile_limit = 8
         self.is_unusual = False
+        self.usual: Any = None
         self.is_exporting = False
         self._here = _Here()
         self._eager_regions = 0
@@ -128,6 +132,11 @@ class Policy:
         other = copy.copy(self)
         other.is_exporting = True
         return other
+
+    def note_usual(self) -> None:
+        """Let calls know TorchDynamo's stance by its identity, if there is nothing to it."""
+        if dynamo_stance() is None:
+            self.usual = getattr(sys.modules.get(DYNAMO), "_stance", None)
 
     def _note(self) -> None:
         self.is_unusual = self._eager_regions > 0 or self.stance != Stance()

@@ -181,8 +181,8 @@ class CheckTable:
             first = {"int": 0, "size": 1, "stride": 1 + _MOST_DIMENSIONS}[kind]
             words += [element, places.words[first + axis] if places and kind != "int" else 0]
         words += [word & _MOST for word in (*step_words(steps), *required)]
-        self._words = (ctypes.c_uint64 * len(words))(*words)
-        self.address = ctypes.addressof(self._words)
+        self.words = (ctypes.c_uint64 * len(words))(*words)
+        self.address = ctypes.addressof(self.words)
 
 
 def _version(x: dict[Any, Any]) -> int:
@@ -278,11 +278,19 @@ def differs() -> Callable[[int, list[Any]], int]:
     are rows, and more if numbers are read of others. Where only these are not as they should be the
     answer is the number of rows. Only where can_watch() says so.
     """
-    writer, places = Writer(), _places()
-    assert places is not None, "can_watch() says so before"
+    writer = Writer()
     top = writer.top
     table = top.op(f"inttoptr i64 {number(top, 0)} to ptr")
-    items = top.load("ptr", argument(top, 1), _LIST_ITEMS, "i8")
+    compare(writer, table, top.load("ptr", argument(top, 1), _LIST_ITEMS, "i8"))
+    made: Callable[[int, list[Any]], int] = builtin("differs", evaluation() + answer(top, "-1"))
+    return made
+
+
+def compare(writer: Writer, table: str, items: str) -> None:
+    """The body of `differs`: a table of these words, and where the objects are listed."""
+    places = _places()
+    assert places is not None, "can_watch() says so before"
+    top = writer.top
     first, count = top.at(table, 8), top.load("i64", table)
 
     def row(k: str, _: list[str]) -> list[str]:
@@ -324,8 +332,6 @@ def differs() -> Callable[[int, list[Any]], int]:
     writer.loop("0", rows, 1, [], open_row)
     total = top.op(f"add i64 {count}, {rows}")
     _hold(writer, places, items, top.at(second, rows, f"[{_OPEN_ROW} x i64]"), total)
-    made: Callable[[int, list[Any]], int] = builtin("differs", evaluation() + answer(top, "-1"))
-    return made
 
 
 def _hold(writer: Writer, places: _Places, items: str, at: str, total: str) -> None:

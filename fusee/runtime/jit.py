@@ -626,6 +626,7 @@ _C_API = (
     "PyErr_SetString",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
+    "PyDict_GetItemWithError",
 )
 
 
@@ -699,10 +700,19 @@ def builtin(name: str, text: str, imports: dict[str, int] | None = None) -> Any:
     function = jit.compile_one(text, known)
     definition = _MethodDef(name.encode(), function.address, _METH_FASTCALL, None)
     _kept.append((definition, function))
+    return _made(ctypes.addressof(definition), None)
+
+
+def bound(function: Any, to: Any) -> Any:
+    """A builtin as `builtin` gives it, with a `self`."""
+    return _made(ctypes.c_void_p.from_address(id(function) + 16).value or 0, to)
+
+
+def _made(definition: int, itself: Any) -> Any:
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
-    make.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    return make(ctypes.addressof(definition), None, None)
+    make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return make(definition, itself, None)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
 from fusee.capture.entries import live
+from fusee.errors import RecompileError
 from fusee.targets.cpu import CPU, prices_of, vendor
 from tests.check import check
 
@@ -349,6 +350,42 @@ def test_python_runs_functions_whose_graphs_run_as_captured() -> None:
                 assert type(got.grad_fn) is type(want.grad_fn)
         assert len(piece.entries) == 6 and piece.has_graph()
         assert all((entry.run is None) == is_pythons for entry in piece.entries)
+
+
+_joined = torch.cat
+
+
+def test_one_builtin_asks_what_the_check_of_such_a_function_asks() -> None:
+    def first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _joined((x, y))
+
+    compiled = fusee.compile(first, options={"prices": True})
+    (piece,) = (one for one in live if one.call is compiled)
+    x, y = torch.randn(4, 4), torch.randn(2, 4)
+    with torch.no_grad():
+        compiled(x, y)
+    (entry,) = piece.entries
+    assert entry.quick is not None and entry.run is None
+    mode = torch.overrides.BaseTorchFunctionMode
+    for context in (torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu"), mode):
+        with torch.no_grad(), context():
+            for given in ((x, y), (y, x), (x.double(), y), (x.t(), y), (x.requires_grad_(), y)):
+                assert (entry.quick(*given) < 0) == entry.check(*given)
+                x.requires_grad_(False)
+    with torch.no_grad():
+        assert entry.quick(x, y) < 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "_joined", torch.vstack)
+            assert not entry.quick(x, y) < 0 and not entry.check(x, y)
+            assert torch.equal(compiled(x, y), torch.cat((x, y)))
+            assert piece.start.quick is entry.quick and len(piece.entries) == 2
+        with fusee.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(compiled(x, y), torch.cat((x, y)))
+            with pytest.raises(RecompileError):
+                compiled(y, x)
+        first.__code__ = (lambda x, y: torch.cat((y, x))).__code__
+        assert not entry.quick(x, y) < 0
+        assert torch.equal(compiled(x, y), torch.cat((y, x)))
 
 
 def test_what_costs_less_at_one_size_alone_becomes_kernels() -> None:
