@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 
 class Instruction(NamedTuple):
-    """`target` is the index that a jump goes to; `value` what a table has for the argument."""
+    """`target` is the index that a jump goes to; `value` what a table has for the argument;
+    `offset` counts bytes."""
 
     name: str
     arg: int
     value: Any
     target: int
     line: int
+    offset: int
 
 
 class Handler(NamedTuple):
@@ -108,7 +110,7 @@ def _decode(code: types.CodeType) -> Bytecode:
         elif op in _JUMPS:
             after = len(opcodes) - len(opcodes[k + 1 :].lstrip(_CACHES))
             target = numbers[after + _JUMPS[op] * arg]
-        instructions.append(Instruction(dis.opname[op], arg, value, target, line))
+        instructions.append(Instruction(dis.opname[op], arg, value, target, line, 2 * k))
         arg = 0
     decoded: Any = dis.Bytecode(code) if code.co_exceptiontable else None
     handlers = [

@@ -30,7 +30,7 @@ from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
 from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
-from fusee.capture.frame import UNBOUND, Frame, at_caller, raise_at
+from fusee.capture.frame import UNBOUND, Frame, at_caller, without_ours
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_skipped, is_suspending, original
@@ -428,8 +428,9 @@ class CompiledFunction:
         """Whether a frame ends with what it does now; an exception shows the user's line."""
         try:
             return run()
-        except Exception as error:  # noqa: BLE001  # whatever the program raises
-            raise_at(f, error)
+        except Exception as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            raise
 
     def _next(self, f: Frame, between: Between) -> tuple[Entry | None, Values]:
         """The entry that goes on from where a frame stands."""

@@ -19,12 +19,11 @@ import operator
 import os
 import re
 import sys
-import traceback
 import types
 import typing
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
@@ -310,8 +309,12 @@ class Frame:
         for error.__traceback__, error.__context__ in self.raised_again:  # as if it had never left
             self.raised_again = []
         instruction, handler, raised = self.instruction, self.program.handler(self.at), self.at
-        if instruction.name == "RERAISE" and instruction.arg:
-            raised = int(self.stack[-instruction.arg])  # where it was raised first
+        if instruction.name == "RERAISE":
+            if instruction.arg:
+                raised = int(self.stack[-instruction.arg])  # where it was raised first
+        elif instruction.name != "RAISE_VARARGS" or instruction.arg:  # else it is raised again, too
+            place = self.code, self.globals, instruction.offset, instruction.line
+            self.machine.passes(error, *place)
         if handler is None:
             self.at, self.unwound = raised, None
             self.machine.left_by(error)
@@ -321,7 +324,6 @@ class Frame:
             finally:
                 del error  # which knows this frame
         self.machine.caught(error)
-        _empty_frames(error)
         self.unwound = error
         del self.stack[handler.depth :]
         if handler.keeps_position:
@@ -461,6 +463,10 @@ class Semantics:
 
     def left_by(self, error: BaseException) -> None:
         """An exception leaves the innermost frame."""
+
+    def passes(self, error: BaseException, *place: Any) -> None:
+        """An exception comes to a frame, at an instruction that raises it."""
+        error.__traceback__ = passed(without_ours(error.__traceback__), *place)
 
     def made_function(self, function: types.FunctionType) -> None:
         """A function was made in a frame."""
@@ -686,6 +692,7 @@ def is_scalar(x: Any) -> bool:
 # Tracebacks of programs that run in pieces: the user's lines, as if Python ran the frames.
 
 _OURS = os.path.dirname(__file__) + os.sep
+_HIDDEN = ("<fusee ", "<entrance of ", _OURS)
 
 
 class Line(NamedTuple):
@@ -714,7 +721,12 @@ def _calling(file: str, number: int, name: str) -> types.CodeType:
 
 def standing_at(tree: ast.Expression, file: str, line: int, name: str) -> types.CodeType:
     """The code of a `lambda`, as if a function of that name had it at that line."""
-    (code,) = (x for x in _compiled(tree, file, line).co_consts if isinstance(x, types.CodeType))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.expr, ast.arg)):
+            node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
+    constants = compile(tree, file, "eval").co_consts
+    (code,) = (x for x in constants if isinstance(x, types.CodeType))
     return code.replace(co_name=name.rpartition(".")[2], co_qualname=name)
 
 
@@ -755,46 +767,53 @@ def _steps(count: int) -> int:
     while at is not None and count > 0:
         steps, at = steps + 1, at.f_back
         name = _OURS if at is None else at.f_code.co_filename
-        count -= not name.startswith(("<fusee ", "<entrance of ", _OURS))
+        count -= not name.startswith(_HIDDEN)
     return steps
 
 
-def raise_at(f: Frame, error: BaseException) -> NoReturn:
-    """Raise `error` from the line at which a frame stands."""
-    take = ast.Call(ast.Name("_take", ast.Load()), [], [])
-    made = _compiled(ast.Module([ast.Raise(take)], []), f.code.co_filename, f.instruction.line)
-    code = made.replace(co_name=f.code.co_name, co_qualname=f.code.co_qualname)
-    _empty_frames(error)  # which those of the program know as their callers
-    held = [error.with_traceback(_without_ours(error.__traceback__))]
-    del error  # which knows this frame
-    exec(code, {"_take": held.pop})
-    raise AssertionError("unreachable")
+def passed(
+    following: types.TracebackType | None,
+    code: types.CodeType,
+    globals_: dict[str, Any],
+    offset: int,
+    line: int,
+) -> types.TracebackType:
+    """A traceback's entry for a frame of the program, at one of its instructions."""
+    places = _FRAME.replace(
+        co_filename=code.co_filename, co_name=code.co_name, co_qualname=code.co_qualname,
+        co_firstlineno=code.co_firstlineno, co_linetable=code.co_linetable,
+        co_consts=(*_FRAME.co_consts, code),
+    )  # fmt: skip
+    frame = types.FunctionType(places, globals_)().gi_frame  # which knows no caller
+    return types.TracebackType(following, frame, offset, line)
 
 
-def _empty_frames(error: BaseException) -> None:
-    """Let the frames of ours that an error has left hold nothing: they and it make a circle."""
-    for at, _ in traceback.walk_tb(error.__traceback__):
-        if at.f_code.co_filename.startswith(_OURS):
-            with contextlib.suppress(RuntimeError):  # it still runs
-                at.clear()
+_FRAME = (lambda: (yield)).__code__
 
 
-def _compiled(tree: ast.Module | ast.Expression, file: str, line: int) -> types.CodeType:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.stmt, ast.expr, ast.arg)):
-            node.lineno = node.end_lineno = line
-            node.col_offset = node.end_col_offset = 0
-    made: types.CodeType = compile(tree, file, "exec" if isinstance(tree, ast.Module) else "eval")
-    return made
+def passing(entry: types.TracebackType) -> tuple[Any, ...]:
+    """What `passed` makes an entry of, beside the one that follows."""
+    frame, code = entry.tb_frame, entry.tb_frame.f_code
+    if code.co_code == _FRAME.co_code:
+        code = code.co_consts[-1]
+    return code, frame.f_globals, entry.tb_lasti, entry.tb_lineno
 
 
-def _without_ours(found: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the entries of this package."""
+def without_ours(found: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the entries of this package, whose frames hold nothing from here on:
+    those of the program know them as their callers, and with the error they make a circle."""
     kept = []
     while found is not None:
-        if not found.tb_frame.f_code.co_filename.startswith(_OURS):
+        frame = found.tb_frame
+        if frame.f_code.co_filename.startswith(_HIDDEN):
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()
+        elif frame.f_code.co_varnames != _CALLING:
             kept.append(found)
         found = found.tb_next
     for one, following in zip(kept, [*kept[1:], None]):
         one.tb_next = following
     return kept[0] if kept else None
+
+
+_CALLING = ("_call", "args", "kwargs")  # as code that stands at a line of the program

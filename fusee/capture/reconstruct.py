@@ -24,7 +24,16 @@ import torch
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.dynamic import Number
-from fusee.capture.frame import HELD_OWNERS, Frame, Marker, calling_from, is_scalar, suspended
+from fusee.capture.frame import (
+    HELD_OWNERS,
+    Frame,
+    Marker,
+    calling_from,
+    is_scalar,
+    passed,
+    passing,
+    suspended,
+)
 from fusee.capture.graph_break import Lost
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
@@ -368,7 +377,8 @@ class Rebuild:
         named = {"name", "obj", "path"} & {*vars(in_c)}  # which no `args` hold
         if isinstance(x, BaseExceptionGroup):
             named.add("args")  # with a list that may hold other exceptions by now
-        for key in (*sorted(named), "__cause__", "__context__", "__suppress_context__"):
+        more = "__traceback__", "__cause__", "__context__", "__suppress_context__"
+        for key in (*sorted(named), *more):
             if getattr(x, key, None):  # the last one last: setting the cause sets it too
                 self.lines.append(f"{name}.{key} = {yield getattr(x, key)}")
 
@@ -598,6 +608,10 @@ MAKERS: dict[type, Maker] = {
         _chain_links,
     ),
     weakref.ref: Maker(lambda r, x, t: r.call(weakref.ref, t), _referent),
+    types.TracebackType: Maker(
+        lambda r, x, t: r.call(passed, t, *map(r.source.constant, passing(x))),
+        lambda x: (x.tb_next,),
+    ),
     operator.itemgetter: _REDUCED,
     operator.attrgetter: _REDUCED,
     **{type(view): _VIEW for x in _EMPTY for view in (x.keys(), x.values(), x.items())},

@@ -21,7 +21,7 @@ from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
-from fusee.capture.frame import UNBOUND, Frame
+from fusee.capture.frame import UNBOUND, Frame, without_ours
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -202,7 +202,7 @@ class _Attempt:
         """An error that leaves the function: Python runs the instruction that raised it first."""
         failed, where = self.machine.failed
         self.where = where if failed == id(error) else self.frame.where
-        error.__traceback__ = None  # whose frames know it, and all that is alive here
+        error.__traceback__ = without_ours(error.__traceback__)
         _, self.entered = self.raised.get(id(error), (error, self.entered))
         call = f", in {self.recorder.raised_by}" if error is self.recorder.raised else ""
         return GraphBreak(f"it raises {type(error).__name__}: {error}{call}", raises=True)

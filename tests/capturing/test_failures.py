@@ -101,6 +101,153 @@ def test_the_traceback_shows_the_line() -> None:
     assert raised.value.__context__ is None and len(traced.graphs) == 1
 
 
+ERRORS = (RuntimeError, ValueError)
+
+
+def traced_lines() -> list[str]:
+    return [x for x in traceback.format_exc().splitlines() if not x.startswith("  File <")]
+
+
+def raising(x: T, k: int) -> T:
+    if k:
+        raise ValueError("k")  # a place
+    return x.view(7)
+
+
+def in_turn(x: T, k: int) -> T:
+    try:
+        yield x
+    except KeyError:
+        yield traced_lines()
+    yield raising(x, k)
+
+
+def handled(x: T, k: int) -> T:
+    try:
+        raising(x + 1, k)
+    except ERRORS:
+        return x * 2, traced_lines()
+
+
+def handled_later(x: T, k: int) -> T:
+    try:
+        raising(x, k)
+    except ERRORS as error:
+        kept = error
+    return x * 2, traceback.format_exception(kept)
+
+
+def returned(x: T, k: int) -> T:
+    try:
+        raising(x, k)
+    except ERRORS as error:
+        return error
+
+
+def from_another(x: T, k: int) -> T:
+    try:
+        try:
+            raising(x, k)
+        except ERRORS as error:
+            raise RuntimeError("second") from error
+    except RuntimeError:
+        return x, traced_lines()
+
+
+def raised_once_more(x: T, k: int) -> T:
+    try:
+        try:
+            raising(x, k)
+        except ERRORS as error:
+            x.tolist()
+            raise error  # again
+    except ERRORS:
+        return x + 1, traced_lines()
+
+
+class Telling:
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: Any) -> bool:
+        self.told = traceback.format_tb(error[2])
+        return True
+
+
+def left_by_it(x: T, k: int) -> T:
+    with Telling() as it:
+        raising(x, k)
+    return x + 1, it.told
+
+
+def thrown(x: T, k: int) -> T:
+    it = in_turn(x, k)
+    next(it)
+    return x + 1, it.throw(KeyError("thrown"))
+
+
+def entries_of_one(x: T, k: int) -> T:
+    try:
+        [*in_turn(x, k)]
+    except ERRORS as error:
+        names, at = [], error.__traceback__
+        while at is not None:
+            names.append((at.tb_frame.f_code.co_name, at.tb_lineno))
+            at = at.tb_next
+        return x + 1, names
+
+
+def within_finally(x: T, k: int) -> T:
+    try:
+        raising(x, k)
+    finally:
+        x.tolist()
+
+
+_TRACED = [
+    handled, handled_later, from_another, raised_once_more, left_by_it, thrown, entries_of_one,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", [*_TRACED, returned, within_finally])
+@pytest.mark.parametrize("k", [0, 1])
+def test_tracebacks_are_eagers(fn: Callable[..., Any], k: int) -> None:
+    traced = Traced(fn)
+
+    def of(run: Callable[..., Any]) -> Any:
+        try:
+            found = run(torch.ones(3), k)
+        except ERRORS as raised:
+            found = raised
+        if not isinstance(found, Exception):
+            return found[1]
+        listed = traceback.extract_tb(found.__traceback__)[1:]
+        return [(x.name, x.lineno, x.colno) for x in listed if x.filename == __file__]
+
+    for _ in range(2):
+        assert of(traced) == of(fn) != []
+
+
+def raises_what_it_is_given(x: T, error: T) -> T:
+    def inner() -> None:
+        raise error
+
+    try:
+        inner()
+    except ValueError as found:
+        return x + 1, found
+
+
+def test_an_error_from_outside_gets_its_entries_once() -> None:
+    traced, lengths = Traced(raises_what_it_is_given), []
+    for run in (raises_what_it_is_given, traced):
+        error = ValueError()
+        for _ in range(3):
+            run(torch.ones(3), error)
+            lengths.append(len(traceback.extract_tb(error.__traceback__)))
+    assert lengths == [2, 4, 6] * 2 and len(traced.graphs) == 2  # with and without a traceback
+
+
 def test_what_is_written_before_and_after_an_error() -> None:
     """The graph writes when all that may raise is over, so that Python can run it again."""
 
