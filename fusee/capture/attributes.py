@@ -19,17 +19,7 @@ import torch
 from fusee.capture import symbols
 from fusee.capture.bytecode import is_reading
 from fusee.capture.dynamic import VALUES, Computed, Varying
-from fusee.capture.frame import (
-    ABSENT,
-    CONTAINERS,
-    FIXED,
-    Frame,
-    Semantics,
-    is_scalar,
-    own_super,
-    passed,
-    without_ours,
-)
+from fusee.capture.frame import ABSENT, CONTAINERS, FIXED, Frame, Semantics, is_scalar, own_super
 from fusee.capture.graph_break import GraphBreak
 from fusee.capture.guards import Length
 from fusee.capture.inputs import DELETED, World
@@ -127,14 +117,6 @@ class Capturing(Semantics):
     def left_by(self, error: BaseException) -> None:
         if self.failed[0] != id(error):  # the error itself would keep its frames
             self.failed = id(error), self.where()
-
-    def passes(self, error: BaseException, *place: Any) -> None:
-        if not self.is_outside(error):
-            super().passes(error, *place)
-            return
-        error.__traceback__ = without_ours(error.__traceback__)
-        known = passed(self.world.slot(error, "__traceback__"), *place)
-        self.world.set_slot(error, "__traceback__", known)
 
     def ask_length(self, x: Any) -> None:
         """Ask how many elements there will be, as C code does that makes room for them."""

@@ -721,6 +721,8 @@ class World:
         self._separate(list(self.hashed.values()), [])
         lists = [m.origin for m in self.mirrors.values() if type(m.obj) is list]
         self._separate(list(self.sinks.values()), lists)
+        tensors = [origin for _, origin in self.inputs.values()]
+        self._separate([self.inputs[id(x)][1] for x, *_ in self.recorder.turned], tensors)
 
     def hash(self, keys: Iterable[Any]) -> None:
         """Objects from outside that are told apart by identity, in sets and as keys of dicts."""

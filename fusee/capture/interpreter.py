@@ -35,7 +35,9 @@ from fusee.capture.frame import (
     UNARY,
     Frame,
     is_scalar,
+    passed,
     unbound,
+    without_ours,
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
@@ -124,6 +126,14 @@ class Interpreter(Capturing):
         if error is self.world.recorder.raised or _OURS.search(told):
             what = f"{type(error).__name__}: {error}"
             raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
+
+    def passes(self, error: BaseException, *place: Any) -> None:
+        if not self.is_outside(error):
+            super().passes(error, *place)
+            return
+        error.__traceback__ = without_ours(error.__traceback__)
+        known = passed(self.world.slot(error, "__traceback__"), *place)
+        self.world.set_slot(error, "__traceback__", known)
 
     def repeat(self) -> None:
         """Where a call raises for its values, Python never comes to a loop that has no end."""
@@ -303,7 +313,8 @@ class Interpreter(Capturing):
                 symbols.operated(operator.not_, x) if raising else x
             ):
                 return not raising
-        if isinstance(x, FakeTensor) and self.checks is not None and not self.policy.is_exporting:
+        others = self.modes or self.world.seen or self.policy.is_exporting  # hear what is asked
+        if isinstance(x, FakeTensor) and self.checks is not None and not others:
             raising = raising_truth(f.program, at)
             if raising is not None and not is_heard(self.frames):
                 holds = condition(x, not raising)

@@ -157,6 +157,21 @@ def test_geometry_is_changed_in_place(name: str, inside: bool) -> None:
     _check(program, lambda: (_x(1, 3) if name == "squeeze_" else _x(2, 3),), routes=("compile",))
 
 
+@pytest.mark.parametrize("name", ["unsqueeze_", "as_strided_"])
+def test_what_is_turned_may_have_two_names(name: str) -> None:
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        getattr(y, name)(*TURNS[name])
+        return x.repeat(2, 1, 1)
+
+    compiled = fusee.compile(run, backend="eager")
+    for is_same in (False, True, False):
+        found = []
+        for each in (run, compiled):
+            x = torch.arange(6.0).reshape(2, 3)
+            found.append(each(x, x if is_same else x.clone()))
+        assert torch.equal(*found)
+
+
 def test_memory_is_exchanged_in_place() -> None:
     def grown(x: Tensor) -> Tensor:
         return x.resize_(5, 5).fill_(1.0) + 1

@@ -182,6 +182,11 @@ def test_guards_are_not_seen_by_a_mode() -> None:
 PARAMETER = torch.nn.Parameter(torch.ones(3))
 
 
+def _asserted(x: Tensor) -> Tensor:
+    assert x
+    return x * 1
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -193,6 +198,7 @@ PARAMETER = torch.nn.Parameter(torch.ones(3))
         lambda x, n: (int(x[n]), float(x[0]), torch.equal(x, x), x.tolist()),
         lambda x, n: torch.get_default_device(),
         lambda x, n: (x.add_(n), x**2, 2**x),
+        lambda x, n: _asserted(x.max() >= n),
     ],
 )
 def test_a_mode_hears_what_it_hears_in_eager(call: Callable[..., Any]) -> None:
