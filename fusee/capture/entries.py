@@ -30,7 +30,7 @@ from fusee.capture.between import Between, around
 from fusee.capture.bytecode import first_line, overwritten, parameters, program
 from fusee.capture.captured import Captured, CaptureKeeper, Entry, Place, Site, tells_of_its_end
 from fusee.capture.dynamic import Varying
-from fusee.capture.frame import UNBOUND, Frame, at_caller, without_ours
+from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import GraphFailed, Unready
 from fusee.capture.guards import EqualsMatch, Guard, Values
 from fusee.capture.policy import ORIGINAL, WRAPPER, Policy, is_skipped, is_suspending, original
@@ -45,6 +45,7 @@ from fusee.capture.torch_api import (
     stance_fields,
     without_dynamo,
 )
+from fusee.capture.tracebacks import at_caller, without_ours
 from fusee.errors import BackendError, GraphBreakError, RecompileError, source_line
 from fusee.fake.mode import unseen_by_hooks
 from fusee.runtime.cache import GraphCompiler

@@ -35,9 +35,7 @@ from fusee.capture.frame import (
     UNARY,
     Frame,
     is_scalar,
-    passed,
     unbound,
-    without_ours,
 )
 from fusee.capture.graph_break import GraphBreak, Opaque
 from fusee.capture.inputs import DELETED
@@ -45,6 +43,7 @@ from fusee.capture.mirrors import OF_SETS, Stepping, is_finite_iterator, pairs_o
 from fusee.capture.recorder import effects
 from fusee.capture.sources import IN_C, is_trusted
 from fusee.capture.torch_api import FakeTensor
+from fusee.capture.tracebacks import passed, without_ours
 
 _IN_PLACE = len(BINARY) // 2
 _MANY = 10_000

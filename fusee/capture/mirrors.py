@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusee.capture.frame import ABSENT, FIXED, Line, is_scalar
+from fusee.capture.frame import ABSENT, FIXED, is_scalar
 from fusee.capture.sources import Origin
+from fusee.capture.tracebacks import Line
 from fusee.source import Args, Kwargs
 
 

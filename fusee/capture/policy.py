@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from fusee.capture.frame import standing_at
 from fusee.capture.graph_break import Forbidden, GraphBreak
 from fusee.capture.sources import Held
 from fusee.capture.torch_api import (
@@ -30,6 +29,7 @@ from fusee.capture.torch_api import (
     is_traced,
     run_for_real,
 )
+from fusee.capture.tracebacks import standing_at
 
 # ---------------------------------------------------------------------------- policy
 

@@ -24,16 +24,7 @@ import torch
 from fusee.capture.attributes import Capturing
 from fusee.capture.between import Between, Nested, around, for_c
 from fusee.capture.dynamic import Number
-from fusee.capture.frame import (
-    HELD_OWNERS,
-    Frame,
-    Marker,
-    calling_from,
-    is_scalar,
-    passed,
-    passing,
-    suspended,
-)
+from fusee.capture.frame import HELD_OWNERS, Frame, Marker, is_scalar, suspended
 from fusee.capture.graph_break import Lost
 from fusee.capture.inputs import DELETED, World
 from fusee.capture.mirrors import (
@@ -57,6 +48,7 @@ from fusee.capture.mirrors import (
 from fusee.capture.sources import IN_C, Source
 from fusee.capture.symbols import Text, holds_open, is_open, joined_text
 from fusee.capture.torch_api import FakeTensor, of_subclass
+from fusee.capture.tracebacks import calling_from, passed, passing
 
 # ---------------------------------------------------------------------------- rebuild
 

@@ -21,7 +21,7 @@ from fusee.capture.builtins import left
 from fusee.capture.bytecode import parameters
 from fusee.capture.captured import Captured, Place, tells_of_its_end
 from fusee.capture.dynamic import Specialise, Varying
-from fusee.capture.frame import UNBOUND, Frame, without_ours
+from fusee.capture.frame import UNBOUND, Frame
 from fusee.capture.graph_break import (
     Anew,
     Failing,
@@ -49,6 +49,7 @@ from fusee.capture.torch_api import (
     state_restored,
     without_function_modes,
 )
+from fusee.capture.tracebacks import without_ours
 from fusee.errors import source_line
 from fusee.runtime import process
 
