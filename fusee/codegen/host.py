@@ -34,7 +34,7 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,17 +51,24 @@ from fusee.sym.expr import Expr, Size, Steps
 _KEPT = ("derived", "constant")
 
 
+class Launch(NamedTuple):
+    """What runs kernels that follow each other: one, or several that a target makes one."""
+
+    code: KernelCode
+    kernels: Sequence[Kernel]
+
+
 @dataclass(eq=False)
 class HostCode:
     """The host function's source, the names it needs, and how frames are laid out for sizes.
 
-    codes    the kernels of its launches, in order; LaunchSpec.function indexes `functions`
-    layout   what a frame is made of
+    launches  in order; LaunchSpec.function indexes `functions`
+    layout    what a frame is made of
     """
 
     source: str
     names: dict[str, Any]
-    codes: list[KernelCode]
+    launches: list[Launch]
     functions: list[KernelCode]
     layout: FrameSpec
 
@@ -91,16 +98,15 @@ class HostArguments:
     brought: Sequence[int] = ()
 
 
-def emit_host(plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: HostArguments) -> HostCode:
+def emit_host(plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> HostCode:
     """Write the host function of a schedule."""
-    return _Writer(plan, codes, arguments).write()
+    return _Writer(plan, launches, arguments).write()
 
 
 class _Writer:
-    def __init__(
-        self, plan: Plan, codes: Mapping[Kernel, KernelCode], arguments: HostArguments
-    ) -> None:
-        self.plan, self.codes, self.arguments = plan, codes, arguments
+    def __init__(self, plan: Plan, launches: Sequence[Launch], arguments: HostArguments) -> None:
+        self.plan, self.arguments = plan, arguments
+        self.launch_at = {launch.kernels[0]: launch for launch in launches}
         self.schedule, self.graph = plan.schedule, plan.schedule.graph
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
@@ -110,7 +116,7 @@ class _Writer:
         self.variables: dict[Buffer, str] = {}  # buffers that are tensors of the host
         self.slots: dict[Buffer, int] = {}
         self.bound: set[Buffer] = set()  # slots filled in this call
-        self.launches: list[KernelCode] = []
+        self.launches: list[Launch] = []
         self.views: list[View] = []  # in the arena, made once
         self.sized: list[View] = []  # those that differ with the sizes
         self.view_keys: dict[tuple[object, ...], str] = {}
@@ -153,7 +159,7 @@ class _Writer:
         back = "frames" if self.arguments.sizes else "frame"
         tail = ["    finally:", f"        give({back})", ""]
         source = "\n".join([*head, *("        " + line for line in body), *tail])
-        functions = list({code.name: code for code in self.launches}.values())
+        functions = list({launch.code.name: launch.code for launch in self.launches}.values())
         layout = self._layout([code.name for code in functions])
         return HostCode(source, self.names, self.launches, functions, layout)
 
@@ -297,10 +303,9 @@ class _Writer:
     def _run(self, kernels: Sequence[Kernel]) -> None:
         first = len(self.launches)
         pointers: list[str] = []
-        for kernel in kernels:
-            code = self.codes[kernel]
-            self.launches.append(code)
-            for buffer in code.buffers:
+        for launch in filter(None, map(self.launch_at.get, kernels)):
+            self.launches.append(launch)
+            for buffer in launch.code.buffers:
                 slot = self.slots.setdefault(buffer, len(self.slots))
                 if buffer.role in ("scratch", *_KEPT) or buffer in self.bound:
                     continue
@@ -384,7 +389,8 @@ class _Writer:
         def number(size: Size) -> Number:
             return size if isinstance(size, int) else StepResult(steps.number(size))
 
-        def launch(code: KernelCode) -> LaunchSpec:
+        def spec(launch: Launch) -> LaunchSpec:
+            code = launch.code
             return LaunchSpec(
                 position[code.name],
                 tuple(self.slots[b] for b in code.buffers),
@@ -396,7 +402,7 @@ class _Writer:
 
         offsets = self.plan.offsets
         return FrameSpec(
-            tuple(map(launch, self.launches)),
+            tuple(map(spec, self.launches)),
             len(self.slots),
             number(self.plan.total_bytes),
             tuple((self.slots[b], number(at)) for b, at in offsets.items() if b in self.slots),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from fusee import log
-from fusee.codegen.host import HostArguments, HostCode, emit_host
+from fusee.codegen.host import HostArguments, HostCode, Launch, emit_host
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.loops.ir import Buffer, Kernel
 from fusee.loops.lower.graph import ExternSpec
@@ -39,6 +39,16 @@ PRODUCTS: dict[OpOverload, ExternSpec] = {
 }
 
 
+class Batches(Protocol):
+    """What makes one launch of several."""
+
+    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
+        """Whether a launch can be one with those before it; asked of each in order."""
+        ...
+
+    def join(self, batch: Sequence[Launch]) -> Launch: ...
+
+
 def link_graph(
     plan: Plan,
     arguments: HostArguments,
@@ -48,46 +58,60 @@ def link_graph(
     names: Mapping[str, Any] | Callable[[HostCode], Mapping[str, Any]],
     timed: Callable[[str], AbstractContextManager[object]],
     arena: Callable[[int], Tensor] | None = None,
+    batches: Batches | None = None,
 ) -> Built:
     """See fusee.targets.Target.build.
 
     names   what the host function calls: `run`, `threads`, `fail`, and what differs from the CPU
     arena   gives memory for what lies between kernels
+    batches makes one launch of several
     """
     with timed("emit"):
-        codes, functions = _emitted(plan, emit, build)
-        plan, room = plan.with_room(code.shared for code in codes.values())
-        for kernel, code in codes.items():
+        launches, functions = _emitted(plan, emit, build, batches)
+        plan, room = plan.with_room(code.shared for code, _ in launches)
+        for k, (code, kernels) in enumerate(launches):
             if room is not None and code.shared != 0:
-                codes[kernel] = replace(code, buffers=(*code.buffers, room))
+                launches[k] = Launch(replace(code, buffers=(*code.buffers, room)), kernels)
     with timed("host"):
-        host = emit_host(plan, codes, arguments)
+        host = emit_host(plan, launches, arguments)
         log.publish("host", "", host.source)
     used = [functions[code.name] for code in host.functions]
     run = bind_host(host, used, kept, names(host) if callable(names) else names, arena)
-    names_of = {kernel: code.name for kernel, code in codes.items()}
+    names_of = {kernel: code.name for code, kernels in launches for kernel in kernels}
     return Built(run, names_of, uses=lambda name: build.uses(functions[name]))
 
 
 def _emitted(
-    plan: Plan, emit: Callable[[Kernel], KernelCode], build: Build
-) -> tuple[dict[Kernel, KernelCode], dict[str, Function]]:
+    plan: Plan, emit: Callable[[Kernel], KernelCode], build: Build, batches: Batches | None
+) -> tuple[list[Launch], dict[str, Function]]:
     named: dict[str, KernelCode] = {}
     forms: dict[Hashable, tuple[KernelCode, list[Buffer]]] = {}
-    codes: dict[Kernel, KernelCode] = {}
+    found: list[Launch] = []
+    batch: list[Launch] = []  # of one kernel each
+
+    def end() -> None:
+        if batch:
+            found.append(batch[0] if batches is None or len(batch) == 1 else batches.join(batch))
+            batch.clear()
+            code = found[-1].code
+            if named.setdefault(code.name, code) is code:
+                build.add(code.module)
+
     for item in plan.schedule.items:
         if not isinstance(item, Kernel):
+            end()
             continue
         key, buffers = form(item)
         if key not in forms:
             forms[key] = emit(item), buffers
         twin, theirs = forms[key]
         ours = dict(zip(theirs, buffers, strict=True))
-        code = replace(twin, buffers=tuple(ours[b] for b in twin.buffers))
-        codes[item] = code
-        if named.setdefault(code.name, code) is code:
-            build.add(code.module)
-    return codes, dict(zip(named, build.finish(), strict=True))
+        launch = Launch(replace(twin, buffers=tuple(ours[b] for b in twin.buffers)), (item,))
+        if batches is None or not batches.takes(batch, launch):
+            end()
+        batch.append(launch)
+    end()
+    return found, dict(zip(named, build.finish(), strict=True))
 
 
 def bind_host(

@@ -27,7 +27,7 @@ from fusee.runtime.jit import prepare
 from fusee.runtime.launch import LaunchFrame
 from fusee.source import with_names
 from fusee.targets import Built, Kept
-from fusee.targets.cuda.branches import Beside, rows_of
+from fusee.targets.cuda.branches import Beside, Joined, rows_of
 from fusee.targets.cuda.device import gpu_at
 from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, late_error, runner
@@ -154,7 +154,8 @@ class CUDA:
         gpu.messages.update(enumerate(messages, first))
         emit = partial(emit_kernel, first=first)
         build = KernelBuild(gpu, use_disk=options.cache, check=options.check)
-        built = link_graph(plan, arguments, kept, emit, build, call.names, timed, gpu.arena)
+        joined = Joined(plan)
+        built = link_graph(plan, arguments, kept, emit, build, call.names, timed, gpu.arena, joined)
         why = why_launched(plan)
         if not options.graphs:
             why = "options={'graphs': False}"
@@ -166,7 +167,7 @@ class CUDA:
             run = call.telling(built.run)
             return built._replace(run=run, replays=lambda: f"never: {why}")
         run = built.run
-        rows = rows_of(plan, call.host.codes)
+        rows = rows_of(plan, call.host.launches)
         if rows:
             run = with_names(run, run=Beside(call.run, rows, gpu.together))
         waiting = call.stream, call.waiting
@@ -227,7 +228,7 @@ class _Call:
     def _continued(self, frame: LaunchFrame) -> int:
         """From a launch with an odd pointer on: its accesses are narrow now, and stay so."""
         launch = frame.launch
-        code = self.host.codes[launch]
+        code = self.host.launches[launch].code
         build = KernelBuild(self.gpu, use_disk=self.options.cache, check=self.options.check)
         build.add(with_any_pointers(code.module))
         frame.replace(launch, build.finish()[0], code.align & 0xFFFF_FFFF)

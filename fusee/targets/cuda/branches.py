@@ -1,8 +1,8 @@
-"""Kernels that do not depend on each other become branches of the graph that is recorded.
+"""Kernels that do not depend on each other: one launch, or branches of the graph that is recorded.
 
-A stream runs its launches one after the other, and so would their recording. Kernels that leave
-most of a GPU idle, such as the products of one row with several matrices, run beside each other if
-the graph says that they may.
+A stream runs its launches one after the other, and so would their recording. Equal kernels that
+follow each other are launched as one (fusee/codegen/simt/batch.py). Others that leave most of a GPU
+idle run beside each other if the graph says that they may.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fusee.codegen.llvm.kernel import KernelCode
-from fusee.loops.ir import Buffer, Extern, Kernel
+from fusee.codegen.host import Launch
+from fusee.codegen.simt.batch import batched, most_launches
+from fusee.loops.ir import Buffer, Extern
 from fusee.loops.memory import Plan, size_bytes
 from fusee.loops.schedule import reads, writes
 
@@ -22,44 +23,69 @@ MOST = 4
 
 Run = Callable[..., int]
 Place = tuple[Buffer | None, float, float]  # in the arena if there is no buffer
+Touched = tuple[list[Place], list[Place]]  # written, and read
 
 
-def rows_of(plan: Plan, codes: Sequence[KernelCode]) -> list[range]:
+class Joined:
+    """See fusee.targets.linking.Batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._touched: list[Touched | None] = []  # by each of the batch
+
+    def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
+        own = _touched(self.plan, launch)
+        found = 0 < len(batch) < most_launches(launch.code) and own is not None
+        found = found and batch[0].code.name == launch.code.name
+        for other in self._touched if found else ():
+            found &= other is not None and own is not None and not _depend(own, other)
+        self._touched = [*(self._touched if found else ()), own]
+        return found
+
+    def join(self, batch: Sequence[Launch]) -> Launch:
+        kernels = [kernel for launch in batch for kernel in launch.kernels]
+        return Launch(batched([launch.code for launch in batch]), kernels)
+
+
+def rows_of(plan: Plan, launches: Sequence[Launch]) -> list[range]:
     """Launches that follow each other and that none of them depends on, two to MOST in each range.
 
-    codes   of the launches, in order
+    launches   in order
     """
     found: list[range] = []
-    row: list[tuple[list[Place], list[Place]]] = []
-    launch = 0
+    row: list[Touched] = []
+    rest = iter(launches)
+    number, waiting = 0, next(rest, None)
 
     def end() -> None:
         if len(row) > 1:
-            found.append(range(launch - len(row), launch))
+            found.append(range(number - len(row), number))
         row.clear()
 
     for item in plan.schedule.items:
         if isinstance(item, Extern):
             end()
-            continue
-        own = _touched(plan, item, codes[launch])
-        if own is None or len(row) == MOST or any(_depend(own, other) for other in row):
-            end()
-        if own is not None:
-            row.append(own)
-        launch += 1
+        elif waiting is not None and item is waiting.kernels[0]:
+            own = _touched(plan, waiting)
+            if any(buffer.role == "input" for k in waiting.kernels for buffer in writes(k)):
+                own = None  # its memory may be that of another input
+            if own is None or len(row) == MOST or any(_depend(own, other) for other in row):
+                end()
+            if own is not None:
+                row.append(own)
+            number, waiting = number + 1, next(rest, None)
     end()
     return found
 
 
-def _touched(
-    plan: Plan, kernel: Kernel, code: KernelCode
-) -> tuple[list[Place], list[Place]] | None:
-    """What a kernel writes and reads; None if it must run alone: it shares a room with others, or
-    its memory may be that of another input."""
-    if code.shared != 0 or any(buffer.role == "input" for buffer in writes(kernel)):
+def _touched(plan: Plan, launch: Launch) -> Touched | None:
+    """What is written and read; None if it must run alone: it shares a room with others."""
+    if launch.code.shared != 0:
         return None
-    found = [[_place(plan, buffer) for buffer in which(kernel)] for which in (writes, reads)]
+    found = [
+        [_place(plan, buffer) for kernel in launch.kernels for buffer in which(kernel)]
+        for which in (writes, reads)
+    ]
     return None if None in found[0] + found[1] else (found[0], found[1])  # type: ignore[return-value]
 
 
@@ -72,7 +98,7 @@ def _place(plan: Plan, buffer: Buffer) -> Place | None:
     return None, start, start + size
 
 
-def _depend(a: tuple[list[Place], list[Place]], b: tuple[list[Place], list[Place]]) -> bool:
+def _depend(a: Touched, b: Touched) -> bool:
     pairs = ((a[0], b[0]), (a[0], b[1]), (a[1], b[0]))
     return any(_meet(x, y) for ours, theirs in pairs for x in ours for y in theirs)
 

@@ -24,6 +24,9 @@ _LAUNCH = ctypes.CFUNCTYPE(
 _CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, _WORD)
 
 
+_LEAST = 1 << 30  # what is above is an address
+
+
 class FakeGpu:
     """See fusee.targets.cuda.Gpu.
 
@@ -185,8 +188,12 @@ class FakeGpu:
 
     def _run(self, machine: Machine, words: Iterable[int]) -> None:
         given: list[Any] = []
-        for (kind, _), word in zip(machine.arguments, words, strict=True):
-            given.append(self._memory(word) if kind == "ptr" else word)
+        if machine.takes_rows:  # pointers and numbers in one
+            rows = [machine.buffer(self._memory(w)) if w > _LEAST else w for w in words]
+            given.append(np.array(rows, np.int64))
+        else:
+            for (kind, _), word in zip(machine.arguments, words, strict=True):
+                given.append(self._memory(word) if kind == "ptr" else word)
         host = machine.buffer(self.words.numpy(), watched=False)
         self.page[0] = host
         try:

@@ -101,8 +101,10 @@ class Machine:
         self.blocks, self.threads, self.n = blocks, threads, blocks * threads
         self.tid = np.tile(np.arange(threads, dtype=np.int32), blocks)
         self.block = np.repeat(np.arange(blocks, dtype=np.int32), threads)
-        found = re.search(r"define ptx_kernel void @\w+\((.*?)\)[^\n]*\{\n(.*?)\n\}", module, re.S)
+        head = r"define ptx_kernel void @\w+\(([^\n]*)\)[^\n()]*"
+        found = re.search(rf"{head}\{{\n(.*?)\n\}}", module, re.S)
         assert found, module
+        self.takes_rows = "byval" in found.group(1)
         self.arguments = [x.split()[0 :: len(x.split()) - 1] for x in found.group(1).split(",")]
         self.labels: dict[str, int] = {}
         self.code: list[list[str]] = []
@@ -417,6 +419,9 @@ class Machine:
         kind, place, index = split_arguments(text.removeprefix("getelementptr "))
         start = self.value(*typed(place))
         return start + self.value(*typed(index)).astype(np.int64) * BYTES[kind]
+
+    def _addrspacecast(self, text: str, mask: Array) -> Array:
+        return self.env[text.split(" to ")[0].split()[-1]]
 
     # ------------------------------------------------------------------------------ values
 

@@ -126,6 +126,45 @@ def test_blocks_count_each_other_anew(gpu: FakeGpu) -> None:
         torch.testing.assert_close(call(x), fn(x), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("step", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
+def test_updates_of_an_optimizer_are_few_launches(gpu: FakeGpu, step: Any) -> None:
+    """One for parameters of all sizes, of nothing too, as far as their pointers fit a launch."""
+    sizes = [(16, 8), (5,), (0, 4), *[(4, n) for n in range(1, 61)]]
+    gpu.unknown = 1 << 16
+    found = []
+    for is_ours in (True, False):
+        torch.manual_seed(0)
+        parameters = [aligned(*size).requires_grad_() for size in sizes]
+        optimizer = step(parameters, lr=0.1)
+        run = fusee.compile(optimizer.step, options={"cache": False}) if is_ours else optimizer.step
+        for _ in range(4):
+            for x in parameters:
+                x.grad = aligned(*x.shape).copy_(x.detach().cos())
+            before = len(gpu.launches)
+            run()
+            assert not is_ours or 0 < len(gpu.launches) - before <= 12
+        found.append(parameters)
+    for x, y in zip(*found, strict=True):
+        close(x, y)
+
+
+def test_equal_kernels_that_depend_on_each_other_are_launched_apart(gpu: FakeGpu) -> None:
+    weights = [aligned(32, 32) for _ in range(6)]
+    gpu.unknown = 1 << 16
+
+    def apart(x: Tensor) -> list[Tensor]:
+        return [torch.mm(w, w).sum(0) + 1 for w in weights]
+
+    def chained(x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = torch.softmax(x, -1)[:, torch.arange(31, -1, -1)]
+        return x
+
+    for fn in (apart, chained):
+        x = aligned(32, 32)
+        torch.testing.assert_close(compiled(fn, gpu)(x), fn(x), rtol=1e-3, atol=1e-3)
+
+
 def test_nothing_is_launched_for_nothing(gpu: FakeGpu) -> None:
     x = torch.zeros(0, 4)
     assert compiled(lambda x: x + 1, gpu)(x).shape == (0, 4) and not gpu.launches
