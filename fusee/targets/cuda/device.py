@@ -26,12 +26,10 @@ from fusee.loops.ir import Message
 from fusee.runtime import process
 from fusee.targets.cuda.assemble import refused
 from fusee.targets.cuda.branches import MOST
+from fusee.targets.cuda.copies import Copies
 from fusee.targets.cuda.launch import late_error
 
 Sizes = tuple[int, ...]
-# Up to here one launch copies several tensors; it gives a block 2**16 elements, so that few blocks
-# would copy a large one (14 us for 256 KB, alone 2), unless there are many beside it.
-_SMALL_BYTES, _MANY = 1 << 16, 64
 # Numbers of the driver's: attributes of functions, options and inputs of its linker.
 _REGISTERS, _LOCAL_BYTES = 4, 3
 _ERROR_LOG, _ERROR_LOG_BYTES, _PTX = 5, 6, 1
@@ -89,6 +87,7 @@ class Device:
             page[0] = self.words.data_ptr()
             self._page = page.to(self.device)
         self.messages: dict[int, Message] = {}
+        self._stream: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
         self._recording = threading.Lock()
         atexit.register(self._tell)
         self._streams: list[Any] = []
@@ -158,9 +157,8 @@ class Device:
 
     def host_names(self) -> Mapping[str, Any]:
         """What the host function calls of torch."""
-        stream = partial(torch._C._cuda_getCurrentRawStream, self.index)
         bring = partial(torch.Tensor.to, device=self.device, non_blocking=True)
-        return {"threads": stream, "empty_strided": self._empty_strided, "bring": bring}
+        return {"threads": self._stream, "empty_strided": self._empty_strided, "bring": bring}
 
     def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
@@ -207,24 +205,14 @@ class Device:
         """How many tensors there are in the memory of one."""
         return storage_holders(x)
 
-    def like(self, x: Tensor) -> Tensor:
-        """Memory laid out as that of a tensor."""
-        return self._empty_strided(x.size(), x.stride(), x.dtype)
+    def like(self, x: Tensor) -> Callable[[], Tensor]:
+        """What makes memory laid out as that of a tensor."""
+        given = x.size(), x.stride()
+        return partial(torch.empty_strided, *given, dtype=x.dtype, device=self.device)
 
-    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        """The values of tensors into others laid out alike, in few launches."""
-        small: list[tuple[Tensor, Tensor]] = []
-        most = _SMALL_BYTES * max(len(to) // _MANY, 1) ** 2
-        with torch.no_grad():
-            for mine, theirs in zip(to, given, strict=True):
-                if mine.nbytes > most:
-                    mine.copy_(theirs)
-                else:
-                    small.append((mine, theirs))
-            if len(small) == 1:  # half the host's time
-                small[0][0].copy_(small[0][1])
-            elif small:
-                torch._foreach_copy_([x for x, _ in small], [y for _, y in small])
+    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]:
+        """What copies into, or out of, tensors that stay where they are."""
+        return Copies(self, stay, into, self._stream)
 
     def wait(self) -> None:
         """Until nothing is on its way."""

@@ -61,25 +61,28 @@ class Recordable(Protocol):
 
     def holders(self, x: Tensor) -> int: ...
 
-    def like(self, x: Tensor) -> Tensor: ...
+    def like(self, x: Tensor) -> Callable[[], Tensor]: ...
 
-    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None: ...
+    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]: ...
 
     def wait(self) -> None: ...
 
 
 class _CudaGraph(NamedTuple):
     """
-    moved    inputs that are copied in, and `mine`: where to
-    left     what the graph leaves, to be copied into fresh memory; results are made of that
+    moved    inputs that are copied in, by `bring`; brought: those that come from the CPU
+    fresh    make memory for what the graph leaves, and `take` copies it there; results are made
+             of that
     lent     what it leaves for a backward to read, with the number of those who always hold it
     arena    is pointed to
     """
 
     replay: Callable[[], None]
     moved: Sequence[int]
-    mine: Sequence[Tensor]
-    left: Sequence[Tensor]
+    bring: Callable[[Sequence[Tensor]], None]
+    brought: Sequence[tuple[int, Tensor]]
+    fresh: Sequence[Callable[[], Tensor]]
+    take: Callable[[Sequence[Tensor]], None]
     lent: Sequence[tuple[Tensor, int]]
     results: Sequence[Result]
     arena: Tensor
@@ -176,12 +179,16 @@ class Replayer:
         if self.refuse is not None and torch.is_grad_enabled():
             self.refuse(inputs)
         if found.moved:
-            self.gpu.copy(found.mine, [inputs[k] for k in found.moved])
+            found.bring([inputs[k] for k in found.moved])
+        if found.brought:
+            with torch.no_grad():
+                for k, mine in found.brought:
+                    mine.copy_(inputs[k])
         found.replay()
         self.replayed += 1
-        fresh = [self.gpu.like(x) for x in found.left]
+        fresh = [make() for make in found.fresh]
         if fresh:
-            self.gpu.copy(fresh, found.left)
+            found.take(fresh)
         results = tuple([result(inputs, fresh) for result in found.results])
         if self.saved is not None:
             inputs.clear()  # type: ignore[attr-defined]  # a backward's is a list
@@ -243,7 +250,7 @@ class Replayer:
         mine = list(inputs)
         with torch.inference_mode(False), torch.no_grad():  # others write to them, in any mode
             for k in one.moved:
-                mine[k] = self.gpu.like(inputs[k])
+                mine[k] = self.gpu.like(inputs[k])()
         try:
             replay, results = self.gpu.record(partial(self._run, one), mine, one.pool)
             lent = self._lent(mine, results)
@@ -255,9 +262,13 @@ class Replayer:
         except RuntimeError as error:
             self.refused = str(error).partition("\n")[0]
             return None
-        copied = [mine[k] for k in one.moved]
+        moved = [k for k in one.moved if k not in self.brought]
+        bring = self.gpu.copies([mine[k] for k in moved], into=True)
+        brought = [(k, mine[k]) for k in self.brought]
+        take = self.gpu.copies(left, into=False)
+        fresh = [*map(self.gpu.like, left)]
         held = [(x, self.gpu.holders(x)) for x in lent.values()]
-        return _CudaGraph(replay, one.moved, copied, left, held, made, one.frames.arena)
+        return _CudaGraph(replay, moved, bring, brought, fresh, take, held, made, one.frames.arena)
 
     def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> dict[int, Tensor]:
         """Results by number that are saved for a backward, and that nobody else gets."""

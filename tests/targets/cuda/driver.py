@@ -15,6 +15,7 @@ from torch import Tensor
 from fusee.aten.torch_api import storage_holders, storage_id
 from fusee.loops.ir import Message
 from fusee.targets.cuda import assemble, launch
+from fusee.targets.cuda.copies import Copies
 from tests.targets.cuda.machine import Machine
 
 _WORD = ctypes.c_void_p
@@ -135,13 +136,22 @@ class FakeGpu:
         """Without those that a replay runs over: a graph has addresses alone."""
         return storage_holders(x) - sum(storage_id(x) == storage_id(y) for y in self.held)
 
-    def like(self, x: Tensor) -> Tensor:
-        return self._empty_strided(x.size(), x.stride(), x.dtype)
+    def like(self, x: Tensor) -> Callable[[], Tensor]:
+        return partial(self._empty_strided, x.size(), x.stride(), x.dtype)
 
-    def copy(self, to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        assert len(to) == len(given) and all(x.stride() == y.stride() for x, y in zip(to, given))
-        self.copied.append(len(to))
-        torch._foreach_copy_(list(to), list(given))
+    def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]:
+        copies = Copies(self, stay, into, lambda: self.stream)
+
+        def copy(others: Sequence[Tensor]) -> None:
+            assert len(others) == len(stay)
+            assert all(x.stride() == y.stride() for x, y in zip(stay, others, strict=True))
+            self.copied.append(len(stay))
+            self.known(*stay, *others)
+            before = len(self.launches)
+            copies(others)
+            del self.launches[before:]
+
+        return copy
 
     def together(self, calls: Sequence[Callable[[int], int]]) -> int:
         assert self.is_recording or self.is_capturing

@@ -148,6 +148,25 @@ def test_updates_of_an_optimizer_are_few_launches(gpu: FakeGpu, step: Any) -> No
         close(x, y)
 
 
+@pytest.mark.parametrize("into", [True, False])
+def test_copies_of_all_sizes_and_places(gpu: FakeGpu, into: bool) -> None:
+    """Those that begin where wide accesses must not are torch's."""
+    sizes = [*range(1, 70), 4096, 4097]
+    for dtype, offset in (
+        (torch.float32, 0),
+        (torch.bfloat16, 0),
+        (torch.int8, 0),
+        (torch.float32, 1),
+    ):
+        stay = [torch.randn(n + 1).to(dtype)[:n] for n in sizes]
+        others = [torch.randn(n + 1).to(dtype)[offset:][:n] for n in sizes]
+        gpu.known(*stay, *others)
+        want = [x.clone() for x in (others if into else stay)]
+        gpu.copies(stay, into)(others)
+        for x, y in zip(stay if into else others, want, strict=True):
+            assert torch.equal(x, y)
+
+
 def test_equal_kernels_that_depend_on_each_other_are_launched_apart(gpu: FakeGpu) -> None:
     weights = [aligned(32, 32) for _ in range(6)]
     gpu.unknown = 1 << 16
