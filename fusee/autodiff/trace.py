@@ -40,7 +40,8 @@ from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, sta
 from fusee.aten.tracer import TracedTensor, Tracer
 from fusee.autodiff.joint import Joint, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
-from fusee.fake.mode import FakeTensor, python_dispatcher, unseen_by_hooks
+from fusee.fake.mode import FakeTensor, unseen_by_hooks
+from fusee.fake.torch_python import python_dispatcher
 from fusee.source import Args, Rules
 from fusee.sym.expr import Size, hint
 

@@ -61,9 +61,9 @@ from fusee.capture.torch_api import (
     set_grad_enabled,
 )
 from fusee.errors import stack_trace
-from fusee.fake.mode import is_symbolic, name_may_raise, python_dispatcher, raises
+from fusee.fake.mode import is_symbolic, name_may_raise, raises
 from fusee.fake.open_sizes import COMPOSITES
-from fusee.fake.torch_python import moved
+from fusee.fake.torch_python import moved, python_dispatcher
 from fusee.source import Args
 from fusee.sym.shape_env import wrapped
 
@@ -465,7 +465,8 @@ class Recorder(TorchFunctionMode):
             first = len(self.symbols.env.data.made)
             kernels: Any = contextlib.nullcontext()
             if (self.symbols.origins or first) and is_symbolic((args, kwargs)):
-                func, kernels = moved(COMPOSITES.get(func, func)), python_dispatcher()
+                func, kernels = COMPOSITES.get(func, func), python_dispatcher()
+            func = moved(func)
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip

@@ -49,7 +49,7 @@ from fusee.fake.torch_python import (
     moved,
     moved_class,
     packet_name,
-    python_kernels,
+    python_dispatcher,
     refuse_dtypes,
     takes_any_size,
 )
@@ -126,9 +126,10 @@ def fake_of(
 
 def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """`twin`, lazily conjugated or negated if `x` is."""
-    if x.dtype.is_complex and x.is_conj():
-        twin = torch.conj(twin)
-    return torch._neg_view(twin) if x.is_neg() else twin
+    with mode_of((twin,)):
+        if x.dtype.is_complex and x.is_conj():
+            twin = torch.conj(twin)
+        return torch._neg_view(twin) if x.is_neg() else twin
 
 
 def _extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
@@ -142,6 +143,7 @@ def _extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _Mode = Any
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 # Views (and what changes a view in place), whose C++ kernels take meta tensors.
 _VIEW_OPERATORS = """
@@ -311,7 +313,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         if self.env is not None and func._schema.is_mutable:
             if torch.is_inference_mode_enabled():  # where tensors do not count writes
                 self.env.data.forget_counts()
-        device = _home(self, args, kwargs, for_function=func in _TRANSFORMS)
+        device = _home(self, func, args, kwargs, is_open, func in _WITH_BITS)
         if self.env is not None and func in UNBACKED and device is not None:
             found = _on_device(UNBACKED[func](self.env, *args, **kwargs), _new)
             return _wrapped(self, found, device)
@@ -332,7 +334,8 @@ def _quick_mode() -> type[FakeTensorMode]:
         elif device is not None:
             there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
             runs = (_quick_of_any_size if is_open else _quick)(device.type)
-            for run in (runs.get(func), _by_elements(func, is_open)):
+            may_write = is_open or device == _CPU  # where dtypes have been asked about
+            for run in (runs.get(func), _by_elements(func, may_write)):
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found, device)
@@ -340,13 +343,13 @@ def _quick_mode() -> type[FakeTensorMode]:
             refuse_place(*args)
         elif func in PART_OF and (is_open or not args[0].numel()):
             refuse_part(PART_OF[func](args[0], *args[2:], **kwargs), args[1])
-        own = _in_python(func, is_open)
+        own = kernel(func) or _written_as(func)
         if own is not None and not func._schema.is_mutable:
-            device = _home(self, args, kwargs, for_function=True)
+            device = _home(self, func, args, kwargs, is_open, for_function=True)
         if own is not None and device is not None:
             return _by_function(self, own, args, kwargs, device)
         try:
-            with _uncached(self) if is_open else contextlib.nullcontext():
+            with _uncached(self) if is_open else _NOTHING, python_dispatcher():
                 return by_torch(self, func, kinds, args, kwargs)
         except DynamicOutputShapeException:
             if self.env is None:
@@ -394,14 +397,6 @@ def _by_users_kernel(
 
 
 @functools.cache
-def _in_python(op: Any, is_open: bool) -> Callable[..., Any] | None:
-    """A function in Python that is an operator; None: there is none."""
-    if op._schema.name == "aten::lerp_":  # torch's own asks for an overload, which imports sympy
-        return _written_as(op)
-    return kernel(op) or (_written_as(op) if is_open else None)
-
-
-@functools.cache
 def _written_as(op: Any) -> Callable[..., Any] | None:
     """How to run an operator in place that has a form which is not; None: another one."""
     packet = getattr(torch.ops.aten, packet_name(op), None)
@@ -420,21 +415,21 @@ def _written_as(op: Any) -> Callable[..., Any] | None:
 
 
 @functools.cache
-def _by_elements(op: Any, is_open: bool) -> Callable[..., Any] | None:
+def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
     """How to run an operator without a rule that goes element by element; None: another one."""
     if goes_by_elements(op):
         return _unless_unsure(functools.partial(_by_rule, results, op))
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")
-    is_one = is_open and is_in_place and len(op._schema.returns) == 1
+    is_one = may_write and is_in_place and len(op._schema.returns) == 1
     return _unless_unsure(_written) if is_one else None
 
 
 def _home(
-    mode: _Mode, args: tuple[Any, ...], kwargs: dict[str, Any], for_function: bool = False
+    mode: _Mode, op: Any, args: Any, kwargs: Any, is_open: bool, for_function: bool = False
 ) -> torch.device | None:
-    """Where all tensors are, if they are fakes whose values nobody knows, none lazily conjugated.
+    """Where all tensors are, if they are fakes, and torch does not know the values of its results.
 
-    for_function   or some are, and values of some are known, not of all
+    for_function   some may be lazily conjugated
     """
     home: torch.device | None = None
     count = known = 0
@@ -449,7 +444,7 @@ def _home(
                 if device != (home or device):
                     return None
                 home, count, known = device, count + 1, known + (x.constant is not None)
-    if known and not (for_function and known < count):
+    if known and (op._schema.is_mutable or (known == count and not is_open)):
         return None
     home = home or _CPU
     asked = kwargs.get("device")
@@ -552,16 +547,10 @@ def _refuse_squeeze(x: Any, axes: Any = None) -> None:
 
 _SQUEEZES = frozenset(overloads("squeeze squeeze.dim squeeze.dims"))
 _AS_STRIDED = overload("as_strided")
-_TRANSFORMS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c"))
+# Their results lie the same whether an operand is lazily conjugated.
+_WITH_BITS = frozenset(overloads("_fft_r2c _fft_c2r _fft_c2c copy_"))
 
 # ------------------------------------------------------------------------------ tracing
-
-
-@contextlib.contextmanager
-def python_dispatcher() -> Iterator[None]:
-    """Inside, torch prefers kernels written in Python: those that understand symbolic sizes."""
-    with python_kernels(), torch._C._EnablePythonDispatcher():
-        yield
 
 
 @contextlib.contextmanager

@@ -270,13 +270,20 @@ _OURS = _Ours()
 
 @contextlib.contextmanager
 def python_kernels() -> Iterator[None]:
-    """Inside, torch's kernels in Python, which understand open sizes, are called taken over."""
+    """Inside, torch's kernels in Python are called taken over."""
     _choose()
     before, _OURS.is_on = _OURS.is_on, True
     try:
         yield
     finally:
         _OURS.is_on = before
+
+
+@contextlib.contextmanager
+def python_dispatcher() -> Iterator[None]:
+    """Inside, torch prefers such kernels: they understand open sizes."""
+    with python_kernels(), torch._C._EnablePythonDispatcher():
+        yield
 
 
 # Composite operators with kernels in Python that are in no table.
@@ -288,15 +295,22 @@ _MORE = """
 
 @functools.cache
 def _choose() -> None:
-    """Let torch's composite kernels in Python be chosen when they are called: C++ calls them."""
+    """Let torch's kernels in Python be chosen when they are called: C++ calls them."""
     more = [packet for name in _MORE.split() if (packet := getattr(torch.ops.aten, name, None))]
     named = [getattr(packet, name) for packet in more for name in packet.overloads()]
-    keys = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
-    for op in (*torch._decomp.decomposition_table, *named):
-        for key in keys:
+    keys, prims = torch._C.DispatchKey, [x for x in vars(torch._prims).values() if _is_prim(x)]
+    for op in prims:  # C++ alone has their meta kernels
+        op.py_kernels[keys.Meta] = op.prim_meta_impl
+    tables = *torch._decomp.decomposition_table, *torch._decomp.meta_table
+    for op in dict.fromkeys((*tables, *named, *prims)):
+        for key in (keys.CompositeImplicitAutograd, keys.Autograd, keys.Meta):
             if isinstance(op, OpOverload) and (function := op.py_kernels.get(key)) is not None:
                 op.py_kernels[key] = _chosen(op, function)
                 op._dispatch_cache.clear()
+
+
+def _is_prim(x: Any) -> bool:
+    return isinstance(x, OpOverload) and hasattr(x, "prim_meta_impl")
 
 
 _CHOSEN: dict[Any, Any] = {}  # what such a kernel is chosen instead of
@@ -406,7 +420,8 @@ def on_ones(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return op(*_ones("cpu", args), **dict(zip(kwargs, _ones("cpu", kwargs.values()))))
         except RuntimeError:
-            return op(*_ones("meta", args), **dict(zip(kwargs, _ones("meta", kwargs.values()))))
+            with python_dispatcher():
+                return op(*_ones("meta", args), **dict(zip(kwargs, _ones("meta", kwargs.values()))))
 
 
 def _ones(device: str, given: Iterable[Any]) -> list[Any]:

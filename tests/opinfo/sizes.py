@@ -32,19 +32,11 @@ from tests.compare import Mismatch, assert_same
 from tests.opinfo.gradients import gradients, widen
 from tests.opinfo.sweep import DTYPES, OPS, SEED, Outcome, Skip, excluded_input, samples
 
-__all__ = ["KNOWN", "NEEDS_SYMPY", "run_sizes"]
+__all__ = ["KNOWN", "run_sizes"]
 
 # What differs, and why it stays.
 KNOWN: dict[str, str] = {
     "nn.functional.embedding_bag": "offsets twice as long are in no order: eager reads anything"
-}
-
-# What lets torch import sympy, and why.
-NEEDS_SYMPY: dict[str, str] = {
-    "fft.hfft": "a lazily conjugated tensor is copied by torch's own fakes",
-    "fft.hfft2": "the same",
-    "fft.hfftn": "the same",
-    "nn.functional.conv_transpose3d": "whether oneDNN takes it depends on the size",
 }
 
 CALLS = 6  # of a group
