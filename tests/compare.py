@@ -244,6 +244,20 @@ def is_within(got: Any, want: Any, exact: Any, others: Sequence[Any]) -> bool:
     return all(far <= 2 * max(each) for far, each in zip(_far(got, want), zip(*room)))
 
 
+def may_be_chance(error: Mismatch) -> bool:
+    """Whether rounding may be what differs."""
+    words = ("float64", "mean square", "without an oracle", "elements differ")
+    return any(word in str(error) for word in words)
+
+
+def neighbour(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A tensor of which every other element is the number beside it."""
+    up = torch.rand(x.shape, generator=generator) < 0.5
+    far = torch.where(up, torch.inf, -torch.inf).to(x.dtype)
+    stays = (torch.rand(x.shape, generator=generator) < 0.5) | (x == 0)
+    return torch.where(stays, x, torch.nextafter(x, far))
+
+
 def is_cancelled(got: Any, exact: Any, scale: float) -> bool:
     """Whether a result is off by less than the last place of what was summed up beside it.
 

@@ -185,7 +185,7 @@ def forward(x, k, q):
     y = y + F.conv1d(q[0], q[0]).sum() + F.conv_transpose1d(q[0], q[0].transpose(0, 1)).sum()
     y = y + F.conv3d(q[None], q[None]).sum() + F.conv_transpose3d(q[None], q[:, :, None]).sum()
     y = y + torch.as_strided_scatter(x, k.float(), (len(k),), (1,)).sum()
-    z = z, k.float().polygamma_(1), x[:, 1:].clone().addr_(x[:, 0], x[:, 0]), x.clone().lerp_(x, 0.5)
+    z = z, k.float().polygamma_(1), x[:, 1:].clone().addr_(x[:, 0], x[:, 0])
     z = z, torch.tril_indices(len(k), 3), torch.triu_indices(len(k), 3) // (k[0] * 0 + 2)
     z = z, torch.signal.windows.kaiser(len(k)), torch.unravel_index(k, (3, 3)), torch.fft.ihfft(x)
     z = z, F.max_unpool2d(*F.max_pool2d(q, 2, return_indices=True), 2, output_size=q.shape)
