@@ -496,6 +496,15 @@ _TAKE_NUMBERS = {
 _COMPARE = {*"gt ge lt le eq ne".split()}
 
 
+# For these an integer is a size or a place, whatever its dtype.
+_TAKE_SIZES = frozenset(
+    """
+    view reshape expand repeat narrow select split chunk unflatten flatten permute transpose squeeze
+    unsqueeze roll tile getitem __getitem__ zeros ones empty arange softmax cumsum flip movedim
+    """.split()
+)
+
+
 def takes_numbers(name: str) -> bool:
     """Whether a graph may give a Number to a torch call of this name."""
     base = name.strip("_")
@@ -561,7 +570,7 @@ def argument(x: Any, name: str, graph: fx.Graph) -> Any:
     if type(x) is Number and x.node.graph is not graph:
         x.need()  # it is computed outside of a transform's function, or within
     if isinstance(x, NUMPY):
-        if not takes_numbers(name):
+        if not takes_numbers(name) and not (name in _TAKE_SIZES and hasattr(x, "__index__")):
             raise GraphBreak(f"numpy's numbers have a dtype, at which {name}() may look")
         return x.item()
     return x.node if type(x) is Number else x

@@ -463,10 +463,9 @@ class Recorder(TorchFunctionMode):
             args = (args[0], 1.0, *args[2:])
         try:
             first = len(self.symbols.env.data.made)
-            kernels: Any = contextlib.nullcontext()
-            if (self.symbols.origins or first) and is_symbolic((args, kwargs)):
-                func, kernels = COMPOSITES.get(func, func), python_dispatcher()
-            func = moved(func)
+            is_open = (self.symbols.origins or first) and is_symbolic((args, kwargs))
+            kernels: Any = python_dispatcher() if is_open else contextlib.nullcontext()
+            func = moved(COMPOSITES.get(func, func) if is_open else func)
             with (
                 torch._C.DisableTorchFunction(), kernels, self.mode, self.symbols.within_torch(),
             ):  # fmt: skip

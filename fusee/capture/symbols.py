@@ -248,7 +248,7 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _steady(function: Any, args: Args) -> Any:
-    """What a function in C that is the same for many sizes gives; None: it is another one."""
+    """What a function in C gives that is a size, or the same for many; None: it is another one."""
     open_ones = [x for x in args if type(x) is torch.SymInt]
     if len(open_ones) != 1 or size_of(open_ones[0]) is None:
         return None
@@ -259,6 +259,10 @@ def _steady(function: Any, args: Args) -> Any:
     if function in (math.gcd, math.lcm) and len(args) == 2 and len(numbers) == 1:
         found = common_divisor(env, size, numbers[0])
         return found if function is math.gcd else abs(args[0] * args[1]) // found
+    if function in (math.comb, math.perm) and args[0] is open_ones[0] and args[0] >= 0:
+        if len(args) == 2 and args[1] in range(5):
+            ways: Any = math.prod(args[0] - k for k in range(args[1]))
+            return ways if function is math.perm else ways // math.factorial(args[1])
     return None
 
 

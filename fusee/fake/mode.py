@@ -334,8 +334,7 @@ def _quick_mode() -> type[FakeTensorMode]:
         elif device is not None:
             there = {**kwargs, "device": _META} if "device" in kwargs else kwargs
             runs = (_quick_of_any_size if is_open else _quick)(device.type)
-            may_write = is_open or device == _CPU  # where dtypes have been asked about
-            for run in (runs.get(func), _by_elements(func, may_write)):
+            for run in (runs.get(func), _by_elements(func, is_open or device == _CPU)):
                 found = None if run is None else _on_meta(self, run, args, there)
                 if found is not None:
                     return _wrapped(self, found, device)
@@ -416,7 +415,10 @@ def _written_as(op: Any) -> Callable[..., Any] | None:
 
 @functools.cache
 def _by_elements(op: Any, may_write: bool) -> Callable[..., Any] | None:
-    """How to run an operator without a rule that goes element by element; None: another one."""
+    """How to run an operator without a rule that goes element by element; None: another one.
+
+    may_write   also one in place, whose dtypes nobody else refuses
+    """
     if goes_by_elements(op):
         return _unless_unsure(functools.partial(_by_rule, results, op))
     is_in_place = torch.Tag.pointwise in op.tags and str(op._schema.name).endswith("_")

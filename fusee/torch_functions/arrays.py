@@ -32,7 +32,7 @@ from fusee.capture.inputs import World
 from fusee.capture.mirrors import Indexed
 from fusee.capture.reconstruct import MAKERS, Maker, Rebuild
 from fusee.capture.sources import Held, Origin, ResultOf
-from fusee.capture.symbols import holds_open, is_open, kind_of
+from fusee.capture.symbols import holds_open, is_open, kind_of, value
 from fusee.capture.torch_api import (
     FakeTensor,
     as_array,
@@ -197,6 +197,7 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if name in ("item", "tolist") and len(args) == 1:
         return m.call(getattr(args[0].tensor, name))
     given, spec = pytree.tree_flatten((m.deep(args), m.deep(kwargs)))
+    given = [value(x) for x in given]  # NumPy takes no sizes that vary
     if function in (np.array, np.asarray):
         given = [_numpy(m, x) if isinstance(x, FakeTensor) else x for x in given]
     operands = [x for x in given if isinstance(x, Array)]
@@ -204,7 +205,8 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     # a sequence's only element, which NumPy takes, is for torch a tensor of one dimension
     values = [getattr(x, "shadow", x) for x in args[1:]] if name == "fill" else ()
     is_row = any(isinstance(x, (list, tuple, np.ndarray)) for x in values)
-    if by_name is None or is_row or _differs(function, name, given, operands):
+    is_unlike = is_row or _differs(function, name, given, operands)
+    if by_name is None or (operands and is_unlike):
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     shadows = pytree.tree_unflatten([_shadow(name, x) for x in given], spec)
     shadow = _by_numpy(m, name, function, bool(operands), *shadows)
@@ -215,6 +217,8 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
             literal = _literal(shadow)
         if literal is not None:
             return _array(m, name, [], shadow, literal)
+    if is_unlike:
+        raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
     # in what integers are computed where NumPy makes floats of them
     is_float = _is_loop(function) and getattr(getattr(shadow, "dtype", None), "kind", "?") in "fc"
@@ -730,3 +734,19 @@ def _corrcoef(m: Capturing, x: Any) -> Any:
     for axis in (1, 0):
         made = m.call(operator.truediv, made, m.call(torch.unsqueeze, spread, axis))
     return m.call(torch.clip, made, -1, 1)
+
+
+@stands_for(torch.kaiser_window)
+def _kaiser(m: Capturing, n: Any, periodic: Any = True, beta: Any = 12.0, **named: Any) -> Any:
+    """source   aten/src/ATen/native/TensorFactories.cpp, kaiser_window, which has no fake kernel"""
+    made = named.get("dtype") or torch.get_default_dtype()
+    is_usual = made in (torch.float32, torch.float64) and {*named} <= {"dtype", "device"}
+    if not is_usual or type(periodic) is not bool or not m.truth(n > 1):
+        return calls.on_tensors(m, torch.kaiser_window, (n, periodic, beta), named)
+    half, given = (n + periodic - 1) / 2, {**named, "dtype": made}
+    at = m.call(torch.arange, n + periodic, **given)
+    at = m.call(operator.truediv, m.call(operator.sub, at, half), half)
+    root = m.call(torch.sqrt, m.call(operator.sub, 1, m.call(torch.square, at)))
+    whole = m.call(torch.i0, m.call(torch.full, (), beta, **given))
+    window = m.call(operator.truediv, m.call(torch.i0, m.call(operator.mul, root, beta)), whole)
+    return m.call(torch.Tensor.narrow, window, 0, 0, n) if periodic else window

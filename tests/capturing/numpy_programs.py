@@ -20,9 +20,11 @@ DTYPES = ("f8", "f4", "f2", "i8", "i4", "i1", "u1", "?", "c16", "c8")
 _CLOSE = {2: 2e-3, 4: 2e-6, 8: 1e-13}
 
 
-def agree(fn: Callable[..., Any], *args: Any, calls: int = 2) -> list[str]:
+def agree(
+    fn: Callable[..., Any], *args: Any, calls: int = 2, traced: Traced | None = None
+) -> list[str]:
     """Eager and compiled give equal results, exceptions and arguments; why graphs ended."""
-    traced = Traced(fn)
+    traced = traced or Traced(fn)
     for _ in range(calls):
         (want, given), (got, taken) = (_outcome(f, args) for f in (fn, traced))
         for path, a, b in _pairs("result", want, got):

@@ -112,6 +112,20 @@ def beside_tensors(x: Any) -> Any:
     return x * a.sum(), x * np.float32(0.5), x + np.sqrt(16), torch.tensor(a), x / np.prod(x.shape)
 
 
+def of_sizes(x: Any) -> Any:
+    """Each fixes the size, as what a program must know does."""
+    n = x.shape[0]
+    numbers = np.sqrt(n), np.ceil(n / 2), np.log2(n), np.max(x.shape), np.clip(n, 1, 4), np.int64(n)
+    rows = x.reshape(n, np.prod(x.shape[1:])), x.view(int(np.prod(x.shape))), x[np.minimum(n, 1)]
+    return (
+        numbers,
+        rows,
+        x[:, 0] * torch.from_numpy(np.arange(n)),
+        np.zeros(x.shape),
+        x * np.mean(n),
+    )
+
+
 ONE_GRAPH = [
     arithmetic, scalars, views, writes, makes, dtypes, joins, algebra, walks, statistics, orders,
     silently,
@@ -126,6 +140,12 @@ def test_arrays_are_one_graph(fn: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("fn", [of_a_tensor, beside_tensors], ids=lambda fn: fn.__name__)
 def test_arrays_and_tensors(fn: Callable[..., Any]) -> None:
     assert agree(fn, X) == []
+
+
+def test_numpy_takes_sizes() -> None:
+    traced = Traced(of_sizes)
+    for n in (2, 3, 5):
+        assert agree(of_sizes, torch.randn(n, 4), traced=traced) == []
 
 
 @pytest.mark.parametrize("fn", ONE_GRAPH[:7], ids=lambda fn: fn.__name__)

@@ -175,6 +175,7 @@ def per_segment(x: Tensor, places: Tensor, n: int) -> Tensor:
 def windows(x: Tensor) -> Tensor:
     a, b = x.shape
     y = x * torch.hann_window(b) + torch.hamming_window(b, False) * torch.bartlett_window(b)
+    y = y * torch.kaiser_window(b) + torch.kaiser_window(b, False, 4.0)
     return y + torch.blackman_window(a)[:, None] * torch.signal.windows.exponential(b)
 
 

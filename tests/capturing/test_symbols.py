@@ -69,7 +69,8 @@ def shapes(x: Tensor) -> Any:
 def arithmetic(x: Tensor) -> Any:
     n = x.size(0)
     numbers = math.floor(n / 2), math.ceil(n * 0.5), max(n, 5), min(n, 100), n % 3, -n // 2, n / 2
-    return x / math.sqrt(n), x * (1 / n), numbers, divmod(n, 4), n**2, abs(-n), n << 1
+    more = math.comb(n, 2), math.perm(n, 3), math.comb(n + 2, 4)
+    return x / math.sqrt(n), x * (1 / n), numbers, divmod(n, 4), n**2, abs(-n), n << 1, more
 
 
 def padded(x: Tensor) -> Any:
