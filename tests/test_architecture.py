@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "api": ("torch_functions", "capture", "backends", "runtime"),
     "compiler": ("api", "capture", "backends", "runtime"),
     "backends": ("autodiff", "aten", "loops", "codegen", "runtime", "sym", "targets"),
-    "targets": ("autodiff", "aten", "fake", "loops", "codegen", "runtime"),
+    "targets": ("autodiff", "aten", "fake", "loops", "codegen", "runtime", "sym"),
     "autodiff": ("aten", "sym", "fake", "loops"),
     "codegen": ("loops", "sym", "runtime"),
     "loops": ("sym",),
