@@ -64,6 +64,7 @@ class HostCode:
 
     launches  in order; LaunchSpec.function indexes `functions`
     layout    what a frame is made of
+    is_alone  whether it calls nothing of torch's that autograd or autocast would see
     """
 
     source: str
@@ -71,6 +72,7 @@ class HostCode:
     launches: list[Launch]
     functions: list[KernelCode]
     layout: FrameSpec
+    is_alone: bool
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class _Writer:
             self._release(position)
         results = ", ".join(self._constant(output) for output in self.graph.outputs)
         results = f"({results}{',' if results else ''})"
+        is_alone = all(isinstance(item, Kernel) for item in items) and "(" not in results[1:]
+        is_alone &= not self.arguments.followed and not self.arguments.brought
         body = ["n = threads()"] if self.launches else []
         body += ["views = frame.views"] if self.views else []
         body += ["sized = frame.sized"] if self.sized else []
@@ -161,7 +165,7 @@ class _Writer:
         source = "\n".join([*head, *("        " + line for line in body), *tail])
         functions = list({launch.code.name: launch.code for launch in self.launches}.values())
         layout = self._layout([code.name for code in functions])
-        return HostCode(source, self.names, self.launches, functions, layout)
+        return HostCode(source, self.names, self.launches, functions, layout, is_alone)
 
     # -------------------------------------------------------------------- names
 

@@ -129,7 +129,7 @@ def bind_host(
         frames = Frames(program)
         return frames if host.layout.inputs else frames[sizes]
 
-    return define(
+    call = define(
         host.source,
         "call",
         "host",
@@ -143,3 +143,5 @@ def bind_host(
             **names,
         },
     )
+    call.__dict__["is_alone"] = host.is_alone
+    return call
