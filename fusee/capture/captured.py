@@ -4,7 +4,6 @@ the versions of one place, among which a call finds its own.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import gc
@@ -201,20 +200,25 @@ class Captured:
 
         Below 0 only if the function has the code that it has now.
         """
-        if not available() or MODE_STACK.length():
+        if not available() or MODE_STACK.length() or self.stop is not None:
             return None
-        conditions, _ = self.conditions
+        conditions, names = self.conditions
         named = {fact: row for fact in self.facts.rows if (row := _named(fact))}
         others = Facts(rows=[fact for fact in self.facts.rows if fact not in named])
         fresh = _fresh(others, others.rows, values)
-        state = {x[1]: int(ast.literal_eval(x[2])) for x in map(_STATE.fullmatch, conditions) if x}
         listed = [x.name if isinstance(x, Local) else "" for x in others.listed]
+        asked = [x.groupdict() for x in map(_STATE.fullmatch, conditions) if x]
         is_all = not others.rows and listed == self.place.parameters
-        if fresh is None or not is_all or len(state) < len(conditions):
+        if fresh is None or not is_all or len(asked) < len(conditions):
             return None
+        state = {x["name"] or x["level"]: _VALUES.get(x["value"], 0) for x in asked}
+        found, empty = [*named.values()], ()
+        if state.pop("forward", None) is not None:
+            found.append((vars(names["_forward"]), "_current_level", -1))
+        if state.pop("hooked", None) is not None:
+            (empty,) = names["_hooked"].args
         function = self.place.function
-        code = function, function.__code__
-        return quick_check(state, [*named.values()], code, fresh[1])
+        return quick_check(state, found, empty, (function, function.__code__), fresh[1])
 
     @property
     def raises(self) -> bool:
@@ -274,7 +278,7 @@ _Key = tuple[type[Fact], str]  # a kind, and whose fact it is
 class Entry:
     """One way to run from a place on. `run` is None if Python runs it.
 
-    quick    `check` as a builtin, below 0 where it holds, if Python runs all of the function
+    quick    `check` as a builtin, below 0 where it holds; None if it is more than that
     times    milliseconds of each stage
     number   grows with each entry of the process
     """
@@ -294,7 +298,7 @@ class Site:
     """All entries of one place.
 
     index    finds them, if they are many
-    quick    the first one's
+    quick    the first one's, and run
     is_last  whether the one with symbols was made that comes after the limit
     missed   what the last call without an entry missed, and what was there
     steps    for how many such calls in a row that was one more
@@ -305,6 +309,7 @@ class Site:
     entries: list[Entry] = field(default_factory=list)
     index: Index | None = None
     quick: Callable[..., int] | None = None
+    run: Callable[..., Any] | None = None
     is_full: bool = False
     is_last: bool = False
     is_met: bool = False
@@ -319,14 +324,14 @@ class Site:
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
-        self.quick = self.entries[0].quick
+        self.quick, self.run = self.entries[0].quick, self.entries[0].run
         if len(self.entries) > FEW:
             self.index = self.index or Index(self.place.parameters, self.entries)
             self.index.add()
 
     def clear(self) -> None:
         self.entries.clear()
-        self.index = self.quick = None
+        self.index = self.quick = self.run = None
         self.is_full = self.is_last = self.is_met = False
         self.missed, self.steps, self.growing = None, 0, None
 
@@ -500,7 +505,12 @@ def compile_check(
     return check, source
 
 
-_STATE = re.compile(r"_(grad|modes|autocast)\(\) (?:is|==) (\w+)")
+# Those of `state_conditions` that a quick check can ask, and the value that each tells of.
+_STATE = re.compile(
+    r"(?:not )?_(?P<name>[a-z]+)\(\)(?: (?:is|==) (?P<value>True|False|None|0|_dtype))?"
+    r"|_(?P<level>forward)\._current_level < 0"
+)
+_VALUES = {"True": 1, "_dtype": None}
 
 
 def _named(fact: Fact) -> tuple[dict[str, Any], str, Any] | None:

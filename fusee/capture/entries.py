@@ -119,6 +119,9 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"        §is_usual = §getattr(§modules[§dynamo], '_stance', None) is §policy.usual\n"
         f"        §quick = §site.quick if §is_usual else None\n"
         f"    if §quick is not None and not §policy.is_unusual and §quick({listed}) < 0:\n"
+        f"        if (§run := §site.run) is not None:\n"
+        f"            try: return §run({listed})\n"
+        f"            except §failed: pass\n"
         f"        return {by_python}\n"
         f"    if not ({current}):\n"
         f"        return §call_given(§renew(), {values})\n"
@@ -129,8 +132,8 @@ def _source(function: types.FunctionType, names: Sequence[str], first: list[str]
         f"        return §miss({values})\n"
         f"    for §e in §entries if §site.index is None else §site.index.candidates({listed}):\n"
         f"        if §e.check({listed}):\n"
+        f"            if §quick is not §site.quick: §policy.note_usual()\n"
         f"            if §e.run is None:\n"
-        f"                if §site.quick is not None: §policy.note_usual()\n"
         f"                return {by_python}\n"
         f"            try:\n"
         f"                if §e.captured.stop is None:\n"
@@ -519,7 +522,7 @@ class CompiledFunction:
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
-        quick = captured.quick(values) if run is None and compiled is not None else None
+        quick = captured.quick(values) if compiled is not None else None
         times["guards"] = _milliseconds(begin)
         return Entry(captured, check, check_source, run, compiled, quick, times)
 

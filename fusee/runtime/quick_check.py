@@ -1,7 +1,8 @@
-"""The check of a function that Python runs, as one builtin."""
+"""The check of a function that takes tensors alone, as one builtin."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import types
@@ -9,48 +10,73 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from fusee.runtime.change_detection import CheckTable, compare
 from fusee.runtime.jit import answer, answered, bound, builtin, evaluation, symbol
 from fusee.runtime.launch import word
 from fusee.runtime.llvm_text import Level, Writer
 
-# Of torch's state on a thread: functions of C++, each with its argument and the bits that it gives.
+_MOST, _BYTE, _AT = (1 << 64) - 1, 0xFF, 0
+_KEYS: Any = torch._C.DispatchKey
+_FRONT = int(_KEYS.FuncTorchDynamicLayerFrontMode)
+# Of torch's state on a thread: functions of C++, each with its argument and the bits that it gives;
+# or the word at the address that it gives.
 _STATE = {
-    "grad": [("_ZN3c108GradMode10is_enabledEv", 0, 0xFF)],
-    "modes": [("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, (1 << 64) - 1)],
+    "grad": [("_ZN3c108GradMode10is_enabledEv", 0, _BYTE)],
+    "inference": [("_ZN3c1013InferenceMode10is_enabledEv", 0, _BYTE)],
+    "default": [("_ZN3c1031get_default_dtype_as_scalartypeEv", 0, _BYTE)],
+    "transforms": [
+        (
+            "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+            int(_KEYS.FuncTorchDynamicLayerFrontMode),
+            _BYTE,
+        )
+    ],
+    "traced": [("_ZN5torch3jit6tracer15getTracingStateEv", 0, _AT)],
+    "dispatching": [("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", 0, _MOST)],
+    "modes": [("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", 0, _MOST)],
     "autocast": [  # of the CPU, and of GPUs
-        ("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", device, 0xFF)
+        ("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", device, _BYTE)
         for device in (0, 1)
     ],
 }
+_DICT_SIZE = 16  # bytes, after the reference count and the type
 
 
 def quick_check(
-    state: Mapping[str, int],
+    state: Mapping[str, int | None],
     found: Sequence[tuple[dict[str, Any], str, Any]],
+    empty: Sequence[dict[Any, Any]],
     code: tuple[types.FunctionType, types.CodeType],
     table: CheckTable,
 ) -> Callable[..., int] | None:
     """`differs` of the arguments, which are the table's elements, as a builtin; it gives -1 if also
 
-    state   these of _STATE are as they should be
+    state   these of _STATE are as they should be; None: as they are now
     found   each dict holds this at its key
+    empty   these hold nothing
     code    the function has this code
 
     It keeps none of them alive. None where not all of that is where it is looked for.
     """
     at = _code_offset()
-    calls = [
-        (symbol(function) or 0, given, bits, value)
-        for name, value in state.items()
-        for function, given, bits in _STATE[name]
-    ]
+    rows = [(name, *row) for name in state for row in _STATE[name]]
+    calls = [(symbol(function) or 0, *rest) for _, function, *rest in rows]
     if at is None or not all(address for address, *_ in calls):
         return None
-    words = [id(code[0]) + at, id(code[1]), len(calls), *itertools.chain(*calls)]
+    wanted = [_now(*call) if (x := state[row[0]]) is None else x for call, row in zip(calls, rows)]
+    words = [1 + len(empty), id(code[0]) + at, id(code[1])]
+    words += itertools.chain(*((id(x) + _DICT_SIZE, 0) for x in empty))
+    words += [len(calls), *itertools.chain(*((*call, x) for call, x in zip(calls, wanted)))]
     words += [len(found), *(id(x) for row in found for x in row), *table.words]
     made: Callable[..., int] = bound(_quick(), array("Q", words).tobytes())
     return made
+
+
+def _now(function: int, given: int, bits: int) -> int:
+    result: int = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(function)(given)
+    return result & bits
 
 
 @functools.cache
@@ -71,20 +97,35 @@ def _quick() -> Any:
     def leave_if(level: Level, differs: str) -> None:
         level.leave(differs, lambda: answered(level, "0"))
 
-    here = top.load("i64", top.load("ptr", table))
-    leave_if(top, top.op(f"icmp ne i64 {here}, {top.load('i64', table, 1)}"))
+    def word_at(k: str, _: list[str]) -> list[str]:
+        level = writer.top
+        at = level.at(level.at(table, 8), k, "[2 x i64]")
+        here = level.load("i64", level.load("ptr", at))
+        leave_if(level, level.op(f"icmp ne i64 {here}, {level.load('i64', at, 1)}"))
+        return []
+
+    count = top.load("i64", table)
+    writer.loop("0", count, 1, [], word_at)
+    states = top.at(top.at(table, 8), count, "[2 x i64]")
 
     def call(k: str, _: list[str]) -> list[str]:
         level = writer.top
-        at = level.at(level.at(table, 24), k, "[4 x i64]")
+        at = level.at(level.at(states, 8), k, "[4 x i64]")
         given, bits, wanted = (level.load("i64", at, n) for n in range(1, 4))
         result = level.op(f"call i64 {level.load('ptr', at)}(i64 {given})")
-        leave_if(level, level.op(f"icmp ne i64 {level.op(f'and i64 {result}, {bits}')}, {wanted}"))
+        is_value = level.op(f"icmp ne i64 {bits}, {_AT}")
+
+        def pointed() -> str:
+            return level.load("i64", level.op(f"inttoptr i64 {result} to ptr"))
+
+        masked = level.op(f"and i64 {result}, {bits}")
+        here = level.unless(is_value, pointed, "i64", masked)
+        leave_if(level, level.op(f"icmp ne i64 {here}, {wanted}"))
         return []
 
-    calls = top.load("i64", table, 2)
+    calls = top.load("i64", states)
     writer.loop("0", calls, 1, [], call)
-    dicts = top.at(top.at(table, 24), calls, "[4 x i64]")
+    dicts = top.at(top.at(states, 8), calls, "[4 x i64]")
 
     def found(k: str, _: list[str]) -> list[str]:
         level = writer.top

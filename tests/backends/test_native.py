@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -355,23 +356,56 @@ def test_python_runs_functions_whose_graphs_run_as_captured() -> None:
 _joined = torch.cat
 
 
-def test_one_builtin_asks_what_the_check_of_such_a_function_asks() -> None:
+def _in_forward_mode() -> Any:
+    return torch.autograd.forward_ad.dual_level()
+
+
+@contextlib.contextmanager
+def _with_global_hooks() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    yield
+    handle.remove()
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class _Heard(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("prices", [True, False])
+def test_one_builtin_asks_what_the_check_of_a_function_of_tensors_asks(prices: bool) -> None:
     def first(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return _joined((x, y))
 
-    compiled = fusee.compile(first, options={"prices": True})
+    compiled = fusee.compile(first, options={"prices": prices})
     (piece,) = (one for one in live if one.call is compiled)
     x, y = torch.randn(4, 4), torch.randn(2, 4)
     with torch.no_grad():
         compiled(x, y)
     (entry,) = piece.entries
-    assert entry.quick is not None and entry.run is None
-    mode = torch.overrides.BaseTorchFunctionMode
-    for context in (torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu"), mode):
+    assert entry.quick is not None and (entry.run is None) == prices
+    contexts: list[Callable[[], Any]] = [
+        torch.no_grad, torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu"),
+        torch.overrides.BaseTorchFunctionMode, _Heard, _in_forward_mode, _with_global_hooks,
+        _in_float64,
+    ]  # fmt: skip
+    said = []
+    for context in contexts:
         with torch.no_grad(), context():
             for given in ((x, y), (y, x), (x.double(), y), (x.t(), y), (x.requires_grad_(), y)):
                 assert (entry.quick(*given) < 0) == entry.check(*given)
                 x.requires_grad_(False)
+            said.append(entry.quick(x, y) < 0)
+    assert said == [True, False, prices, False, False, *[prices] * 4]
+    torch.vmap(lambda z: (said.append(_agree(entry, x, y)), z)[1])(x)  # type: ignore[func-returns-value]
+    assert said[-1] == prices
     with torch.no_grad():
         assert entry.quick(x, y) < 0
         with pytest.MonkeyPatch.context() as patch:
@@ -386,6 +420,13 @@ def test_one_builtin_asks_what_the_check_of_such_a_function_asks() -> None:
         first.__code__ = (lambda x, y: torch.cat((y, x))).__code__
         assert not entry.quick(x, y) < 0
         assert torch.equal(compiled(x, y), torch.cat((y, x)))
+
+
+def _agree(entry: Any, x: Tensor, y: Tensor) -> bool:
+    with torch.no_grad():
+        found: bool = entry.check(x, y)
+        assert (entry.quick(x, y) < 0) == found
+        return found
 
 
 def test_what_costs_less_at_one_size_alone_becomes_kernels() -> None:
