@@ -608,8 +608,7 @@ def is_held(value: float) -> bool:
 
 def load_number(world: Any, value: float, origin: Origin) -> Number:
     """The Number for one from outside: an input of the graph, a fact is its type alone."""
-    words = str(origin)
-    known: Number | None = world.numbers.get(words)
+    known: Number | None = world.numbers.get(origin)
     if known is not None:
         return known
     world.fact(TypeMatch, origin, type(value))
@@ -617,8 +616,8 @@ def load_number(world: Any, value: float, origin: Origin) -> Number:
         world.fact(EqualsMatch, ResultOf(origin, is_held, "is_held of "), True)
     with torch._C.DisableTorchFunction():
         fake = world.input(as_tensor(value), ResultOf(origin, as_tensor, ""), origin)
-    number: Number = world.recorder.item(fake, frozenset({words}), type(value))
-    world.numbers[words] = number
+    number: Number = world.recorder.item(fake, frozenset({str(origin)}), type(value))
+    world.numbers[origin] = number
     world.know(number, origin)
     return number
 

@@ -125,10 +125,10 @@ class World:
         self.sinks: dict[int, Origin] = {}  # lists that warnings are appended to
         self.hashed: dict[int, Origin] = {}  # tensors, by id of the fake
         self.iterators: dict[int, Opened] = {}  # by id of the real one and of its stand-in
-        self.numbers: dict[str, Number] = {}
+        self.numbers: dict[Origin, Number] = {}
         self.symbols = Symbols(where, self.mode)
         self.recorder.symbols = self.symbols
-        self._open: dict[str, Any] = {}  # integers that vary, by the words of their origins
+        self._open: dict[Origin, Any] = {}  # integers that vary
         self.arrays: dict[int, tuple[Any, Origin, Origin]] = {}  # by id of the real one
         self.machine: Any = None  # whose world this is
         # subclass and attributes, by id of the fake
@@ -236,13 +236,12 @@ class World:
 
     def _load_int(self, number: int, origin: Origin) -> Any:
         """An integer that varies: a symbol."""
-        words = str(origin)
-        known = self._open.get(words)
+        known = self._open.get(origin)
         if known is None:
             self.fact(guards.TypeMatch, origin, int)
             ends = 1 - 2**48, 2**48 - 1
             known = self.symbols.load(number, origin, *ends, self.varies.mark(origin))
-            self._open[words] = known
+            self._open[origin] = known
         return known
 
     def _exactly(self, obj: Any, origin: Origin) -> None:
@@ -363,7 +362,7 @@ class World:
     def _load_tensor(self, x: torch.Tensor, origin: Origin) -> torch.Tensor:
         if (there := self._fakes.get(id(x))) is not None:
             first = self._origins[id(there)]
-            if first is not origin and str(first) != str(origin):
+            if first is not origin:
                 self.fact(guards.Alias, origin, first)
             return there
         place, plain, made = origin, x, None

@@ -215,6 +215,40 @@ def test_closures_made_anew(fn: Callable[..., Any], graphs: int) -> None:
     assert _runs(fn, [(X + k,) for k in range(12)]) == graphs
 
 
+def _times(k: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * k
+
+
+KEPT = [_times(0), _times(0)]
+
+
+def _made_within(x: Tensor, a: Any, b: Any) -> Any:
+    first, second = _times(a), _times(b)
+    print(end="")
+    return first(x), second(x)
+
+
+def _kept(x: Tensor, a: Any, b: Any) -> Any:
+    return [one(x) for one in KEPT]
+
+
+def _given(x: Tensor, a: Any, b: Any) -> Any:
+    return (lambda first, second: (first(x), second(x)))(_times(a), _times(b))
+
+
+@pytest.mark.parametrize("fn", [_made_within, _kept, _given])
+@pytest.mark.parametrize("numbers", [(3, 3, 4, 5, 6, 7), (0.5, 0.5, 1.5, 2.5, 4.5, 3.5)])
+def test_closures_of_one_code_have_numbers_of_their_own(
+    fn: Callable[..., Any], numbers: tuple[float, ...]
+) -> None:
+    traced = Traced(fn)
+    for pair in zip(numbers[::2], numbers[1::2]):
+        for closure, k in zip(KEPT, pair):
+            (cell,) = closure.__closure__ or ()
+            cell.cell_contents = k
+        assert str(traced(X, *pair)) == str(fn(X, *pair))
+
+
 def test_a_closure_made_anew_is_let_go_of() -> None:
     made: list[weakref.ref[Any]] = []
 
