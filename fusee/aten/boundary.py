@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -280,7 +280,7 @@ class Results:
         b = self.b
         b.graph.output(tuple(self.nodes))
         remove_dead(b.graph)
-        self._settle_arguments()
+        self._settle()
         merge_equal(b.graph, self.memory)
         specs = self.given.specs()
         return AtenGraph(
@@ -297,11 +297,18 @@ class Results:
             required=b.required(),
         )
 
-    def _settle_arguments(self) -> None:
-        """Write sizes with what was found out since their call was traced."""
+    def _settle(self) -> None:
+        """Write sizes with what was found out since: of arguments and results, by a backward."""
         if self.to_size.by_name:
             for node in self.b.graph.nodes:
                 node.args, node.kwargs = map_aggregate((node.args, node.kwargs), self._settled)
+            self.outputs = tuple(map(self._settled_output, self.outputs))
+
+    def _settled_output(self, spec: OutputSpec) -> OutputSpec:
+        if isinstance(spec, Constant):
+            return spec
+        names = [f.name for f in fields(spec)]
+        return replace(spec, **{n: map_aggregate(getattr(spec, n), self._settled) for n in names})
 
     def _settled(self, leaf: Any) -> Any:
         return self.to_size(leaf) if isinstance(leaf, Expr) else leaf

@@ -711,6 +711,7 @@ def read(recorder: Any, name: str, args: Args) -> Any:
     kind = float if x.is_floating_point() else bool if x.dtype is torch.bool else int
     is_number = kind is not int or x.dtype in _INTEGERS
     is_main = recorder.is_main and not recorder.seen and x.layout is torch.strided
+    is_main = is_main and x.device.type != "meta"  # which has no values
     if len(args) > 1 or not is_number or not is_main or not all(type(n) is int for n in x.shape):
         return None
     if name == "tolist" and x.numel() <= _MOST_READINGS:

@@ -228,6 +228,18 @@ def test_tracebacks_are_eagers(fn: Callable[..., Any], k: int) -> None:
         assert of(traced) == of(fn) != []
 
 
+def test_what_is_done_before_a_tensor_without_values_is_read() -> None:
+    def fn(x: T, log: T) -> T:
+        log.append("before")
+        return x.item()
+
+    traced, log = Traced(fn), []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="meta"):
+            traced(torch.ones(1, device="meta"), log)
+    assert log == ["before"] * 2
+
+
 def raises_what_it_is_given(x: T, error: T) -> T:
     def inner() -> None:
         raise error

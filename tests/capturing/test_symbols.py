@@ -835,3 +835,18 @@ def test_c_code_takes_open_integers(call: Callable[[int], Any]) -> None:
         compiled = fusee.compile(program)
         for n in (2, 3, 1):
             same(program(torch.ones(3), n), compiled(torch.ones(3), n))
+
+
+def test_what_a_backward_finds_out_of_sizes_is_known_of_results() -> None:
+    """That one is a number, here: a result had a size that no input shows any more."""
+
+    def fn(x: Tensor, n: int) -> tuple[Tensor, ...]:
+        half, sums = x.shape[0] // 2, [part.sum() for part in x.split(2)]
+        moved = torch.cat([x[half:], x[:half]])
+        return moved, x.reshape(-1), x.sum() / max(n, 1), *sums, x.new_zeros(n + 1, x.size(0))
+
+    compiled = fusee.compile(fn, backend="aot_eager")
+    for n in (2, 3, 4, 5, 1, 0, 7):
+        x = torch.ones(n, 4).requires_grad_()
+        for got, want in zip(compiled(x, n), fn(x, n), strict=True):
+            assert torch.equal(got, want)
