@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -176,6 +176,14 @@ class Editor:
 
 
 Pass = Callable[[Editor], None]
+
+
+def edited(aten: AtenGraph, options: Options, passes: Sequence[Pass], notes: list[str]) -> None:
+    """Change `aten` in place; what was done joins `notes`."""
+    edit = Editor(aten, options)
+    for step in passes:
+        step(edit)
+    notes += edit.notes
 
 
 def val(node: fx.Node) -> Tensor:

@@ -323,14 +323,23 @@ _UTMOST = 2.0**20  # a scarcity at which no work is too much
 _STEPS = 8  # of the search between scarcities
 
 
-def partition(joint: Joint, *, budget: float = 1.0, prices: Prices = Prices()) -> Split:  # noqa: B008
+def partition(
+    joint: Joint,
+    *,
+    budget: float = 1.0,
+    prices: Prices = Prices(),  # noqa: B008
+    edit: Callable[[AtenGraph], None] | None = None,
+) -> Split:
     """The two graphs of a joint one, which is rewritten in place to need less memory.
 
     budget   1.0: calls to ATen are never repeated. 0.0: all is repeated that can be. Between: the
              share of the memory between these two that saved values may take, in bytes
     prices   of the machine that the graphs are for
+    edit     changes the joint graph in place first
     raises   CheckError if nothing can be saved so that the backward could run
     """
+    if edit is not None:
+        edit(joint.aten)
     prepare(joint)
     facts = JointFacts(joint, Costs(joint.aten, prices))
     return split(joint, facts, _within(facts, budget))

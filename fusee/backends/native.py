@@ -29,6 +29,7 @@ from torch import Tensor, fx
 from fusee import log
 from fusee.aten.canonicalize import Table
 from fusee.aten.graph import WHOLE, AtenGraph, InputSpec, must_run, returning
+from fusee.aten.rewriter import edited
 from fusee.aten.torch_api import OpOverload
 from fusee.aten.trace import COMPILERS, trace
 from fusee.aten.weights import Derived, run_passes
@@ -258,8 +259,8 @@ def compile_native(
             report.where = first_line(gm)
             target.prepare()
             if is_differentiated(gm, example_inputs):
-                parsed = _for_training(parsed)
                 split = split_native(gm, example_inputs, parsed, report, target)
+                parsed = _for_training(parsed)
                 halves = split.forward, split.backward
                 if _costs_less(split.joint.aten, halves, parsed, target, report):
                     return _as_captured(gm, report)
@@ -365,11 +366,14 @@ def split_native(
     raises           TraceError for an operator without a form, before anything has run
     """
     known = supported().union(WHOLE).difference(decompositions or ())
+    how: dict[str, Any] = {"budget": options.memory_budget, "prices": target.prices}
+    if passes := target.joint_passes(options):
+        how["edit"] = partial(edited, options=options, passes=passes, notes=report.notes)
     with process.paused():
         split = differentiate(
             gm,
             example_inputs,
-            halved=partial(partition, budget=options.memory_budget, prices=target.prices),
+            halved=partial(partition, **how),
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,

@@ -74,6 +74,10 @@ class Target(Protocol):
         """What rewrites an ATen graph for the calls that there are."""
         ...
 
+    def joint_passes(self, options: Options) -> Sequence[Pass]:
+        """What rewrites a graph with its gradients, before it is known what is saved."""
+        ...
+
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         """Whether a pass makes a faster call of this one, as eager cannot.
 

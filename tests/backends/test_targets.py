@@ -44,6 +44,9 @@ class Reference:
     def passes(self, options: Options) -> Sequence[Pass]:
         return ()
 
+    def joint_passes(self, options: Options) -> Sequence[Pass]:
+        return ()
+
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return False
 

@@ -518,8 +518,13 @@ class Carried:
     def dtypes(self) -> tuple[torch.dtype, ...]:
         return (self.dtype, torch.int64) if self.is_arg else (self.dtype,)
 
+    def widths(self, lanes: int) -> list[int]:
+        """Lanes of each part."""
+        return [lanes] * len(self.dtypes)
+
     def kinds(self, lanes: int) -> list[str]:
-        return [vector(HELD[dtype], lanes) for dtype in self.dtypes]
+        rows = zip(self.dtypes, self.widths(lanes), strict=True)
+        return [vector(HELD[dtype], width) for dtype, width in rows]
 
     def start(self, lanes: int) -> list[str]:
         first = literal(identity(self.acc.op, self.dtype), self.dtype, lanes)

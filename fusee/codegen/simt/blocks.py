@@ -42,10 +42,11 @@ class Meeting:
         """What a record is made of."""
         for acc, how in hows.items():
             places = self._places[acc] = []
-            for kind, one in zip(how.kinds(lanes), how.kinds(1), strict=True):
+            rows = zip(how.kinds(lanes), how.kinds(1), how.widths(lanes), strict=True)
+            for kind, one, width in rows:
                 memory = "i8" if one == "i1" else one
-                places.append((kind, vector(memory, lanes), self.record_bytes))
-                size = lanes * BITS[memory] // 8
+                places.append((kind, vector(memory, width), self.record_bytes))
+                size = width * BITS[memory] // 8
                 self.record_bytes += -(-size // _ALIGN) * _ALIGN
 
     def _record(self, t: InsertPoint, team: str, part: str) -> str:

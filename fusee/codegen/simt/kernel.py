@@ -238,7 +238,8 @@ class _Mapping:
         columns = max(hint(self.lane.hi) // self.vec, 1)
         if columns * points >= ENOUGH:
             return None
-        teams = min(_power(columns), WARP)
+        # lines of 128 bytes; of wider ones more would be left to the block that comes last
+        teams = min(_power(columns), max(WARP // self.vec, MOST_LANES))
         threads = max(_power(max(counts)), WARP // teams)
         return Team(min(COLUMNS // teams, threads), teams, False)
 
@@ -263,10 +264,11 @@ class _Mapping:
         groups, count = (total + (along.teams - 1)) // along.teams, _count(inner[0])
         if along.along:
             count = floordiv(count, self.vec)
-        most = floordiv(count, along.threads * LEAST)
+        most = floordiv(count, along.threads * (LEAST if team.along else 2 * LEAST))
         if hint(groups) > FEW_GROUPS or hint(most) < 2:
             return
-        blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, maximum(groups, 1))), 1)
+        share = maximum(groups, 1 if team.along else 2)
+        blocks = maximum(minimum(most, floordiv(MOST_BLOCKS, share)), 1)
         step = along.threads
         share = floordiv(count + (blocks * step - 1), blocks * step) * step
         self.team, self.phases = along, [*inner, *rest]

@@ -101,19 +101,22 @@ class Powers(OnlineCarried):
 class Squares(OnlineCarried):
     """A sum, the sum of squares of what elements are away from their mean, and their number.
 
-    In a loop the number is the same for all lanes, and its inverse goes round with it.
+    The number is the same for all lanes, and in a loop its inverse goes round with it.
     """
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         return self.dtype, self.dtype, self.dtype
 
+    def widths(self, lanes: int) -> list[int]:
+        return [lanes, lanes, 1]
+
     def start(self, lanes: int) -> list[str]:
-        return [literal(0, self.dtype, lanes)] * 3
+        return [literal(0, self.dtype, width) for width in self.widths(lanes)]
 
     def round(self, lanes: int) -> tuple[list[str], list[str]]:
         kinds, first = super().round(lanes)
-        return [*kinds[:2], *self.kinds(1)[:2]], [*first[:2], *self.start(1)[:2]]
+        return [*kinds, kinds[2]], [*first, first[2]]
 
     def step(self, ctx: Context, t: InsertPoint, old: list[str], given: list[str]) -> list[str]:
         (x,), dtype, kind, count = given, self.dtype, HELD[self.dtype], 1
@@ -130,23 +133,25 @@ class Squares(OnlineCarried):
         n = alone("add", old[2], literal(count, dtype, 1))
         inverse = alone("div", literal(1, dtype, 1), n)
         share = alone("mul", old[2], alone("mul", inverse, literal(count, dtype, 1)))
-        before = old[3]
-        if t.lanes > 1:
-            share, before = (t.level.splat(kind, y, t.lanes) for y in (share, before))
+        share, before = (self._wide(t, y) for y in (share, old[3]))
         away = apply("sub", mean, apply("mul", old[0], before))
         squares = apply("fma", apply("mul", away, share), away, squares)
         return [apply("add", old[0], total), squares, n, inverse]
 
+    def _wide(self, t: InsertPoint, x: str) -> str:
+        return x if t.lanes == 1 else t.level.splat(HELD[self.dtype], x, t.lanes)
+
     def finished(self, t: InsertPoint, parts: list[str]) -> list[str]:
-        total, squares, n, _ = parts
-        return [total, squares, n if t.lanes == 1 else t.level.splat(HELD[self.dtype], n, t.lanes)]
+        return parts[:3]
 
     def merge(self, t: InsertPoint, a: list[str], b: list[str]) -> list[str]:
-        apply, one = self._apply(t), literal(1, self.dtype, t.lanes)
-        means = [apply("div", total, apply("maximum", n, one)) for total, _, n in (a, b)]
-        away = apply("sub", means[1], means[0])
-        n = apply("add", a[2], b[2])
-        share = apply("mul", a[2], apply("div", b[2], apply("maximum", n, one)))
+        one = InsertPoint(t.level, t.machine, 1)
+        apply, alone, unit = self._apply(t), self._apply(one), literal(1, self.dtype, 1)
+        n = alone("add", a[2], b[2])
+        inverses = [alone("div", unit, alone("maximum", x, unit)) for x in (a[2], b[2], n)]
+        share = alone("mul", a[2], alone("mul", b[2], inverses[2]))
+        left, right, share = (self._wide(t, x) for x in (*inverses[:2], share))
+        away = apply("sub", apply("mul", b[0], right), apply("mul", a[0], left))
         squares = apply("add", a[1], b[1])
         squares = apply("fma", apply("mul", away, share), away, squares)
         return [apply("add", a[0], b[0]), squares, n]

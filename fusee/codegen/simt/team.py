@@ -87,8 +87,8 @@ class Exchange:
     ) -> list[str]:
         distance = first
         while distance < end:
-            pairs = zip(how.kinds(1), parts, strict=True)
-            others = [self._per_lane(t, kind, x, distance) for kind, x in pairs]
+            rows = zip(how.kinds(1), how.widths(t.lanes), parts, strict=True)
+            others = [_per_lane(t.level, *row, distance) for row in rows]
             parts = how.merge(t, parts, others)
             distance *= 2
         return parts
@@ -105,25 +105,15 @@ class Exchange:
         parts = self._get(t, how, self._places(t, how, lane, warps, start))
         return self._by_shuffles(t, how, parts, 1, warps)
 
-    def _per_lane(self, t: InsertPoint, kind: str, x: str, distance: int) -> str:
-        if t.lanes == 1:
-            return shuffled(t.level, kind, x, distance)
-        full, whole = vector(kind, t.lanes), "poison"
-        for k in range(t.lanes):
-            one = t.level.op(f"extractelement {full} {x}, i64 {k}")
-            one = shuffled(t.level, kind, one, distance)
-            whole = t.level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
-        return whole
-
     # Elements of one lane lie side by side, so that the threads of a warp use all banks.
 
     def _places(self, t: InsertPoint, how: Carried, number: str, count: int, start: int) -> Places:
         """Of one of `count` threads or warps that have places from the byte `start` on."""
         found, level = [], t.level
-        for kind in how.kinds(1):
+        for kind, width in zip(how.kinds(1), how.widths(t.lanes), strict=True):
             held = "i8" if kind == "i1" else kind
             lanes = []
-            for _ in range(t.lanes):
+            for _ in range(width):
                 address = f"getelementptr (i8, ptr addrspace(3) @shared, i64 {start})"
                 at = level.op(f"getelementptr {held}, ptr addrspace(3) {address}, i32 {number}")
                 lanes.append((held, at))
@@ -137,8 +127,8 @@ class Exchange:
         for kind, x, lanes in zip(how.kinds(1), parts, places, strict=True):
             for k, (held, address) in enumerate(lanes):
                 one = x
-                if t.lanes > 1:
-                    one = level.op(f"extractelement {vector(kind, t.lanes)} {x}, i64 {k}")
+                if len(lanes) > 1:
+                    one = level.op(f"extractelement {vector(kind, len(lanes))} {x}, i64 {k}")
                 if held != kind:
                     one = level.op(f"zext {kind} {one} to {held}")
                 align = BITS[held] // 8
@@ -153,9 +143,20 @@ class Exchange:
                 one = level.op(f"load {held}, ptr addrspace(3) {address}, align {align}")
                 if held != kind:
                     one = level.op(f"trunc {held} {one} to {kind}")
-                full = vector(kind, t.lanes)
-                if t.lanes > 1:
+                full = vector(kind, len(lanes))
+                if len(lanes) > 1:
                     one = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
                 whole = one
             found.append(whole)
         return found
+
+
+def _per_lane(level: Level, kind: str, width: int, x: str, distance: int) -> str:
+    if width == 1:
+        return shuffled(level, kind, x, distance)
+    full, whole = vector(kind, width), "poison"
+    for k in range(width):
+        one = level.op(f"extractelement {full} {x}, i64 {k}")
+        one = shuffled(level, kind, one, distance)
+        whole = level.op(f"insertelement {full} {whole}, {kind} {one}, i64 {k}")
+    return whole

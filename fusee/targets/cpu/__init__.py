@@ -98,6 +98,9 @@ class CPU:
     def passes(self, options: Options) -> Sequence[Pass]:
         return [p for p in PASSES if options.derive_weights or p not in _NEEDS_DERIVED]
 
+    def joint_passes(self, options: Options) -> Sequence[Pass]:
+        return ()
+
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return improves(node, static)
 

@@ -35,6 +35,7 @@ from fusee.targets.cuda.passes import (
     channels_last,
     even_rows,
     heads_of_groups,
+    joint_channels_last,
     long_scans,
     one_key,
     patches_as_products,
@@ -132,6 +133,9 @@ class CUDA:
             even_rows,
             long_scans,
         )
+
+    def joint_passes(self, options: Options) -> Sequence[Pass]:
+        return (joint_channels_last,)
 
     def improves(self, node: fx.Node, static: Collection[fx.Node]) -> bool:
         return False

@@ -583,3 +583,37 @@ def test_an_optimizer_counts_its_steps_on_the_gpu(
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
     assert not live_reports()[-1].externs and gpu.replayed >= 9
     assert [one.param_groups[0]["capturable"] for one in made] == [True, False]
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 8, 1, bias=False), nn.Linear(8 * 16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.max_pool2d(torch.relu(self.norm(self.first(x))), 3, 2, 1)
+        z = torch.relu(self.second(y) + y)
+        return self.last(z.flatten(1)), z
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_images_in_training_lie_channels_last(gpu: FakeGpu, is_wanted: bool) -> None:
+    """Values and what is saved; results and gradients lie as eager's."""
+    gpu.unknown = 1 << 20
+    found: list[list[Tensor]] = []
+    for is_ours in (True, False):
+        torch.manual_seed(0)
+        module = Images().bfloat16()
+        x = torch.randn(2, 3, 8, 8).bfloat16().requires_grad_()
+        options = {"cache": False, "prices": False, "channels_last": is_wanted}
+        y, z = (fusee.compile(module, options=options) if is_ours else module)(x)
+        (y.float().square().sum() + z.float().cos().sum()).backward()
+        found.append([y, z, *(p.grad for p in (x, *module.parameters()) if p.grad is not None)])
+    for ours, eagers in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=6e-2, atol=6e-2 * eagers.abs().max().item())
+        keeps = [n > 1 for n in ours.shape]
+        pairs = zip(ours.stride(), eagers.stride(), keeps, strict=True)
+        assert all(a == b for a, b, kept in pairs if kept)
+    says = "convolutions and gradients in channels-last layout"
+    assert (says in str(live_reports()[-1])) == is_wanted
