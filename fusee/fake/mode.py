@@ -113,11 +113,16 @@ def fake_of(
     if x.is_leaf:
         meta = with_bits(meta, x)
     else:
-        # computed from a leaf with the same layout: writing to it in place is allowed
+        # to what is computed writing in place is allowed, but not to a view of a leaf
+        base = x._base if x._is_view() else None
+        is_of_leaf = base is not None and base.is_leaf
         leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
-        whole = FakeTensor(mode, meta.new_empty(_extent(size, stride)), x.device)
+        whole = meta.new_empty(_extent(size, stride)).requires_grad_(is_of_leaf)
+        whole = FakeTensor(mode, whole, x.device)
         with torch.enable_grad(), mode:
-            return with_bits(whole.mul_(leaf).as_strided(size, stride), x)
+            return with_bits(
+                (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
+            )
     fake = _fake(mode, meta, x.device, x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for
@@ -291,6 +296,8 @@ def _of_device(mode: _Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if func is _OF_DEVICE[0]:
         return _META if mode.in_kernel_invocation else args[0].fake_device
     if torch.device(kwargs.get("device") or _CPU) != _META:
+        if kwargs.get("device") is not None and args[0].device == _META:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return None
     made = func(*args, **{**kwargs, "device": None})
     return _fake(mode, _new(made.shape, made.stride(), made.dtype), _META)

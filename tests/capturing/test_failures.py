@@ -240,6 +240,38 @@ def test_what_is_done_before_a_tensor_without_values_is_read() -> None:
     assert log == ["before"] * 2
 
 
+@pytest.mark.parametrize(
+    "write", [lambda x: x.add_(2), lambda x: x[0].mul_(2), torch.no_grad()(lambda x: x.neg_())]
+)
+def test_a_view_of_a_leaf_is_one_after_a_break(write: Any) -> None:
+    def fn(leaf: T) -> T:
+        view = leaf.view(2, 2)
+        print(end="")
+        try:
+            write(view)
+        except RuntimeError as error:
+            return str(error)
+        return view + 1
+
+    found = [run(torch.ones(4, requires_grad=True)) for run in (fn, Traced(fn))]
+    assert str(found[0]) == str(found[1])
+
+
+@pytest.mark.parametrize(
+    "move",
+    [lambda x: x.cpu(), lambda x: x.to(torch.ones(1)), lambda x: x.to("cpu", torch.float64) * 2],
+)
+def test_what_has_no_values_is_not_moved(move: Any) -> None:
+    def fn(x: T) -> T:
+        try:
+            move(x)
+        except NotImplementedError as error:
+            return str(error)
+
+    x = torch.ones(3, device="meta")
+    assert Traced(fn)(x) == fn(x) is not None
+
+
 def raises_what_it_is_given(x: T, error: T) -> T:
     def inner() -> None:
         raise error
