@@ -603,13 +603,18 @@ def _of_plain(m: Capturing, obj: Any, name: str) -> Any:
             found = m.world.get(mirror, name)
             if found is not ABSENT:
                 return found
+    if isinstance(obj, types.FunctionType) and name in _NOT_OF_CODE:
+        if not isinstance(m.world.origin(obj), Held):
+            return m.world.slot(obj, name)
     return getattr(obj, name)
 
 
-_FUNCTION_SLOTS = {
-    "__name__", "__qualname__", "__module__", "__doc__", "__code__", "__defaults__", "__get__",
-    "__kwdefaults__", "__closure__", "__globals__", "__annotations__", "__call__", "__class__",
+# What functions of one code may differ in; and what else lies in none's dict.
+_NOT_OF_CODE = {
+    "__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__",
+    "__closure__", "__annotations__",
 }  # fmt: skip
+_FUNCTION_SLOTS = {*_NOT_OF_CODE, "__code__", "__get__", "__globals__", "__call__", "__class__"}
 
 
 def of_instance(m: Capturing, obj: Any, name: str) -> Any:

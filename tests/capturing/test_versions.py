@@ -236,7 +236,16 @@ def _given(x: Tensor, a: Any, b: Any) -> Any:
     return (lambda first, second: (first(x), second(x)))(_times(a), _times(b))
 
 
-@pytest.mark.parametrize("fn", [_made_within, _kept, _given])
+def _asked(x: Tensor, a: Any, b: Any) -> Any:
+    def one(y: Tensor, k: Any = a, *, j: Any = b) -> Tensor:
+        return y * a
+
+    print(end="")
+    cells = [cell.cell_contents for cell in one.__closure__ or ()]
+    return x * (one.__defaults__ or ())[0], one.__kwdefaults__, cells
+
+
+@pytest.mark.parametrize("fn", [_made_within, _kept, _given, _asked])
 @pytest.mark.parametrize("numbers", [(3, 3, 4, 5, 6, 7), (0.5, 0.5, 1.5, 2.5, 4.5, 3.5)])
 def test_closures_of_one_code_have_numbers_of_their_own(
     fn: Callable[..., Any], numbers: tuple[float, ...]
