@@ -86,7 +86,8 @@ def made(text: str, dtype: torch.dtype) -> Tensor:
         x = torch.randn(shape, dtype=torch.complex64 if dtype.is_complex else torch.float32)
         x = (x.abs() + 0.1 if "pos" in words else x).to(dtype)
     else:
-        x = torch.randint(0, most or (2 if dtype is torch.bool else 100), shape, dtype=dtype)
+        least = int("pos" in words)
+        x = torch.randint(least, most or (2 if dtype is torch.bool else 100), shape, dtype=dtype)
     if "nhwc" in words:
         order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         return x.to(memory_format=order)

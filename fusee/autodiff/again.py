@@ -48,11 +48,15 @@ class HeldValues(NamedTuple):
     """
 
     positions: list[int]
-    values: list[Tensor]
-    watched: list[Tensor]
+    values: Sequence[Tensor]
+    watched: Sequence[Tensor]
     versions: list[int]
     others: dict[int, Any]
     states: list[Tensor]
+
+
+_NO_OTHERS: dict[int, Any] = {}
+_NO_STATES: list[Tensor] = []
 
 
 class Again:
@@ -91,15 +95,19 @@ class Again:
         unsaved = [k for k in range(self.count) if k not in self.saved]
         self.others = [k for k in unsaved if k in self.written or specs[k].dtype is None]
         self.plain = [k for k in unsaved if k not in self.others]
-        self.nothing = HeldValues([], [], [], [], {}, [])
+        self.nothing = HeldValues([], (), (), [], _NO_OTHERS, _NO_STATES)
         self.holds = bool(unsaved or self.generators)
+        self.is_plain = not self.others and not self.generators
+        self.pick = picker(self.plain)
         self.told = False
 
     # -------------------------------------------------------------------------- the forward
 
     def hold(self, inputs: Sequence[Any]) -> HeldValues:
         """Called before the forward runs, unless there is `nothing`."""
-        found = _watch([inputs[k] for k in self.plain])
+        found = _watch(self.pick(inputs))
+        if self.is_plain:
+            return HeldValues(self.plain, *found, _NO_OTHERS, _NO_STATES)
         others = {k: self._other(k, inputs[k]) for k in self.others}
         return HeldValues(self.plain, *found, others, [g.get_state() for g in self.generators])
 
@@ -278,7 +286,15 @@ def _generator(device: torch.device | str | None) -> torch.Generator:
     return torch.cuda.default_generators[where.index or 0]
 
 
-def _watch(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function from a sequence to what it has at these places, without a frame of Python's."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    first, *_ = places or (0,)
+    return operator.itemgetter(slice(first, first + len(places) if first >= 0 else None))
+
+
+def _watch(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[int]]:
     """Values, watched and versions of HeldValues for these inputs."""
     versions = _versions(given)
     if all(map(_is_leaf, given)):
@@ -288,7 +304,7 @@ def _watch(given: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
     return values, [x if x.is_leaf else x.detach() for x in given], versions
 
 
-def _versions(given: list[Tensor]) -> list[int]:
+def _versions(given: Sequence[Tensor]) -> list[int]:
     try:
         return list(map(_version, given))
     except RuntimeError:  # tensors of inference mode count no writes

@@ -29,7 +29,7 @@ from fusee.aten.torch_api import (
     modified,
     without_autocast,
 )
-from fusee.autodiff.again import Again
+from fusee.autodiff.again import Again, picker
 from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.errors import InputError
 from fusee.source import HostSource, listed
@@ -62,17 +62,14 @@ def differentiable(
     constant = sorted(set(range(count)).difference(joint.tangents))
     chosen = functools.cache(functools.partial(_Variant, split))
     pick = operator.itemgetter(*joint.tangents, 0)  # with one more it gives a tuple, always
+    present = (False,) * len(joint.tangents)
     keep, is_alone = _keeper(split, again.count), _is_alone(forward)
 
     class CompiledGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             ctx.held = again.hold(inputs) if again.holds else again.nothing
-            if is_alone:
-                results = forward(inputs)
-            else:
-                with below_autograd():  # what it returns is a view of nothing
-                    results = forward(inputs)
+            results = forward(inputs) if is_alone else _below(forward, inputs)
             keep(ctx, (*inputs, *results), results)
             if constant:
                 ctx.mark_non_differentiable(*[results[k] for k in constant])
@@ -82,20 +79,24 @@ def differentiable(
         def backward(ctx: Any, *given: Any) -> Any:
             *grads, _ = pick(given)
             del given, _
-            missing = tuple([g is None for g in grads])
-            if False not in missing:  # eager's loss would not lead here
+            missing, are_real = present, True
+            for g in grads:
+                if g is None:
+                    missing = tuple([g is None for g in grads])
+                elif not has_storage(g):
+                    are_real = False
+            if missing is not present and False not in missing:  # eager's loss would not lead here
                 return (None,) * len(ctx.needs_input_grad)
             variant = chosen(missing)
             held, kept = ctx.held, variant.saved(ctx, again)
             is_twice = torch.is_grad_enabled()
-            for g in grads:
-                if g is not None and not has_storage(g):  # vmap runs this backward
-                    return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
+            if not are_real:  # vmap runs this backward
+                return tuple(again.gradients(held, again.inputs(held, kept), grads, is_twice))
             operands = (again.inputs(held, kept), list(grads)) if is_twice else None
             kept += variant.rest(grads, ctx.numbers)
             del grads
             found = _run_backward(backward(variant.split), kept, is_twice)
-            gradients = [_gradient(of, found) for of in variant.split.gradients]
+            gradients = variant.gradients(found)
             if operands is None:
                 return tuple(gradients)
             return tuple(again.differentiable(held, *operands, gradients))
@@ -106,6 +107,11 @@ def differentiable(
 def _is_alone(run: Run) -> bool:
     """Whether it is machine code that calls nothing which autograd or autocast would see."""
     return getattr(run, "is_alone", False)
+
+
+def _below(forward: Run, inputs: Sequence[Any]) -> Sequence[Any]:
+    with below_autograd():  # what it returns is a view of nothing
+        return forward(inputs)
 
 
 def _run_backward(run: Run, kept: list[Any], is_twice: bool) -> Sequence[Any]:
@@ -124,13 +130,15 @@ def _keeper(split: Split, count: int) -> Callable[[Any, Sequence[Any], Sequence[
     It takes the context, the `count` inputs and after them the results, and the results.
     """
     places, shown = split.joint.aten.symbols.values(), split.shown
-    saved = [at + count * (kind == "result") for kind, at in split.saved]
+    pick = picker([at + count * (kind == "result") for kind, at in split.saved])
     # of what is no number an axis
     symbols = [(at.index + count * (at.unbacked is not None), at.axis) for at in places]
 
     def keep(ctx: Any, values: Sequence[Any], results: Sequence[Any]) -> None:
-        ctx.save_for_backward(*[values[k] for k in saved])
-        ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in shown]
+        ctx.save_for_backward(*pick(values))
+        ctx.shown = ()
+        if shown:
+            ctx.shown = [(k, results[at].detach(), results[at]._version) for k, at in shown]
         ctx.numbers = [_number(values[k], axis) for k, axis in symbols] if symbols else ()
         ctx.done, ctx.later = _NONE, ()
         ctx.has_hooks = has_saved_tensor_hooks()
@@ -192,6 +200,9 @@ class _Variant:
         self._tangents = _tangents(joint, self.split.absent)
         self._parts = frozenset(joint.parts)
         self._present = frozenset(p for p, none in zip(joint.parts, missing) if not none)
+        rows = self.split.gradients
+        places = [-1 if x is None else x for x in rows if not isinstance(x, tuple)]
+        self._place = picker(places) if len(places) == len(rows) else None
         self._read = [k for k, x in enumerate(self.split.backward.placeholders[:count]) if x.users]
 
     def saved(self, ctx: Any, again: Again) -> list[Any]:
@@ -201,7 +212,8 @@ class _Variant:
                 raise modified()
             kept = [x for x, _ in ctx.later]
         else:
-            unread = [(x, n) for k, x, n in ctx.shown if k not in self._read]
+            shown = ctx.shown
+            unread = [(x, n) for k, x, n in shown if k not in self._read] if shown else shown
             if unread:
                 with as_if_not_written(unread):
                     kept = list(ctx.saved_tensors)
@@ -221,6 +233,12 @@ class _Variant:
         if ctx.has_hooks:
             kept = [_as_saved(x, spec) for x, spec in zip(kept, self.split.backward.inputs)]
         return kept
+
+    def gradients(self, found: Sequence[Any]) -> Sequence[Any]:
+        """What the backward's results say of each input of the forward."""
+        if self._place is not None:
+            return self._place((*found, None))
+        return [_gradient(of, found) for of in self.split.gradients]
 
     def rest(self, grads: list[Tensor | None], numbers: Sequence[int]) -> list[Any]:
         """What the backward takes after the saved values."""

@@ -63,6 +63,8 @@ class Prices(NamedTuple):
         view   a view that eager takes
         run    a call of what was compiled, without a backward
         train  the same with one
+        cold   what that takes longer where so many bytes as `cache` pass: what Python reads is gone
+               from near caches; in proportion below
 
     near   a byte of what kernels pass on, which mostly is in a cache, by `move`
     own    operators, and after them what their operands are like (`_layout`) -> by how much ATen's
@@ -78,8 +80,10 @@ class Prices(NamedTuple):
     flop: int = 1
     call: int = 80_000
     view: int = 60_000
-    run: int = 120_000
-    train: int = 2_800_000
+    run: int = 75_000
+    train: int = 1_500_000
+    cold: int = 6_000_000
+    cache: int = 4_000_000
     near: float = 0.1
     own: Mapping[str, tuple[float, float]] = {"": (0.15, 0.1)}
     unit: float = 1e5
@@ -317,7 +321,11 @@ def bill(
         charges.append(Charge(f"{len(views)} views", "", 0, prices.view * len(views), 0))
     singles: dict[fx.Node, tuple[float, float]] = {}
     for half in halves:
-        kernels += prices.near * _passed(Costs(half, prices, times), _loops(half, loops), True)
+        passed = _passed(Costs(half, prices, times), _loops(half, loops), True)
+        kernels += prices.near * passed
+        if len(halves) > 1:
+            share = passed / (prices.move * prices.cache)
+            kernels += prices.cold * min(1 / len(halves), share)
         singles |= {} if half.symbols else cheaper_calls(half, loops, prices)
     kernels -= sum(as_loop - as_call for as_call, as_loop in singles.values())
     return Bill(charges, kernels, singles, prices.unit)
@@ -360,7 +368,8 @@ def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
 def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
     """What is known of a kind; of what is not listed, its operator (or any) times its layout."""
     if kind not in own:
-        kind = kind.lstrip("_")  # in training `log_softmax` is `_log_softmax`
+        # in training `log_softmax` is `_log_softmax`, `layer_norm` is `native_layer_norm`
+        kind = kind.lstrip("_").removeprefix("native_")
     if kind in own:
         return own[kind]
     name, *layout = kind.split(" ")
@@ -374,6 +383,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
 
     narrow     of less than 4 bytes
     integer    no floating point
+    number     nor operands of that, and one is a number: what divides by it multiplies
     across     a result's lanes lie elsewhere in an operand
     permuted   a result's lanes are not its last axis
     short      there are few of them; brief: some more
@@ -385,13 +395,15 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     lanes = [k for k, step in enumerate(result.stride()) if same_ints((step,), (1,))]
     sums = [x for x in given if x.dim() and _name(_op(nodes[0])) in _REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]
-    is_down = any(same_ints(x.shape[-1:], result.shape[-1:]) for x in sums)
+    is_down = any(_is_down(nodes[0], x, result) for x in sums)
     rows = [x.shape[-1] for x in sums if not is_down] or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
     is_moved = _kind_of(nodes[0].target) is Kind.MOVING
+    is_integer = not any(x.dtype.is_floating_point for x in given)
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
         "integer": not result.dtype.is_floating_point,
+        "number": is_integer and any(map(_has_number, nodes)),
         "across": any(_is_crosswise(x, result, lanes, is_moved) for x in given),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
         "short": 1 < length < 16,
@@ -400,6 +412,15 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
+
+
+def _is_down(node: fx.Node, x: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether other axes than the last are reduced: what its argument says, or else its shape."""
+    if not same_ints(x.shape[-1:], result.shape[-1:]):
+        return False
+    given = node.args[1:2] if x.dim() > result.dim() else ()
+    axes = given[0] if given and isinstance(given[0], (tuple, list)) else given
+    return not {-1, x.dim() - 1} & {axis for axis in axes if type(axis) is int}
 
 
 def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:
