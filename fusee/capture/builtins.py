@@ -730,3 +730,33 @@ def _is_stock(handler: Any) -> bool:
     formats = type(handler.formatter) in (type(None), logging.Formatter)
     is_own = handler.filters or vars(handler).keys() & {"emit", "handle", "format"}
     return is_known and formats and not is_own and _is_in_c(getattr(handler, "stream", None))
+
+
+def _made_of(m: Capturing, function: Any) -> Any:
+    """The call that makes a function of the module operator: of one from outside it is a fact."""
+    made, origin = function.__reduce__(), m.world.origin(function)
+    if origin is None:
+        return made
+    return m.world.load(made, ResultOf(origin, type(function).__reduce__, "what makes "))
+
+
+@BY_TYPE.rule(operator.itemgetter, operator.attrgetter)
+def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
+    """What an itemgetter or attrgetter gives."""
+    _, parts = _made_of(m, function)
+    if type(function) is operator.itemgetter:
+        found = [m.subscript(obj, part) for part in parts]
+    else:
+        found = [functools.reduce(m.attribute, part.split("."), obj) for part in parts]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@BY_TYPE.rule(operator.methodcaller)
+def _call_method(function: Any, m: Capturing, obj: Any, /) -> Any:
+    """What a methodcaller does."""
+    made, given = _made_of(m, function)
+    named = {}
+    if type(made) is functools.partial:  # there are keywords
+        given = (*m.world.slot(made, "args"), *given)
+        named = m.plain(m.world.slot(made, "keywords"))
+    return m.call(m.attribute(obj, given[0]), *given[1:], **named)

@@ -385,26 +385,6 @@ def _unbound(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     raise _unknown(function)
 
 
-@BY_TYPE.rule(operator.itemgetter, operator.attrgetter)
-def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
-    """What an itemgetter or attrgetter gives."""
-    _, parts = function.__reduce__()
-    if type(function) is operator.itemgetter:
-        found = [m.subscript(obj, part) for part in parts]
-    else:
-        found = [functools.reduce(m.attribute, part.split("."), obj) for part in parts]
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-@BY_TYPE.rule(operator.methodcaller)
-def _call_method(function: Any, m: Capturing, obj: Any, /) -> Any:
-    """What a methodcaller does."""
-    made, rest = function.__reduce__()
-    held: Any = functools.partial(made)  # `made` is one itself if there are keywords
-    given = [*held.args, *rest]
-    return m.call(m.attribute(obj, given[0]), *given[1:], **held.keywords)
-
-
 def call_class(m: Capturing, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """A class in C: its constructor runs natively if it only computes."""
     if issubclass(cls, (BaseException, types.SimpleNamespace)):

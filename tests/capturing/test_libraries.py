@@ -369,3 +369,33 @@ def test_methods_in_cpp_are_called_between_graphs() -> None:
     for count in (b"1", b"2", b"3"):
         torch.testing.assert_close(call(torch.ones(2)), torch.ones(2) + 1)
         assert store.get("calls") == count
+
+
+_GETTERS = [operator.itemgetter(0), operator.itemgetter(2), operator.itemgetter(0, 2)]
+_CALLERS = [
+    operator.methodcaller("count", 2), operator.methodcaller("count", 4),
+    operator.methodcaller("index", 4), operator.methodcaller("__getitem__", 1),
+]  # fmt: skip
+_NAMED = [operator.methodcaller("replace", real=k) for k in (1, 2, 3)]
+
+
+class _Complex(collections.namedtuple("_Complex", "real imag")):
+    def replace(self, real):
+        return real + self.imag
+
+
+@pytest.mark.parametrize(
+    ("owner", "asked"),
+    [
+        ([2, 3, 4], _GETTERS), ([2, 4, 4], _CALLERS), (_Complex(2, 3), _NAMED),
+        (_Complex(2, 3), [operator.attrgetter("real"), operator.attrgetter("imag")]),
+    ],
+)  # fmt: skip
+def test_what_a_getter_from_outside_asks_for_is_a_fact(owner, asked) -> None:
+    def fn(x, ask):
+        return x + 1, ask(owner)
+
+    traced, x = Traced(fn), torch.ones(2)
+    for ask in (*asked, *asked):
+        assert str(traced(x, ask)) == str(fn(x, ask))
+    assert len(traced.graphs) <= len(asked)
