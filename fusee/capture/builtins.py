@@ -741,7 +741,7 @@ def _made_of(m: Capturing, function: Any) -> Any:
 
 
 @BY_TYPE.rule(operator.itemgetter, operator.attrgetter)
-def _get(function: Any, m: Capturing, obj: Any, /) -> Any:
+def _get_by(function: Any, m: Capturing, obj: Any, /) -> Any:
     """What an itemgetter or attrgetter gives."""
     _, parts = _made_of(m, function)
     if type(function) is operator.itemgetter:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import functools
 import operator
 import types
 import weakref
@@ -83,6 +84,15 @@ DELETED = ABSENT
 def is_empty(cell: types.CellType) -> bool:
     """Whether a variable of a function around has no value."""
     return cell == types.CellType()
+
+
+def has(name: str, obj: Any) -> bool:
+    """Whether there is something in a slot."""
+    try:
+        object.__getattribute__(obj, name)
+    except AttributeError:
+        return False
+    return True
 
 
 _LIKE_OTHERS = (int, bool, float, complex)  # 1 is not True
@@ -680,8 +690,15 @@ class World:
             if written[2] is DELETED:
                 raise AttributeError(name)
             return written[2]
-        value = getattr(obj, name)
-        return value if self.origin(obj) is None else self.load(value, self.place(obj, name))
+        origin = self.origin(obj)
+        try:
+            value = object.__getattribute__(obj, name)  # not what a `__getattr__` says instead
+        except AttributeError:
+            if origin is not None:
+                asked = ResultOf(origin, functools.partial(has, name), f"whether {name} is in ")
+                self.fact(guards.EqualsMatch, asked, False)
+            raise
+        return value if origin is None else self.load(value, self.place(obj, name))
 
     def place(self, obj: Any, name: str) -> Origin:
         """The origin of an attribute that lies outside of `__dict__`."""

@@ -462,3 +462,25 @@ def test_first_miss_of_many_facts() -> None:
     del scales.__dict__["scale200"]
     gone = facts.first_miss({"x": torch.ones(1), "scales": scales})
     assert gone is not None and "scale200" in str(gone[0])
+
+
+class _Slotted:
+    __slots__ = ("k",)
+
+
+class _Answering(_Slotted):
+    def __getattr__(self, name: str) -> int:
+        return 7
+
+
+@pytest.mark.parametrize("kind", [_Slotted, _Answering])
+@pytest.mark.parametrize(
+    "fn", [lambda x, o: (x, hasattr(o, "k")), lambda x, o: x * getattr(o, "k", 3)]
+)
+def test_an_empty_slot_is_a_fact(fn: Callable[..., Any], kind: Any) -> None:
+    traced, x = Traced(fn), torch.ones(2)
+    for k in (None, 1, 2, None):
+        o = kind()
+        if k is not None:
+            o.k = k
+        assert str(traced(x, o)) == str(fn(x, o))
