@@ -80,7 +80,8 @@ FAMILIES = (
         "x // 7", "x % 7", "x.sum(1)",
     )),
     Family("sums", (*_ROWS, "17x50000", "1000x1003"), (
-        "x.sum()", "x.sum(0)", "x.sum(1)", "x.mean(1)", "x.amax(1)", "x.amax(0)", "x.argmax(1)",
+        "x.sum()", "x.sum(0)", "x.sum(1)", "x.mean(1)", "x.mean(0)", "x.amax(1)", "x.amax(0)",
+        "x.argmax(1)",
         "x.argmax(0)", "x.var(1)", "x.prod(1)", "x.cumsum(1)", "x.cumsum(0)", "x.cumprod(1)",
         "x.cumprod(0)", "x.logsumexp(1)",
         "F.softmax(x, 1)", "F.log_softmax(x, 1)", "x.norm(dim=1)", "(x > 0).any(1)", "x.std(0)",
@@ -99,12 +100,13 @@ FAMILIES = (
     Family("broadcast", ("1000x1000, 1000", "30000x7, 7", "100000x3, 3", "8x64x28x28, 64x1x1",
         "8x64x28x28:nhwc, 64x1x1", "100x1000, 100x1", "1000x1000, 1000x1000:t"),
         ("x + y", "x * y", "x / y"), _DTYPES),
-    Family("norms", ("512x256, 256, 256", "8x1024, 1024, 1024", "2048x512, 512, 512"), (
+    Family("norms", ("512x256, 256, 256", "1024x64, 64, 64", "8x1024, 1024, 1024",
+        "2048x512, 512, 512"), (
         "F.layer_norm(x, x.shape[1:], y, z)",
         "F.rms_norm(x, x.shape[1:], y)",
     ), _DTYPES),
-    Family("norms", ("512x256, 256, 256, 512x1", "4096x256, 256, 256, 4096x1",
-        "2048x768, 768, 768, 2048x1"), (
+    Family("norms", ("512x256, 256, 256, 512x1", "1024x64, 64, 64, 1024x1",
+        "4096x256, 256, 256, 4096x1", "2048x768, 768, 768, 2048x1"), (
         f"{_OPS}.native_layer_norm_backward(x, x, x.shape[1:], u, u, y, z, (True, True, True))",
     ), _DTYPES),
     Family("norms", ("4x32x32x32, 4x8, 32", "4x32x32x32:nhwc, 4x8, 32", "8x64x28x28, 8x8, 64"), (
@@ -132,13 +134,14 @@ FAMILIES = (
         " if x.shape[1] > 3 else F.pixel_unshuffle(x, 2)", "F.softmax(x, 1)",
         "x.permute(0, 2, 3, 1).contiguous()", "x.contiguous()", "torch.cat((x, x), 1)",
         "x.to(memory_format=torch.channels_last)", "F.group_norm(x, 1)", "F.relu(x)",
-        "F.unfold(x, 3)", "x + 1", "x.cumsum(1)",
+        "F.unfold(x, 3)", "x + 1", "x.cumsum(1)", "x.mean(1)", "x.amax(1)", "x.amax((2, 3))",
         f"{_OPS}.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)",
     ), _DTYPES),
     Family("heads", ("8x128x12x64", "32x64x10x20", "2x1024x3x64", "2x1024x12x4", "100x100x3x8"), (
         "x.transpose(1, 2).contiguous()", "x.permute(0, 2, 3, 1).contiguous()",
         "x.transpose(-1, -2).contiguous()", "x.transpose(1, 2).clone()", "F.softmax(x, -1)",
         "x.permute(3, 2, 1, 0).contiguous()", "F.log_softmax(x, -1)", "x.sum(-1)", "x.mean((0, 2))",
+        "x.flatten(2).sum(1)", "x.flatten(2).mean(1)",
     ), _DTYPES),
     Family("indices", ("1000x1000, 1000:i64<1000",), (
         "x[y]", "x[:, y]", "x.index_select(0, y)", "x.index_select(1, y)",

@@ -81,7 +81,7 @@ class Prices(NamedTuple):
     call: int = 80_000
     view: int = 60_000
     run: int = 75_000
-    train: int = 1_500_000
+    train: int = 2_000_000
     cold: int = 6_000_000
     cache: int = 4_000_000
     near: float = 0.1

@@ -522,7 +522,7 @@ class CompiledFunction:
         if (found := captured.symbols) is not None:
             log.publish("dynamic", self.name, lambda: "\n".join(found.told()))
         captured.examples = []  # the tensors of a call would live as long as its entry
-        quick = captured.quick(values) if compiled is not None else None
+        quick = None if captured.eager else captured.quick(values)
         times["guards"] = _milliseconds(begin)
         return Entry(captured, check, check_source, run, compiled, quick, times)
 
