@@ -5,6 +5,7 @@ Sizes are ints or SymInts. What decides is asked of them, and is a guard then.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +40,13 @@ def known(sizes: Iterable[Any]) -> bool:
 def equal(a: Sizes, b: Sizes) -> bool:
     """Whether two rows of sizes are equal; asked of open ones, as torch asks it. raises Unsure"""
     return same_ints(a, b) or (len(a) == len(b) and all(_is(n, m) for n, m in zip(a, b)))
+
+
+def let_be_equal(a: Sizes, b: Sizes) -> None:
+    """Let sizes be equal of which only data knows one, or eager raises."""
+    for is_alike in map(operator.eq, a, b):
+        if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
+            is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
 
 
 def is_empty(*tensors: Tensor) -> bool:

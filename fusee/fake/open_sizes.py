@@ -25,6 +25,7 @@ from fusee.fake.layouts import (
     equal,
     is_empty,
     is_row_major,
+    let_be_equal,
     rows,
     strides,
     view_strides,
@@ -153,6 +154,7 @@ def _within(at: Any, n: Any) -> Any:
 @OPEN_VIEWS.rule(*overloads("split_with_sizes"))
 def _split(x: Tensor, sizes: Sizes, axis: int = 0) -> Any:
     axis = _axis(axis, x.dim())
+    let_be_equal((sum(sizes),), (x.shape[axis],))
     if any(type(n) is int and n < 0 for n in sizes) or sum(sizes) != x.shape[axis]:
         return None
     parts = []
@@ -238,6 +240,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         kept = [n for n in sizes if not (type(n) is int and n == -1)]
         _ask_pairs(kept, x.shape)
         sizes[rest[0]] = whole // math.prod(kept)
+    let_be_equal((whole,), (math.prod(sizes),))
     if math.prod(sizes) != whole:
         return None
     if (found := view_strides(x.shape, x.stride(), sizes)) is not None:
@@ -528,15 +531,8 @@ def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: A
     if repeats is None:
         return torch.repeat_interleave(x, **named)
     if isinstance(repeats, Tensor) and repeats.dim() == 1:
-        _let_be_equal(x.numel() if dim is None else x.shape[dim], repeats.shape[0])
+        let_be_equal((x.numel() if dim is None else x.shape[dim],), repeats.shape)
     return torch.repeat_interleave(x, repeats, dim, **named)
-
-
-def _let_be_equal(a: Any, b: Any) -> None:
-    """Let sizes be equal of which only data knows one, or eager raises."""
-    is_alike = a == b
-    if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
-        is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
 
 
 # Functions of torch that take known sizes alone, of others that do not.
@@ -642,7 +638,7 @@ def _of_rows(env: ShapeEnv, x: Tensor, dim: int) -> tuple[Spec, ...]:
 def _rows_put(x: Tensor, axis: int, index: Tensor, source: Tensor, **_: Any) -> None:
     """As many rows as places, or eager raises. The rest is torch's to say."""
     if x.dim() and source.dim() and index.dim():
-        _let_be_equal(source.shape[_axis(axis, source.dim())], index.shape[0])
+        let_be_equal((source.shape[_axis(axis, source.dim())],), index.shape)
 
 
 # ---------------------------------------------------------------------------- slices

@@ -30,6 +30,7 @@ from fusee.fake.layouts import (
     iterated,
     known,
     laid_out,
+    let_be_equal,
     like,
     rows,
     strides,
@@ -214,6 +215,8 @@ def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Found:
     if first is None or axis not in range(-first.dim() - 1, first.dim() + 1):
         return None
     for x in tensors:
+        if x.dim() == first.dim():
+            let_be_equal(x.shape, first.shape)
         if x.dtype != first.dtype or not equal(x.shape, first.shape) or not is_contiguous(x):
             return None
     size = list(first.shape)
@@ -278,16 +281,22 @@ def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
 
 
 def _pooled(
-    x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil: bool,
+    axes: int = 2,
 ) -> list[Any]:
     """The size. raises Unsure for what torch has something to say about
 
     source   aten/src/ATen/native/Pool.h, pooling_output_shape
     """
-    if x.dim() not in (3, 4) or is_empty(x):
+    if x.dim() - axes not in (1, 2) or is_empty(x):
         raise Unsure
-    size = list(x.shape[:-2])
-    for i, n in enumerate(x.shape[-2:]):
+    size = list(x.shape[:-axes])
+    for i, n in enumerate(x.shape[-axes:]):
         k, p, d, step = (row[i % len(row)] for row in (kernel, padding, dilation, stride or kernel))
         if step <= 0 or d <= 0 or p < 0 or 2 * p > (k - 1) * d + 1:
             raise Unsure
@@ -310,14 +319,18 @@ def _max_pool2d(
     padding: Sizes = (0,),
     dilation: Sizes = (1,),
     ceil: bool = False,
+    axes: int = 2,
 ) -> Found:
-    size, layout = _pooled(x, kernel, stride, padding, dilation, ceil), suggested_layout(x)
+    size, layout = _pooled(x, kernel, stride, padding, dilation, ceil, axes), suggested_layout(x)
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
 RULES.rule(aten.max_pool2d.default)(
     lambda x, *rest: None if known(x.shape) else _max_pool2d(x, *rest)[0]
 )
+
+
+RULES.rule(aten.max_pool3d_with_indices.default)(functools.partial(_max_pool2d, axes=3))
 
 
 @RULES.rule(aten.avg_pool2d.default)
@@ -543,7 +556,9 @@ def _product(rank: int) -> Rule:
         *summand, a, b = args
         if not a.dim() == b.dim() == rank or any(x.dtype != a.dtype for x in args):
             return None
-        if not equal((*a.shape[:-2], a.shape[-1]), b.shape[:-1]):
+        shared = (*a.shape[:-2], a.shape[-1])
+        let_be_equal(shared, b.shape[:-1])
+        if not equal(shared, b.shape[:-1]):
             return None
         size = (*a.shape[:-1], b.shape[-1])
         for c in summand:
@@ -784,6 +799,7 @@ def _binary_cross_entropy(
 
 @VIEWS.rule(aten.view.default)
 def _viewed(x: Tensor, size: Sizes) -> Spec | None:
+    let_be_equal((math.prod(x.shape),), (math.prod(size),))
     return rows(size, x.dtype) if is_row_major(x) else None
 
 
