@@ -411,6 +411,9 @@ _NATIVE_MODULES = {
     "torch._library.custom_ops",
 }  # fmt: skip
 
+# But for what tells how the program runs, and what branches on values, to raise.
+_IN_PYTHON = (torch._utils.is_compiling, torch.nn.functional.gaussian_nll_loss)
+
 _C_CALLABLES = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType,
@@ -479,7 +482,7 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_function(m: Capturing, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    is_native = function.__module__ in _NATIVE_MODULES and function is not torch._utils.is_compiling
+    is_native = function.__module__ in _NATIVE_MODULES and function not in _IN_PYTHON
     if is_native and not _takes_functions(function, args, kwargs):
         return on_tensors(m, function, args, kwargs)
     if is_bookkeeping(function):

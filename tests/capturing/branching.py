@@ -52,6 +52,10 @@ def checked(x):
     return x / x
 
 
+def in_torchs_own(x):
+    return nn.functional.gaussian_nll_loss(x, x.roll(1), x)
+
+
 def in_a_callee(x):
     return checked(x) + checked(x + 1)
 

@@ -16,7 +16,7 @@ ZERO = torch.zeros(3)
 
 KEPT = """
     without_message with_message a_number_as_truth of_two of_one_of_two negated in_a_callee
-    effects_before within_finally
+    effects_before within_finally in_torchs_own
 """.split()
 
 
