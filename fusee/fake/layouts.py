@@ -5,6 +5,7 @@ Sizes are ints or SymInts. What decides is asked of them, and is a guard then.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fusee.sym.shape_env import SizeNode
+from fusee.sym.shape_env import BoolNode, SizeNode
 from fusee.sym.symint import same_ints
 
 Sizes = Sequence[Any]
@@ -45,8 +46,15 @@ def equal(a: Sizes, b: Sizes) -> bool:
 def let_be_equal(a: Sizes, b: Sizes) -> None:
     """Let sizes be equal of which only data knows one, or eager raises."""
     for is_alike in map(operator.eq, a, b):
-        if isinstance(is_alike, torch.SymBool) and is_alike.node.is_pending():
+        is_ours = isinstance(is_alike, torch.SymBool) and type(is_alike.node) is BoolNode
+        if is_ours and is_alike.node.is_pending():
             is_alike.node.env.data.require(is_alike.node.a, "==", is_alike.node.b)
+
+
+def let_be_as_many(a: Sizes, b: Sizes) -> None:
+    """The same of how many elements there are. torch itself asks its own symbols."""
+    if any(type(n) is torch.SymInt and type(n.node) is SizeNode for n in (*a, *b)):
+        let_be_equal((math.prod(a),), (math.prod(b),))
 
 
 def is_empty(*tensors: Tensor) -> bool:

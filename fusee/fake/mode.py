@@ -37,10 +37,11 @@ from fusee.fake.open_sizes import (
     OPEN_VIEWS,
     PART_OF,
     UNBACKED,
+    VIEWS,
     refuse_part,
     refuse_place,
 )
-from fusee.fake.rules import RULES, VIEWS, Found, goes_by_elements, overload, overloads, results
+from fusee.fake.rules import RULES, Found, goes_by_elements, overload, overloads, results
 from fusee.fake.torch_python import (
     OPEN_NUMBERS,
     explicit_key,

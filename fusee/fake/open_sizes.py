@@ -25,6 +25,7 @@ from fusee.fake.layouts import (
     equal,
     is_empty,
     is_row_major,
+    let_be_as_many,
     let_be_equal,
     rows,
     strides,
@@ -240,7 +241,7 @@ def _viewed(x: Tensor, size: Any) -> Tensor | None:
         kept = [n for n in sizes if not (type(n) is int and n == -1)]
         _ask_pairs(kept, x.shape)
         sizes[rest[0]] = whole // math.prod(kept)
-    let_be_equal((whole,), (math.prod(sizes),))
+    let_be_as_many(x.shape, sizes)
     if math.prod(sizes) != whole:
         return None
     if (found := view_strides(x.shape, x.stride(), sizes)) is not None:
@@ -286,6 +287,29 @@ def _now(n: Any) -> int | None:
 
 # Their kernels take open sizes.
 OPEN_VIEWS.update({op: op for op in overloads("alias detach as_strided as_strided_")})
+
+
+# How a view of a whole storage lies, without the view.
+VIEWS: Rules[Op, Callable[..., Spec | None]] = Rules()
+
+
+@VIEWS.rule(*overloads("view"))
+def _viewed_whole(x: Tensor, size: Sizes) -> Spec | None:
+    let_be_as_many(x.shape, size)
+    return rows(size, x.dtype) if is_row_major(x) else None
+
+
+@VIEWS.rule(*overloads("permute"))
+def _permuted_whole(x: Tensor, axes: Sequence[int]) -> Spec | None:
+    size, stride = x.shape, x.stride()
+    return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
+
+
+@VIEWS.rule(*overloads("slice.Tensor"))
+def _cut_whole(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
+    if type(start) is not int or start != 0 or step != 1:
+        return None
+    return Spec([*x.shape[:axis], end, *x.shape[axis + 1 :]], x.stride(), x.dtype)
 
 
 # ---------------------------------------------------------------------------- makers

@@ -51,7 +51,6 @@ Found = Any
 Rule = Callable[..., Found]
 
 RULES: Rules[Op, Rule] = Rules()
-VIEWS: Rules[Op, Rule] = Rules()  # views with open sizes that begin where their operand begins
 
 
 def results(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found:
@@ -792,25 +791,3 @@ def _binary_cross_entropy(
     x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1
 ) -> Found:
     return rows((), x.dtype) if reduction else like(x, x.dtype)
-
-
-# ---------------------------------------------------------------------------- views
-
-
-@VIEWS.rule(aten.view.default)
-def _viewed(x: Tensor, size: Sizes) -> Spec | None:
-    let_be_equal((math.prod(x.shape),), (math.prod(size),))
-    return rows(size, x.dtype) if is_row_major(x) else None
-
-
-@VIEWS.rule(aten.permute.default)
-def _permuted(x: Tensor, axes: Sequence[int]) -> Spec | None:
-    size, stride = x.shape, x.stride()
-    return Spec([size[k] for k in axes], [stride[k] for k in axes], x.dtype)
-
-
-@VIEWS.rule(aten.slice.Tensor)
-def _narrowed(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Spec | None:
-    if type(start) is not int or start != 0 or step != 1:
-        return None
-    return Spec([*x.shape[:axis], end, *x.shape[axis + 1 :]], x.stride(), x.dtype)
