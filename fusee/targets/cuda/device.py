@@ -160,14 +160,8 @@ class Device:
         bring = partial(torch.Tensor.to, device=self.device, non_blocking=True)
         return {"threads": self._stream, "empty_strided": self._empty_strided, "bring": bring}
 
-    @functools.cached_property
-    def _empty_strided(self) -> Callable[[Sizes, Sizes, torch.dtype], Tensor]:
-        """Without the parsing of options, where there is no other GPU to be the present one."""
-        found = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-        if found is not None and torch.cuda.device_count() == 1:
-            return found  # type: ignore[no-any-return]
-        device = self.device
-        return lambda *given: torch.empty_strided(*given[:2], dtype=given[2], device=device)
+    def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
     # ------------------------------------------------------------------------------ CUDA graphs
 
@@ -213,7 +207,8 @@ class Device:
 
     def like(self, x: Tensor) -> Callable[[], Tensor]:
         """What makes memory laid out as that of a tensor."""
-        return partial(self._empty_strided, tuple(x.size()), x.stride(), x.dtype)
+        given = x.size(), x.stride()
+        return partial(torch.empty_strided, *given, dtype=x.dtype, device=self.device)
 
     def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]:
         """What copies into, or out of, tensors that stay where they are."""

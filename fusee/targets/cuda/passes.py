@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from fusee.aten.graph import arguments
 from fusee.aten.rewriter import Editor, val
 from fusee.fake.mode import on_metas
+from fusee.fake.rules import overloads
 
 aten = torch.ops.aten
 
@@ -24,8 +25,9 @@ _ROWS_BYTES = 13 << 20
 _EVEN, _SLOW, _FAST, _COPIED = 8, 150e12, 600e12, 3e12
 # Seconds that a kernel more costs.
 _LAUNCHED = 5e-6
-# Elements of a row that a thread scans, and rows that are enough for a thread each.
-_PIECE, _MANY_ROWS = 64, 1 << 16
+# Elements of a column that a thread scans, and columns that are enough for a thread each.
+_PIECE, _MANY_COLUMNS = 64, 1 << 16
+_SCANS = tuple(overloads("cumsum cumprod cummax cummin"))
 # Of ATen's attention without a mask.
 _MOST_HEAD = 256
 
@@ -250,20 +252,27 @@ def _attended(
 
 
 def long_scans(edit: Editor) -> None:
-    """Sums and products along long rows, of which there are few, begin at each piece of them."""
-    for node in list(edit.calls(aten.cumsum.default, aten.cumprod.default)):
+    """Scans along long rows are ATen's, since ours take a thread for each row. Sums and products
+    along long columns, of which there are few, begin at each piece of them."""
+    for node in list(edit.calls(*_SCANS)):
         named = arguments(node)
-        shape, dtype = list(val(node).shape), val(node).dtype
+        shape, dtype = list(val(named["self"]).shape), val(named["self"]).dtype
         known = shape and all(type(n) is int and n > 0 for n in shape)
         if not known or dtype.is_complex:
             continue
         dim = named["dim"] % len(shape)
-        if shape[dim] >= 4 * _PIECE and math.prod(shape) // shape[dim] < _MANY_ROWS:
+        if shape[dim] < 4 * _PIECE:
+            continue
+        adds = node.target in (aten.cumsum.default, aten.cumprod.default)
+        if math.prod(shape[dim + 1 :]) == 1:
+            node.meta["called"] = "a scan along long rows"
+        elif adds and math.prod(shape) // shape[dim] < _MANY_COLUMNS:
             with edit.before(node):
-                found = _in_pieces(edit, node, edit.cast(named["self"], dtype, node), dim)
+                x = edit.cast(named["self"], val(node).dtype, node)
+                found = _in_pieces(edit, node, x, dim)
                 found = edit.call(aten.slice.Tensor, found, dim, 0, shape[dim], like=node)
             edit.become(node, aten.clone.default, found, memory_format=torch.contiguous_format)
-            edit.notes.append(f"{node} goes along pieces of its rows at once")
+            edit.notes.append(f"{node} goes along pieces of its columns at once")
 
 
 def _in_pieces(edit: Editor, node: fx.Node, x: fx.Node, dim: int) -> fx.Node:

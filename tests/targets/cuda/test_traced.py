@@ -341,7 +341,17 @@ def test_large_products_of_odd_rows_get_longer_ones(name: str) -> None:
     assert got.stride() == want.stride()
 
 
-@pytest.mark.parametrize("shape, dim", [((3, 256), 1), ((1000,), 0), ((2, 300, 5), -2)], ids=str)
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod, torch.cummax])
+@pytest.mark.parametrize("shape", [(3, 256), (1000,), (3, 255)], ids=str)
+def test_scans_along_long_rows_are_atens(scan: Any, shape: tuple[int, ...]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        found: Tensor = scan(x.float() * 2, len(shape) - 1)
+        return found if isinstance(found, Tensor) else found[0]
+
+    assert len(externs(lowered(passed(fn, shape)[0]))) == (shape[-1] > 255)
+
+
+@pytest.mark.parametrize("shape, dim", [((256, 3), 0), ((2, 300, 5), -2)], ids=str)
 @pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
 def test_long_scans_go_in_pieces(scan: Any, shape: tuple[int, ...], dim: int) -> None:
     aten, notes = passed(lambda x: scan(x.float(), dim), shape)
