@@ -117,7 +117,7 @@ def effects(node: fx.Node) -> set[str]:
     with torch._C.DisableTorchFunction():  # the recorder may be on
         refuses = name_may_raise(name) or raises(node, name, "example_value")
         operands = (x.meta.get("example_value") for x in node.all_input_nodes)
-        sizes = (n for x in operands if isinstance(x, torch.Tensor) for n in x.shape)
+        sizes = (n for x in operands for n in (x.shape if isinstance(x, torch.Tensor) else (x,)))
         refuses = refuses or any(map(is_unbacked, sizes))
     if indexes or refuses or name.startswith("_assert"):
         found.add("raises")

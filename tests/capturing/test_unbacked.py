@@ -473,3 +473,21 @@ def test_random_programs(steps: list[tuple[int, int]], backend: str) -> None:
         return made[1:]
 
     graphs_of(program, backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "fusee"])
+@pytest.mark.parametrize("write", [lambda x: x * 1, lambda x: x.add_(1)])
+@pytest.mark.parametrize(
+    "look", [lambda x, k: x[k], lambda x, k: x.select(0, k), lambda x, k: x[:, k]]
+)
+def test_a_place_that_only_data_knows_raises_if_nobody_uses_it(
+    look: Callable[..., Any], write: Program, backend: str
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        look(x, x.nonzero().shape[0])
+        return write(x)
+
+    compiled = fusee.compile(fn, backend=backend)
+    for x in (torch.eye(4), torch.eye(4)[:1].expand(4, 4).clone(), torch.eye(5)[:3]):
+        got, want = outcome(compiled, x), outcome(fn, x)
+        same(want[:1], got[:1]) if isinstance(want, tuple) else same(want, got)
