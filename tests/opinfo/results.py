@@ -62,6 +62,15 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
     return "\n".join([*lines, *_failures_and_reasons(found), ""])
 
 
+_WHY_MORE = """
+`==` with a number: there are as many results (`unbind`, `combinations`), or torch's code in C++
+takes known sizes alone (norms of matrices by singular values, `gradient`, `hash_tensor`, smoothed
+labels, adaptive maxima with their places). `<=`, `>=`, `<`: the operator cuts or pads (`fft` with a
+length, `diff`), or which axis is longer decides. The graph ends: the result is a bool or a number
+of Python (`equal`, `item`), or nothing says what results look like.
+""".strip().splitlines()
+
+
 def sizes_markdown(rows: Iterable[Row], backend: str, learns: bool = False) -> str:
     """The same of a sweep over groups of samples: tests/opinfo/SIZES.md.
 
@@ -85,7 +94,8 @@ def sizes_markdown(rows: Iterable[Row], backend: str, learns: bool = False) -> s
         "|---|---|---|---|---|---|---|",
     ]
     lines += [*_by_dtype(DTYPES, found), *_failures(found)]
-    lines += ["", "## More than one version, or a graph that ends", "", "| groups | ops | why |"]
+    lines += ["", "## More than one version, or a graph that ends", "", *_WHY_MORE, ""]
+    lines.append("| groups | ops | why |")
     lines.append("|---|---|---|")
     ops: dict[str, set[str]] = {}
     reasons: Counter[str] = Counter()
