@@ -63,6 +63,7 @@ class Prices(NamedTuple):
         view   a view that eager takes
         run    a call of what was compiled, without a backward
         train  the same with one
+        guard  what that takes longer where ATen is called
         cold   what that takes longer where so many bytes as `cache` pass: what Python reads is gone
                from near caches; in proportion below
 
@@ -82,6 +83,7 @@ class Prices(NamedTuple):
     view: int = 60_000
     run: int = 75_000
     train: int = 2_000_000
+    guard: int = 1_000_000
     cold: int = 6_000_000
     cache: int = 4_000_000
     near: float = 0.1
@@ -303,6 +305,8 @@ def bill(
             continue  # of a gradient that is a view: eager gives the view
         calls.setdefault(node.meta.get("call", (0, "")), []).append(node)
     kernels = float(prices.train if len(halves) > 1 else prices.run)
+    if len(halves) > 1 and any(_kind_of(x.target) is Kind.HEAVY for x in _others(aten, loops)):
+        kernels += prices.guard
     charges = []
     for (_, full_name), nodes in calls.items():
         name = full_name.partition("::")[2]
@@ -363,6 +367,10 @@ def _has_number(node: fx.Node) -> bool:
 
 def _loops(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     return [x for x in aten.graph.nodes if x.target in loops and not is_view(x.target)]
+
+
+def _others(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
+    return [x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops]
 
 
 def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
