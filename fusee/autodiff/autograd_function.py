@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +60,7 @@ def differentiable(
     count = joint.forward_results
     constant = sorted(set(range(count)).difference(joint.tangents))
     chosen = functools.cache(functools.partial(_Variant, split))
-    pick = operator.itemgetter(*joint.tangents, 0)  # with one more it gives a tuple, always
+    pick = picker(joint.tangents)
     present = (False,) * len(joint.tangents)
     keep, is_alone = _keeper(split, again.count), _is_alone(forward)
 
@@ -77,8 +76,8 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            *grads, _ = pick(given)
-            del given, _
+            grads = [*pick(given)]
+            del given
             missing, are_real = present, True
             for g in grads:
                 if g is None:

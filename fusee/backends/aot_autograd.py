@@ -259,11 +259,11 @@ def _apart(
     written  the inputs that `call` writes to
     """
     count = len(gm.graph.find_nodes(op="placeholder"))  # the module's own tensors follow
-    tensors = [(s, s.dtype.itemsize) for s in inputs[:count] if s.dtype is not None]
-    if len(tensors) < 2 or not written:
+    specs = [(s, s.dtype.itemsize) for s in inputs[:count] if s.dtype is not None]
+    if len(specs) < 2 or not written:
         return call
-    places = [s.index for s, _ in tensors]
-    reaches = [extent(s.size, s.stride) * itemsize for s, itemsize in tensors]
+    places = [s.index for s, _ in specs]
+    reaches = [extent(s.size, s.stride) * itemsize for s, itemsize in specs]
     is_known = all(type(n) is int for n in reaches)
     pick: Callable[[Sequence[Any]], Sequence[Tensor]] = operator.itemgetter(*places)
     address = Tensor.data_ptr

@@ -366,14 +366,14 @@ def split_native(
     raises           TraceError for an operator without a form, before anything has run
     """
     known = supported().union(WHOLE).difference(decompositions or ())
-    how: dict[str, Any] = {"budget": options.memory_budget, "prices": target.prices}
-    if passes := target.joint_passes(options):
-        how["edit"] = partial(edited, options=options, passes=passes, notes=report.notes)
+    passes = target.joint_passes(options)
+    edit = partial(edited, options=options, passes=passes, notes=report.notes) if passes else None
+    budget, prices = options.memory_budget, target.prices
     with process.paused():
         split = differentiate(
             gm,
             example_inputs,
-            halved=partial(partition, **how),
+            halved=partial(partition, budget=budget, prices=prices, edit=edit),
             timed=report.timed,
             keep=lambda op: op in known or keeps(op),
             decompositions=decompositions,

@@ -21,7 +21,8 @@ _MOST, _BYTE, _AT = (1 << 64) - 1, 0xFF, 0
 _KEYS: Any = torch._C.DispatchKey
 _FRONT = int(_KEYS.FuncTorchDynamicLayerFrontMode)
 # Of torch's state on a thread: functions of C++, each with its argument and the bits that it gives;
-# or the word at the address that it gives.
+# or the word at the address that it gives. Adapter to these names of libc10 and libtorch, tested
+# with torch 2.11 and 2.13; without one of them there is no quick check.
 _STATE = {
     "grad": [("_ZN3c108GradMode10is_enabledEv", 0, _BYTE)],
     "inference": [("_ZN3c1013InferenceMode10is_enabledEv", 0, _BYTE)],
@@ -29,7 +30,7 @@ _STATE = {
     "transforms": [
         (
             "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
-            int(_KEYS.FuncTorchDynamicLayerFrontMode),
+            _FRONT,
             _BYTE,
         )
     ],
@@ -94,23 +95,24 @@ def _quick() -> Any:
     top = writer.top
     table = top.at("%self", bytes.__basicsize__ - 1)
 
-    def leave_if(level: Level, differs: str) -> None:
-        level.leave(differs, lambda: answered(level, "0"))
+    def each(at: str, width: int, differs: Callable[[Level, str], str]) -> str:
+        """Leaves if one of the rows of words at `at` differs; where what follows them begins."""
+        kind, count, first = f"[{width} x i64]", top.load("i64", at), top.at(at, 8)
 
-    def word_at(k: str, _: list[str]) -> list[str]:
-        level = writer.top
-        at = level.at(level.at(table, 8), k, "[2 x i64]")
+        def row(k: str, _: list[str]) -> list[str]:
+            level = writer.top
+            is_other = differs(level, level.at(first, k, kind))
+            level.leave(is_other, lambda: answered(level, "0"))
+            return []
+
+        writer.loop("0", count, 1, [], row)
+        return top.at(first, count, kind)
+
+    def word_at(level: Level, at: str) -> str:
         here = level.load("i64", level.load("ptr", at))
-        leave_if(level, level.op(f"icmp ne i64 {here}, {level.load('i64', at, 1)}"))
-        return []
+        return level.op(f"icmp ne i64 {here}, {level.load('i64', at, 1)}")
 
-    count = top.load("i64", table)
-    writer.loop("0", count, 1, [], word_at)
-    states = top.at(top.at(table, 8), count, "[2 x i64]")
-
-    def call(k: str, _: list[str]) -> list[str]:
-        level = writer.top
-        at = level.at(level.at(states, 8), k, "[4 x i64]")
+    def call(level: Level, at: str) -> str:
         given, bits, wanted = (level.load("i64", at, n) for n in range(1, 4))
         result = level.op(f"call i64 {level.load('ptr', at)}(i64 {given})")
         is_value = level.op(f"icmp ne i64 {bits}, {_AT}")
@@ -120,22 +122,13 @@ def _quick() -> Any:
 
         masked = level.op(f"and i64 {result}, {bits}")
         here = level.unless(is_value, pointed, "i64", masked)
-        leave_if(level, level.op(f"icmp ne i64 {here}, {wanted}"))
-        return []
+        return level.op(f"icmp ne i64 {here}, {wanted}")
 
-    calls = top.load("i64", states)
-    writer.loop("0", calls, 1, [], call)
-    dicts = top.at(top.at(states, 8), calls, "[4 x i64]")
-
-    def found(k: str, _: list[str]) -> list[str]:
-        level = writer.top
-        at = level.at(level.at(dicts, 8), k, "[3 x i64]")
+    def found(level: Level, at: str) -> str:
         names, key, wanted = (level.load("ptr", at, n) for n in range(3))
         here = level.call("ptr", "PyDict_GetItemWithError", ("ptr", names), ("ptr", key))
-        leave_if(level, level.op(f"icmp ne ptr {here}, {wanted}"))
-        return []
+        return level.op(f"icmp ne ptr {here}, {wanted}")
 
-    count = top.load("i64", dicts)
-    writer.loop("0", count, 1, [], found)
-    compare(writer, top.at(top.at(dicts, 8), count, "[3 x i64]"), "%args")
+    rest = each(each(each(table, 2, word_at), 4, call), 3, found)
+    compare(writer, rest, "%args")
     return builtin("quick", evaluation() + answer(top, "-1"))

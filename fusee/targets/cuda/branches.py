@@ -34,12 +34,11 @@ class Joined:
         self._touched: list[Touched | None] = []  # by each of the batch
 
     def takes(self, batch: Sequence[Launch], launch: Launch) -> bool:
-        own = _touched(self.plan, launch)
-        found = 0 < len(batch) < most_launches(launch.code) and own is not None
+        own, before = _touched(self.plan, launch), self._touched
+        found = 0 < len(batch) < most_launches(launch.code)
         found = found and batch[0].code.name == launch.code.name
-        for other in self._touched if found else ():
-            found &= other is not None and own is not None and not _depend(own, other)
-        self._touched = [*(self._touched if found else ()), own]
+        found = found and own is not None and not any(x is None or _depend(own, x) for x in before)
+        self._touched = [*(before if found else ()), own]
         return found
 
     def join(self, batch: Sequence[Launch]) -> Launch:
