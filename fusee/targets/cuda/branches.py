@@ -127,6 +127,8 @@ class Beside:
                 end = min((start for start in self.rows if at < start < last), default=last)
                 status, at = self.run(state, at, end, stream), end
             else:
+                # the rest has no pointers yet: what it works on is made after this run
+                row = range(at, min(row.stop, last))
                 status = self.together([partial(self.run, state, k, k + 1) for k in row])
                 at = row.stop
         return status

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fusee
@@ -17,6 +20,7 @@ from fusee.backends import native
 from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.targets.cuda import CUDA, assemble, device, launch
+from fusee.targets.cuda.branches import Beside
 from fusee.torch_functions import optimizers
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
@@ -342,6 +346,24 @@ def test_kernels_that_do_not_depend_on_each_other_are_branches(gpu: FakeGpu) -> 
         close(call(x), fn(x))
     assert gpu.recorded == 1 and gpu.replayed == 3
     assert gpu.beside == [2, 2, 2] * 4  # q and v, when it is recorded, and when that is replayed
+
+
+@given(st.integers(0, 12), st.sets(st.integers(1, 11)), st.sets(st.integers(0, 12)))
+def test_branches_end_where_a_run_of_launches_ends(
+    count: int, splits: set[int], ends: set[int]
+) -> None:
+    """What a later run works on has no memory yet."""
+    bounds, ran = sorted({0, count, *(k for k in splits if k < count)}), list[int]()
+    rows = [range(a, b) for a, b in pairwise(sorted({k for k in ends if k <= count}))]
+
+    def run(state: int, first: int, last: int, stream: int, *pointers: int) -> int:
+        ran.extend(range(first, last))
+        return 0
+
+    beside = Beside(run, rows, lambda calls: max(call(0) for call in calls))
+    for first, last in pairwise(bounds):
+        assert beside(0, first, last, 0, 0, 0) == 0
+        assert ran == [*range(last)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
