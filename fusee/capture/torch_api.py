@@ -102,6 +102,16 @@ _ATTENTION: dict[Any, Any] = {
 }
 _ATTENTION[torch._C._get_sdp_priority_order] = torch._C._set_sdp_priority_order
 
+
+@functools.cache
+def _order_attention() -> None:
+    """torch puts a GPU's kernels for attention in order when it first chooses one: from then on
+    the order changes only where a program changes it."""
+    with _python_dispatch._disable_current_modes(), torch.no_grad():
+        x = torch.empty(1, 1, 8, 8, device="cuda", dtype=torch.float16)
+        torch._fused_sdp_choice(x, x, x)
+
+
 _hooks: Any = torch._C._autograd
 _HOOKS_OFF, _HOOKS_ON = _hooks._saved_tensors_hooks_disable, _hooks._saved_tensors_hooks_enable
 _hooks_refusal: Callable[[], Any] = _hooks._saved_tensors_hooks_get_disabled_error_message
@@ -558,6 +568,8 @@ class State(NamedTuple):
         ]
         cache, depth = torch.is_autocast_cache_enabled(), torch.autocast_decrement_nesting()
         deterministic = is_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            _order_attention()
         attention = tuple(get() for get in _ATTENTION)
         on = torch.is_grad_enabled(), tuple(autocast), cache, depth
         return cls(*on, deterministic, attention, _hooks_refusal())

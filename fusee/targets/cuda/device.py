@@ -160,8 +160,14 @@ class Device:
         bring = partial(torch.Tensor.to, device=self.device, non_blocking=True)
         return {"threads": self._stream, "empty_strided": self._empty_strided, "bring": bring}
 
-    def _empty_strided(self, size: Sizes, stride: Sizes, dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+    @functools.cached_property
+    def _empty_strided(self) -> Callable[[Sizes, Sizes, torch.dtype], Tensor]:
+        """Without the parsing of options, where there is no other GPU to be the present one."""
+        found = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+        if found is not None and torch.cuda.device_count() == 1:
+            return found  # type: ignore[no-any-return]
+        device = self.device
+        return lambda *given: torch.empty_strided(*given[:2], dtype=given[2], device=device)
 
     # ------------------------------------------------------------------------------ CUDA graphs
 
@@ -181,6 +187,8 @@ class Device:
         raises   RuntimeError if it does what cannot be recorded; nothing has run
         """
         with self._recording, torch.cuda.device(self.index), process.paused():
+            # what direct calls had, since recordings can take none of that
+            torch.cuda.empty_cache()
             side, *self._streams = (torch.cuda.Stream() for _ in range(MOST))  # type: ignore[no-untyped-call]
             with torch.cuda.stream(side):
                 try:
@@ -207,8 +215,7 @@ class Device:
 
     def like(self, x: Tensor) -> Callable[[], Tensor]:
         """What makes memory laid out as that of a tensor."""
-        given = x.size(), x.stride()
-        return partial(torch.empty_strided, *given, dtype=x.dtype, device=self.device)
+        return partial(self._empty_strided, tuple(x.size()), x.stride(), x.dtype)
 
     def copies(self, stay: Sequence[Tensor], into: bool) -> Callable[[Sequence[Tensor]], None]:
         """What copies into, or out of, tensors that stay where they are."""
