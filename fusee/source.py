@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 Args = tuple[Any, ...]  # of a call
@@ -19,6 +19,17 @@ class SymbolPlace(Protocol):
     def axis(self) -> int | None: ...
     @property
     def unbacked(self) -> Any: ...
+
+
+class HostFunction(Protocol):
+    """What runs a compiled graph.
+
+    is_alone   whether it calls nothing of torch's that autograd or autocast would see
+    """
+
+    is_alone: bool
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]: ...
 
 
 def define(source: str, function: str, title: str, names: Mapping[str, Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "installed": ("api", "backends", "capture", "compiler", "debug", "runtime"),
     "api": ("torch_functions", "capture", "backends", "runtime"),
     "compiler": ("api", "capture", "backends", "runtime"),
-    "backends": ("autodiff", "aten", "loops", "codegen", "runtime", "sym", "targets"),
+    "backends": ("autodiff", "aten", "fake", "loops", "codegen", "runtime", "sym", "targets"),
     "targets": ("autodiff", "aten", "fake", "loops", "codegen", "runtime", "sym"),
     "autodiff": ("aten", "sym", "fake", "loops"),
     "codegen": ("loops", "sym", "runtime"),

@@ -541,15 +541,6 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(kernel, x, axis, False)
 
 
-@CANONICAL.rule(aten._safe_softmax.default)
-def _safe_softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    x, axis, dtype = bound(op, args, kwargs)
-    out = t.call(aten.softmax.int, x, axis, dtype)
-    masked = t.call(aten.all.dim, t.call(aten.eq.Scalar, x, float("-inf")), axis, True)
-    zero = t.call(aten.full.default, [], 0, dtype=out.dtype, device=t.device)
-    return t.call(aten.where.self, masked, zero, out)
-
-
 # ------------------------------------------------------------------------------ recurrent layers
 
 

@@ -100,8 +100,12 @@ library = _make("fusee", "FRAGMENT")  # its operators live as long as it does
 
 
 def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """A copy of `x` with these strides."""
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    """A copy of `x` with these strides; along an axis of stride 0 it has one element."""
+    held = x
+    for axis, step in enumerate(stride):
+        held = held if step else held.narrow(axis, 0, min(1, x.shape[axis]))
+    made = torch.empty_strided(held.shape, stride, dtype=x.dtype, device=x.device).copy_(held)
+    return made.expand(x.shape)
 
 
 def storage_id(x: torch.Tensor) -> int:

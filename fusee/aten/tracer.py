@@ -297,8 +297,7 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------------ inverses
 
 
-@_INVERSES.rule(aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default)
-@_INVERSES.rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@_INVERSES.rule(aten.view.default, aten.unsqueeze.default, aten.squeeze.dims)
 def _reshape(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     assert view.parent is not None
     return b.reshape(contents, list(view.parent.tensor.shape))
@@ -320,12 +319,6 @@ def _permute(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
     for to, source in enumerate(dims):
         inverse[source] = to
     return b.apply(aten.permute.default, contents, inverse)
-
-
-@_INVERSES.rule(aten.t.default, aten.transpose.int)
-def _transpose(b: Builder, view: TracedTensor, contents: fx.Node) -> fx.Node:
-    assert view.view is not None
-    return b.apply(view.view[0], contents, *view.view[1])
 
 
 @_INVERSES.rule(aten.view.dtype)

@@ -31,7 +31,7 @@ from fusee.aten.torch_api import (
 from fusee.autodiff.again import Again, picker
 from fusee.autodiff.joint import Gradient, Joint, Split
 from fusee.errors import InputError
-from fusee.source import HostSource, listed
+from fusee.source import HostFunction, HostSource, listed
 
 # The inputs of a graph, one per InputSpec, to its results. A backward may empty the list that it is
 # given: what is in it then lives no longer than it is needed.
@@ -103,8 +103,8 @@ def differentiable(
     return _applied(CompiledGraph.apply, joint)
 
 
-def _is_alone(run: Run) -> bool:
-    """Whether it is machine code that calls nothing which autograd or autocast would see."""
+def _is_alone(run: Run | HostFunction) -> bool:
+    """As HostFunction has it; of what is around one nobody knows."""
     return getattr(run, "is_alone", False)
 
 

@@ -27,6 +27,7 @@ from fusee.autodiff.min_cut import Costs
 from fusee.backends.registry import EngineOptions
 from fusee.backends.report import UnclaimedRow
 from fusee.errors import BackendError, user_line
+from fusee.fake.rules import overloads
 from fusee.runtime.change_detection import Derivation, DerivedSet, Snapshot, why_not_derivable
 from fusee.source import Rules
 from fusee.sym.expr import Expr, Size, hint, known_ge, maximum, minimum
@@ -44,13 +45,9 @@ from fusee.sym.ranges import COMPARISONS
 aten = torch.ops.aten
 
 
-def named(names: str) -> list[OpOverload]:
-    """Operators of ATen: "relu add.Tensor" are aten.relu.default and aten.add.Tensor."""
-    split = (name.partition(".") for name in names.split())
-    return [getattr(getattr(aten, packet), overload or "default") for packet, _, overload in split]
-
-
-_HEAVY = frozenset(named("addmm baddbmm bmm convolution linear mm scaled_dot_product_attention"))
+_HEAVY = frozenset(
+    overloads("addmm baddbmm bmm convolution linear mm scaled_dot_product_attention")
+)
 _COPIES = (aten.clone.default, aten.copy.default)
 # Operations of products in the time that one element takes to be put elsewhere.
 _FLOPS_OF_COPY = 100
@@ -311,7 +308,7 @@ def op_of(node: fx.Node) -> str:
 
 def by_operator(*rows: tuple[T, str]) -> dict[OpOverload, T]:
     """A table of operators from rows of what is said of them, and their names."""
-    return {op: said for said, names in rows for op in named(names)}
+    return {op: said for said, names in rows for op in overloads(names)}
 
 
 def is_int(n: Any, value: int) -> bool:
@@ -643,7 +640,7 @@ _RULES: Rules[Any, Callable[[fx.Node], Interval | None]] = Rules()
 
 
 @_RULES.rule(
-    *named(
+    *overloads(
         """view permute squeeze.dims unsqueeze expand repeat slice.Tensor select.int clone flip
         roll index.Tensor index_select gather embedding _to_copy"""
     )
@@ -652,7 +649,7 @@ def _passed(node: fx.Node) -> Interval | None:
     return interval(node.args[0])
 
 
-@_RULES.rule(*named("cat stack"))
+@_RULES.rule(*overloads("cat stack"))
 def _joined(node: fx.Node) -> Interval | None:
     return _hull([interval(x) for x in node.args[0]])  # type: ignore[union-attr]
 
@@ -661,13 +658,13 @@ def _either(*positions: int) -> Callable[[fx.Node], Interval | None]:
     return lambda node: _hull([interval(node.args[k]) for k in positions])
 
 
-@_RULES.rule(*named("constant_pad_nd"))
+@_RULES.rule(*overloads("constant_pad_nd"))
 def _padded(node: fx.Node) -> Interval | None:
     value = node.args[2] if len(node.args) > 2 else 0
     return _hull([interval(node.args[0]), interval(value)])
 
 
-@_RULES.rule(*named("arange.start_step"))
+@_RULES.rule(*overloads("arange.start_step"))
 def _arange(node: fx.Node) -> Interval | None:
     start, end = map(_number, node.args[:2])
     if start is None or end is None:
@@ -689,13 +686,13 @@ def _sums(sign: int) -> Callable[[fx.Node], Interval | None]:
     return rule
 
 
-@_RULES.rule(*named("mul.Tensor mul.Scalar"))
+@_RULES.rule(*overloads("mul.Tensor mul.Scalar"))
 def _product(node: fx.Node) -> Interval | None:
     a, b = map(interval, node.args[:2])
     return None if a is None or b is None else _between(x * y for x in a for y in b)
 
 
-@_RULES.rule(*named("rsub.Scalar"))
+@_RULES.rule(*overloads("rsub.Scalar"))
 def _reversed(node: fx.Node) -> Interval | None:
     a, b = map(interval, node.args[:2])
     if a is None or b is None or len(node.args) > 2 or node.kwargs:
@@ -703,7 +700,7 @@ def _reversed(node: fx.Node) -> Interval | None:
     return b[0] - a[1], b[1] - a[0]
 
 
-@_RULES.rule(*named("cumsum"))
+@_RULES.rule(*overloads("cumsum"))
 def _cumulative(node: fx.Node) -> Interval | None:
     found, val = interval(node.args[0]), node.args[0].meta["val"]  # type: ignore[union-attr]
     if found is None or not val.dim():
@@ -713,13 +710,13 @@ def _cumulative(node: fx.Node) -> Interval | None:
     return minimum(found[0], found[0] * n), maximum(found[1], found[1] * n)
 
 
-@_RULES.rule(*named("bitwise_and.Scalar bitwise_and.Tensor"))
+@_RULES.rule(*overloads("bitwise_and.Scalar bitwise_and.Tensor"))
 def _masked(node: fx.Node) -> Interval | None:
     found = [b for b in map(interval, node.args) if b is not None and known_ge(b[0], 0)]
     return (0, reduce(minimum, (high for _, high in found))) if found else None
 
 
-@_RULES.rule(*named("abs"))
+@_RULES.rule(*overloads("abs"))
 def _magnitude(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     if found is None:
@@ -728,7 +725,7 @@ def _magnitude(node: fx.Node) -> Interval | None:
     return maximum(0, maximum(low, -high)), maximum(-low, high)
 
 
-@_RULES.rule(*named("neg"))
+@_RULES.rule(*overloads("neg"))
 def _negated(node: fx.Node) -> Interval | None:
     found = interval(node.args[0])
     return None if found is None else (-found[1], -found[0])

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fusee import log
 from fusee.aten.graph import PartSource
+from fusee.aten.torch_api import laid_out
 from fusee.backends.regions import CompiledRegion, RegionCall
 from fusee.backends.report import (
     CompiledGraph,
@@ -120,17 +121,6 @@ def body_of(source: str, calls: Sequence[RegionCall]) -> Callable[..., tuple[Ten
         no_grad=torch.no_grad,
     )
     return define(source, "body", "body", names)
-
-
-def laid_out(x: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """A result with the strides that it has as a view of what is no result."""
-    if x.stride() == steps:
-        return x
-    held = x
-    for axis, step in enumerate(steps):
-        held = held if step else held.narrow(axis, 0, min(1, x.shape[axis]))
-    made = torch.empty_strided(held.shape, steps, dtype=x.dtype, device=x.device).copy_(held)
-    return made.expand(x.shape)
 
 
 # ------------------------------------------------------------------------------ resuming

@@ -27,16 +27,17 @@ from torch.export.graph_signature import (
 from fusee.aten.graph import is_view
 from fusee.aten.subgraph import explicit
 from fusee.aten.torch_api import OpOverload
-from fusee.backends.regions import CompiledRegion, Engine, Region, named
+from fusee.backends.regions import CompiledRegion, Engine, Region
 from fusee.backends.registry import EngineOptions
 from fusee.config import knob
+from fusee.fake.rules import overloads
 from fusee.loops.operators import claimed
 
 aten = torch.ops.aten
 
 # What tests/backends/test_tvm.py compares with eager.
 _OPERATORS = frozenset(claimed("tvm")).union(
-    named(
+    overloads(
         "convolution _native_batch_norm_legit_no_training native_layer_norm linear addmm mm bmm "
         "max_pool2d_with_indices _adaptive_avg_pool2d avg_pool2d mean.dim sum.dim_IntList "
         "bitwise_and.Tensor pow.Tensor_Scalar _softmax embedding where.self cat stack clone "

@@ -254,13 +254,13 @@ def _locals(m: Capturing) -> Any:
 
 
 @stands_for_each(
-    itertools.repeat, itertools.count, range, slice, object, property, staticmethod, classmethod,
+    itertools.repeat, itertools.count, slice, object, property, staticmethod, classmethod,
     types.MethodType, operator.itemgetter, operator.attrgetter, operator.methodcaller,
     functools.partial, inspect.signature, callable, issubclass, torch.is_tensor,
     torch.profiler.record_function, *STATE_QUERIES,
 )  # fmt: skip
 def _natively(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
-    reads = function in (range, itertools.count, itertools.repeat)
+    reads = function in (itertools.count, itertools.repeat)
     m.look(args if reads else (), AS_NUMBERS)
     return function(*args, **kwargs)
 

@@ -774,11 +774,6 @@ def _by_rows(x: Tensor, *_: Any) -> Found:
     return rows(x.shape, x.dtype)
 
 
-@RULES.rule(aten.nll_loss2d_forward.default)
-def _nll_loss2d(x: Tensor, target: Tensor, weight: Any, reduction: int, ignored: int) -> Found:
-    return rows(() if reduction else target.shape, x.dtype), rows((), x.dtype)
-
-
 @RULES.rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def _channel_shuffle(x: Tensor, groups: int) -> Found:
     if x.dim() < 3 or groups < 1 or x.shape[1] % groups != 0:

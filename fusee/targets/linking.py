@@ -21,7 +21,7 @@ from fusee.loops.schedule import form
 from fusee.runtime.change_detection import DerivedSet
 from fusee.runtime.jit import Build, Function
 from fusee.runtime.launch import Frames, Program
-from fusee.source import define
+from fusee.source import HostFunction, define
 from fusee.targets import Built, Kept
 
 aten = torch.ops.aten
@@ -120,7 +120,7 @@ def bind_host(
     kept: Kept,
     names: Mapping[str, Any],
     arena: Callable[[int], Tensor] | None = None,
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
+) -> HostFunction:
     """The host function, bound to what it runs with: its kernels and the tensors that are kept."""
     program = Program(functions, host.layout, arena=arena)
     waiting: list[Any] = []  # what no call uses; its pop and append are atomic
@@ -129,7 +129,7 @@ def bind_host(
         frames = Frames(program)
         return frames if host.layout.inputs else frames[sizes]
 
-    call = define(
+    call: Any = define(
         host.source,
         "call",
         "host",
@@ -143,5 +143,6 @@ def bind_host(
             **names,
         },
     )
-    call.__dict__["is_alone"] = host.is_alone
-    return call
+    made: HostFunction = call
+    made.is_alone = host.is_alone
+    return made

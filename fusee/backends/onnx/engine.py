@@ -37,12 +37,12 @@ from fusee.backends.regions import (
     has_no_elements,
     indexed,
     interval,
-    named,
     relies,
 )
 from fusee.backends.registry import EngineOptions
 from fusee.config import Knob, knob, taken
 from fusee.errors import OptionError
+from fusee.fake.rules import overloads
 from fusee.source import HostSource, Rules
 
 # ---------------------------------------------------------------------------- onnx claims
@@ -113,7 +113,7 @@ def _argument(node: fx.Node, position: int, name: str) -> Any:
 _AT_TIMES: Rules[OpOverload, Callable[[fx.Node], str | None]] = Rules()
 
 
-@_AT_TIMES.rule(*named("avg_pool1d avg_pool2d avg_pool3d"))
+@_AT_TIMES.rule(*overloads("avg_pool1d avg_pool2d avg_pool3d"))
 def _pool(node: fx.Node) -> str | None:
     if _argument(node, 4, "ceil_mode") or _argument(node, 6, "divisor_override") is not None:
         return "ONNX counts the elements of windows that reach beyond the edge otherwise"
@@ -121,7 +121,7 @@ def _pool(node: fx.Node) -> str | None:
 
 
 @_AT_TIMES.rule(
-    *named(
+    *overloads(
         """upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec
         upsample_trilinear3d.vec upsample_nearest1d.vec upsample_nearest2d.vec
         upsample_nearest3d.vec upsample_linear1d upsample_bilinear2d upsample_bicubic2d
@@ -138,20 +138,20 @@ def _resize(node: fx.Node) -> str | None:
     return "ONNX takes the factor from the sizes, not as it is given"
 
 
-@_AT_TIMES.rule(*named("any.dim any.dims all.dim all.dims"))
+@_AT_TIMES.rule(*overloads("any.dim any.dims all.dim all.dims"))
 def _of_number(node: fx.Node) -> str | None:
     source: Any = node.args[0]
     return None if source.meta["val"].dim() else "ONNX Runtime finds no axis in a number"
 
 
-@_AT_TIMES.rule(*named("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"))
+@_AT_TIMES.rule(*overloads("pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar"))
 def _power(node: fx.Node) -> str | None:
     if node.meta["val"].dtype.is_floating_point:
         return None
     return "integers that overflow, or are divided, wrap otherwise"
 
 
-@_AT_TIMES.rule(*named("linalg_vector_norm"))
+@_AT_TIMES.rule(*overloads("linalg_vector_norm"))
 def _norm(node: fx.Node) -> str | None:
     if _argument(node, 2, "dim") is not None and (why := _of_number(node)) is not None:
         return why

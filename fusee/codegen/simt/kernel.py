@@ -35,9 +35,8 @@ from fusee.codegen.llvm.body import (
 )
 from fusee.codegen.llvm.kernel import Across, KernelCode
 from fusee.codegen.llvm.ops import STATIC_SIZE
-from fusee.codegen.simt.blocks import COUNTER_BYTES, MOST_BLOCKS, Meeting
 from fusee.codegen.simt.online import OnlineCarried, accumulators
-from fusee.codegen.simt.team import WARP, Exchange, barrier
+from fusee.codegen.simt.team import COUNTER_BYTES, MOST_BLOCKS, WARP, Exchange, Meeting, barrier
 from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
 from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
 from fusee.loops.online import in_one_pass

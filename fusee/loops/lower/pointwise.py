@@ -516,9 +516,6 @@ def _glu_backward(call: OpCall, grad: Tensor, x: Tensor, dim: int) -> Tensor:
 # Tensors made from nothing: fills, ranges, triangles. Their elements follow from the index.
 
 
-# ---------------------------------------------------------------------------- fill
-
-
 @lowers(*named("full full_like new_full scalar_tensor"), *named("fill", "Scalar", "Tensor"))
 def filled(call: OpCall, *given: Operand) -> Tensor:
     """The call's result with every element the last argument."""

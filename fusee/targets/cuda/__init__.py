@@ -29,7 +29,6 @@ from fusee.source import with_names
 from fusee.targets import Built, Kept
 from fusee.targets.cuda.branches import Beside, Joined, rows_of
 from fusee.targets.cuda.device import gpu_at
-from fusee.targets.cuda.devices import numbers_home
 from fusee.targets.cuda.launch import MISALIGNED, KernelBuild, Launches, late_error, runner
 from fusee.targets.cuda.passes import (
     channels_last,
@@ -37,6 +36,7 @@ from fusee.targets.cuda.passes import (
     heads_of_groups,
     joint_channels_last,
     long_scans,
+    numbers_home,
     one_key,
     patches_as_products,
     rows_as_sums,

@@ -26,8 +26,8 @@ from fusee.loops.ir import Message
 from fusee.runtime import process
 from fusee.targets.cuda.assemble import refused
 from fusee.targets.cuda.branches import MOST
-from fusee.targets.cuda.copies import Copies
 from fusee.targets.cuda.launch import late_error
+from fusee.targets.cuda.recording import Copies
 
 Sizes = tuple[int, ...]
 # Numbers of the driver's: attributes of functions, options and inputs of its linker.

@@ -15,7 +15,7 @@ from torch import Tensor
 from fusee.aten.torch_api import storage_holders, storage_id
 from fusee.loops.ir import Message
 from fusee.targets.cuda import assemble, launch
-from fusee.targets.cuda.copies import Copies
+from fusee.targets.cuda.recording import Copies
 from tests.targets.cuda.machine import Machine
 
 _WORD = ctypes.c_void_p

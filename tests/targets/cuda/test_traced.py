@@ -30,7 +30,7 @@ from fusee.loops.ir import Buffer, Extern, LoopGraph
 from fusee.loops.lower.graph import GraphLowering, supported
 from fusee.loops.schedule import reads
 from fusee.targets.cuda import CUDA, PROFILE
-from fusee.targets.cuda.devices import numbers_home
+from fusee.targets.cuda.passes import numbers_home
 
 HOME = torch.device("cuda", 0)
 Node = Callable[..., fx.Node]
