@@ -24,7 +24,6 @@ from fusee.aten.graph import (
     SymbolSource,
     ViewOfInput,
     ViewOfOutput,
-    extent,
     memory_root,
     merge_equal,
     remove_dead,
@@ -34,6 +33,7 @@ from fusee.aten.graph import (
 from fusee.aten.torch_api import below_autograd, is_plain, is_state, is_twin
 from fusee.aten.tracer import Builder, Storage, TracedTensor
 from fusee.errors import TraceError
+from fusee.fake.layouts import extent
 from fusee.fake.mode import with_bits
 from fusee.sym.expr import Expr, Size, hint, known_ge, only_symbol, product
 from fusee.sym.shape_env import wrapped

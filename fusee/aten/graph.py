@@ -178,13 +178,6 @@ def tensor_input(
     return InputSpec(index, name, val.dtype, size, stride, more.pop("offset", 0), device, **more)
 
 
-def extent(size: Sequence[Any], stride: Sequence[Any]) -> Any:
-    """How many elements lie from a tensor's first to past its last."""
-    if any(type(n) is int and n == 0 for n in size):
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class Fresh:
     """The result at `position`, in memory of its own, with exactly these strides."""

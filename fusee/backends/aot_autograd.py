@@ -28,7 +28,6 @@ from fusee.aten.graph import (
     OtherSizes,
     around,
     executable,
-    extent,
     is_pure,
     must_run,
     returning,
@@ -42,6 +41,7 @@ from fusee.autodiff.joint import Joint, Split
 from fusee.autodiff.partition import differentiate, partition
 from fusee.backends.report import Report, first_line
 from fusee.errors import FuseeWarning, TraceError, warn
+from fusee.fake.layouts import extent
 from fusee.source import HostSource, listed
 
 # ---------------------------------------------------------------------------- two graphs

@@ -114,6 +114,13 @@ def laid_out(size: Sizes, dtype: torch.dtype, layout: torch.memory_format) -> Sp
     return Spec(size, strides(size, _ORDERS.get(layout, range(len(size)))), dtype)
 
 
+def extent(size: Sizes, stride: Sizes) -> Any:
+    """How many elements lie from a tensor's first to past its last."""
+    if any(type(n) is int and n == 0 for n in size):
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
 def is_row_major(x: Tensor) -> bool:
     """Whether the strides are written as those of a contiguous tensor. Leaves no guard behind."""
     return same_ints(x.stride(), strides(x.shape, range(x.dim())))

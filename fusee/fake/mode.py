@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusee.fake.gradients  # noqa: F401  its rules
 from fusee.fake.gpus import ASKING, results_there
-from fusee.fake.layouts import Spec, Unsure, broadcast, equal
+from fusee.fake.layouts import Spec, Unsure, broadcast, equal, extent
 from fusee.fake.open_sizes import (
     GEOMETRIES,
     OPEN_MAKERS,
@@ -118,7 +118,7 @@ def fake_of(
         base = x._base if x._is_view() else None
         is_of_leaf = base is not None and base.is_leaf
         leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
-        whole = meta.new_empty(_extent(size, stride)).requires_grad_(is_of_leaf)
+        whole = meta.new_empty(extent(size, stride)).requires_grad_(is_of_leaf)
         whole = FakeTensor(mode, whole, x.device)
         with torch.enable_grad(), mode:
             return with_bits(
@@ -136,13 +136,6 @@ def with_bits(twin: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         if x.dtype.is_complex and x.is_conj():
             twin = torch.conj(twin)
         return torch._neg_view(twin) if x.is_neg() else twin
-
-
-def _extent(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-    """How many elements a storage has that holds such a tensor at its beginning."""
-    if any(size == 0 for size in sizes):
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides))
 
 
 # ------------------------------------------------------------------------------ quick results

@@ -34,7 +34,7 @@ from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.codegen.simt.batch import batched
 from fusee.codegen.simt.kernel import emit_kernel
-from fusee.fake.layouts import is_dense
+from fusee.fake.layouts import extent, is_dense
 from fusee.loops.ir import Buffer, Extern, Kernel, Phase, Store, Values
 from fusee.loops.memory import Plan
 from fusee.loops.schedule import writes
@@ -335,10 +335,7 @@ def _whole(tensors: Sequence[Tensor]) -> Tensor:
     if any(x.dtype != first.dtype for x in tensors):
         raise RuntimeError("results of different dtypes share memory")
     starts = [x.storage_offset() for x in tensors]
-    ends = [
-        x.storage_offset() + 1 + sum((n - 1) * k for n, k in zip(x.shape, x.stride(), strict=True))
-        for x in tensors
-    ]
+    ends = [x.storage_offset() + extent(x.shape, x.stride()) for x in tensors]
     return first.as_strided((max(ends) - min(starts),), (1,), min(starts))
 
 
