@@ -18,6 +18,16 @@ def test_kernel_of_which_nothing_is_used() -> None:
     check(lambda x: torch.diff(x, 6), torch.randn(3, 3, 3), capture="fx")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_one_element_beside_what_is_padded(dtype: torch.dtype) -> None:
+    """All lanes read one element, of which each has a mask of its own."""
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x.expand(7, 100), (3, 5)) * 2
+
+    check(padded, torch.randn(7, 1).gt(0).to(dtype), capture="fx")
+
+
 def test_integer_range_truncates_before_it_steps() -> None:
     def ranges(x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(2.1, -2.9, -1.0, dtype=torch.int64)
