@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusee.aten.torch_api import sym_sqrt
 from fusee.errors import TraceError
-from fusee.fake.open_sizes import spaced
+from fusee.fake.open_composites import spaced
 from fusee.sym.ranges import FUNCTIONS
 from fusee.sym.shape_env import FloatNode, Node, wrapped
 

@@ -27,7 +27,8 @@ from fusee.aten.torch_api import (
 )
 from fusee.errors import MissingFake, TraceError, user_line
 from fusee.fake.mode import Twins
-from fusee.fake.open_sizes import COMPOSITES, UNBACKED
+from fusee.fake.open_composites import COMPOSITES
+from fusee.fake.open_sizes import UNBACKED
 from fusee.source import Rules
 from fusee.sym.expr import Size, Symbol, only_symbol, symbols
 from fusee.sym.ranges import Comparison

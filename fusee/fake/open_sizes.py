@@ -6,16 +6,13 @@ returns None, or raises Unsure, torch is to say what comes out, or what is wrong
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fusee.fake.layouts import (
     Sizes,
@@ -31,7 +28,8 @@ from fusee.fake.layouts import (
     strides,
     view_strides,
 )
-from fusee.fake.rules import RULES, Found, Op, overload, overloads
+from fusee.fake.open_composites import COMPOSITES as COMPOSITES  # what capture reads
+from fusee.fake.rules import RULES, Found, Op, columns, overload, overloads, reduced
 from fusee.source import Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
@@ -346,246 +344,99 @@ def _counted(*ends: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor |
 OPEN_MAKERS.update({op: op for op in overloads("empty.memory_format empty_strided")})
 
 
-# ---------------------------------------------------------------------------- matrix products
-# Matrix products of open sizes, from operators that have rules.
-#
-# torch runs its own decompositions of these in Python where sizes are open, which import sympy. The
-# steps are theirs, so that gradients and strides are.
-#
-# source   torch._decomp.decompositions.matmul; at::native::linear, aten/src/ATen/native/Linear.cpp
+# ---------------------------------------------------------------------------- by C++ alone
+# Operators whose meta kernels take known sizes alone, or that have none.
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b"""
-    if not a.dim() or not b.dim():
-        raise RuntimeError("matmul of a tensor without axes")
-    if a.dim() <= 2 and b.dim() <= 2:
-        if a.dim() == b.dim() == 1:
-            return torch.dot(a, b)
-        if b.dim() == 1:
-            return torch.mv(a, b)
-        return torch.mm(a, b) if a.dim() == 2 else torch.mm(a.unsqueeze(0), b).squeeze(0)
-    if _folds(a, b):
-        return _folded(a, b)
-    if a.dim() == b.dim() == 3 and type(a.shape[0]) is type(b.shape[0]) is int:
-        if a.shape[0] != b.shape[0]:
-            if a.shape[0] == 1 and a.requires_grad:
-                return matmul(a.squeeze(0), b)
-            if b.shape[0] == 1 and b.requires_grad:
-                return matmul(a, b.squeeze(0))
-    batch: list[Any] = broadcast(a.shape[:-2], b.shape[:-2])
-    count = math.prod(batch)
-    left = [1, *a.shape][-2:]
-    x = a.expand(*batch, *left).reshape(count, *left)
-    right = b.shape[-2:]
-    y = b.expand(*batch, *right).reshape(count, *right)
-    made = torch.bmm(x, y if b.dim() > 1 else y.unsqueeze(2))
-    return made.view([*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ())])
+@RULES.rule(*overloads("hash_tensor"))
+def _hashed(x: Tensor, axes: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> Spec:
+    return rows(reduced(x, axes, keepdim), torch.uint64)
 
 
-def _folds(a: Tensor, b: Tensor) -> bool:
-    """Whether a batch of matrices is one tall matrix, times the other."""
-    x, y = (a, b) if a.dim() >= b.dim() else (b, a)
-    if x.dim() < 3 or y.dim() > 2:
-        return False
-    if y.requires_grad:
-        return True
-    return a.dim() != 2 and (is_empty(x) or is_row_major(x))
-
-
-def _folded(a: Tensor, b: Tensor) -> Tensor:
-    is_turned = b.dim() > a.dim()
-    x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
-    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    if y.dim() == 1:
-        return torch.mv(flat, y).view(x.shape[:-1])
-    made = torch.mm(flat, y).view([*x.shape[:-1], y.shape[1]])
-    return made.mT.contiguous() if is_turned else made
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear"""
-    if x.dim() == 2 and bias is not None:
-        return torch.addmm(bias, x, weight.t())
-    made = matmul(x, weight.t())
-    return made if bias is None else made + bias
-
-
-def _max_pool1d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """F.max_pool1d, of images of one row."""
-
-    def row(n: Any, first: int = 1) -> tuple[Any, ...]:
-        return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
-
-    steps = row(stride or kernel_size), row(padding, 0), row(dilation), ceil_mode
-    images: Any = F.max_pool2d
-    found = images(input.unsqueeze(-2), row(kernel_size), *steps, return_indices)
-    return tuple(x.squeeze(-2) for x in found) if return_indices else found.squeeze(-2)
-
-
-def _kron(a: Tensor, b: Tensor) -> Tensor:
-    rank = max(a.dim(), b.dim())
-    outer, inner = ([1] * (rank - x.dim()) + [*x.shape] for x in (a, b))
-    x = a.reshape([n for m in outer for n in (m, 1)])
-    y = b.reshape([n for m in inner for n in (1, m)])
-    return (x * y).reshape([m * n for m, n in zip(outer, inner)])
-
-
-def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
-    dtype = dtype or torch.get_default_dtype()
-    if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
-        return torch.linspace(start, end, steps, dtype=dtype, **named)
-    return spaced(start, end, steps, dtype=dtype, **named)
-
-
-def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Tensor:
-    """torch.linspace between numbers, or floating tensors that hold one."""
-    at = torch.arange(steps, **named)
-    greatest: Any = torch.sym_max
-    step, half = (end - start) / greatest(steps - 1, 1), greatest(steps // 2, 1)
-    return torch.where(at < half, start + at * step, end - (steps - 1 - at) * step)
-
-
-_WHOLE_FLOATS = (torch.float32, torch.float64)
-
-
-def _isin(
-    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
-) -> Tensor:
-    """By places in a sorted row: torch asks the sizes which of two ways is the faster one."""
-    if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
-        return torch.isin(elements, test_elements, assume_unique=assume_unique, invert=invert)
-    dtype = torch.result_type(elements, test_elements)
-    x, row = elements.to(dtype), test_elements.to(dtype).flatten().sort()[0]
-    if row.shape[0] == 0:
-        return torch.full_like(x, invert, dtype=torch.bool)
-    at = torch.searchsorted(row, x.contiguous()).clamp(max=row.shape[0] - 1)
-    return (row[at] == x) ^ invert
-
-
-def _pad_sequence(
-    sequences: Sequence[Tensor],
-    batch_first: bool = False,
-    padding_value: float = 0.0,
-    padding_side: str = "right",
-) -> Tensor:
-    """torch._C._nn.pad_sequence, which asks of each two lengths which is the greater one."""
-    longest: Any = functools.reduce(torch.sym_max, [x.shape[0] for x in sequences])
-    rows = []
-    for x in sequences:
-        missing = longest - x.shape[0]
-        ends = (0, missing) if padding_side == "right" else (missing, 0)
-        rows.append(F.pad(x, (*(0, 0) * (x.dim() - 1), *ends), value=padding_value))
-    return torch.stack(rows, 0 if batch_first else 1)
-
-
-def _hamming(
-    n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **named: Any
-) -> Tensor:
-    at: Tensor = torch.arange(n + periodic, **named) * (2 * math.pi / (n + periodic - 1))
-    return (at.cos() * -beta + alpha).narrow(0, 0, n)
-
-
-def _blackman(n: Any, periodic: bool = True, **named: Any) -> Tensor:
-    at: Tensor = torch.arange(n + periodic, **named) * (math.pi / (n + periodic - 1))
-    return ((at * 4).cos() * 0.08 - (at * 2).cos() * 0.5 + 0.42).narrow(0, 0, n)
-
-
-def _bartlett(n: Any, periodic: bool = True, **named: Any) -> Tensor:
-    last = n + periodic - 1
-    at = torch.arange(last + 1, **named)
-    return torch.where(at <= last // 2, at * (2 / last), 2 - at * (2 / last)).narrow(0, 0, n)
-
-
-def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """source   aten/src/ATen/native/TensorFactories.cpp"""
-
-    def window(n: Any, *how: Any, dtype: Any = None, **named: Any) -> Tensor:
-        dtype = dtype or torch.get_default_dtype()
-        is_known = type(n) is int or dtype not in _WHOLE_FLOATS or not n > 1
-        return (of_known if is_known else run)(n, *how, dtype=dtype, **named)
-
-    return window
-
-
-def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
-    if type(num_classes) is int:
-        return F.one_hot(x, num_classes)
-    zeros = torch.zeros([*x.shape, num_classes], dtype=torch.int64, device=x.device)
-    return zeros.scatter(-1, x.unsqueeze(-1), 1)
-
-
-def _below(high: Any, wide: Any, offset: Any) -> Any:
-    """How many elements of a matrix are not above a diagonal."""
+@RULES.rule(*overloads("geqrf"))
+def _reflectors(x: Tensor) -> Found:
+    if x.dim() < 2:
+        return None
     least: Any = torch.sym_min
-    most: Any = torch.sym_max
-    first = least(wide, 1 + offset) if offset > 0 else int(high + offset > 0)
-    last = most(0, least(wide, high + offset))
-    sloped = last - first + 1
-    full = most(0, most(0, least(high, high + offset)) - sloped)
-    return (first + last) * sloped // 2 + full * wide
+    return columns(x), rows([*x.shape[:-2], least(*x.shape[-2:])], x.dtype)
 
 
-def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., Tensor]:
-    """Of torch.tril_indices and torch.triu_indices."""
-
-    def indices(row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor:
-        if type(row) is type(col) is type(offset) is int:
-            return of_known(row, col, offset, **named)
-        dtype, device = named.pop("dtype", torch.int64), named.get("device")
-        mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
-        inside: Tensor = mask >= offset if is_upper else mask <= offset
-        count = _below(row, col, offset - 1 if is_upper else offset)
-        count = row * col - count if is_upper else count
-        found = inside.nonzero_static(size=count if count != 0 else 0)
-        return found.t().contiguous().to(dtype)
-
-    return indices
+@RULES.rule(*overloads("histogram.bins_tensor"))
+def _counted_between(x: Tensor, bins: Tensor, **_: Any) -> Found:
+    if bins.dim() != 1 or is_empty(bins) or bins.dtype is not x.dtype:
+        return None
+    return rows([bins.shape[0] - 1], x.dtype), rows(bins.shape, x.dtype)
 
 
-def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: Any) -> Tensor:
-    if repeats is None:
-        return torch.repeat_interleave(x, **named)
-    if isinstance(repeats, Tensor) and repeats.dim() == 1:
-        let_be_equal((x.numel() if dim is None else x.shape[dim],), repeats.shape)
-    return torch.repeat_interleave(x, repeats, dim, **named)
+@RULES.rule(*overloads("histogram.bin_ct"))
+def _counted_evenly(x: Tensor, bins: int = 100, **_: Any) -> Found:
+    return (rows([bins], x.dtype), rows([bins + 1], x.dtype)) if bins > 0 else None
 
 
-# Functions of torch that take known sizes alone, of others that do not.
-IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
-    torch.linspace: _linspace,
-    torch.isin: _isin,
-    torch._C._nn.pad_sequence: _pad_sequence,
-    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
-    torch.kron: _kron,
-    torch.Tensor.kron: _kron,
-    **dict.fromkeys((torch.repeat_interleave, torch.Tensor.repeat_interleave), _repeated),
-    torch.hann_window: _window(
-        torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
-    ),
-    torch.hamming_window: _window(torch.hamming_window, _hamming),
-    torch.blackman_window: _window(torch.blackman_window, _blackman),
-    torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
-    F.one_hot: _one_hot,
-    torch.tril_indices: _triangle(torch.tril_indices, False),
-    torch.triu_indices: _triangle(torch.triu_indices, True),
-}
-COMPOSITES: dict[Any, Callable[..., Tensor]] = {
-    **IN_OTHERS,
-    **dict.fromkeys(
-        (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
-    ),
-    torch.ops.aten.matmul.default: matmul,
-    torch._C._nn.linear: linear,
-}
+@RULES.rule(*overloads("_histogramdd_bin_edges"))
+def _edges(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
+    return tuple([rows([n + 1], x.dtype) for n in bins]) if _has_columns(x, bins) else None
+
+
+@RULES.rule(*overloads("_histogramdd_from_bin_cts"))
+def _counted_in_boxes(x: Tensor, bins: Sequence[int], **_: Any) -> Found:
+    return rows(bins, x.dtype) if _has_columns(x, bins) else None
+
+
+@RULES.rule(*overloads("_histogramdd_from_bin_tensors"))
+def _counted_in_given_boxes(x: Tensor, bins: Sequence[Tensor], **_: Any) -> Found:
+    if not _has_columns(x, bins) or any(b.dim() != 1 or b.dtype is not x.dtype for b in bins):
+        return None
+    return rows([b.shape[0] - 1 for b in bins], x.dtype)
+
+
+def _has_columns(x: Tensor, bins: Sequence[Any]) -> bool:
+    """Whether there is a row of bins for each coordinate."""
+    return x.dim() > 1 and equal(x.shape[-1:], [len(bins)])
+
+
+@RULES.rule(*overloads("_trilinear"))
+def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Sequence[int], unroll_dim: int = 1) -> Spec:
+    *added, gone = axes[:4]
+    shapes = []
+    for x, places in zip((a, b, c), added):
+        size = [*x.shape]
+        for k in sorted(places):
+            size.insert(k, 1)
+        shapes.append(size)
+    return rows([n for k, n in enumerate(broadcast(*shapes)) if k not in gone], a.dtype)
+
+
+@RULES.rule(*overloads("fractional_max_pool3d"))
+def _fractional_max_pool3d(x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor) -> Found:
+    fits = x.dim() in (4, 5) and len(kernel) == len(size) == 3 and samples.dim() == 3
+    inner = zip(x.shape[-3:], kernel, size)
+    if not fits or is_empty(x) or not all(n >= k + m - 1 for n, k, m in inner):
+        return None
+    lead = samples.shape[:1] if x.dim() == 5 else ()
+    if not equal(samples.shape, [*(lead or (1,)), x.shape[-4], 3]):
+        return None
+    if lead and not equal(x.shape[:1], lead):
+        return None
+    made = [*x.shape[:-3], *size]
+    return rows(made, x.dtype), rows(made, torch.int64)
+
+
+@RULES.rule(*overloads("adaptive_max_pool3d"))
+def _adaptive_max_pool3d(x: Tensor, size: Sizes) -> Found:
+    if x.dim() not in (4, 5) or len(size) != 3 or is_empty(x):
+        return None
+    made = [*x.shape[:-3], *size]
+    return rows(made, x.dtype), rows(made, torch.int64)
+
+
+@RULES.rule(
+    *overloads(
+        "fractional_max_pool2d_backward fractional_max_pool3d_backward adaptive_max_pool3d_backward"
+    )
+)
+def _unpooled(grad: Tensor, x: Tensor, *_: Any) -> Spec:
+    return rows(x.shape, x.dtype)
 
 
 # ---------------------------------------------------------------------------- unbacked

@@ -226,7 +226,7 @@ def _stack(tensors: Sequence[Tensor], axis: int = 0) -> Found:
 # ---------------------------------------------------------------------------- reductions
 
 
-def _reduced(x: Tensor, axes: Sequence[int] | int | None, keep: bool) -> list[Any]:
+def reduced(x: Tensor, axes: Sequence[int] | int | None, keep: bool) -> list[Any]:
     """The size. raises Unsure if an axis is not one of `x`, which is torch's to say"""
     rank = x.dim()
     given = (axes,) if isinstance(axes, int) else axes or range(rank)
@@ -251,7 +251,7 @@ def _sum_like(is_mean: bool, takes_axes: bool) -> Rule:
         is_inexact = summed.is_floating_point or summed.is_complex
         if is_mean and not is_inexact:
             return None
-        return rows(_reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
+        return rows(reduced(x, axes, keep), summed if is_inexact or dtype else torch.int64)
 
     return rule
 
@@ -264,7 +264,7 @@ RULES.rule(aten.mean.default)(_sum_like(True, False))
 
 def _extreme(gives: torch.dtype | None) -> Rule:
     def rule(x: Tensor, axes: Any = None, keep: bool = False) -> Found:
-        return None if is_empty(x) else rows(_reduced(x, axes, keep), gives or x.dtype)
+        return None if is_empty(x) else rows(reduced(x, axes, keep), gives or x.dtype)
 
     return rule
 
@@ -402,7 +402,7 @@ def _nonzero_static(x: Tensor, *, size: Any, fill_value: int = -1) -> Found:
 def _roll(x: Tensor, shifts: Sizes, dims: Sequence[int] = ()) -> Found:
     layout = suggested_layout(x)
     if is_row_major(x) and not known(x.shape):
-        axes = len(_reduced(x, dims, True)) and len(shifts) - len(dims)
+        axes = len(reduced(x, dims, True)) and len(shifts) - len(dims)
         return rows(x.shape, x.dtype) if axes == 0 or (len(shifts) == 1 and not dims) else None
     # a cat of two parts for each axis: an empty part suggests rows
     if layout == torch.contiguous_format or not dims:
@@ -441,16 +441,16 @@ for _op in overloads("reflection_pad2d reflection_pad3d replication_pad2d replic
 @RULES.rule(aten._linalg_svd.default)
 def _svd(x: Tensor, full: bool = False, vectors: bool = True, **kwargs: Any) -> Found:
     u, s, v = in_python(aten._linalg_svd.default)(x, full, vectors, **kwargs)
-    return u, s, _columns(v) if vectors else v
+    return u, s, columns(v) if vectors else v
 
 
 @RULES.rule(aten.linalg_eig.default)
 def _eig(x: Tensor) -> Found:
     values, vectors = in_python(aten.linalg_eig.default)(x)
-    return values, _columns(vectors)
+    return values, columns(vectors)
 
 
-def _columns(x: Tensor) -> Spec:
+def columns(x: Tensor) -> Spec:
     """Column-major, as LAPACK writes."""
     *outer, row, column = range(x.dim())
     return Spec(x.shape, strides(x.shape, (*outer, column, row)), x.dtype)

@@ -185,6 +185,18 @@ def triangles(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([x[i, j], y[k[0], k[1]]])
 
 
+def norms(x: Tensor) -> Tensor:
+    of = torch.linalg
+    tall = [of.matrix_norm(x.expand(2, *x.shape), p, (0, 2), keepdim=True) for p in (1, -math.inf)]
+    high = x[:, :3]  # which side is longer decides on gradients
+    return of.norm(high, 2) + of.matrix_norm(high, "nuc") * of.norm(x, -1) + torch.cat(tall).sum()
+
+
+def slopes(x: Tensor) -> Tensor:
+    steep = torch.gradient(x, spacing=[2.0, 0.5], edge_order=2)
+    return steep[0] * steep[1] + torch.gradient(x, dim=-1)[0]
+
+
 ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "deviation": (standardized, rows),
     "size of another": (resized, lambda a, b: (r(2, 3, a, b), r(1, 1, 2 * a + 1, b + 3))),
@@ -205,6 +217,22 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     ),
     "windows": (windows, rows),
     "covariance": (lambda x: torch.cov(x) - torch.corrcoef(x) * torch.cov(x, correction=0), rows),
+    "norms of matrices": (norms, rows),
+    "slopes": (slopes, rows),
+    "product of several": (
+        lambda x, y: torch.linalg.multi_dot(
+            [x, x.mT, x, y.mT[: x.shape[1]], y[0, :1].expand(1, 3)]
+        ),
+        lambda a, b: (r(3, b), r(1, b)),
+    ),
+    "histogram": (
+        lambda x: torch.histogram(x.detach(), x.detach()[0].sort()[0])[0] + x[:, 1:],
+        rows,
+    ),
+    "bilinear": (
+        lambda x, y, w: F.bilinear(x, y, w),
+        lambda a, b: (r(3, a), r(3, b), r(4, a, b)),
+    ),
     "triangles": (triangles, lambda a, b: (r(a, b), r(b, b))),
     "classes": (
         lambda i, x: F.one_hot(i, x.shape[0]).to(x) @ x,
@@ -237,6 +265,23 @@ def test_numbers_made_of_sizes_stay_open(name: str, learns: bool, entries: list[
             found.append((y.detach(), [x.grad for x in xs if isinstance(x, Tensor)]))
         torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
     assert len(entries) == 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.combinations(x[0], 2, True) * torch.combinations(x[:, 0]).sum(),
+        lambda x: torch.cov(x[0]) * x.flatten().corrcoef() + x,
+    ],
+)
+def test_what_ends_a_static_graph_is_in_the_open_one(
+    program: Callable[[Tensor], Tensor], entries: list[Entry]
+) -> None:
+    compiled = fusee.compile(program, fullgraph=True, dynamic=True)
+    for a, b in ((5, 4), (7, 3)):
+        x = torch.randn(a, b)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert len(entries) == 1
 
 
 def test_pieces_of_unproven_sizes_are_cut_where_others_are() -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.opinfo.errors import ERROR_DTYPES, KNOWN, UNSTEADY
 from tests.opinfo.exclusions import EXCLUDED
 from tests.opinfo.gradients import GRADIENT_DTYPES
+from tests.opinfo.reasons import REASONS, WHAT_REASONS_ARE, reason
 from tests.opinfo.sweep import DTYPES
 
 Row = dict[str, Any]
@@ -62,15 +63,6 @@ def gradients_markdown(rows: Iterable[Row], backend: str) -> str:
     return "\n".join([*lines, *_failures_and_reasons(found), ""])
 
 
-_WHY_MORE = """
-`==` with a number: there are as many results (`unbind`, `combinations`), or torch's code in C++
-takes known sizes alone (norms of matrices by singular values, `gradient`, `hash_tensor`, smoothed
-labels, adaptive maxima with their places). `<=`, `>=`, `<`: the operator cuts or pads (`fft` with a
-length, `diff`), or which axis is longer decides. The graph ends: the result is a bool or a number
-of Python (`equal`, `item`), or nothing says what results look like.
-""".strip().splitlines()
-
-
 def sizes_markdown(rows: Iterable[Row], backend: str, learns: bool = False) -> str:
     """The same of a sweep over groups of samples: tests/opinfo/SIZES.md.
 
@@ -94,20 +86,23 @@ def sizes_markdown(rows: Iterable[Row], backend: str, learns: bool = False) -> s
         "|---|---|---|---|---|---|---|",
     ]
     lines += [*_by_dtype(DTYPES, found), *_failures(found)]
-    lines += ["", "## More than one version, or a graph that ends", "", *_WHY_MORE, ""]
-    lines.append("| groups | ops | why |")
-    lines.append("|---|---|---|")
-    ops: dict[str, set[str]] = {}
-    reasons: Counter[str] = Counter()
+    lines += ["", "## More than one version, or a graph that ends", "", *WHAT_REASONS_ARE, ""]
+    lines.append("| groups | ops | what is told | reason |")
+    lines.append("|---|---|---|---|")
+    ops: dict[tuple[str, str], set[str]] = {}
+    reasons: Counter[tuple[str, str]] = Counter()
     for row in found:
         for text, count in row.get("eager", {}).items():
-            for reason in dict.fromkeys(map(_general, text.split(" / "))):
-                reasons[reason] += count
-                ops.setdefault(reason, set()).add(row["op"])
-    for reason, count in sorted(reasons.items(), key=lambda x: -x[1]):
-        named = sorted(ops[reason])
+            for told in dict.fromkeys(map(_general, text.split(" / "))):
+                key = told, reason(row["op"], told).name
+                reasons[key] += count
+                ops.setdefault(key, set()).add(row["op"])
+    for key, count in sorted(reasons.items(), key=lambda x: -x[1]):
+        named = sorted(ops[key])
         shown = ", ".join(named[:12]) + f", {len(named) - 12} more" * (len(named) > 12)
-        lines.append(f"| {count} | {shown} | {reason} |")
+        lines.append(f"| {count} | {shown} | {' | '.join(key)} |")
+    lines += ["", "| reason | | stock torch.compile, dynamic=True |", "|---|---|---|"]
+    lines += [f"| {x.name} | {x.why} | {x.stock} |" for x in REASONS]
     return "\n".join([*lines, ""])
 
 

@@ -10,6 +10,7 @@ with warnings.catch_warnings():
     # torch's test modules import deprecated corners of torch and numpy.
     warnings.simplefilter("ignore")
     from tests.opinfo import sizes, sweep
+    from tests.opinfo.reasons import reason
 
 
 @pytest.mark.filterwarnings("ignore")  # eager itself warns in many samples
@@ -19,3 +20,5 @@ def test_one_version(name: str) -> None:
     assert not outcome.failures, "\n".join(outcome.failures)
     asked = [reason for reason in outcome.eager if "sympy: " in reason]
     assert not asked, "\n".join(asked)
+    for told in outcome.eager:
+        assert all(reason(name, part) for part in told.split(" / "))

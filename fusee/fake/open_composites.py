@@ -1,0 +1,436 @@
+"""Functions of torch that take known sizes alone, of others that do not.
+
+torch composes these in C++, and asks there for the numbers that sizes are. The steps are its own,
+so that results, gradients and strides are. What a function here does not know is torch's as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
+
+# ---------------------------------------------------------------------------- matrix products
+# Matrix products of open sizes, from operators that have rules.
+#
+# torch runs its own decompositions of these in Python where sizes are open, which import sympy. The
+# steps are theirs, so that gradients and strides are.
+#
+# source   torch._decomp.decompositions.matmul; at::native::linear, aten/src/ATen/native/Linear.cpp
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b"""
+    if not a.dim() or not b.dim():
+        raise RuntimeError("matmul of a tensor without axes")
+    if a.dim() <= 2 and b.dim() <= 2:
+        if a.dim() == b.dim() == 1:
+            return torch.dot(a, b)
+        if b.dim() == 1:
+            return torch.mv(a, b)
+        return torch.mm(a, b) if a.dim() == 2 else torch.mm(a.unsqueeze(0), b).squeeze(0)
+    if _folds(a, b):
+        return _folded(a, b)
+    if a.dim() == b.dim() == 3 and type(a.shape[0]) is type(b.shape[0]) is int:
+        if a.shape[0] != b.shape[0]:
+            if a.shape[0] == 1 and a.requires_grad:
+                return matmul(a.squeeze(0), b)
+            if b.shape[0] == 1 and b.requires_grad:
+                return matmul(a, b.squeeze(0))
+    batch: list[Any] = broadcast(a.shape[:-2], b.shape[:-2])
+    count = math.prod(batch)
+    left = [1, *a.shape][-2:]
+    x = a.expand(*batch, *left).reshape(count, *left)
+    right = b.shape[-2:]
+    y = b.expand(*batch, *right).reshape(count, *right)
+    made = torch.bmm(x, y if b.dim() > 1 else y.unsqueeze(2))
+    return made.view([*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ())])
+
+
+def _folds(a: Tensor, b: Tensor) -> bool:
+    """Whether a batch of matrices is one tall matrix, times the other."""
+    x, y = (a, b) if a.dim() >= b.dim() else (b, a)
+    if x.dim() < 3 or y.dim() > 2:
+        return False
+    if y.requires_grad:
+        return True
+    return a.dim() != 2 and (is_empty(x) or is_row_major(x))
+
+
+def _folded(a: Tensor, b: Tensor) -> Tensor:
+    is_turned = b.dim() > a.dim()
+    x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_turned else (a, b)
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if y.dim() == 1:
+        return torch.mv(flat, y).view(x.shape[:-1])
+    made = torch.mm(flat, y).view([*x.shape[:-1], y.shape[1]])
+    return made.mT.contiguous() if is_turned else made
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear"""
+    if x.dim() == 2 and bias is not None:
+        return torch.addmm(bias, x, weight.t())
+    made = matmul(x, weight.t())
+    return made if bias is None else made + bias
+
+
+# ---------------------------------------------------------------------------- rows and windows
+
+
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """F.max_pool1d, of images of one row."""
+
+    def row(n: Any, first: int = 1) -> tuple[Any, ...]:
+        return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
+
+    steps = row(stride or kernel_size), row(padding, 0), row(dilation), ceil_mode
+    images: Any = F.max_pool2d
+    found = images(input.unsqueeze(-2), row(kernel_size), *steps, return_indices)
+    return tuple(x.squeeze(-2) for x in found) if return_indices else found.squeeze(-2)
+
+
+def _kron(a: Tensor, b: Tensor) -> Tensor:
+    rank = max(a.dim(), b.dim())
+    outer, inner = ([1] * (rank - x.dim()) + [*x.shape] for x in (a, b))
+    x = a.reshape([n for m in outer for n in (m, 1)])
+    y = b.reshape([n for m in inner for n in (1, m)])
+    return (x * y).reshape([m * n for m, n in zip(outer, inner)])
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **named: Any) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    if isinstance(start, Tensor) or isinstance(end, Tensor) or dtype not in _WHOLE_FLOATS:
+        return torch.linspace(start, end, steps, dtype=dtype, **named)
+    return spaced(start, end, steps, dtype=dtype, **named)
+
+
+def spaced(start: Any, end: Any, steps: Any, **named: Any) -> Tensor:
+    """torch.linspace between numbers, or floating tensors that hold one."""
+    at = torch.arange(steps, **named)
+    greatest: Any = torch.sym_max
+    step, half = (end - start) / greatest(steps - 1, 1), greatest(steps // 2, 1)
+    return torch.where(at < half, start + at * step, end - (steps - 1 - at) * step)
+
+
+_WHOLE_FLOATS = (torch.float32, torch.float64)
+
+
+def _isin(
+    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """By places in a sorted row: torch asks the sizes which of two ways is the faster one."""
+    if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
+        return torch.isin(elements, test_elements, assume_unique=assume_unique, invert=invert)
+    dtype = torch.result_type(elements, test_elements)
+    x, row = elements.to(dtype), test_elements.to(dtype).flatten().sort()[0]
+    if row.shape[0] == 0:
+        return torch.full_like(x, invert, dtype=torch.bool)
+    at = torch.searchsorted(row, x.contiguous()).clamp(max=row.shape[0] - 1)
+    return (row[at] == x) ^ invert
+
+
+def _pad_sequence(
+    sequences: Sequence[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """torch._C._nn.pad_sequence, which asks of each two lengths which is the greater one."""
+    longest: Any = functools.reduce(torch.sym_max, [x.shape[0] for x in sequences])
+    rows = []
+    for x in sequences:
+        missing = longest - x.shape[0]
+        ends = (0, missing) if padding_side == "right" else (missing, 0)
+        rows.append(F.pad(x, (*(0, 0) * (x.dim() - 1), *ends), value=padding_value))
+    return torch.stack(rows, 0 if batch_first else 1)
+
+
+def _hamming(
+    n: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **named: Any
+) -> Tensor:
+    at: Tensor = torch.arange(n + periodic, **named) * (2 * math.pi / (n + periodic - 1))
+    return (at.cos() * -beta + alpha).narrow(0, 0, n)
+
+
+def _blackman(n: Any, periodic: bool = True, **named: Any) -> Tensor:
+    at: Tensor = torch.arange(n + periodic, **named) * (math.pi / (n + periodic - 1))
+    return ((at * 4).cos() * 0.08 - (at * 2).cos() * 0.5 + 0.42).narrow(0, 0, n)
+
+
+def _bartlett(n: Any, periodic: bool = True, **named: Any) -> Tensor:
+    last = n + periodic - 1
+    at = torch.arange(last + 1, **named)
+    return torch.where(at <= last // 2, at * (2 / last), 2 - at * (2 / last)).narrow(0, 0, n)
+
+
+def _window(of_known: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """source   aten/src/ATen/native/TensorFactories.cpp"""
+
+    def window(n: Any, *how: Any, dtype: Any = None, **named: Any) -> Tensor:
+        dtype = dtype or torch.get_default_dtype()
+        is_known = type(n) is int or dtype not in _WHOLE_FLOATS or not n > 1
+        return (of_known if is_known else run)(n, *how, dtype=dtype, **named)
+
+    return window
+
+
+def _one_hot(x: Tensor, num_classes: Any = -1) -> Tensor:
+    if type(num_classes) is int:
+        return F.one_hot(x, num_classes)
+    zeros = torch.zeros([*x.shape, num_classes], dtype=torch.int64, device=x.device)
+    return zeros.scatter(-1, x.unsqueeze(-1), 1)
+
+
+def _below(high: Any, wide: Any, offset: Any) -> Any:
+    """How many elements of a matrix are not above a diagonal."""
+    least: Any = torch.sym_min
+    most: Any = torch.sym_max
+    first = least(wide, 1 + offset) if offset > 0 else int(high + offset > 0)
+    last = most(0, least(wide, high + offset))
+    sloped = last - first + 1
+    full = most(0, most(0, least(high, high + offset)) - sloped)
+    return (first + last) * sloped // 2 + full * wide
+
+
+def _triangle(of_known: Callable[..., Tensor], is_upper: bool) -> Callable[..., Tensor]:
+    """Of torch.tril_indices and torch.triu_indices."""
+
+    def indices(row: Any, col: Any, offset: Any = 0, **named: Any) -> Tensor:
+        if type(row) is type(col) is type(offset) is int:
+            return of_known(row, col, offset, **named)
+        dtype, device = named.pop("dtype", torch.int64), named.get("device")
+        mask = torch.arange(col, device=device) - torch.arange(row, device=device).unsqueeze(1)
+        inside: Tensor = mask >= offset if is_upper else mask <= offset
+        count = _below(row, col, offset - 1 if is_upper else offset)
+        count = row * col - count if is_upper else count
+        found = inside.nonzero_static(size=count if count != 0 else 0)
+        return found.t().contiguous().to(dtype)
+
+    return indices
+
+
+def _repeated(x: Tensor, repeats: Any = None, dim: int | None = None, **named: Any) -> Tensor:
+    if repeats is None:
+        return torch.repeat_interleave(x, **named)
+    if isinstance(repeats, Tensor) and repeats.dim() == 1:
+        let_be_equal((x.numel() if dim is None else x.shape[dim],), repeats.shape)
+    return torch.repeat_interleave(x, repeats, dim, **named)
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+def _fits(x: Tensor, axes: Sequence[int]) -> bool:
+    """Whether these are axes of `x`, each once. If not, torch has the error."""
+    rank = x.dim()
+    return all(-rank <= k < rank for k in axes) and len({k % rank for k in axes}) == len(axes)
+
+
+def _matrix_norm(
+    A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **named: Any
+) -> Any:
+    """source   aten/src/ATen/native/LinearAlgebra.cpp, linalg_matrix_norm"""
+    dtype = named.get("dtype")
+    known = ("fro", "nuc") if isinstance(ord, str) else (1, -1, 2, -2, math.inf, -math.inf)
+    is_usual = A.dim() > 1 and len(dim) == 2 and _fits(A, dim) and ord in known
+    if named.get("out") is not None or not is_usual:
+        return torch.linalg.matrix_norm(A, ord, dim, keepdim, **named)
+    rank = A.dim()
+    first, last = (k % rank for k in dim)
+    if ord == "fro":
+        return torch.linalg.vector_norm(A, 2, (first, last), keepdim, dtype=dtype)
+    if ord in ("nuc", 2, -2):
+        order = [*(k for k in range(rank) if k not in (first, last)), first, last]
+        values = torch.linalg.svdvals((A if dtype is None else A.to(dtype)).permute(order))
+        if ord == "nuc":
+            found = values.sum(-1, keepdim)
+        else:
+            found = values.amax(-1, keepdim) if ord > 0 else values.amin(-1, keepdim)
+        back = sorted(range(rank), key=order.__getitem__)
+        return found.unsqueeze(-1).permute(back) if keepdim else found
+    if ord in (math.inf, -math.inf):
+        first, last = last, first
+    sums = torch.linalg.vector_norm(A, 1.0, (first,), keepdim, dtype=dtype)
+    if not keepdim and first < last:
+        last -= 1
+    return sums.amax(last, keepdim) if ord > 0 else sums.amin(last, keepdim)
+
+
+def _norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+    axes = (dim,) if isinstance(dim, int) else dim
+    is_of_matrices = len(axes) == 2 if axes is not None else A.dim() == 2
+    if ord is None or not is_of_matrices:
+        return torch.linalg.norm(A, ord, dim, keepdim, **named)
+    return _matrix_norm(A, ord, axes or (0, 1), keepdim, **named)
+
+
+# ---------------------------------------------------------------------------- statistics
+
+
+def _cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    """source   aten/src/ATen/native/Correlation.cpp"""
+    is_weighted = fweights is not None or aweights is not None
+    if is_weighted or input.dim() > 2 or input.dtype is torch.bool or input.dim() == 0:
+        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    x = input.view(1, -1) if input.dim() < 2 else input
+    count = x.shape[1]
+    if not count > correction:  # where eager warns
+        return torch.cov(input, correction=correction)
+    x = x - (x.sum(1) / count).unsqueeze(1)
+    return (torch.mm(x, x.t().conj()) / (count - correction)).squeeze()
+
+
+def _corrcoef(input: Tensor) -> Any:
+    if input.dim() not in (1, 2) or input.dtype is torch.bool or not input.shape[-1] > 1:
+        return torch.corrcoef(input)
+    c = _cov(input)
+    if c.dim() == 0:
+        return c / c
+    d = c.diag()
+    deviation = (torch.real(d) if d.is_complex() else d).sqrt()
+    c = c / deviation.view(-1, 1) / deviation.view(1, -1)
+    if c.is_complex():
+        return torch.complex(torch.real(c).clip(-1, 1), torch.imag(c).clip(-1, 1))
+    return c.clip(-1, 1)
+
+
+def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """source   aten/src/ATen/native/Itertools.cpp"""
+    if input.dim() != 1 or r < 1:
+        return torch.combinations(input, r, with_replacement)
+    n = input.shape[0]
+    count: Any = 1
+    for k in range(r):
+        count = count * (n + k if with_replacement else n - k)
+    at = torch.arange(n, device=input.device)
+    mask: Tensor = torch.ones([n] * r, dtype=torch.bool, device=input.device)
+    for k in range(r - 1):
+        a = at.view([-1 if i == k else 1 for i in range(r)])
+        b = at.view([-1 if i == k + 1 else 1 for i in range(r)])
+        mask = mask & (a <= b if with_replacement else a < b)
+    return input[mask.nonzero_static(size=count // math.factorial(r))]
+
+
+# ---------------------------------------------------------------------------- products
+
+
+def _multi_dot(tensors: Sequence[Tensor], *, out: Any = None) -> Any:
+    """The cheapest order is a relation of sizes, as it is eager's."""
+    ranks = [x.dim() for x in tensors]
+    ends = {*ranks[:1], *ranks[-1:]}
+    if out is not None or len(ranks) < 2 or {*ranks[1:-1]} - {2} or ends - {1, 2}:
+        return torch.linalg.multi_dot(tensors, **({} if out is None else {"out": out}))
+    first, *_, last = tensors
+    rows = [*tensors]
+    rows[0] = first.unsqueeze(0) if first.dim() == 1 else first
+    rows[-1] = last.unsqueeze(-1) if last.dim() == 1 else last
+    made = _chained(rows, [x.shape[0] for x in rows] + [rows[-1].shape[1]])
+    return made.view([*first.shape[:-1], *(last.shape[1:] if last.dim() > 1 else ())])
+
+
+def _chained(x: Sequence[Tensor], size: Sequence[Any]) -> Tensor:
+    count = len(x)
+    cost: dict[tuple[int, int], Any] = {(k, k): 0 for k in range(count)}
+    cut: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            places = range(i, j) if count > 3 else reversed(range(i, j))  # which is first if equal
+            for k in places:
+                price = cost[i, k] + cost[k + 1, j] + size[i] * size[k + 1] * size[j + 1]
+                if (i, j) not in cost or price < cost[i, j]:
+                    cost[i, j], cut[i, j] = price, k
+
+    def product(i: int, j: int) -> Tensor:
+        k = cut.get((i, j))
+        return x[i] if k is None else torch.mm(product(i, k), product(k + 1, j))
+
+    return product(0, count - 1)
+
+
+# ---------------------------------------------------------------------------- parts
+
+
+def _gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
+    """With even spacing.
+
+    source   aten/src/ATen/native/ReduceOps.cpp, gradient_helper_float
+    """
+    axes = [*range(input.dim())] if dim is None else [dim] if isinstance(dim, int) else [*dim]
+    is_list = isinstance(spacing, (list, tuple))
+    steps = [*spacing] if is_list else [1 if spacing is None else spacing] * len(axes)
+    is_usual = _fits(input, axes) and len(steps) == len(axes) and edge_order in (1, 2)
+    is_usual = is_usual and all(type(h) in (int, float) for h in steps)
+    if not is_usual or not all(input.shape[k] > edge_order for k in axes):
+        named = {"dim": dim, "edge_order": edge_order}
+        named.update({} if spacing is None else {"spacing": spacing})
+        if dim is None:
+            del named["dim"]
+        return torch.gradient(input, **named)
+    made = []
+    for axis, h in zip(axes, steps):
+
+        def at(start: int, length: int, axis: int = axis) -> Any:
+            return input.narrow(axis, start % input.shape[axis], length)
+
+        inner = input.shape[axis] - 2
+        center = (input.narrow(axis, 2, inner) - input.narrow(axis, 0, inner)) / h
+        if edge_order == 1:
+            first, last = (at(1, 1) - at(0, 1)) / h, (at(-1, 1) - at(-2, 1)) / h
+        else:
+            first = (-1.5 * at(0, 1) + 2 * at(1, 1) - 0.5 * at(2, 1)) / h
+            last = (0.5 * at(-3, 1) - 2 * at(-2, 1) + 1.5 * at(-1, 1)) / h
+        made.append(torch.cat([first, center / 2, last], axis))
+    return tuple(made)
+
+
+IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
+    torch.linspace: _linspace,
+    torch.isin: _isin,
+    torch._C._nn.pad_sequence: _pad_sequence,
+    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
+    torch.kron: _kron,
+    torch.Tensor.kron: _kron,
+    **dict.fromkeys((torch.repeat_interleave, torch.Tensor.repeat_interleave), _repeated),
+    torch.hann_window: _window(
+        torch.hann_window, lambda n, periodic=True, **x: _hamming(n, periodic, 0.5, 0.5, **x)
+    ),
+    torch.hamming_window: _window(torch.hamming_window, _hamming),
+    torch.blackman_window: _window(torch.blackman_window, _blackman),
+    torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
+    F.one_hot: _one_hot,
+    torch.linalg.matrix_norm: _matrix_norm,
+    torch.linalg.norm: _norm,
+    **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
+    **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
+    torch.combinations: _combinations,
+    torch.linalg.multi_dot: _multi_dot,
+    torch.gradient: _gradient,
+    torch.tril_indices: _triangle(torch.tril_indices, False),
+    torch.triu_indices: _triangle(torch.triu_indices, True),
+}
+COMPOSITES: dict[Any, Callable[..., Tensor]] = {
+    **IN_OTHERS,
+    **dict.fromkeys(
+        (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, operator.matmul), matmul
+    ),
+    torch.ops.aten.matmul.default: matmul,
+    torch._C._nn.linear: linear,
+}
