@@ -84,7 +84,8 @@ FAMILIES = (
         "x.argmax(1)",
         "x.argmax(0)", "x.var(1)", "x.prod(1)", "x.cumsum(1)", "x.cumsum(0)", "x.cumprod(1)",
         "x.cumprod(0)", "x.logsumexp(1)",
-        "F.softmax(x, 1)", "F.log_softmax(x, 1)", "x.norm(dim=1)", "(x > 0).any(1)", "x.std(0)",
+        "F.softmax(x, 1)", "F.log_softmax(x, 1)", "x.norm(dim=1)", "x.norm(dim=0)", "x.norm(1, 1)",
+        "x.norm(1, 0)", "(x > 0).any(1)", "x.std(0)",
     ), _DTYPES),
     Family("of two", _two(_ROWS), (
         "x + y", "x * y", "x - y", "x / y", "torch.maximum(x, y)", "torch.where(x > 0, x, y)",

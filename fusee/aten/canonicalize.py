@@ -541,6 +541,25 @@ def _softmax(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return t.call(kernel, x, axis, False)
 
 
+# ------------------------------------------------------------------------------ products
+
+
+@CANONICAL.rule(aten.linalg_cross.default)
+def _cross(t: Tracer, op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    x, y, axis = bound(op, args, kwargs)
+    if x.dtype.is_complex:
+        return t.record(op, args, kwargs)
+    left, right = (t.call(aten.unbind.int, one, axis) for one in (x, y))
+
+    def product(k: int, n: int) -> Any:
+        return t.call(aten.mul.Tensor, left[k], right[n])
+
+    parts = [
+        t.call(aten.sub.Tensor, product(k, n), product(n, k)) for k, n in ((1, 2), (2, 0), (0, 1))
+    ]
+    return t.call(aten.stack.default, parts, axis)
+
+
 # ------------------------------------------------------------------------------ recurrent layers
 
 
@@ -673,7 +692,7 @@ def taken_apart(op: OpOverload) -> Callable[..., Any] | None:
 # of pads torch takes apart into additions at places that are data.
 _ONLY_WHOLE = frozenset(
     overloads(
-        "addr linalg_cross logit upsample_linear1d upsample_linear1d.vec upsample_trilinear3d"
+        "addr logit upsample_linear1d upsample_linear1d.vec upsample_trilinear3d"
         " upsample_trilinear3d.vec reflection_pad1d_backward reflection_pad2d_backward"
         " reflection_pad3d_backward"
     )

@@ -397,6 +397,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     short      there are few of them; brief: some more
     down       other axes than the last are reduced
     spread     an operand is broadcast
+    order      of a norm, another one than 2, for which ATen has a kernel of its own
     """
     (result, *_) = _tensors(nodes[-1].meta["val"])
     given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
@@ -418,6 +419,7 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
         "brief": 16 <= length <= 128,
         "down": is_down,
         "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
+        "order": any(_given(x, "ord") not in (None, 2) for x in nodes),
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
 
@@ -426,9 +428,16 @@ def _is_down(node: fx.Node, x: torch.Tensor, result: torch.Tensor) -> bool:
     """Whether other axes than the last are reduced: what its argument says, or else its shape."""
     if not same_ints(x.shape[-1:], result.shape[-1:]):
         return False
-    given = node.args[1:2] if x.dim() > result.dim() else ()
-    axes = given[0] if given and isinstance(given[0], (tuple, list)) else given
+    given = _given(node, "dim") if x.dim() > result.dim() else ()
+    axes = given if isinstance(given, (tuple, list)) else (given,)
     return not {-1, x.dim() - 1} & {axis for axis in axes if type(axis) is int}
+
+
+def _given(node: fx.Node, name: str) -> Any:
+    """What a call was given for a parameter, by its place; None of none."""
+    names = [argument.name for argument in _op(node)._schema.arguments]
+    place = names.index(name) if name in names else len(node.args)
+    return node.args[place] if place < len(node.args) else None
 
 
 def _is_spread(costs: Costs, x: torch.Tensor, result: torch.Tensor) -> bool:

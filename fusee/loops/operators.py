@@ -261,20 +261,23 @@ def floor_divide(x: Value, y: Value) -> Value:
     return where(op("eq", y, 0), x / y, result)
 
 
+def itself_times(x: Value, count: int) -> Value:
+    """x times itself, by squares."""
+    result: Value | None = None
+    square = x
+    while count:
+        if count & 1:
+            result = square if result is None else result * square
+        count >>= 1
+        square = square * square if count else square
+    return const(x, 1) if result is None else result
+
+
 def power(x: Value, exponent: float | int) -> Value:
     """x ** exponent for a literal; the cases that ATen computes exactly are products here too."""
     if not is_float(x):
         exponent = int(exponent)
-        if is_bool(x):
-            return x if exponent else const(x, True)
-        result: Value | None = None
-        square = x
-        while exponent:
-            if exponent & 1:
-                result = square if result is None else result * square
-            exponent >>= 1
-            square = square * square if exponent else square
-        return const(x, 1) if result is None else result
+        return (x if exponent else const(x, True)) if is_bool(x) else itself_times(x, exponent)
     exact: dict[float, Callable[[], Value]] = {
         0.5: lambda: op("sqrt", x),
         1.0: lambda: x,

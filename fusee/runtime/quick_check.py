@@ -21,8 +21,8 @@ _MOST, _BYTE, _AT, _NO = (1 << 64) - 1, 0xFF, 0, -1
 _KEYS: Any = torch._C.DispatchKey
 _FRONT = int(_KEYS.FuncTorchDynamicLayerFrontMode)
 # Of torch's state on a thread: functions of C++, each with its argument and the bits that it gives;
-# or the word at the address that it gives, or the opposite of its answer. Adapter to these names of libc10 and libtorch, tested
-# with torch 2.11 and 2.13; without one of them there is no quick check.
+# or the word at the address that it gives, or the opposite of its answer. Adapter to these names of
+# libc10 and libtorch, tested with torch 2.11 and 2.13; without one of them there is no quick check.
 _STATE = {
     "grad": [("_ZN3c108GradMode10is_enabledEv", 0, _BYTE)],
     "inference": [("_ZN3c1013InferenceMode10is_enabledEv", 0, _BYTE)],

@@ -35,9 +35,9 @@ from fusee.source import Rules
 # Every operation is a plain IEEE one. With `fused` products and sums are one instruction; without,
 # two, and the constants of the reductions are short enough for their products to be exact.
 
-# Their reductions need exact products, and hold for |x| up to this only.
-NEEDS_FUSED = frozenset({"sin", "cos"})
-LIMITS = {"sin": 1e5, "cos": 1e5}
+# Their reductions need exact products, and hold for |x| up to this, or this times |y|, only.
+NEEDS_FUSED = frozenset({"sin", "cos", "fmod"})
+LIMITS = {"sin": 1e5, "cos": 1e5, "fmod": 2.0**22}
 
 _LOG2_E = 1.4426950408889634
 _LOG2_E_LOW = 1.925963033500011e-8  # what float32 loses of it
@@ -206,7 +206,7 @@ def _exp_core(c: Code, r: str, coefficients: Sequence[float]) -> str:
     return c.fma(c.mul(r, r), c.polynomial(r, coefficients), r)
 
 
-FORMULAS: Rules[str, Callable[[Code, str], str]] = Rules()
+FORMULAS: Rules[str, Callable[..., str]] = Rules()
 
 
 @FORMULAS.rule("exp")
@@ -406,6 +406,17 @@ def _erf(c: Code, x: str) -> str:
     return c.signed(y, c.sign(x))
 
 
+@FORMULAS.rule("fmod")
+def _fmod(c: Code, x: str, y: str) -> str:
+    """Exact: a rounded quotient is at most one too large, and then the rest's sign is wrong."""
+    size, by, sign = c.magnitude(x), c.magnitude(y), c.sign(x)
+    times = c.t.intrinsic("trunc", "float", c.div(size, by))
+    rest = c.fma(c.neg(times), by, size)
+    rest = c.select(c.compare("olt", rest, c.real(0.0)), c.add(rest, by), rest)
+    # of an infinite divisor the product is NaN
+    return c.signed(c.select(c.compare("oeq", times, c.real(0.0)), size, rest), sign)
+
+
 # ---------------------------------------------------------------------------- math
 
 
@@ -540,7 +551,7 @@ def _guarded(
         if far is _library and (t.machine.is_simt or _is_call(t, name, dtype)):
             other = write(t, args)
         else:
-            other = _apart(t, f"{name}.far", dtype, args, "cold noinline", write)
+            other = _apart(t, f"{name}{far.__name__}", dtype, args, "cold noinline", write)
         return t.select(each, HELD[dtype], near, other)
 
     return t.level.unless(every, slow, kind, near)

@@ -22,7 +22,7 @@ from fusee.loops.lower.tensor import (
     opmath,
 )
 from fusee.loops.lower.views import converted, squeeze
-from fusee.loops.operators import abs_, exp, is_true, log, named, unary
+from fusee.loops.operators import abs_, exp, is_true, itself_times, log, named, power, unary
 from fusee.sym.expr import Size, Symbol, floordiv, hint, product
 
 # ---------------------------------------------------------------------------- reduce
@@ -471,6 +471,9 @@ def _norm(call: OpCall, x: Tensor, order: Any, dim: Any = None, keepdim: bool = 
     return dropped(reduce(x, dims, kind, opmath(dtype), dtype, element, after), dims, keepdim)
 
 
+_MOST_FACTORS = 9  # below this, what products round off is no more than what the sum does
+
+
 def _norm_maps(order: float) -> tuple[str, Map, Map | None]:
     if abs(order) == float("inf"):
         return "max" if order > 0 else "min", lambda v: v, None
@@ -480,7 +483,10 @@ def _norm_maps(order: float) -> tuple[str, Map, Map | None]:
         return "sum", lambda v: v, None
     if order == 2:
         return "sum", lambda v: v * v, unary("sqrt")
-    return "sum", lambda v: op("pow", v, order), lambda v: op("pow", v, 1 / order)
+    root = lambda v: op("pow", v, 1 / order)  # noqa: E731
+    if order in range(_MOST_FACTORS):
+        return "sum", lambda v: itself_times(v, int(order)), root
+    return "sum", lambda v: power(v, order), root
 
 
 # ---------------------------------------------------------------------------- scan
