@@ -192,11 +192,11 @@ def _id(m: Capturing, obj: Any, /) -> int:
 
 @stands_for(sys.exc_info)
 def _exc_info(m: Capturing) -> tuple[Any, Any, Any]:
-    error = _handled(m)
+    error = handled(m)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-def _handled(m: Capturing) -> BaseException | None:
+def handled(m: Capturing) -> BaseException | None:
     if m.handled is None:
         if sys.exception() is not None:
             raise GraphBreak("whoever calls the compiled function is handling an exception")
@@ -311,7 +311,7 @@ SPECIAL.update({
     **{f: _operator("unary", kind) for kind, f in UNARY.items()},
     **{f: _operator("compare", symbol) for symbol, f in COMPARE.items()},
     super: attributes.super_of,
-    sys.exception: _handled,
+    sys.exception: handled,
     sys.getrecursionlimit: lambda m: m.world.load(
         sys.getrecursionlimit(), given_by(sys.getrecursionlimit)
     ),
@@ -417,6 +417,8 @@ def _may_take_data(m: Capturing, x: Any, other: Any) -> bool:
 
     source   c10/core/TensorImpl.h, has_compatible_shallow_copy_type
     """
+    if m.modes:
+        raise GraphBreak("a mode hears whether a tensor may take the data of another")
     with torch._C.DisableTorchFunction():
         kinds = [(t.device.type == "meta", t.layout) for t in (x, other)]
     return kinds[0] == kinds[1]

@@ -413,6 +413,9 @@ def _of_heaps() -> dict[str, Any]:
 @stands_for_each(*(x for x in vars(heapq).values() if type(x) is types.BuiltinFunctionType))
 def _by_python(function: Any, m: Capturing, /, *args: Any) -> Any:
     name = function.__name__
+    takes = "heappop" in name or "heapreplace" in name
+    if takes and name != "heappushpop" and type(args[0]) is list and not m.length(args[0]):
+        raise IndexError("index out of range")  # in C's words
     return m.call(m.world.hold(_of_heaps()[name], f"heapq.{name}"), *args)
 
 

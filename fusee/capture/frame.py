@@ -12,6 +12,7 @@ import contextlib
 import copy
 import datetime
 import enum
+import inspect
 import itertools
 import operator
 import re
@@ -357,6 +358,10 @@ def _driven(f: Frame, is_on: bool) -> Generator[Any, Any, Any]:
                 result = f.result
                 continue
             result = f.run()
+        except StopIteration as ended:  # up to 3.11 Python's own generators say it
+            is_async = f.code.co_flags & inspect.CO_COROUTINE
+            kind = "coroutine" if is_async else "generator"
+            raise RuntimeError(f"{kind} raised StopIteration") from ended
         except Exception:
             raise
         except BaseException as ended:
@@ -455,6 +460,11 @@ class Semantics:
         self.load_cell(f, name)  # raises if there is nothing to delete
         del f.cells[name].cell_contents
 
+    def raising(self, f: Frame, error: BaseException, *cause: Any) -> None:
+        """A statement of a frame is about to raise an exception."""
+        if cause:
+            (error.__cause__,) = cause
+
     def caught(self, error: BaseException) -> None:
         """An exception is about to reach a handler, a `finally` or the end of a `with`."""
 
@@ -550,6 +560,10 @@ class Semantics:
     def writable(self, x: Any) -> Any:
         """The list, set or dict that a display fills."""
         return x
+
+    def fill(self, how: Callable[..., None], x: Any, *more: Any) -> None:
+        """Do what a display does to its list, set or dict."""
+        how(x, *more)
 
     append = staticmethod(list.append)
 

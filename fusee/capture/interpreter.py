@@ -17,13 +17,14 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from fusee.capture import attributes, containers, symbols, tensor_objects
 from fusee.capture.attributes import AS_NUMBERS, COMPARED, SHOWN, Capturing, ask
+from fusee.capture.builtins import handled
 from fusee.capture.bytecode import Bytecode, Instruction
 from fusee.capture.calls import call
 from fusee.capture.dynamic import VALUES, Computed, Number, asked_by_c, compute
@@ -125,6 +126,24 @@ class Interpreter(Capturing):
         if error is self.world.recorder.raised or _OURS.search(told):
             what = f"{type(error).__name__}: {error}"
             raise GraphBreak(f"a torch call raises {what.splitlines()[0]}")  # or so: eager knows
+
+    def raising(self, f: Frame, error: BaseException, *cause: Any) -> None:
+        if not self.is_outside(error):
+            super().raising(f, error, *cause)
+            return
+        f.raised_again = [(error.__traceback__, error.__context__)]  # Python would write to it
+        for each in cause:
+            if each is not None and not isinstance(each, BaseException):
+                raise TypeError("exception causes must derive from BaseException")
+            self.world.set_slot(error, "__cause__", each)
+            self.world.set_slot(error, "__suppress_context__", True)
+        known = handled(self)
+        if known is not None and known is not error:
+            self.world.set_slot(error, "__context__", known)
+            while known is not None:
+                known = known.__context__
+                if known is error:
+                    raise GraphBreak("an exception is raised again in the course of what it led to")
 
     def passes(self, error: BaseException, *place: Any) -> None:
         if not self.is_outside(error):
@@ -500,6 +519,12 @@ class Interpreter(Capturing):
     def ask_length(self, x: Any) -> None:
         if not type(x).__flags__ & IN_C:
             self.call(operator.length_hint, x, 0)
+
+    def fill(self, how: Callable[..., None], x: Any, *more: Any) -> None:
+        if type(x) is set and self.is_outside(x):
+            containers.change_set(self, how, x, *more)
+        else:
+            how(self.writable(x), *more)
 
     def mapping(self, x: Any) -> dict[Any, Any]:
         if isinstance(x, dict) and attributes.python_method(self, x, "keys") is None:

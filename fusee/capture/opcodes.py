@@ -169,8 +169,7 @@ def RAISE_VARARGS(f: Frame, i: Instruction) -> None:
     error, *cause = [f.machine.call(x) if isinstance(x, type) else x for x in f.take(i.arg)]
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
-    if cause:
-        (error.__cause__,) = cause
+    f.machine.raising(f, error, *cause)
     f.push(error)
     del error, cause  # they would know this frame, and it them
     _raise(f)
@@ -440,7 +439,7 @@ def _push(f: Frame, value: Any, is_called: int) -> None:
 
 def _grow(f: Frame, i: Instruction, how: Callable[..., None], *more: Any) -> None:
     """Fill a display or a comprehension; a break may have come between."""
-    how(f.machine.writable(f.stack[-i.arg]), *more)
+    f.machine.fill(how, f.stack[-i.arg], *more)
 
 
 def _pair(f: Frame, key: Any, value: Any) -> tuple[Any, Any]:

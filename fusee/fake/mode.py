@@ -117,13 +117,16 @@ def fake_of(
         # to what is computed writing in place is allowed, but not to a view of a leaf
         base = x._base if x._is_view() else None
         is_of_leaf = base is not None and base.is_leaf
-        leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
-        whole = meta.new_empty(extent(size, stride)).requires_grad_(is_of_leaf)
-        whole = FakeTensor(mode, whole, x.device)
-        with torch.enable_grad(), mode:
-            return with_bits(
-                (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
-            )
+        # in inference mode, too, it is what has gradients
+        with torch.inference_mode(False), torch.enable_grad():
+            meta = torch.empty_strided(size, stride, dtype=x.dtype, device="meta")
+            leaf = FakeTensor(mode, meta.new_empty(()).requires_grad_(), x.device)
+            whole = meta.new_empty(extent(size, stride)).requires_grad_(is_of_leaf)
+            whole = FakeTensor(mode, whole, x.device)
+            with mode:
+                return with_bits(
+                    (whole if is_of_leaf else whole.mul_(leaf)).as_strided(size, stride), x
+                )
     fake = _fake(mode, meta, x.device, x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
         fake._is_param = True  # what isinstance(..., nn.Parameter) asks for

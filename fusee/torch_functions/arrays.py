@@ -220,9 +220,13 @@ def _called(m: Capturing, function: Any, args: Args, kwargs: Kwargs) -> Any:
     if is_unlike:
         raise GraphBreak(f"NumPy's {name} has no equal in torch._numpy")
     is_list = function in (np.array, np.asarray) and isinstance(args[0], (list, tuple))
-    # in what integers are computed where NumPy makes floats of them
-    is_float = _is_loop(function) and getattr(getattr(shadow, "dtype", None), "kind", "?") in "fc"
-    to = _torch_dtype(shadow.dtype) if is_float else None
+    # in what integers are computed where NumPy makes floats of them, and not only `out` does
+    made, (values, named) = shadow, shadows
+    if isinstance(function, np.ufunc) and ("out" in named or len(values) > function.nin):
+        named = {key: x for key, x in named.items() if key != "out"}
+        made = _by_numpy(m, name, function, bool(operands), values[: function.nin], named)
+    is_float = _is_loop(function) and getattr(getattr(made, "dtype", None), "kind", "?") in "fc"
+    to = _torch_dtype(made.dtype) if is_float else None
     before = _versions(operands)
     try:
         with m.world.mode, by_torch():

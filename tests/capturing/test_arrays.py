@@ -47,6 +47,7 @@ def writes(a: Any) -> Any:
     a[:, 0] = [5, 6, 7, 8]
     a[1:] = a[:-1]
     np.add(a, 1, out=a)
+    np.negative(np.arange(4) // 4, out=a.reshape(-1)[:4])
     a.T[0, 0] = -1
     a.sort(axis=0)
     return b

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import gc
+import heapq
 import logging
 import warnings
 import zlib
@@ -522,7 +523,11 @@ def _of_old_classes(x: torch.Tensor) -> Any:
     return torch.FloatTensor([1, 2]) + x, torch.LongTensor(2).shape, copy.deepcopy(x)
 
 
-@pytest.mark.parametrize("fn", [_leaves_a_switch, _of_arrays, _of_old_classes])
+def _of_data(x: torch.Tensor) -> Any:
+    return torch.nn.Linear(2, 2).double().bias.dtype
+
+
+@pytest.mark.parametrize("fn", [_leaves_a_switch, _of_arrays, _of_old_classes, _of_data])
 def test_a_mode_hears_what_it_hears_in_eager(fn: Callable[..., Any]) -> None:
     def within(x: torch.Tensor) -> Any:
         with Heard():
@@ -893,3 +898,45 @@ def test_what_moves_to_the_meta_device_is_there(move: Callable[..., Any], backen
     got, want = fusee.compile(fn, backend=backend)(WEIGHT), fn(WEIGHT)
     told = [(x.device, x.dtype, x.stride(), x.requires_grad) for x, *_ in (got, want)]
     assert told[0] == told[1] and got[1:] == want[1:]
+
+
+def test_displays_and_comprehensions_of_sets_go_on_behind_a_break() -> None:
+    def fn(xs: list[torch.Tensor]) -> Any:
+        display = {*map(int, [1, 2]), xs[0].sum().item(), 7, *xs[1].tolist(), *[9, 8]}
+        return {int(x.sum().item()) for x in xs}, display, xs[0] + len(display)
+
+    same(fn, [torch.ones(2) * k for k in range(5)], breaks=True)
+
+
+def test_an_empty_heap() -> None:
+    def fn(items: list[int]) -> Any:
+        heap = [*items]
+        try:
+            while True:
+                LOG.append(heapq.heappop(heap))
+        finally:
+            LOG.append("over")
+
+    def replaced(items: list[int]) -> Any:
+        heap = [*items]
+        return heapq.heapreplace(heap, 1), heapq.heappushpop(heap, 2)
+
+    alike(fn, [1, 2])
+    alike(replaced, [])
+    alike(replaced, [5])
+
+
+async def _sending(running: Iterator[Any]) -> Any:
+    return next(running)
+
+
+def test_what_a_stop_iteration_becomes_in_a_coroutine_behind_a_break() -> None:
+    def fn(k: int) -> Any:
+        _sending(iter([opaque(k)])).send(None)
+
+    def ended(k: int) -> Any:
+        opaque(k)
+        _sending(iter([])).send(None)
+
+    alike(fn, 1)
+    alike(ended, 1)

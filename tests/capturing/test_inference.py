@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,15 @@ def gradients_again(x: T) -> T:
     return y, z, x * 2
 
 
+def of_gradients_behind_a_break(x: T) -> T:
+    y = x.cos()
+    with torch.inference_mode():
+        zlib.crc32(b"")
+        has_gradients = y.requires_grad, y.is_leaf, x.requires_grad
+        z = (y * 2).sin()
+    return y, z, has_gradients
+
+
 def _kinds(found: T) -> list[tuple[bool, bool]]:
     tensors = [x for x in (found if isinstance(found, tuple) else (found,)) if torch.is_tensor(x)]
     return [(x.is_inference(), x.requires_grad) for x in tensors]
@@ -81,7 +91,12 @@ def _kinds(found: T) -> list[tuple[bool, bool]]:
 WHOLE = [within, decorated, switched_off, with_gradients_on, ends_autocast, gradients_again]
 
 
-@pytest.mark.parametrize("fn", [*WHOLE, before_and_within, breaks_within])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *WHOLE, before_and_within, breaks_within, of_gradients_behind_a_break,
+    ],
+)  # fmt: skip
 def test_results_are_of_the_kind_that_eager_gives(fn: Callable[..., Any]) -> None:
     x = X.clone().requires_grad_()
     traced = same(fn, x, breaks=fn not in WHOLE)
