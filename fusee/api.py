@@ -16,7 +16,13 @@ from torch import nn
 
 from fusee.backends import registry
 from fusee.backends.registry import BackendLike
-from fusee.backends.report import CompiledGraph, GuardedBackend, Report, live_reports
+from fusee.backends.report import (
+    CompiledGraph,
+    GuardedBackend,
+    Report,
+    graphs_of,
+    live_reports,
+)
 from fusee.capture.between import suspending
 from fusee.capture.builtins import stands_for
 from fusee.capture.bytecode import first_line
@@ -32,7 +38,13 @@ from fusee.capture.policy import (
     target_of,
     whole_call,
 )
-from fusee.capture.torch_api import DYNAMO, call_impl, has_global_hooks, set_compiled_call
+from fusee.capture.torch_api import (
+    DYNAMO,
+    call_impl,
+    has_global_hooks,
+    is_parallel,
+    set_compiled_call,
+)
 from fusee.config import CaptureOptions, Knob, knobs, taken
 from fusee.errors import FuseeWarning, GraphBreakError, OptionError, nearest, source_line, warn
 
@@ -392,6 +404,7 @@ class _ModuleCalls:
         forward = self.forward = cls.forward
         is_plain = cls.__call__ is nn.Module.__call__ and type(forward) is types.FunctionType
         is_plain = is_plain and target_of(forward)[0] is forward and not is_suspending(forward)
+        is_plain = is_plain and not is_parallel(forward)
         self.is_plain = is_plain and "_torchdynamo_disable" not in forward.__dict__
         self.module, self.cls, self.state = module, cls, module.__dict__
         self.compiler, self.eagerly, self.with_hooks = compiler, eagerly, with_hooks
@@ -531,8 +544,8 @@ def report(of: Any = None) -> list[Report]:
     while found:
         one = found.pop(0)
         found += one.callees
-        made: list[Any] = [entry.compiled for entry in one.entries]
-        graphs.update(dict.fromkeys(x for x in made if isinstance(x, CompiledGraph)))
+        for entry in one.entries:
+            graphs.update(dict.fromkeys(graphs_of(entry.compiled)))
     return [graph.report() for graph in graphs]
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 
 from fusee.aten.graph import constant_source
 from fusee.aten.torch_api import is_state, symbolic_mode
+from fusee.backends.buckets import Bucketed, in_buckets
 from fusee.config import settings
 from fusee.errors import BackendError, FuseeError, TraceError, user_line
 from fusee.runtime import process
@@ -207,6 +208,12 @@ class CompiledGraph(functools.partial[Any]):
     def report(self) -> Report:
         """What it is made of: kernels, calls to ATen, what was left out and why, time per stage."""
         return self._report
+
+
+def graphs_of(compiled: Any) -> list[CompiledGraph]:
+    """The compiled graphs that what a backend made consists of: one, or one for each part."""
+    parts = compiled.compiled if isinstance(compiled, Bucketed) else (compiled,)
+    return [x for x in parts if isinstance(x, CompiledGraph)]
 
 
 def _counted(lines: Iterable[str]) -> list[str]:
@@ -413,6 +420,12 @@ class GuardedBackend:
         known = None if key is None else self.made.get(key)
         if known is not None:
             return known
+        parts = in_buckets(gm, example_inputs, self._compiled)
+        return self._compiled(gm, example_inputs, key) if parts is None else parts
+
+    def _compiled(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], key: Hashable | None = None
+    ) -> CompiledFn:
         if _has_nothing(gm) and is_refused(gm, example_inputs):
             return gm.forward
         cause: Exception | None = None

@@ -41,6 +41,8 @@ from fusee.capture.torch_api import (
     USUAL_STANCE,
     codes,
     dynamo_switch,
+    is_parallel,
+    run_parallel,
     skip_frame,
     stance_fields,
     without_dynamo,
@@ -679,6 +681,8 @@ class CompiledFunction:
         is_comprehension = code.co_varnames[:1] == (".0",)
         if is_around or is_comprehension or is_suspending(function):
             return functools.partial(around, self.nested, function)
+        if is_parallel(function):
+            return functools.partial(run_parallel, Between(self.nested).call, function)
         if self.policy.refusal(function) is not None:
             return function
         if original(function) is not None:

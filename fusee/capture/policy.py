@@ -26,6 +26,7 @@ from fusee.capture.torch_api import (
     has_global_hooks,
     is_allowed_by_torch,
     is_kept_out_by_torch,
+    is_parallel,
     is_traced,
     run_for_real,
 )
@@ -188,6 +189,8 @@ class Policy:
             return GraphBreak(f"{name} launches a Triton kernel, which runs between graphs")
         if module.startswith("fusee.") and "_fusee_inlined" not in marks:
             return GraphBreak(f"{name} is a part of Fusee", "call it outside")
+        if is_parallel(function):
+            return GraphBreak(f"{name}() waits for other processes", "compile the module within")
         return None
 
 
@@ -261,7 +264,8 @@ def target_of(x: Callable[..., Any]) -> tuple[types.FunctionType, tuple[Any, ...
         return innermost(x.__func__), (x.__self__,)
     if isinstance(x, nn.Module):
         forward = type(x).forward
-        if is_plain(x) and isinstance(forward, types.FunctionType):
+        is_code = isinstance(forward, types.FunctionType) and not is_parallel(forward)
+        if is_code and is_plain(x):
             return innermost(forward), (x,)
         return whole_call(type(x)), (x,)
     method = inspect.getattr_static(type(x), "__call__", None)

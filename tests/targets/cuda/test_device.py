@@ -23,6 +23,7 @@ import fusee
 from fusee.backends.report import live_reports
 from fusee.errors import MissingPackage
 from fusee.targets.cuda import assemble
+from tests.capturing import test_distributed
 from tests.capturing.test_triton import KERNEL
 from tests.targets.cuda.test_kernels import (
     EXTREMES,
@@ -412,6 +413,11 @@ def test_two_gpus() -> None:
         got = compiled(x)
         assert got.device == x.device
         close(got, torch.softmax(x, -1) * 2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_processes_that_train_one_model() -> None:
+    test_distributed.run("cuda")
 
 
 def test_memory_does_not_grow() -> None:
