@@ -93,7 +93,7 @@ def test_two_versions_serve_all_sizes(
     assert all(entry.captured.stop is None for entry in entries)
 
 
-def exact(run: Any, module: torch.nn.Module, settings: dict[str, Any]) -> Any:
+def exact(run: Any, module: torch.nn.Module, settings: Any) -> Any:
     """The same in float64."""
     wide = copy.deepcopy(module).double()
 

@@ -64,6 +64,33 @@ PROFILE = Profile(
 )
 
 
+_aten = torch.ops.aten
+_EFFICIENT = _aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
+
+
+def _attention(query: Tensor, *operands: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Its seed and offset are on the GPU always: a kernel leaves them there if it is recorded,
+    and else on the CPU. source: aten/src/ATen/native/transformers/cuda/attention.cu"""
+    result, logsumexp, *drawn = _EFFICIENT(query, *operands, **kwargs)
+    seed, offset = (x.to(query.device) for x in drawn)
+    return result, logsumexp, seed, offset
+
+
+def _attention_backward(*operands: Any, **kwargs: Any) -> Any:
+    """Reads the seed and the offset where a kernel does: on the CPU, unless it is recorded."""
+    *before, seed, offset, dropout = operands[:10]
+    if dropout and not torch.cuda.is_current_stream_capturing():
+        seed, offset = seed.cpu(), offset.cpu()
+    return _EFFICIENT_BACKWARD(*before, seed, offset, dropout, *operands[10:], **kwargs)
+
+
+_CALLS = {
+    **PRODUCTS,
+    _EFFICIENT: ExternSpec(_attention, exact=True),
+    _EFFICIENT_BACKWARD: ExternSpec(_attention_backward, exact=True),
+}
+
 # Of graphs with messages: their messages' numbers begin with this, 16 bits further left.
 _codes = itertools.count(1)
 # In the unit of its prices.
@@ -141,7 +168,7 @@ class CUDA:
         return False
 
     def call_of(self, op: OpOverload) -> ExternSpec | None:
-        return PRODUCTS.get(op)
+        return _CALLS.get(op)
 
     def build(
         self,
