@@ -48,7 +48,17 @@ from fusee.loops.schedule import (
     size,
     writes,
 )
-from fusee.sym.expr import Size, Symbol, coefficient, hint, known_lt, product, symbols
+from fusee.sym.expr import (
+    Size,
+    Symbol,
+    coefficient,
+    divides,
+    hint,
+    known_lt,
+    product,
+    substitute,
+    symbols,
+)
 
 # ---------------------------------------------------------------------------- group
 # A kernel in the making: its members, and how they become one Kernel.
@@ -414,27 +424,31 @@ def _is_beside(placement: Placement) -> bool:
     """Whether the kernel writes nowhere twice, as far as one look at its indices tells."""
     new = placement.member.loop
     others = (m.loop for m in placement.group.members if m.loop.buffer is new.buffer)
-    return all(_are_apart(other.index, new.index) for other in others)
+    return all(_are_apart(other.index, new.index, new.axes) for other in others)
 
 
-def _are_apart(a: Size, b: Size) -> bool:
+def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
     """Whether two indices with the same steps never meet: rows in one piece, side by side."""
     distance = a - b
     if not isinstance(distance, int) or distance == 0:
         return False
-    distance, row, beyond = abs(distance), 0, []
-    for axis in list(symbols(b)):
+    distance, row, beyond = abs(distance), 0, list[Size]()
+    for axis in axes:
         parts = coefficient(b, axis)
-        if parts is None or not isinstance(parts[0], int) or not isinstance(axis.hi, int):
+        if parts is None:
             return False
-        step = abs(parts[0])
-        if step < distance:
-            row += step * (axis.hi - 1)
-        else:
+        step, b = parts
+        if step == 0:
+            continue
+        if not isinstance(step, int) or abs(step) >= distance:
             beyond.append(step)
-        b = parts[1]
-    pitch = min(beyond, default=distance + row + 1)
-    aligned = isinstance(b, int) and not any(step % pitch for step in beyond)
+        elif isinstance(axis.hi, int):
+            row += abs(step) * (axis.hi - 1)
+        else:
+            return False
+    known = [abs(step) for step in beyond if isinstance(step, int)]
+    pitch = min(known, default=distance + row + 1)
+    aligned = isinstance(b, int) and all(divides(pitch, step) for step in beyond)
     return aligned and row < distance and distance + row < pitch
 
 
@@ -513,6 +527,14 @@ def _links(
     values = [v for v in (loop.value, loop.result) if v is not None]
     loads = [v for v in walk(values) if v.op == "load"]
     shared: list[tuple[Size, Size, Buffer, bool]] = []
+    if loop.buffer in produced:  # what lies between the elements of others fills the same lines
+        theirs, zero = produced[loop.buffer].loop, dict.fromkeys(loop.axes, 0)
+        start = substitute(theirs.index, dict.fromkeys(theirs.axes, 0))
+        distance = substitute(loop.index, zero) - start
+        steps = [coefficient(loop.index, axis) or (0, 0) for axis in loop.axes]
+        known = [abs(step) for step, _ in steps if isinstance(step, int)]
+        if isinstance(distance, int) and abs(distance) < min(known, default=0):
+            shared.append((theirs.index, loop.index - distance, loop.buffer, False))
     for load in loads:
         buffer, index = load.attr
         if buffer in produced:

@@ -89,11 +89,19 @@ def test_stores_that_are_said_to_be_apart_never_meet(
     places = {0}
     for size, step in axes:
         places = {place + k * step for place in places for k in range(size)}
-    if _are_apart(index + distance, index):
+    if _are_apart(index + distance, index, symbols):
         assert places.isdisjoint({place + distance for place in places})
 
 
 def test_halves_of_rows_are_apart() -> None:
     i, j = (Symbol(name, 0, n) for name, n in (("i", 8), ("j", 16)))
     index = i.expr * 32 + j.expr
-    assert _are_apart(index + 16, index) and not _are_apart(index + 8, index)
+    assert _are_apart(index + 16, index, (i, j)) and not _are_apart(index + 8, index, (i, j))
+
+
+def test_elements_between_those_of_rows_of_open_sizes_are_apart() -> None:
+    rows, size = (Symbol(name, 2, None) for name in ("s0", "s1"))
+    i, j = Symbol("i", 0, rows.expr), Symbol("j", 0, size.expr)
+    index = i.expr * size.expr * 2 + j.expr * 2
+    assert _are_apart(index, index + 1, (i, j)) and not _are_apart(index, index + 2, (i, j))
+    assert not _are_apart(index, index + size.expr, (i, j))

@@ -3,13 +3,15 @@
     define ptx_kernel void @k_<hash>(ptr %b0, .., ptr %status, i64 %p0, ..)
 
 Arguments are the data pointers, one per buffer, the memory that SPARE_BYTES speaks of, and the
-sizes that the text leaves open. Threads are mapped to points in one of three ways:
+sizes that the text leaves open. Threads are mapped to points in one of four ways:
 
     points   a thread for `vec` neighbours along the last axis: reductions, if any, are its own
     rows     a team of threads for one point of the outer axes: it walks the reduced axes in steps
              of the whole team, `vec` neighbours each. Rows that fit stay in registers from the
              first phase to the last; longer ones are read again
     columns  a team for `vec` neighbours along the last outer axis: each thread reduces some rows
+    tiles    a block for a tile of two axes: what lies along the one and is stored along the other
+             (see tile.py)
 
 `vec` is what one access of 16 bytes holds, fewer where sizes or strides are no multiples of it.
 """
@@ -37,7 +39,8 @@ from fusee.codegen.llvm.kernel import Across, KernelCode
 from fusee.codegen.llvm.ops import STATIC_SIZE
 from fusee.codegen.simt.online import OnlineCarried, accumulators
 from fusee.codegen.simt.team import COUNTER_BYTES, MOST_BLOCKS, WARP, Exchange, Meeting, barrier
-from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext
+from fusee.codegen.simt.thread import Stretch, ThreadBody, ThreadContext, woven_stores
+from fusee.codegen.simt.tile import THREADS, Crossing, SharedTile, choose_tile
 from fusee.loops.ir import Acc, Kernel, Phase, Store, walk
 from fusee.loops.online import in_one_pass
 from fusee.loops.schedule import reads_back
@@ -133,9 +136,13 @@ def lanes_along(kernel: Kernel, phases: Sequence[Phase], axis: Symbol, machine: 
     for value in order:
         if value.op == "load":
             places.append((value.attr[0].dtype, value.attr[1]))
+    narrow, rests = ACCESS_BYTES, list[Size]()
     for phase in phases:
-        places += [(s.buffer.dtype, s.index) for s in phase.body if isinstance(s, Store)]
-    narrow, rests = ACCESS_BYTES, []
+        stores = [s for s in phase.body if isinstance(s, Store)]
+        places += [(s.buffer.dtype, s.index) for s in stores]
+        for first, *_ in woven_stores(stores, axis).values():
+            narrow = min(narrow, first.buffer.dtype.itemsize)
+            rests += [parts[1] for parts in [coefficient(first.index, axis)] if parts is not None]
     for dtype, index in places:
         parts = coefficient(index, axis)
         if parts is not None and parts[0] in (1, -1):
@@ -191,7 +198,10 @@ class _Mapping:
         self.row: Symbol | None = None
         if not short and not scans:
             self.team = self._team()
-        if self.team is None:
+        self.tile: SharedTile | None = None
+        if self.team is None and not self.reloads:
+            self.tile = choose_tile(kernel, list(self.orders.values()))
+        if self.team is None and self.tile is None:
             self.row = self._row()
         if self.team is not None and not self._is_kept(self.team):
             self.phases = in_one_pass(kernel.phases)
@@ -277,13 +287,16 @@ class _Mapping:
 
     def emit(self) -> KernelCode:
         shared: list[str] = []
-        if self.team is None:
+        size = 0
+        if self.tile is not None:
+            threads, total, size = THREADS, self._by_tiles(self.tile), self.tile.starts()[-1]
+        elif self.team is None:
             threads, total = BLOCK, self._by_points()
         else:
             threads = self.team.block
             total, size = self._by_teams(self.team)
-            if size:
-                shared = [f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"]
+        if size:
+            shared = [f"@shared = internal addrspace(3) global [{size} x i8] undef, align 16"]
         ctx = self.ctx
         self.level.do("ret void")
         lines = "\n".join(["start:", *self.level.lines])
@@ -384,6 +397,31 @@ class _Mapping:
             self.body.set_stage(self.lane, Stage(1, self.vec), None)
         else:
             self.body.set_stage(None, Stage(1, 1), None)
+
+    # -------------------------------------------------------------------------- tiles
+
+    def _by_tiles(self, tile: SharedTile) -> Size:
+        """A block for each tile at each point of other axes."""
+        ctx, level = self.ctx, self.level
+        others = [axis for axis in self.kernel.outer if axis not in tile.sizes]
+        sizes, total = (
+            [*map(ctx.size_of, others)],
+            product(a.hi for a in others if a.hi is not None),
+        )
+        for axis, side in tile.sizes.items():
+            assert axis.hi is not None
+            count = (axis.hi + (side - 1)) // side
+            sizes.append(ctx.param(("tiles", len(sizes)), count))
+            total = total * count
+        block = level.op(f"zext i32 {self._special('ctaid')} to i64")
+        digits = self._digits(block, sizes, _is_wide(total))
+        for axis, name in zip(others, digits, strict=False):
+            ctx.axis_rank[axis], ctx.axis_name[axis] = 1, name
+        ends = zip(tile.sizes.items(), digits[-2:], strict=True)
+        first = {axis: level.op(f"mul nsw i64 {name}, {side}") for (axis, side), name in ends}
+        tid = level.op(f"zext i32 {self._special('tid')} to i64")
+        Crossing(ctx, self.body, tile, tid, first).emit(self.phases)
+        return total
 
     # -------------------------------------------------------------------------- points
 

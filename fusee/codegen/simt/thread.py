@@ -5,17 +5,25 @@ The value code is that of vectors (codegen/llvm): the lanes of a vector are elem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from fusee.codegen.llvm.body import Body, Carried
-from fusee.codegen.llvm.memory import AccessPlace, combined, store_scalar, store_vector
+from fusee.codegen.llvm.memory import (
+    NEAR,
+    AccessPlace,
+    combined,
+    picked,
+    store_element,
+    store_scalar,
+    store_vector,
+)
 from fusee.codegen.llvm.ops import Context, from_memory, to_memory
 from fusee.codegen.simt.online import OnlineCarried
 from fusee.loops.ir import Accumulate, Buffer, Store
 from fusee.runtime.llvm_text import BITS, SIGNED, InsertPoint, Level, memory_type, vector
-from fusee.sym.expr import Size, Symbol
+from fusee.sym.expr import Size, Symbol, coefficient
 
 # Where a kernel's threads find memory that all may read, past the address of the status.
 SPARE_BYTES = 64
@@ -121,13 +129,20 @@ class ThreadBody(Body):
         ctx, level = self.ctx, self.ctx.ranked[rank]
         where = [x for x in (self.skips, self.idle) if x is not None]
         skips = level.either("i1", "or", *where) if where and pending else None
+        woven = woven_stores(pending, ctx.lane) if ctx.lane is not None else {}
+        beside = {id(s) for stores in woven.values() for s in stores[1:]}
         for store in pending:
             first = len(level.lines)
             if store.mode != "set":
                 write = _atomics(ctx, store, rank)
+            elif id(store) in beside:
+                continue
             else:
                 varies = ctx.size_fact(store.index)[1] or ctx.facts[id(store.value)][1]
-                (store_vector if varies else store_scalar)(ctx, store, rank)
+                if id(store) in woven:
+                    _store_woven(ctx, woven[id(store)], rank)
+                else:
+                    (store_vector if varies else store_scalar)(ctx, store, rank)
                 # addresses and conversions are for all threads: later code may know them
                 new = level.lines[first:]
                 stores = [line for line in new if line.startswith("  store ")]
@@ -140,6 +155,34 @@ class ThreadBody(Body):
                 write()
             else:
                 level.unless(skips, write)
+
+
+def woven_stores(stores: Iterable[Store], lane: Symbol) -> dict[int, list[Store]]:
+    """Stores that fill a piece of memory together, each every n-th element of it; by the id of the
+    first."""
+    found: dict[tuple[Buffer, int, Size], dict[int, Store]] = {}
+    for store in stores:
+        step, rest = coefficient(store.index, lane) or (0, 0)
+        if store.mode == "set" and isinstance(step, int) and 1 < step <= NEAR:
+            place = rest % step
+            if isinstance(place, int):
+                found.setdefault((store.buffer, step, rest - place), {})[place] = store
+    return {
+        id(row[0]): [row[k] for k in range(step)]
+        for (_, step, _), row in found.items()
+        if len(row) == step
+    }
+
+
+def _store_woven(ctx: Context, stores: Sequence[Store], rank: int) -> None:
+    """Vectors of what lies side by side, each element from the store that it belongs to."""
+    place = AccessPlace(ctx, stores[0].buffer, stores[0].index, rank)
+    t, count = place.t(), len(stores)
+    rows = [to_memory(t, place.dtype, ctx.vectors(store.value)[0]) for store in stores]
+    for first in range(0, count * t.lanes, t.lanes):
+        places = [(k % count, k // count) for k in range(first, first + t.lanes)]
+        x = picked(t, place.kind, rows, places)
+        store_element(t, place.kind, x, place.ahead(place.address, first))
 
 
 def _atomics(ctx: Context, store: Store, rank: int) -> Callable[[], None]:

@@ -31,6 +31,17 @@ PROGRAMS: dict[str, Program] = {
     "variance of all": (lambda x: torch.var_mean(x), (1 << 26,), FULL),
     "batch norm": (
         lambda x: F.batch_norm(x, None, None, training=True), (64, 64, 112, 112), FULL),
+    "transpose": (lambda x: x.t().contiguous(), (4096, 4096), FULL),
+    "transpose and sum": (lambda x: (x + x.t()).relu(), (4096, 4096), FULL),
+    "transpose, odd": (lambda x: x.t().contiguous(), (4095, 4097), FULL),
+    "transpose, 16 bits": (lambda x: x.t().contiguous(), (4096, 4096), HALF),
+    "transpose, 8 bits": (lambda x: x.t().contiguous(), (4096, 4096), torch.int8),
+    "channels last": (
+        lambda x: x.contiguous(memory_format=torch.channels_last), (64, 128, 80, 80), FULL),
+    "channels first": (lambda x: x.permute(0, 3, 1, 2).contiguous(), (64, 80, 80, 128), FULL),
+    "pixels last": (
+        lambda x: x.contiguous(memory_format=torch.channels_last), (64, 3, 512, 512), FULL),
+    "interleaved": (lambda x: torch.stack([x[0], x[1]], -1), (2, 1 << 23), FULL),
     "argmax": (lambda x: x.argmax(-1), (4, 1 << 22), FULL),
 }  # fmt: skip
 
@@ -53,7 +64,7 @@ def main(part: str = "") -> None:
             continue
         x = torch.randn(shape, device="cuda").to(dtype)
         torch._dynamo.reset()
-        calls = [fn, torch.compile(fn), fusee.compile(fn)]
+        calls = [fn, torch.compile(fn), fusee.compile(fn, options={"prices": False})]
         found = [call(x) for call in calls for _ in range(3)][2::3]
         theirs, ours = (y[0] if isinstance(y, tuple) else y for y in found[::2])
         error = (theirs.float() - ours.float()).abs().max().item()

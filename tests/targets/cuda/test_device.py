@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 import fusee
 from fusee.backends.report import live_reports
+from fusee.codegen.simt import tile
 from fusee.errors import MissingPackage
 from fusee.targets.cuda import assemble
 from tests.capturing import test_distributed
 from tests.capturing.test_triton import KERNEL
 from tests.targets.cuda.test_kernels import (
+    CROSSED,
     EXTREMES,
     FLOATS,
     OTHERS,
@@ -53,11 +55,13 @@ def moved(tree: Any) -> Any:
     return tuple(x.cuda() if isinstance(x, Tensor) else x for x in tree)
 
 
-def agree(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5, **how: Any) -> None:
+def agree(
+    fn: Callable[..., Any], *args: Any, tolerance: float = 2e-5, prices: bool = True, **how: Any
+) -> None:
     """Compiled on the GPU gives what eager gives there, and says that it was compiled."""
     given = moved(args)
     mine, theirs = copy.deepcopy(given), copy.deepcopy(given)
-    compiled = fusee.compile(fn, options={"cache": False}, **how)
+    compiled = fusee.compile(fn, options={"cache": False, "prices": prices}, **how)
     for _ in range(2):
         got, want = compiled(*mine), fn(*theirs)
         close(got, want, tolerance)
@@ -120,6 +124,27 @@ def test_one_pass_of_extreme_numbers(shape: tuple[int, int], value: float) -> No
 def test_other_loops(program: str) -> None:
     fn, *args = OTHERS[program]()
     agree(fn, *args)
+
+
+@pytest.mark.parametrize("many", [1, 1 << 20], ids=["wide", "narrow"])
+@pytest.mark.parametrize("program", CROSSED)
+def test_tiles(program: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "LEAST", 1)
+    monkeypatch.setattr(tile, "MANY", many)
+    fn, *args = CROSSED[program]()
+    agree(fn, *args, prices=False)
+
+
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, torch.int8, torch.int16, torch.int64, torch.bool], ids=str
+)
+def test_large_tiles(dtype: torch.dtype) -> None:
+    x, y = ((numbers(2049, 1030) * 50).to(dtype) for _ in "ab")
+    agree(lambda x: x.t().contiguous(), x, prices=False)
+    agree(lambda x, y: torch.stack([x, y], -1), x, y, prices=False)
+    images = (numbers(8, 48, 60, 61) * 50).to(dtype)
+    agree(lambda x: x.contiguous(memory_format=torch.channels_last), images, prices=False)
+    agree(lambda x: x[:, :3].contiguous(memory_format=torch.channels_last), images, prices=False)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8], ids=str)

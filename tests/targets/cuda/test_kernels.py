@@ -16,8 +16,11 @@ import torch.nn.functional as F
 
 import fusee
 from fusee.backends import native
-from fusee.codegen.simt import kernel
+from fusee.codegen.simt import kernel, tile
+from fusee.loops.ir import Buffer, Values
 from fusee.runtime import jit
+from fusee.runtime.llvm_text import BITS, HELD
+from fusee.sym.expr import Symbol
 from fusee.targets.cuda import PROFILE, assemble
 from fusee.targets.cuda.launch import target
 from tests.targets.cuda import simulated
@@ -260,6 +263,102 @@ def test_threads_that_take_several_points(
     agree(fn, *args)
     if program in ("rows with a bias", "batch norm of channels-last"):
         assert all("smin" in code.module for code in gpu.codes)
+
+
+# programs that load along one axis and store along another; how many kernels cross something
+CROSSED: dict[str, Callable[[], Any]] = {
+    "whole tiles": lambda: (lambda x: x.t().contiguous(), numbers(128, 64)),
+    "edges": lambda: (lambda x, y: x + y.t().exp(), numbers(70, 130), numbers(130, 70)),
+    "several": lambda: (lambda *x: sum(a.t() for a in x).contiguous(),
+                        *(numbers(65, 33) for _ in range(4))),
+    "three axes": lambda: (lambda x: x.permute(2, 1, 0).contiguous(), numbers(33, 5, 47)),
+    "few channels last": lambda: (
+        lambda x: x.contiguous(memory_format=torch.channels_last), numbers(2, 3, 40, 41)),
+    "few channels first": lambda: (
+        lambda x: (x * 2).contiguous(),
+        numbers(2, 3, 40, 41).contiguous(memory_format=torch.channels_last)),
+    "channels": lambda: (
+        lambda x: x.contiguous(memory_format=torch.channels_last).relu(), numbers(2, 24, 20, 21)),
+    "masked": lambda: (lambda x: F.pad(x.t(), (1, 2)) + 1, numbers(33, 47)),
+    "truth": lambda: (lambda x: (~(x > 0)).t().contiguous(), numbers(33, 47)),
+    "indices": lambda: (
+        lambda x, i: x[i.t().contiguous()], numbers(99), torch.randint(0, 99, (70, 37))),
+    "both": lambda: (
+        lambda x, y: (x + y.t(), (x * y.t()).t().contiguous()), numbers(65, 40), numbers(40, 65)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("many", [1, 1 << 20], ids=["wide", "narrow"])
+@pytest.mark.parametrize("program", CROSSED)
+def test_tiles(gpu: Simulated, program: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "LEAST", 1)
+    monkeypatch.setattr(tile, "MANY", many)
+    fn, *args = CROSSED[program]()
+    agree(fn, *args)
+    assert any("@shared" in code.module for code in gpu.codes)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int16, torch.int64], ids=str)
+def test_tiles_of_other_dtypes(
+    gpu: Simulated, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile, "LEAST", 1)
+    for many in (1, 1 << 20):
+        monkeypatch.setattr(tile, "MANY", many)
+        agree(lambda x: x.t().contiguous() + 1, (numbers(70, 66) * 50).to(dtype))
+    assert all("@shared" in code.module for code in gpu.codes)
+
+
+def test_tiles_of_open_sizes(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "LEAST", 1)
+    compiled = fusee.compile(lambda x: x.t() + 1.0, dynamic=True, options={"cache": False})
+    copied = fusee.compile(lambda x: x.t().contiguous(), dynamic=True, options={"cache": False})
+    for shape in [(33, 70), (128, 64), (5, 300)]:
+        x = numbers(*shape)
+        close(compiled(x), x.t() + 1.0, 0)
+        close(copied(x), x.t().contiguous(), 0)
+    assert ["@shared" in code.module for code in gpu.codes] == [False, True]
+
+
+def test_rows_in_shared_memory_use_all_banks() -> None:
+    """Threads of a warp that go down a column meet no bank twice; of wide elements, half of one."""
+    i, j = (Symbol(name, 0, 1000) for name in "ij")
+    for dtype in (torch.int8, torch.bool, torch.int16, torch.bfloat16, torch.float32, torch.int64):
+        values = Values()
+        load = values.load(Buffer("x", dtype, (1000, 1000), (1000, 1), "input"), i.expr)
+        for side in (3, 24, 32, 64):
+            one = tile.SharedTile(i, j, {i: side, j: 64}, (load,))
+            wide = max(BITS[HELD[dtype]] // 8, 1)
+            threads = 32 * 4 // max(wide, 4)
+            banks = {one.pitch(load) * wide * k // 4 % 32 for k in range(threads)}
+            assert len(banks) == threads, (dtype, side)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_elements_that_lie_between_each_other(gpu: Simulated, dtype: torch.dtype) -> None:
+    """One kernel stores vectors of what several loops fill by turns."""
+    given = [numbers(64, 64, dtype=dtype) for _ in range(3)]
+    near = TOLERANCE[dtype]
+    agree(lambda x, y, z: torch.stack([x, y, z], -1), *given)
+    agree(lambda x, y, _: torch.stack([x.exp(), y], -1), *given, tolerance=near)
+    agree(lambda x, y, _: torch.stack([x.flip(-1), y + 1], -1).flatten(1), *given, tolerance=near)
+    assert len(gpu.codes) == 3
+    for code in gpu.codes:
+        stores = [line for line in code.text.splitlines() if " store " in line]
+        assert stores and all(" x " in line and "align 16" in line for line in stores)
+    # rows that follow each other are no such elements, nor are places out of step
+    agree(lambda x, y, _: torch.stack([x, y], 1), *given)
+    agree(lambda x, y, _: torch.cat([x[0, :3], torch.stack([x, y], -1).flatten()]), *given)
+
+
+def test_elements_between_each_other_of_open_sizes(gpu: Simulated) -> None:
+    compiled = fusee.compile(
+        lambda x, y: torch.stack([x, y.exp()], -1), dynamic=True, options={"cache": False}
+    )
+    for shape in [(33, 70), (128, 64), (5, 300)]:
+        x, y = numbers(*shape), numbers(*shape)
+        close(compiled(x, y), torch.stack([x, y.exp()], -1), 2e-5)
+    assert len(gpu.codes) == 1
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8], ids=str)
