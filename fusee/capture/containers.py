@@ -354,7 +354,9 @@ def _there(m: Capturing, container: dict[Any, Any], key: Any) -> Any:
         return dict.get(container, m.plain(key), ABSENT)
     mirror = m.world.mirror(container)
     if isinstance(key, FakeTensor) and mirror.copy is None and not mirror.writes:
-        return attributes.item_by_tensor(m, mirror, key)
+        real, _ = m.world.inputs.get(id(key), (None, None))
+        if real is not None and real in mirror.obj:
+            return attributes.item_by_tensor(m, mirror, key)
     if not is_key(key) and mirror.copy is None:
         m.world.whole(container)
     return m.world.get(mirror, key)

@@ -175,3 +175,47 @@ def test_torch_dynamo_was_here_before(kind: str) -> None:
     step = fusee.compile(optimizer.step, fullgraph=True)
     step()
     assert parameter.max() < 1
+
+
+class Lazily(torch.optim.Optimizer):
+    """A user's own, which makes the state of a parameter when it first has a gradient."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) == 0:
+                    state["step"] = 0
+                    state["mean"] = torch.zeros_like(p)
+                state["step"] += 1
+                state["mean"].lerp_(p.grad, 0.1)
+                p.add_(state["mean"].sign(), alpha=-group["lr"] / state["step"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_state_that_an_optimizer_of_the_users_makes() -> None:
+    made = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(n)) for n in range(1, 13)]
+        optimizer = Lazily(params)
+        step: Any = fusee.compile(optimizer.step, fullgraph=True) if compiles else optimizer.step
+        for k in range(5):
+            for p in params[k == 0 :]:  # the first one's state comes later than the others'
+                p.grad = torch.randn(p.shape)
+            if k == 3:
+                params.append(nn.Parameter(torch.randn(20)))
+                optimizer.add_param_group({"params": params[-1:]})
+            step()
+        made.append(optimizer)
+    eager, ours = made
+    assert [*map(len, ours.state.values())] == [*map(len, eager.state.values())]
+    _same_state(ours.state_dict(), eager.state_dict())
+    for a, b in zip(*(x.param_groups[0]["params"] for x in made), strict=True):
+        torch.testing.assert_close(a, b)
