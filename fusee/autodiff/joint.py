@@ -334,6 +334,8 @@ def replay(joint: Joint, node: fx.Node) -> bool:
     """Whether `node` is one for this, and is now drawn again. It changes the graph."""
     if node.target is not aten.bernoulli.p or type(node.meta.get("recompute")) is not int:
         return False
+    if torch.device(node.meta["device"] or "cpu").type != "cpu":  # no recording asks for a state
+        return False
     x, p = node.args[0], node.args[1] if len(node.args) > 1 else 0.5
     val, like = node.meta["val"], _state(torch.empty(0))
     sizes: list[Any] = [joint.aten.to_size(n) for n in val.shape]

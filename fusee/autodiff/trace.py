@@ -188,6 +188,8 @@ _ASKING: frozenset[Any] = frozenset(
         *(torch.set_autocast_enabled, torch.amp.autocast_mode._enter_autocast),
     }
 )
+# They have several kernels on GPUs, some of which draw other random numbers.
+_CHOOSING = frozenset({_ATTENTION, torch.nn.functional.multi_head_attention_forward})
 
 
 def needs_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -197,7 +199,7 @@ def needs_devices(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     modules = list(gm.modules())
     graphs = [module.graph for module in modules if isinstance(module, fx.GraphModule)]
     is_on_cpu = all(x.device.type == "cpu" for x in example_inputs if isinstance(x, Tensor))
-    asking = _ASKING if is_on_cpu else _ASKING | {_ATTENTION}  # which has several kernels on GPUs
+    asking = _ASKING if is_on_cpu else _ASKING | _CHOOSING
     return any(isinstance(module, torch.nn.RNNBase) for module in modules) or any(
         node.target in asking or getattr(node.target, "__name__", "") == "wrap_with_autocast"
         for graph in graphs

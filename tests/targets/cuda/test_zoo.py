@@ -62,6 +62,8 @@ def test_inference(name: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_training(name: str) -> None:
+    if name == "mamba" and torch.__version__ < "2.12":
+        pytest.skip("its associative_scan has no gradients in eager mode")
     module = zoo.load(name, "test")[0].cuda().train()
     state = {key: x.clone() for key, x in module.state_dict().items()}
     compiled = fusee.compile(module)
