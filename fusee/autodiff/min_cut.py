@@ -345,9 +345,13 @@ def cheaper_calls(
     costs, found = Costs(aten, prices), {}
     inner = set(_loops(aten, loops))
     calls = Counter(node.meta.get("call") for node in inner)
+    names = {kind.partition(" ")[0] for kind in prices.own}
     for node in inner:
-        kind = f"{_name(_op(node))}{_layout(costs, [node])}"
-        if calls[node.meta.get("call")] > 1 or kind not in prices.own:
+        name = _name(_op(node))
+        if calls[node.meta.get("call")] > 1 or name not in names:
+            continue
+        kind = f"{name}{_layout(costs, [node])}"
+        if kind not in prices.own:
             continue
         passed, (own, loop) = _passed(costs, [node]), prices.own[kind]
         shared = {root for x in node.all_input_nodes if (root := _memory(x)) in inner}

@@ -100,7 +100,9 @@ def build(group: Group, live: set[Buffer]) -> Kernel | None:
     bodies: list[list[Statement]] = [[] for _ in group.phases]
     finals: list[list[Statement]] = [[] for _ in group.phases]
     for member in group.members:
-        loop = rewritten(member.loop, {}, partial(_forwarded, member, by_buffer, live))
+        loop = member.loop
+        if not by_buffer.keys().isdisjoint(reads(loop)):
+            loop = rewritten(loop, {}, partial(_forwarded, member, by_buffer, live))
         member.loop, by_buffer[loop.buffer] = loop, member
         store = Store(loop.buffer, loop.index, member.stored(), loop.mode)
         if loop.acc is None:

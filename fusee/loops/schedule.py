@@ -11,7 +11,7 @@ All of it is legal for any order of outer axes; inner axes keep their order wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusee.loops.ir import (
@@ -42,7 +42,6 @@ from fusee.sym.expr import (
     hint,
     known_ge,
     product,
-    substitute,
     symbols,
 )
 
@@ -51,32 +50,42 @@ from fusee.sym.expr import (
 
 def order_loops(kernel: Kernel, profile: Profile) -> Kernel:
     """The kernel with its loops in the order in which they are to run."""
+    phases = [accesses(phase.body) for phase in kernel.phases]
     for _ in range(8):
-        found = _find_split(kernel)
+        found = _find_split(kernel, phases)
         if found is None:
             break
         kernel = _split(kernel, *found)
+        phases = [accesses(phase.body) for phase in kernel.phases]
     if kernel.ordered:
         return kernel
-    kernel.lanes = _choose_lanes(kernel, profile.wide)
-    _sort(kernel, profile.wide)
-    return _merge(kernel)
+    kernel.lanes = _choose_lanes(kernel, phases, profile.wide)
+    every = phases[0] if len(phases) == 1 else accesses([*kernel.statements()])
+    _sort(kernel, phases, every, profile.wide)
+    return _merge(kernel, phases, every)
 
 
 # ------------------------------------------------------------------------------ access
 
 
-def accesses(body: Sequence[Statement]) -> Iterator[tuple[Size, int, bool]]:
-    """(index, weight, is memory) for every index expression of a body.
+Accesses = Mapping[tuple[Size, bool], int]
+
+
+def accesses(body: Sequence[Statement]) -> Accesses:
+    """The weight of every (index, is memory) of a body.
 
     Stores weigh double; numbers made from indices (arange, masks) are no memory.
     """
+    found: dict[tuple[Size, bool], int] = {}
     for statement in body:
         if isinstance(statement, Store):
-            yield statement.index, 2, True
+            key = statement.index, True
+            found[key] = found.get(key, 0) + 2
     for value in walk(v for statement in body for v in statement.operands):
         if value.op in ("load", "index"):
-            yield index_of(value), 1, value.op == "load"
+            key = index_of(value), value.op == "load"
+            found[key] = found.get(key, 0) + 1
+    return found
 
 
 def rewritten(
@@ -142,14 +151,11 @@ def keeps_order(phase: Phase) -> bool:
 # ------------------------------------------------------------------------------ split
 
 
-def _find_split(kernel: Kernel) -> tuple[Symbol, Size] | None:
+def _find_split(kernel: Kernel, phases: Sequence[Accesses]) -> tuple[Symbol, Size] | None:
     """An axis i and c such that i//c or i%c occurs and c divides i's size."""
     own = {*kernel.outer, *(axis for phase in kernel.phases for axis in phase.inner)}
-    for phase in kernel.phases:
-        for index, _, _ in accesses(phase.body):
-            for found in cuts(index, own):
-                return found
-    return None
+    each = (found for phase in phases for index, _ in phase for found in cuts(index, own))
+    return next(each, None)
 
 
 def cuts(index: Size, own: set[Symbol]) -> Iterator[tuple[Symbol, Size]]:
@@ -210,14 +216,14 @@ def _split(kernel: Kernel, axis: Symbol, chunk: Size) -> Kernel:
 # ------------------------------------------------------------------------------ lanes
 
 
-def _suits(body: Sequence[Statement], axis: Symbol, wide: int) -> float:
+def _suits(found: Accesses, axis: Symbol, wide: int) -> float:
     """How well a body's accesses suit vectors along `axis`: share of contiguous minus strided.
 
     Less for short axes, which fill vectors badly.
     """
     assert axis.hi is not None
     good = bad = 0.0
-    for index, weight, is_memory in accesses(body):
+    for (index, is_memory), weight in found.items():
         if not is_memory:
             continue
         parts = coefficient(index, axis)
@@ -230,19 +236,19 @@ def _suits(body: Sequence[Statement], axis: Symbol, wide: int) -> float:
     return (good - 2 * bad) / max(good + bad, 1.0) + min(hint(axis.hi) / wide, 1.0)
 
 
-def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:
+def _choose_lanes(kernel: Kernel, phases: Sequence[Accesses], wide: int) -> Symbol | None:
     """The outer axis for lanes, or None when the phases' own inner axes serve better."""
     best_outer, best_score = None, float("-inf")
-    looped = [phase for phase in kernel.phases if phase.inner]
-    weighed = looped or kernel.phases
+    looped = [pair for pair in zip(kernel.phases, phases, strict=True) if pair[0].inner]
+    weighed = [found for _, found in looped] or phases
     for axis in kernel.outer:
-        score = min(_suits(p.body, axis, wide) for p in weighed)
+        score = min(_suits(found, axis, wide) for found in weighed)
         if score >= best_score:
             best_outer, best_score = axis, score
     if not looped:
         return best_outer
-    inner = min(max(_suits(p.body, axis, wide) for axis in p.inner) for p in looped)
-    if best_outer is None or all(_is_brief(p, best_outer) for p in looped):
+    inner = min(max(_suits(found, axis, wide) for axis in p.inner) for p, found in looped)
+    if best_outer is None or all(_is_brief(*pair, best_outer) for pair in looped):
         return best_outer
     return None if inner >= best_score else best_outer
 
@@ -251,10 +257,10 @@ def _choose_lanes(kernel: Kernel, wide: int) -> Symbol | None:
 _BRIEF = 8
 
 
-def _is_brief(phase: Phase, axis: Symbol) -> bool:
+def _is_brief(phase: Phase, found: Accesses, axis: Symbol) -> bool:
     """Whether vectors along an outer axis, picked out of near elements, beat the phase's loops."""
     points = product(inner.hi for inner in phase.inner if inner.hi is not None)
-    steps = [coefficient(index, axis) for index, _, _ in accesses(phase.body)]
+    steps = [coefficient(index, axis) for index, _ in found]
     return (
         isinstance(points, int)
         and points <= _BRIEF
@@ -268,25 +274,24 @@ def _is_brief(phase: Phase, axis: Symbol) -> bool:
 # ------------------------------------------------------------------------------ sort
 
 
-def _sort(kernel: Kernel, wide: int) -> None:
-    bodies = [s for phase in kernel.phases for s in phase.body]
-    kernel.outer = _by_stride(kernel.outer, bodies, kernel.lanes)
-    for phase in kernel.phases:
+def _sort(kernel: Kernel, phases: Sequence[Accesses], every: Accesses, wide: int) -> None:
+    kernel.outer = _by_stride(kernel.outer, every, kernel.lanes)
+    for phase, found in zip(kernel.phases, phases, strict=True):
         if len(phase.inner) > 1 and not keeps_order(phase):
             last = None
             if kernel.lanes is None:
-                scores = {axis: _suits(phase.body, axis, wide) for axis in phase.inner}
+                scores = {axis: _suits(found, axis, wide) for axis in phase.inner}
                 last = max(scores, key=scores.__getitem__)
-            phase.inner = _by_stride(phase.inner, phase.body, last)
+            phase.inner = _by_stride(phase.inner, found, last)
 
 
 def _by_stride(
-    axes: tuple[Symbol, ...], body: Sequence[Statement], last: Symbol | None
+    axes: tuple[Symbol, ...], found: Accesses, last: Symbol | None
 ) -> tuple[Symbol, ...]:
     """Axes by total stride, widest first; `last` last."""
     if len(axes) < 2:
         return axes
-    indices = [(index, weight) for index, weight, is_memory in accesses(body) if is_memory]
+    indices = [(index, weight) for (index, is_memory), weight in found.items() if is_memory]
 
     def stride(axis: Symbol) -> int:
         total = 0
@@ -301,48 +306,43 @@ def _by_stride(
 # ------------------------------------------------------------------------------ merge
 
 
-def _merge(kernel: Kernel) -> Kernel:
-    everything = [s for phase in kernel.phases for s in phase.body]
-    outer, values = _merge_axes(kernel.outer, everything)
+def _merge(kernel: Kernel, phases: Sequence[Accesses], every: Accesses) -> Kernel:
+    outer, values = _merge_axes(kernel.outer, every)
     lanes = outer[-1] if kernel.lanes is not None else None
-    phases = []
-    for phase in kernel.phases:
-        inner, more = (
-            (phase.inner, {}) if keeps_order(phase) else _merge_axes(phase.inner, phase.body)
-        )
+    merged = []
+    for phase, found in zip(kernel.phases, phases, strict=True):
+        inner, more = phase.inner, dict[Symbol, Size]()
+        if len(inner) > 1 and not keeps_order(phase):
+            inner, more = _merge_axes(inner, found)
         both = {**values, **more}
-        phases.append(Phase(inner, rewrite_body(phase.body, both) if both else phase.body))
-    return Kernel(outer, phases, lanes, kernel.ordered, kernel.origin)
+        merged.append(Phase(inner, rewrite_body(phase.body, both) if both else phase.body))
+    return Kernel(outer, merged, lanes, kernel.ordered, kernel.origin)
 
 
 def _merge_axes(
-    axes: tuple[Symbol, ...], body: Sequence[Statement]
+    axes: tuple[Symbol, ...], found: Accesses
 ) -> tuple[tuple[Symbol, ...], dict[Symbol, Size]]:
     """(new axes, what the old ones are in terms of them)."""
-    indices = {index for index, _, _ in accesses(body)}
     merged = list(axes)
     values: dict[Symbol, Size] = {}
+    last = dict(zip(axes, axes, strict=True))  # what an axis goes along in the indices
     position = len(merged) - 2
     while position >= 0:
         left, right = merged[position], merged[position + 1]
-        if all(_can_merge(index, left, right) for index in indices):
-            assert left.hi is not None and right.hi is not None
+        assert left.hi is not None and right.hi is not None
+        if all(_can_merge(index, left, last[right], right.hi) for index, _ in found):
             one = Symbol(f"{left.name}{right.name}", 0, left.hi * right.hi)
             # no access needs left alone, so all of `one` may be put on right
-            step: dict[Symbol, Size] = {left: 0, right: one.expr}
-            indices = {substitute(index, step) for index in indices}
-            values = {axis: substitute(v, step) for axis, v in values.items()} | step
+            last[one] = last[right]
+            values |= {left: 0, last[one]: one.expr}
             merged[position : position + 2] = [one]
         position -= 1
     return tuple(merged), values
 
 
-def _can_merge(index: Size, left: Symbol, right: Symbol) -> bool:
+def _can_merge(index: Size, left: Symbol, right: Symbol, size: Size) -> bool:
     a, b = coefficient(index, left), coefficient(index, right)
-    if a is None or b is None:
-        return False
-    assert right.hi is not None
-    return bool(a[0] == b[0] * right.hi)
+    return a is not None and b is not None and bool(a[0] == b[0] * size)
 
 
 # ---------------------------------------------------------------------------- deps

@@ -133,12 +133,13 @@ Monomial = tuple[Atom, ...]
 class Expr:
     """A polynomial with integer coefficients; `terms` maps each monomial to a nonzero int."""
 
-    __slots__ = ("_hash", "_symbols", "terms")
+    __slots__ = ("_hash", "_linear", "_symbols", "terms")
 
     def __init__(self, terms: dict[Monomial, int]) -> None:
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
         self._symbols: dict[Symbol, None] | None = None
+        self._linear: dict[Symbol, tuple[Size, Size] | None] | None = None
 
     def __reduce__(self) -> Any:  # hashes of texts differ between processes
         return Expr, (self.terms,)
@@ -603,19 +604,23 @@ def coefficient(a: Size, symbol: Symbol) -> tuple[Size, Size] | None:
     """(c, rest) with a == c*symbol + rest and neither mentioning it; None if not linear in it."""
     if isinstance(a, int) or symbol not in symbols(a):
         return 0, a
-    coef, rest = linear_in(a, symbol)
-    if coef is None or symbol in symbols(coef) or symbol in symbols(rest):
-        return None
-    return coef, rest
+    if a._linear is None:
+        a._linear = {}
+    if symbol not in a._linear:
+        coef, rest = linear_in(a, symbol)
+        is_hidden = coef is None or symbol in symbols(coef) or symbol in symbols(rest)
+        a._linear[symbol] = None if coef is None or is_hidden else (coef, rest)
+    return a._linear[symbol]
 
 
 def substitute(a: Size, values: Mapping[Symbol, Size]) -> Size:
     """`a` with symbols replaced, simplified anew."""
-    known: dict[Atom, Size] = {}
-    for atom in _inner_first(a):
-        if isinstance(atom, Symbol):
-            known[atom] = values.get(atom, atom.expr)
-        elif isinstance(atom, Call):
+    if isinstance(a, int) or values.keys().isdisjoint(symbols(a)):
+        return a
+    known: dict[Atom, Size] = dict(values.items())
+    divides_none = all(type(atom) is Symbol for mono in a.terms for atom in mono)
+    for atom in () if divides_none else _inner_first(a):
+        if isinstance(atom, Call):
             known[atom] = CALLS[atom.op](_with_atoms(atom.a, known), _with_atoms(atom.b, known))
     return _with_atoms(a, known)
 
@@ -623,13 +628,17 @@ def substitute(a: Size, values: Mapping[Symbol, Size]) -> Size:
 def _with_atoms(a: Size, known: Mapping[Atom, Size]) -> Size:
     if isinstance(a, int):
         return a
-    total: Size = 0
+    terms: dict[Monomial, int] = {}
     for mono, coef in a.terms.items():
+        if known.keys().isdisjoint(mono):
+            terms[mono] = terms.get(mono, 0) + coef
+            continue
         term: Size = coef
         for atom in mono:
-            term = term * known[atom]
-        total = total + term
-    return total
+            term = term * (known[atom] if atom in known else _atom(atom))
+        for factors, count in _terms(term):
+            terms[factors] = terms.get(factors, 0) + count
+    return collect(terms)
 
 
 class Steps:

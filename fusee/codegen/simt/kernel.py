@@ -201,6 +201,7 @@ class _Mapping:
         self.tile: SharedTile | None = None
         if self.team is None and not self.reloads:
             self.tile = choose_tile(kernel, list(self.orders.values()))
+            self.vec = 1 if self.tile is not None else self.vec
         if self.team is None and self.tile is None:
             self.row = self._row()
         if self.team is not None and not self._is_kept(self.team):
