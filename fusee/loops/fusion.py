@@ -424,9 +424,9 @@ def _reads_only_at(value: Value, buffer: Buffer, index: Size) -> bool:
 
 def _is_beside(placement: Placement) -> bool:
     """Whether the kernel writes nowhere twice, as far as one look at its indices tells."""
-    new = placement.member.loop
+    new, axes = placement.member.loop, (*placement.outer, *placement.inner)
     others = (m.loop for m in placement.group.members if m.loop.buffer is new.buffer)
-    return all(_are_apart(other.index, new.index, new.axes) for other in others)
+    return all(_are_apart(other.index, new.index, axes) for other in others)
 
 
 def _are_apart(a: Size, b: Size, axes: Sequence[Symbol]) -> bool:
@@ -530,13 +530,14 @@ def _links(
     loads = [v for v in walk(values) if v.op == "load"]
     shared: list[tuple[Size, Size, Buffer, bool]] = []
     if loop.buffer in produced:  # what lies between the elements of others fills the same lines
-        theirs, zero = produced[loop.buffer].loop, dict.fromkeys(loop.axes, 0)
-        start = substitute(theirs.index, dict.fromkeys(theirs.axes, 0))
-        distance = substitute(loop.index, zero) - start
+        theirs = produced[loop.buffer].loop.index
+        axes = (*loop.axes, *group.outer, *(axis for inner in group.phases for axis in inner))
+        ours, start = (substitute(at, dict.fromkeys(axes, 0)) for at in (loop.index, theirs))
+        distance = ours - start
         steps = [coefficient(loop.index, axis) or (0, 0) for axis in loop.axes]
         known = [abs(step) for step, _ in steps if isinstance(step, int)]
         if isinstance(distance, int) and abs(distance) < min(known, default=0):
-            shared.append((theirs.index, loop.index - distance, loop.buffer, False))
+            shared.append((theirs, loop.index - distance, loop.buffer, False))
     for load in loads:
         buffer, index = load.attr
         if buffer in produced:

@@ -346,6 +346,8 @@ def test_elements_that_lie_between_each_other(gpu: Simulated, dtype: torch.dtype
     for code in gpu.codes:
         stores = [line for line in code.text.splitlines() if " store " in line]
         assert stores and all(" x " in line and "align 16" in line for line in stores)
+    agree(lambda x, *y: torch.stack([x.t().exp(), y[0].exp().t()], -1), *given, tolerance=near)
+    assert len(gpu.codes) == 4
     # rows that follow each other are no such elements, nor are places out of step
     agree(lambda x, y, _: torch.stack([x, y], 1), *given)
     agree(lambda x, y, _: torch.cat([x[0, :3], torch.stack([x, y], -1).flatten()]), *given)
