@@ -13,6 +13,7 @@ Everything here exists from 2.11 to 2.15; the names used are
     torch._C._functorch            what transforms of torch.func have wrapped, and where they begin
     torch._C._has_storage          tensors that vmap has wrapped have none
     torch._C._storage_Use_Count    how many tensors share memory
+    torch._C._construct_storage_from_data_pointer   memory that somebody else has
     torch._fused_sdp_choice        which attention kernel eager takes
     ctx.maybe_clear_saved_tensors  frees what a Function saved, unless retain_graph keeps it
 """
@@ -117,6 +118,15 @@ def storage_id(x: torch.Tensor) -> int:
 def storage_holders(x: Tensor) -> int:
     """How many tensors and views share its memory, and one for asking."""
     return int(torch._C._storage_Use_Count(storage_id(x)))
+
+
+def borrowed(x: Tensor) -> Tensor:
+    """The same elements, without keeping their memory."""
+    storage = x.untyped_storage()
+    given = storage.data_ptr(), x.device, storage.nbytes()
+    same: Any = torch._C._construct_storage_from_data_pointer(*given)
+    with torch.no_grad():
+        return x.new_empty(0).set_(same, x.storage_offset(), x.size(), x.stride())
 
 
 def op_name(op: OpOverload) -> str:

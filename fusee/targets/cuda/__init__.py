@@ -41,7 +41,7 @@ from fusee.targets.cuda.passes import (
     patches_as_products,
     rows_as_sums,
 )
-from fusee.targets.cuda.recording import Recordable, Replayer, why_launched
+from fusee.targets.cuda.recording import Recordable, Replayer, Together, why_launched
 from fusee.targets.linking import PRODUCTS, link_graph
 
 # 512: blocks that keep a GPU of 132 processors busy. Registers and arithmetic cost little beside
@@ -116,7 +116,8 @@ class Gpu(Launches, Recordable, Protocol):
 class CUDA:
     """See fusee.targets.Target.
 
-    gpu   the one that graphs are compiled for, if it is known
+    gpu       the one that graphs are compiled for, if it is known
+    together  what recordings of a graph share, and of its backward
     """
 
     profile = PROFILE
@@ -133,7 +134,7 @@ class CUDA:
     )
 
     def __init__(self, gpu: Gpu | None = None) -> None:
-        self.gpu = gpu
+        self.gpu, self.together = gpu, Together()
 
     @property
     def device(self) -> torch.device:
@@ -141,7 +142,7 @@ class CUDA:
 
     def at(self, device: torch.device) -> CUDA:
         if self.gpu is not None:
-            return self
+            return CUDA(self.gpu)
         if torch.version.hip is not None:
             raise TraceError("a tensor is on an AMD GPU, and code is generated for NVIDIA's")
         return CUDA(gpu_at(device.index or 0))
@@ -202,7 +203,7 @@ class CUDA:
         if rows:
             run = with_names(run, run=Beside(call.run, rows, gpu.together))
         waiting = call.stream, call.waiting
-        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting)
+        replayer = Replayer(built.run, run, plan, arguments, gpu, *waiting, self.together)
         return built._replace(run=call.telling(replayer), replays=replayer.described)
 
 

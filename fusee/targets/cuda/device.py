@@ -90,7 +90,6 @@ class Device:
         self._stream: Callable[[], int] = partial(torch._C._cuda_getCurrentRawStream, index)
         self._recording = threading.Lock()
         atexit.register(self._tell)
-        self._streams: list[Any] = []
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
         self.imports = {name: _address(name) for name in names}
         self.imports |= {"fusee_context": context.value or 0, "fusee_page": self._page.data_ptr()}
@@ -171,6 +170,12 @@ class Device:
 
     # ------------------------------------------------------------------------------ CUDA graphs
 
+    @functools.cached_property
+    def _streams(self) -> list[Any]:
+        """That of recordings, always the same: torch gives memory of one stream to no other; and
+        those for branches."""
+        return [torch.cuda.Stream(self.index) for _ in range(MOST)]  # type: ignore[no-untyped-call]
+
     def capturing(self) -> bool:
         """Whether somebody records what is launched now."""
         return torch.cuda.is_current_stream_capturing()
@@ -189,8 +194,7 @@ class Device:
         with self._recording, torch.cuda.device(self.index), process.paused():
             # what direct calls had, since recordings can take none of that
             torch.cuda.empty_cache()
-            side, *self._streams = (torch.cuda.Stream() for _ in range(MOST))  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(self._streams[0]):
                 try:
                     return _recorded(partial(call, given), pool)
                 except RuntimeError:
@@ -203,7 +207,7 @@ class Device:
         """Calls with streams beside each other, within `record`; their first status but 0."""
         main: Any = torch.cuda.current_stream(self.index)
         start, status = main.record_event(), calls[0](main.cuda_stream)
-        for call, stream in zip(calls[1:], self._streams, strict=False):
+        for call, stream in zip(calls[1:], self._streams[1:], strict=False):
             stream.wait_event(start)
             status = status or call(stream.cuda_stream)
             main.wait_event(stream.record_event())

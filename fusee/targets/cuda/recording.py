@@ -13,7 +13,9 @@ A Replayer stands around a host function. What holds:
 - What a forward saves for its backward stays where the recording wrote it, and is read there. As
   long as anybody has it, the forward's calls run directly.
 - Recordings of one stream share an arena and a pool, since one runs after the other; both live as
-  long as a recording points to them.
+  long as a recording points to them. A forward and its backward share the pool: what the one has
+  given back when its recording ends, the other takes. What a forward lends is not given back, so
+  that recordings made later leave it alone; one made earlier is not replayed while it is wanted.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
+from itertools import count as numbers_from
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fusee.aten.torch_api import borrowed
 from fusee.codegen.host import HostArguments
 from fusee.codegen.llvm.kernel import KernelCode
 from fusee.codegen.simt.batch import batched
@@ -84,6 +88,7 @@ class _CudaGraph(NamedTuple):
              of that
     lent     what it leaves for a backward to read, with the number of those who always hold it
     arena    is pointed to
+    number   of recordings, those made earlier have lower ones
     """
 
     replay: Callable[[], None]
@@ -95,6 +100,30 @@ class _CudaGraph(NamedTuple):
     lent: Sequence[tuple[Tensor, int]]
     results: Sequence[Result]
     arena: Tensor
+    number: int
+
+
+class _Pool:
+    """Memory of recordings on one stream.
+
+    users   the recordings of a forward, of its backwards
+    lender  the forward's recording that was replayed last
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.users: list[Mapping[Key, _CudaGraph]] = []
+        self.lender: _CudaGraph | None = None
+
+
+class Together:
+    """What a forward's calls and those of its backwards share: one runs after the other, and the
+    memory of recordings, by stream."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pools: dict[int, _Pool] = {}
+        self.numbers = numbers_from()
 
 
 class _OneStream:
@@ -103,17 +132,16 @@ class _OneStream:
     moved   inputs that come from the CPU, or have come from several places; placed: the others
     before  of sizes: how many direct calls there were, and where inputs lay in the last
     frames  what recorded launches point to
-    lent    by the recording that was replayed last
     """
 
-    def __init__(self, pool: Any, tensors: Sequence[int], moved: Sequence[int]) -> None:
+    def __init__(self, pool: _Pool, tensors: Sequence[int], moved: Sequence[int]) -> None:
         self.pool, self.placed = pool, tensors
         self.moved: tuple[int, ...] = ()
         self.move(moved)
         self.recordings: dict[Key, _CudaGraph] = {}
         self.before: dict[Key, tuple[int, list[int]]] = {}
         self.frames: Any = None
-        self.lent: Sequence[tuple[Tensor, int]] = ()
+        pool.users.append(self.recordings)
 
     def move(self, more: Iterable[int]) -> None:
         self.moved = tuple(sorted({*self.moved, *more}))
@@ -137,9 +165,10 @@ class Replayer:
         gpu: Recordable,
         stream: Callable[[], int],
         waiting: Mapping[int, list[Any]],
+        together: Together,
     ) -> None:
         self.run, self.gpu, self.stream, self.waiting = run, gpu, stream, waiting
-        self.recorded = recorded
+        self.recorded, self.together = recorded, together
         self.refuse, self.spread = arguments.refuse, arguments.spread
         self.saved, self.saves = arguments.saved, arguments.saves
         self.sizes = [*arguments.sizes.values()]
@@ -148,7 +177,6 @@ class Replayer:
         written = {b for item in plan.schedule.items for b in writes(item)}
         self.written = {k for k in self.tensors if arguments.buffers[k] in written}
         self.seen_first = 2 if self.sizes else 1  # direct calls before one is recorded
-        self.lock = threading.Lock()
         self.streams: dict[int, _OneStream] = {}
         self.refused: str | None = None
         self.replayed = 0
@@ -161,28 +189,41 @@ class Replayer:
 
     def __call__(self, *given: Any) -> Sequence[Any]:
         inputs = given if self.spread else given[0]
-        one = self.streams.get(self.stream())
-        if self.refused is not None or self.gpu.capturing() or not self.lock.acquire(False):
+        one, lock = self.streams.get(self.stream()), self.together.lock
+        if self.refused is not None or self.gpu.capturing() or not lock.acquire(False):
             return self.run(*given)
         try:
             if one is None:
-                one = self.streams[self.stream()] = _OneStream(
-                    self.gpu.pool(), self.tensors, self.brought
-                )
-            if any(self.gpu.holders(x) != count for x, count in one.lent):
+                one = self._begun(self.stream())
+            lender = one.pool.lender
+            if lender is not None and not any(map(self._is_wanted, *zip(*lender.lent))):
+                lender = one.pool.lender = None
+            if lender is not None and self.saved is None:
                 return self.run(*given)
             key = self._key(one, inputs)
             found = one.recordings.pop(key, None)
-            if found is None:
+            if found is None or (lender is not None and found.number < lender.number):
                 found = self._made_new(one, inputs)
                 key = self._key(one, inputs)  # another input may be copied in by now
             if found is None:
                 return self.run(*given)
             one.recordings[key] = found  # the one used last is the last
-            one.lent = found.lent
+            if found.lent:
+                one.pool.lender = found
             return self._replayed(found, inputs)
         finally:
-            self.lock.release()
+            lock.release()
+
+    def _begun(self, stream: int) -> _OneStream:
+        pools = self.together.pools
+        if stream not in pools:
+            pools[stream] = _Pool(self.gpu.pool())
+        one = self.streams[stream] = _OneStream(pools[stream], self.tensors, self.brought)
+        return one
+
+    def _is_wanted(self, x: Tensor, own: int) -> bool:
+        """Whether others hold a tensor than its `own` holders."""
+        return self.gpu.holders(x) != own
 
     def _replayed(self, found: _CudaGraph, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.refuse is not None and torch.is_grad_enabled():
@@ -242,8 +283,8 @@ class Replayer:
         self.gpu.wait()  # a graph may be on its way
         for key in [*one.recordings][:count]:
             del one.recordings[key]
-        if not one.recordings:  # a pool ends with the last one that uses it
-            one.pool = self.gpu.pool()
+        if not any(one.pool.users):  # a pool ends with the last one that uses it
+            one.pool.handle = self.gpu.pool()
 
     # ------------------------------------------------------------------------------ recording
 
@@ -261,7 +302,7 @@ class Replayer:
             for k in one.moved:
                 mine[k] = self.gpu.like(inputs[k])()
         try:
-            replay, results = self.gpu.record(partial(self._run, one), mine, one.pool)
+            replay, results = self.gpu.record(partial(self._run, one), mine, one.pool.handle)
             lent = self._lent(mine, results)
             left: list[Tensor] = []
             made = [
@@ -274,10 +315,12 @@ class Replayer:
         moved = [k for k in one.moved if k not in self.brought]
         bring = self.gpu.copies([mine[k] for k in moved], into=True)
         brought = [(k, mine[k]) for k in self.brought]
+        left = [*map(borrowed, left)]  # what is copied out at once is the pool's again
         take = self.gpu.copies(left, into=False)
         fresh = [*map(self.gpu.like, left)]
         held = [(x, self.gpu.holders(x)) for x in lent.values()]
-        return _CudaGraph(replay, moved, bring, brought, fresh, take, held, made, one.frames.arena)
+        about = held, made, one.frames.arena, next(self.together.numbers)
+        return _CudaGraph(replay, moved, bring, brought, fresh, take, *about)
 
     def _lent(self, mine: Sequence[Any], results: Sequence[Any]) -> dict[int, Tensor]:
         """Results by number that are saved for a backward, and that nobody else gets."""

@@ -56,6 +56,7 @@ class FakeGpu:
         self.recorded = self.replayed = self.waits = 0
         self.beside: list[int] = []  # how many launches at once
         self.held: list[Tensor] = []
+        self.pools: list[object] = []
         self.copied: list[int] = []  # how many tensors at once
         self._kept = (_LAUNCH(self._launch), _CONTEXT(self._push), _CONTEXT(self._pop))
         names = ("cuLaunchKernel", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
@@ -100,7 +101,8 @@ class FakeGpu:
         return self.is_capturing
 
     def pool(self) -> object:
-        return object()
+        self.pools.append(object())
+        return self.pools[-1]
 
     def record(
         self, call: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any], pool: Any

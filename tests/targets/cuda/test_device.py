@@ -310,6 +310,31 @@ def test_training_is_replayed() -> None:
     assert said.count("calls replayed") == 2 and "any more" not in said, said
 
 
+def test_forwards_and_backwards_of_several_sizes_share_memory() -> None:
+    """Recordings of all of them, and values that are wanted while others run."""
+    torch.manual_seed(0)
+    layers = [(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.LayerNorm(256))] * 3
+    net = nn.Sequential(*(copy.deepcopy(layer) for four in layers for layer in four)).cuda()
+    compiled = fusee.compile(net, dynamic=True, options={"cache": False})
+
+    def gradients(y: Tensor, keep: bool = False) -> list[Tensor]:
+        found = torch.autograd.grad(y.square().mean(), [*net.parameters()], retain_graph=keep)
+        return list(found)
+
+    for k in range(40):
+        x, z = (torch.randn((64, 96, 512)[k // 2 % 3], 256, device="cuda") for _ in "xz")
+        kept = compiled(z) if k % 5 == 4 else None
+        y = compiled(x)
+        close(y, net(x), 1e-4)
+        close(gradients(y, keep=k % 7 == 3), gradients(net(x)), 1e-4)
+        if k % 7 == 3:
+            close(gradients(y), gradients(net(x)), 1e-4)
+        if kept is not None:
+            close(gradients(kept), gradients(net(z)), 1e-4)
+    report = str(live_reports()[-1])
+    assert "calls replayed" in report and " 0 calls replayed" not in report
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(dtype: torch.dtype) -> None:
     net, x = Block().cuda(), torch.randn(2, 32, 256, device="cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from fusee.backends.report import live_reports
 from fusee.errors import CompileError, LateError, MissingPackage
 from fusee.targets.cuda import CUDA, assemble, device, launch
 from fusee.targets.cuda.branches import Beside
+from fusee.targets.cuda.recording import Replayer
 from fusee.torch_functions import optimizers
 from tests.targets.cuda.driver import FakeGpu, fake_gpu
 
@@ -519,6 +521,23 @@ def test_a_forward_whose_values_are_wanted_runs_directly(gpu: FakeGpu) -> None:
     del abandoned
     close(*learning.step())
     assert gpu.replayed == before + 3
+
+
+def test_a_forward_and_its_backward_share_memory(gpu: FakeGpu) -> None:
+    """A backward made before the forward that lends now may have taken the same memory: it is made
+    anew."""
+    learning = Learning(gpu)
+    for _ in range(4):
+        learning.step()
+    assert gpu.recorded == 2 and len(gpu.pools) == 1
+    replayers = [x for x in gc.get_objects() if isinstance(x, Replayer) and x.gpu is gpu]
+    (backward,) = (x for x in replayers if x.saved is not None)
+    ((_, one),) = backward.streams.items()
+    for key, found in one.recordings.items():
+        one.recordings[key] = found._replace(number=-1)
+    for _ in range(3):
+        close(*learning.step())
+    assert gpu.recorded == 3 and len(gpu.pools) == 1
 
 
 def test_saved_values_that_hooks_have_taken_stay(gpu: FakeGpu) -> None:
