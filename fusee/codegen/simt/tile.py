@@ -185,7 +185,13 @@ class Crossing:
             t.level.do(f"store {kind} {name}, {_address(kind, place)}")
 
     def _compute(self, phases: Sequence[Phase], level: Level, steps: Sequence[str]) -> None:
-        tile, t = self.tile, InsertPoint(level, self.ctx.machine, 1)
+        tile, body, t = self.tile, self.body, InsertPoint(level, self.ctx.machine, 1)
+        loads = {v.attr[0] for p in phases for v in body.order(p) if v.op == "load"}
+
+        def run() -> None:
+            for phase in phases:
+                body.statements(phase, {}, {}, 2)
+
         for step in steps:
             places = self._point(level, step, tile.lane, tile.along)
             known = self.ctx.ranked[2].known
@@ -193,9 +199,13 @@ class Crossing:
                 kind = _kind(load)
                 name = level.op(f"load {kind}, {_address(kind, place)}")
                 known[id(load)] = from_memory(t, load.dtype, name) if kind == "i8" else name
-            for phase in phases:
-                self.body.statements(phase, {}, {}, 2)
-        self.body.idle = None
+            idle = body.idle
+            if idle is not None and loads & self.ctx.stored:
+                body.idle = None  # a point may read there what it overwrites
+                level.unless(idle, run)
+            else:
+                run()
+        body.idle = None
 
     def _point(self, level: Level, step: str, fast: Symbol, slow: Symbol) -> list[str]:
         """What a thread does at a step, where neighbours go along `fast`: the coordinates are known

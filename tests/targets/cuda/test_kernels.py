@@ -283,6 +283,8 @@ CROSSED: dict[str, Callable[[], Any]] = {
     "truth": lambda: (lambda x: (~(x > 0)).t().contiguous(), numbers(33, 47)),
     "indices": lambda: (
         lambda x, i: x[i.t().contiguous()], numbers(99), torch.randint(0, 99, (70, 37))),
+    "in place": lambda: (
+        lambda x, y: x.add_(y.t()).mul(2), numbers(70, 130), numbers(130, 70)),
     "both": lambda: (
         lambda x, y: (x + y.t(), (x * y.t()).t().contiguous()), numbers(65, 40), numbers(40, 65)),
 }  # fmt: skip
