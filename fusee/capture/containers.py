@@ -445,7 +445,7 @@ def _call_cached(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> A
     is_pure &= not any(effects(node) for node in graph.nodes if node not in known)
     found = [_before(m, x) for x in given] if is_pure and origin is not None else [None]
     is_changed = any(node.target in STATE_SWITCHES for node in known)
-    is_changed |= m.world.recorder.changes_inputs(known)
+    is_changed |= bool(m.world.recorder.writers(known))
     if not all(found) or (is_changed and not all(map(is_scalar, given))):
         raise GraphBreak("a function under lru_cache is given what no call before the graph can be")
     m.world.passing.append("what a function keeps")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -95,10 +96,6 @@ class GraphFailed(BaseException):
     """A graph raised as the program would, and everything is as it was before."""
 
 
-class Runs(Protocol):
-    def forward(self, *inputs: Any) -> Any: ...
-
-
 States = Sequence[tuple[torch.Generator, torch.Tensor]]
 
 
@@ -122,14 +119,14 @@ class Failing:
     eagerly   the graph, which torch can run; where it does not raise, the error is the backend's
               own. None for what follows the graph
     state     that of torch when the piece begins
-    changes   whether the graph changes its inputs: then its own error is raised, with a note,
-              unless it says that it has changed nothing yet
+    changes   the names of its nodes that change its inputs: then its own error is raised, with a
+              note, unless it shows that it has changed nothing yet
     draws     whether it draws random numbers
     """
 
-    eagerly: Runs | None
+    eagerly: fx.GraphModule | None
     state: State
-    changes: bool
+    changes: tuple[str, ...] = ()
     draws: bool = False
 
     def __call__(
@@ -138,7 +135,7 @@ class Failing:
         self._restore(generators)
         if isinstance(error, FuseeError):
             raise error
-        if self.changes and not self.draws and getattr(error, "changed_nothing", False):
+        if self.changes and not self.draws and self._has_changed_nothing(error):
             raise GraphFailed from None
         if self.changes:
             error.add_note(
@@ -155,6 +152,22 @@ class Failing:
         finally:
             self._restore(generators)
         raise error
+
+    def _has_changed_nothing(self, error: Any) -> bool:
+        """Whether it was raised before the first write to an input."""
+        if self.eagerly is None:
+            return False
+        if (known := getattr(error, "changed_nothing", None)) is not None:
+            return bool(known)
+        forward: Any = self.eagerly.forward
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if "first_write" in frame.f_globals:  # a host function of ours
+                return bool(line < frame.f_globals["first_write"])
+            if frame.f_code is forward.__code__:  # what has run has a variable
+                names = [node.name for node in self.eagerly.graph.nodes]
+                raised = next(k for k, name in enumerate(names) if name not in frame.f_locals)
+                return names[raised] != "output" and not {*self.changes} & {*names[: raised + 1]}
+        return False
 
     def _restore(self, generators: States) -> None:
         for function, args, kwargs in State.now().switches(self.state):

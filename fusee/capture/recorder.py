@@ -587,7 +587,7 @@ class Recorder(TorchFunctionMode):
         if not self.is_handled and self.is_heard():
             self.is_handled = "raises" in effects(node)
         if self.is_parted:
-            self.is_changing |= self.changes_inputs([node])
+            self.is_changing |= bool(self.writers([node]))
             if self.is_handled and self.is_changing:
                 raise GraphBreak(
                     "a graph that changes its inputs would raise where the program handles it"
@@ -779,15 +779,12 @@ class Recorder(TorchFunctionMode):
             for node in graph.graph.nodes
         )
 
-    def changes_inputs(self, nodes: Iterable[fx.Node]) -> bool:
-        """Whether these write to memory that is there before the graph, as far as can be told."""
+    def writers(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        """Those that write to memory that is there before the graph, as far as can be told."""
         inputs = self.graph.find_nodes(op="placeholder")
         with torch._C.DisableTorchFunction():
-            outside = storages(inputs)
-            return any(
-                "anywhere" in effects(n) or not outside.isdisjoint(storages(written_by(n)))
-                for n in nodes
-            )
+            seen = storages(inputs)
+            return [n for n in nodes if "anywhere" in effects(n) or seen & storages(written_by(n))]
 
     def call_whole(self, func: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A function as one node, whatever it does."""

@@ -217,7 +217,7 @@ class _Attempt:
         except (Lost, GraphBreak):
             return False
         nodes = list(self.recorder.graph.nodes)
-        return not (self.recorder.changes_inputs(nodes) and _keep_apart(self.world, nodes))
+        return not (self.recorder.writers(nodes) and _keep_apart(self.world, nodes))
 
     def _start(self) -> Frame:
         place, world = self.place, self.world
@@ -298,7 +298,7 @@ class _Attempt:
                 call = [f"with {mode}({found.inference}):", *(f"    {line}" for line in call)]
             lines += [*before, *call]
         else:
-            failed = f"{source.constant(Failing(None, self.state, False))}(_error)"
+            failed = f"{source.constant(Failing(None, self.state))}(_error)"
         later = rebuild.later()
         found.effects = [line for line in (*later, *rebuild.lines) if line not in rebuild.values]
         for text in later:
@@ -336,7 +336,7 @@ class _Attempt:
     ) -> tuple[list[str], list[str], str]:
         """What comes before the call of a graph, the call, and what takes later errors."""
         nodes, before, more = list(graph.graph.nodes), [], ""
-        changes = self.recorder.changes_inputs(nodes)
+        changes = tuple(node.name for node in self.recorder.writers(nodes))
         if changes and (shared := _keep_apart(self.world, nodes)):
             raise Lost(f"{shared} share memory, and it is written to")
         if changes and not self.recorder.inference:

@@ -140,16 +140,19 @@ class _Writer:
     def write(self) -> HostCode:
         head = self._head()
         items = self.schedule.items
-        position = 0
+        position, unchanged = 0, 0
+        changes = (any(b.role == "input" for b in writes(item)) for item in items)
+        first = next((k for k, does in enumerate(changes) if does), len(items))
         while position < len(items):
-            item = items[position]
+            item, end = items[position], position + 1
             if isinstance(item, Extern):
                 self._extern(item)
-                position += 1
             else:
                 end = self._end_of_run(position)
                 self._run([k for k in items[position:end] if isinstance(k, Kernel)])
-                position = end
+            position = end
+            if end <= first:
+                unchanged = len(self.lines)
             self._release(position)
         results = ", ".join(self._constant(output) for output in self.graph.outputs)
         results = f"({results}{',' if results else ''})"
@@ -158,7 +161,10 @@ class _Writer:
         body = ["n = threads()"] if self.launches else []
         body += ["views = frame.views"] if self.views else []
         body += ["sized = frame.sized"] if self.sized else []
-        body += [*self._pinned_lines(), *self.lines]
+        body += self._pinned_lines()
+        # whoever takes an error sees by its line whether a caller's tensor was written to before
+        self.names["first_write"] = len(head) + len(body) + unchanged + 1
+        body += self.lines
         body.append(f"return {results}")
         back = "frames" if self.arguments.sizes else "frame"
         tail = ["    finally:", f"        give({back})", ""]

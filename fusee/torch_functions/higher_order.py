@@ -164,7 +164,7 @@ def _recomputed(m: Capturing, policy: Any, function: Any, /, *args: Any, **kwarg
     before = m.world.changes()[1:]
     with m.world.recorder.recomputed(policy) as made:
         result = m.call(function, *args, **kwargs)
-    has_effects = m.world.changes()[1:] != before or m.world.recorder.changes_inputs(made)
+    has_effects = m.world.changes()[1:] != before or m.world.recorder.writers(made)
     if torch.is_grad_enabled() and has_effects:
         raise GraphBreak("what runs under checkpoint() has effects, and has them twice in eager")
     return result

@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fusee
 from fusee.capture.entries import CompiledFunction
 from fusee.capture.policy import Policy
 from tests.capturing.same import Traced, same
@@ -310,6 +312,47 @@ def test_what_is_written_before_and_after_an_error() -> None:
                 call(*numbers, index)
             found.append(numbers)
         assert found[0] == found[1]
+
+
+def selects(x: T, index: T, log: T) -> T:
+    log.append("before")
+    x[index.nonzero().shape[0]] = 1
+    log.append("after")
+
+
+def inverts(x: T, index: T, log: T) -> T:
+    log.append("before")
+    x += 1
+    found = torch.linalg.inv(index.new_zeros(2, 2, dtype=x.dtype))
+    log.append("after")
+    return found
+
+
+def inverts_an_array(x: T, index: T, log: T) -> T:
+    log.append("before")
+    found = np.linalg.inv(np.diag(x.numpy()) * 0)
+    x += 1
+    log.append("after")
+    return found
+
+
+@pytest.mark.parametrize("make", [Traced, fusee.compile], ids=["as captured", "compiled"])
+@pytest.mark.parametrize("fn", [selects, inverts, inverts_an_array])
+def test_an_error_before_the_first_write_is_the_programs(
+    fn: Callable[..., Any], make: Callable[..., Any]
+) -> None:
+    found = []
+    for call in (fn, make(fn)):
+        x, log = torch.ones(2), []
+        with pytest.raises(Exception, match=r".") as raised:
+            call(x, INSIDE, log)
+        error = raised.value
+        found.append((type(error), str(error), getattr(error, "__notes__", None), x.tolist(), log))
+    eager, compiled = found
+    if fn is inverts and make is Traced:  # operator by operator: written to before it raises
+        assert "changes its inputs" in compiled[2][0]
+    else:
+        assert eager == compiled
 
 
 def test_a_graph_that_changes_inputs_says_so() -> None:
