@@ -504,11 +504,12 @@ def on_text(function: Any, m: Capturing, /, *args: Any, **kwargs: Any) -> Any:
     """A function of `re`, or a method of a pattern or match."""
 
     def shown(x: Any) -> Any:
-        x = str.__str__(x) if isinstance(x, str) else x
-        return Called(m, x) if callable(x) else x  # what to put in place of a match
+        if callable(x):  # what to put in place of a match
+            return lambda match: symbols.whole_text(m.call(x, match))
+        return str.__str__(x) if isinstance(x, str) else symbols.whole_text(x)
 
     args, kwargs = tuple(map(shown, args)), {key: shown(x) for key, x in kwargs.items()}
-    if not all(is_scalar(x) or type(x) is Called for x in (*args, *kwargs.values())):
+    if not all(is_scalar(x) or callable(x) for x in (*args, *kwargs.values())):
         raise GraphBreak(f"re.{function.__name__}() of more than texts and patterns")
     found = function(*args, **kwargs)
     return iter([*found]) if function.__name__ == "finditer" else found

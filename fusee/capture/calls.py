@@ -24,6 +24,8 @@ import operator
 import re
 import sys
 import types
+import typing
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -318,10 +320,11 @@ def _with_iterables(m: Capturing, function: Any, name: str, args: Args, kwargs: 
     if name == "pop" and isinstance(function.__self__, set):
         m.world.popped[id(function.__self__)] = function.__self__
         m.world.passing.append("the order of a set")
-    if (found := symbols.method(function.__self__, name, args)) is not NotImplemented:
+    found = NotImplemented if kwargs else symbols.method(function.__self__, name, args)
+    if found is not NotImplemented:
         return found
     if name not in _TAKE_ITERABLES and name not in _MOVE:
-        args = symbols.value(tuple(m.deep(x) for x in args))
+        args, kwargs = symbols.value(tuple(m.deep(x) for x in args)), symbols.value(kwargs)
     if name not in _MOVE:
         owner: Any = function.__self__
         compares = isinstance(owner, (*CONTAINERS, tuple, frozenset))
@@ -442,6 +445,8 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(m, inner, *args, **kwargs)
     stand = m.policy.replacement(function) or special(function)
     if stand is not None:
+        if symbols.Text in map(type, args) and not _takes_texts(function):
+            args = tuple(map(symbols.whole_text, args))
         try:
             return stand(m, *args, **kwargs)
         except TypeError as error:
@@ -477,6 +482,16 @@ def call(m: Capturing, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(m, method, function, *args, **kwargs)
     return call_native(m, function, args, kwargs)
 
+
+def _takes_texts(function: Any) -> bool:
+    """Whether what stands in for a function knows texts with open numbers."""
+    return function in _TAKE_TEXTS or getattr(function, "__module__", None) == "logging"
+
+
+_TAKE_TEXTS = {
+    isinstance, type, str, print, copy.copy, copy.deepcopy, functools.partial, operator.add,
+    operator.mod, typing.cast, warnings.warn,
+}  # fmt: skip
 
 # ------------------------------------------------------------------------------ functions
 

@@ -181,7 +181,7 @@ def _enumerate(m: Capturing, iterable: Any, start: Any = 0) -> Any:
 @stands_for(itertools.islice)
 def _islice(m: Capturing, x: Any, /, *ends: Any) -> Any:
     m.look(ends, AS_NUMBERS)
-    return itertools.islice(_iterable(m, x), *ends)
+    return itertools.islice(_iterable(m, x), *map(symbols.value, ends))
 
 
 @stands_for(functools.reduce)
@@ -262,8 +262,7 @@ def pairs(m: Capturing, x: Any) -> Any:
 def _rows(m: Capturing, x: Any) -> Iterator[Any]:
     for row in in_turn(m, x):
         items = m.items(row) if is_iterable(row) else row
-        m.hashed(items[:1] if type(items) is list else ())
-        yield items
+        yield [*m.hashed(items[:1]), *items[1:]] if type(items) is list else items
 
 
 @stands_for_each(dict, collections.OrderedDict)

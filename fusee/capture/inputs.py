@@ -24,7 +24,16 @@ import torch
 
 from fusee.capture import guards, torch_api
 from fusee.capture.captured import Relation, SizeRelation
-from fusee.capture.dynamic import VALUES, Number, Varying, exactly, is_held, load_number, loaded
+from fusee.capture.dynamic import (
+    VALUES,
+    Computed,
+    Number,
+    Varying,
+    exactly,
+    is_held,
+    load_number,
+    loaded,
+)
 from fusee.capture.frame import (
     ABSENT,
     BOUND_IN_C,
@@ -71,7 +80,7 @@ from fusee.capture.sources import (
     is_remade,
     own_dict,
 )
-from fusee.capture.symbols import Symbols
+from fusee.capture.symbols import Symbols, is_open
 from fusee.capture.torch_api import FakeTensor, fake_mode, fake_of
 from fusee.source import Args, Kwargs
 
@@ -262,6 +271,8 @@ class World:
         self.fact(guards.TypeMatch, origin, type(obj))
         self.load(obj.__name__, Attr(origin, "__name__"))
         owner = self.load(obj.__self__, Attr(origin, "__self__"))
+        if is_open(owner) or isinstance(owner, Computed):  # whose methods are others
+            return types.MethodType(getattr(type(obj.__self__), obj.__name__), owner)
         return self.know(obj, origin) if owner is obj.__self__ else getattr(owner, obj.__name__)
 
     def know(self, obj: Any, origin: Origin) -> Any:

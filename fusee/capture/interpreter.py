@@ -49,7 +49,7 @@ from fusee.capture.tracebacks import passed, without_ours
 _IN_PLACE = len(BINARY) // 2
 _MANY = 10_000
 _OURS = re.compile(
-    "FakeTensor|'Number'|'Array'|not Array|Sym(Int|Float|Bool)|Text"
+    "FakeTensor|'Array'|not Array|(: |not |')Number|Sym(Int|Float|Bool)|Text"
 )  # Python's messages name classes
 
 _NUMBERS = (int, float, str, bool, bytes, complex, tuple, type(None))

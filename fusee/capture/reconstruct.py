@@ -107,7 +107,8 @@ class Rebuild:
 
     is_return whether the function ends there: Python runs generators that it gives away
     source    its first part: objects from outside, evaluated before anything changes
-    lines     its second part, after the graph has run; `values`: those that only make a value
+    lines     its second part, after the graph has run; `values`: those that only make a value;
+              `late`: those that compute with numbers, and may raise
     outputs   the tensors that the graph must give
     """
 
@@ -119,6 +120,7 @@ class Rebuild:
         self.source = source
         self.lines: list[str] = []
         self.values: set[str] = set()
+        self.late: set[str] = set()
         self.outputs: list[torch.Tensor] = []
         self._memo: dict[int, str] = {}
         self._lists: dict[int, str] = {}  # of tensors, whose elements the program has
@@ -209,11 +211,13 @@ class Rebuild:
         """An expression that calls an object."""
         return f"{self.source.constant(function)}({', '.join(args)})"
 
-    def _named(self, text: str) -> str:
+    def _named(self, text: str, *, is_late: bool = False) -> str:
         name = f"_r{self._count}"
         self._count += 1
         self.lines.append(f"{name} = {text}")
         self.values.add(self.lines[-1])
+        if is_late:
+            self.late.add(self.lines[-1])
         return name
 
     def _made(self, x: Any) -> Making:
@@ -228,7 +232,7 @@ class Rebuild:
         if kind is Number:
             if x.made:  # Python computes it from the same numbers
                 function, *operands = x.made
-                return self._named(self.call(function, *(yield from _each(operands))))
+                return self._named(self.call(function, *(yield from _each(operands))), is_late=True)
             raise Lost("a float that the graph computes is alive where it ends")
         if kind is Text:
             texts = []
@@ -250,7 +254,7 @@ class Rebuild:
                 listed = self._lists.get(id(shown)) or self._named(f"{text}.tolist()")
                 self._lists[id(shown)] = listed
                 read[symbol] = f"{listed}[{symbols.places[symbol]}]"
-            return self._named(symbols.source(x, self.source, read))
+            return self._named(symbols.source(x, self.source, read), is_late=bool(read))
         if id(x) in self.world.popped and x:
             raise Lost("a set is alive that knows which of its elements it gives next")
         maker = MAKERS.get(kind)
@@ -261,7 +265,7 @@ class Rebuild:
                 return self.source.constant(x)
             name, kind = x.__name__, type(x.__self__)
             if type(getattr(kind, name, None)) is not types.FunctionType:
-                return self._named(f"{yield x.__self__}.{name}")
+                return self._named(f"({yield x.__self__}).{name}")
             # super() gave it: the object's own one is another
             in_c = next(vars(c)[name] for c in kind.__mro__ if type(vars(c).get(name)) in _METHODS)
             return self._named(f"{self.source.constant(in_c)}.__get__({yield x.__self__})")

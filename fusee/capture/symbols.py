@@ -235,6 +235,8 @@ def called(function: Any, args: Args, kwargs: Kwargs) -> Any:
         return operated(operator.floordiv, *args), operated(operator.mod, *args)
     if function is pow and len(args) == 3 and not kwargs:
         return operated(operator.mod, operated(operator.pow, *args[:2]), args[2])
+    if function is round and type(args[0]) is torch.SymInt and (args[1:] or kwargs):
+        return function(*value(args), **value(kwargs))  # which does not look at the places
     if function in TAKE:
         return operated(function, *args, **kwargs)
     if (found := _steady(function, args)) is not None and not kwargs:
@@ -286,6 +288,8 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
         return Text.of(operator.mod, *operands)
     if function in (operator.invert, operator.inv) and kinds == {torch.SymInt}:
         return -operands[0] - 1
+    if function in _POWERS and kinds <= _REAL and _is_refused(*operands):
+        return function(*map(value, operands))
     if function is operator.not_ and kinds == {torch.SymBool}:
         return torch.sym_not(operands[0])  # type: ignore[no-untyped-call]
     if function in _EXTREMES and are_unbacked(operands) and not named:
@@ -298,6 +302,13 @@ def operated(function: Callable[..., Any], *operands: Any, **named: Any) -> Any:
     return function(*map(value, operands), **value(named))
 
 
+def _is_refused(base: Any, exponent: Any) -> bool:
+    """Whether torch refuses a power of open numbers: of one below 0, but for natural exponents."""
+    return (isinstance(exponent, (float, torch.SymFloat)) or exponent < 0) and bool(base < 0)
+
+
+_POWERS = (operator.pow, operator.ipow)
+_REAL = {int, float, bool, torch.SymInt, torch.SymFloat}
 _EXTREMES: dict[Any, Any] = {max: torch.sym_max, min: torch.sym_min}
 
 
