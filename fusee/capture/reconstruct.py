@@ -16,7 +16,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -197,6 +197,16 @@ class Rebuild:
         for key, item in mirror.copy.items():
             self.lines.append(f"{name}.__dict__[{key!r}] = {yield item}")
         return name
+
+    def handled(self, failed: str) -> Iterator[str]:
+        """Its lines. `failed` takes what raises before any has had an effect."""
+        has_begun = False
+        for text in self.lines:
+            has_begun |= text not in self.values
+            if text in self.late and not has_begun:
+                yield f"try: {text}"
+                text = f"except Exception as _error: {failed}"
+            yield text
 
     def _leaf(self, x: torch.Tensor, text: str) -> str:
         if not self.world.recorder.leaves[id(x)]:

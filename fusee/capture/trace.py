@@ -303,13 +303,7 @@ class _Attempt:
         found.effects = [line for line in (*later, *rebuild.lines) if line not in rebuild.values]
         for text in later:
             lines += [f"try: {text}", f"except Exception as _error: {failed}"]
-        has_begun = False
-        for text in rebuild.lines:
-            has_begun |= text not in rebuild.values
-            lines.append(text)
-            if text in rebuild.late and not has_begun:
-                lines[-1:] = [f"try: {text}", f"except Exception as _error: {failed}"]
-        lines.append(f"return {result}")
+        lines += [*rebuild.handled(failed), f"return {result}"]
         if has_modes:
             without = source.constant(without_function_modes)
             lines = [f"with {without}() as _modes:", *(f"    {line}" for line in lines)]
