@@ -151,12 +151,16 @@ def _run(
         if form is None:
             args, kwargs = fx.node.map_aggregate((args, kwargs), returned)
         call = form or call
-    if t.b.to_size is not None:
-        call = (IN_OTHERS if t.above is None else COMPOSITES).get(call, call)
     try:
         t.look_at_autocast()
-        is_seen = call in _DATA or isinstance(call, _PYTHON)
-        with active(t), t.above or (WithData(t) if is_seen else _NOTHING):
+        above: contextlib.AbstractContextManager[Any] = t.above or _NOTHING
+        if (composite := composite_of(t, call)) is not None:
+            call, above = composite, _NOTHING
+        elif t.above is None and (
+            t.b.to_size is not None or call in _DATA or isinstance(call, _PYTHON)
+        ):
+            above = WithData(t)
+        with active(t), above:
             found = call(*args, **kwargs)
         if call is getattr and args[1] == "data":
             t.value(found).apart = "data"
@@ -166,6 +170,13 @@ def _run(
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         name = target if isinstance(target, str) else target.__name__
         raise failed(t, name, error) from error
+
+
+def composite_of(t: Tracer, call: Any) -> Callable[..., Any] | None:
+    """The form of a function in Python, where sizes are open; None: it has none."""
+    if t.b.to_size is None:
+        return None
+    return (IN_OTHERS if t.above is None else COMPOSITES).get(call)
 
 
 def _module(
@@ -286,6 +297,8 @@ class WithData(torch.overrides.TorchFunctionMode):
             args, kwargs = special(self.t, args, kwargs)
         if func is torch.Tensor.new_tensor:
             return torch.tensor(*args, **kwargs)
+        if (composite := composite_of(self.t, func)) is not None:
+            return composite(*args, **kwargs)
         opened = _opened(func)
         if opened is not None:
             with self:
@@ -294,6 +307,10 @@ class WithData(torch.overrides.TorchFunctionMode):
 
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+# Of a function that is one of two others, which an argument chooses.
+_CHOICE = torch.nn.functional.max_pool2d.__code__
 
 
 @functools.cache
@@ -306,17 +323,19 @@ def _opened(func: Any) -> Callable[..., Any] | None:
         and getattr(torch.Tensor, func.__name__, None) is func
     ):
         return None  # the method in C that it ends with would come here by the same name
-    names = func.__globals__
+    names = getattr(func.__globals__, "home", func.__globals__)  # of a Space, what it is of
     found = {
         name: lambda *_: False
         for name in _CHECKS
         if name in func.__code__.co_names and name in names
     }
-    if not found:
+    cells = func.__closure__ or ()
+    if not found and func.__code__ is _CHOICE:
+        cells = tuple(types.CellType(_opened(x) or x) for x in (y.cell_contents for y in cells))
+    elif not found:
         return None
-    copy = types.FunctionType(
-        func.__code__, Space({**names, **found}), func.__name__, func.__defaults__, func.__closure__
-    )
+    space = Space({**names, **found})
+    copy = types.FunctionType(func.__code__, space, func.__name__, func.__defaults__, cells)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusee.fake.layouts import broadcast, is_empty, is_row_major, let_be_equal
+from fusee.fake.torch_python import FORMS, with_open_ints
+
+aten = torch.ops.aten
 
 # ---------------------------------------------------------------------------- matrix products
 # Matrix products of open sizes, from operators that have rules.
@@ -83,7 +86,93 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return made if bias is None else made + bias
 
 
-# ---------------------------------------------------------------------------- rows and windows
+# ---------------------------------------------------------------------------- pools
+# Pools whose windows, or results, have open sizes where ATen takes ints.
+
+
+class _Pool(torch.autograd.Function):
+    """A pool of ATen's, below autograd. Its gradient's arguments are named as its own."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Any, x: Tensor, given: dict[str, Any]) -> Any:
+        found = with_open_ints(op, x, *given.values())
+        places = found[1:] if isinstance(found, tuple) else ()
+        ctx.name, ctx.given = op._schema.name.partition("::")[2], given
+        ctx.save_for_backward(x, *places)
+        ctx.mark_non_differentiable(*places)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        op = getattr(aten, f"{ctx.name}_backward").default
+        known = {**ctx.given, "grad_output": grads[0]}
+        known.update(zip(("self", "indices"), ctx.saved_tensors))
+        return None, with_open_ints(op, *(known[a.name] for a in op._schema.arguments)), None
+
+
+def _pool(of_known: Callable[..., Any], op: Any, which: Any = slice(None)) -> Callable[..., Any]:
+    """The form of a function that calls a pool of ATen's; `which`: of its results."""
+    _, *arguments = op._schema.arguments
+
+    def filled(a: Any, value: Any) -> Any:
+        if value is None:
+            value = a.default_value if a.has_default_value() else []
+        is_one = str(a.type) == "List[int]" and not isinstance(value, (list, tuple))
+        return [value] * a.N if is_one else value
+
+    def pool(input: Tensor, *args: Any, **named: Any) -> Any:
+        given = {**dict(zip((a.name for a in arguments), args)), **named}
+        flat = [y for x in given.values() for y in (x if isinstance(x, (list, tuple)) else (x,))]
+        if not any(isinstance(y, torch.SymInt) for y in flat):
+            return of_known(input, *args, **named)
+        rows = {a.name: filled(a, given.get(a.name)) for a in arguments}
+        found = _Pool.apply(op, input, rows)  # type: ignore[no-untyped-call]
+        return found[which] if isinstance(found, tuple) else found
+
+    return pool
+
+
+def _fractional(of_known: Callable[..., Any], axes: int, places: bool) -> Callable[..., Any]:
+    """The form of a function of torch whose result's size is a part of its operand's."""
+    name = f"fractional_max_pool{axes}d"
+    row = _pool(getattr(torch._C._nn, name), getattr(aten, name).default)
+
+    def pool(
+        input: Tensor,
+        kernel_size: Any,
+        output_size: Any = None,
+        output_ratio: Any = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> Any:
+        ratios = output_ratio if isinstance(output_ratio, (tuple, list)) else ()
+        is_known = output_size is None and len(ratios) != axes
+        if is_known or input.dim() - axes not in (1, 2):
+            given = output_size, output_ratio, return_indices, _random_samples
+            return of_known(input, kernel_size, *given)
+        whole: Any = torch.sym_int
+        size = output_size
+        if size is None:
+            size = [whole(n * part) for n, part in zip(input.shape[-axes:], ratios)]
+        if (samples := _random_samples) is None:
+            lead = 1 if input.dim() == axes + 1 else input.shape[0]
+            shape = lead, input.shape[-axes - 1], axes
+            samples = torch.rand(shape, dtype=input.dtype, device=input.device)
+        found = row(input, kernel_size, size, samples)
+        return found if places or return_indices else found[0]
+
+    return pool
+
+
+_nn = torch._C._nn
+_max_pool2d = _pool(torch.max_pool2d, aten.max_pool2d_with_indices.default, 0)
+_max_and_places = _pool(_nn.max_pool2d_with_indices, aten.max_pool2d_with_indices.default)
+_avg_pool2d = _pool(_nn.avg_pool2d, aten.avg_pool2d.default)
+_adaptive_max_pool2d = _pool(_nn.adaptive_max_pool2d, aten.adaptive_max_pool2d.default)
+
+
+def _row(n: Any, first: int = 1) -> tuple[Any, ...]:
+    return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
 
 
 def _max_pool1d(
@@ -96,14 +185,34 @@ def _max_pool1d(
     return_indices: bool = False,
 ) -> Any:
     """F.max_pool1d, of images of one row."""
-
-    def row(n: Any, first: int = 1) -> tuple[Any, ...]:
-        return (first, *(n if isinstance(n, (tuple, list)) else (n,)))
-
-    steps = row(stride or kernel_size), row(padding, 0), row(dilation), ceil_mode
-    images: Any = F.max_pool2d
-    found = images(input.unsqueeze(-2), row(kernel_size), *steps, return_indices)
+    windows = _row(kernel_size), _row(stride or kernel_size), _row(padding, 0), _row(dilation)
+    images = _max_and_places if return_indices else _max_pool2d
+    found = images(input.unsqueeze(-2), *windows, ceil_mode)
     return tuple(x.squeeze(-2) for x in found) if return_indices else found.squeeze(-2)
+
+
+def _avg_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *options: Any,
+    **named: Any,
+) -> Any:
+    windows = _row(kernel_size), _row(stride or kernel_size), _row(padding, 0)
+    return _avg_pool2d(input.unsqueeze(-2), *windows, *options, **named).squeeze(-2)
+
+
+def _adaptive_max_pool1d(input: Tensor, output_size: Any) -> Any:
+    found = _adaptive_max_pool2d(input.unsqueeze(-2), _row(output_size))
+    return tuple(x.squeeze(-2) for x in found)
+
+
+def _adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Any:
+    return _nn.adaptive_avg_pool2d(input.unsqueeze(-2), _row(output_size)).squeeze(-2)
+
+
+# ---------------------------------------------------------------------------- rows
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
@@ -369,36 +478,218 @@ def _chained(x: Sequence[Tensor], size: Sequence[Any]) -> Tensor:
 
 
 def _gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> Any:
-    """With even spacing.
-
-    source   aten/src/ATen/native/ReduceOps.cpp, gradient_helper_float
-    """
+    """source   aten/src/ATen/native/ReduceOps.cpp, gradient_helper, gradient_helper_float"""
     axes = [*range(input.dim())] if dim is None else [dim] if isinstance(dim, int) else [*dim]
     is_list = isinstance(spacing, (list, tuple))
     steps = [*spacing] if is_list else [1 if spacing is None else spacing] * len(axes)
     is_usual = _fits(input, axes) and len(steps) == len(axes) and edge_order in (1, 2)
-    is_usual = is_usual and all(type(h) in (int, float) for h in steps)
+    is_usual = is_usual and all(
+        h.dim() == 1 and bool(h.shape[0] == input.shape[k])
+        if isinstance(h, Tensor)
+        else type(h) in (int, float)
+        for k, h in zip(axes, steps)
+    )
     if not is_usual or not all(input.shape[k] > edge_order for k in axes):
         named = {"dim": dim, "edge_order": edge_order}
         named.update({} if spacing is None else {"spacing": spacing})
         if dim is None:
             del named["dim"]
         return torch.gradient(input, **named)
-    made = []
-    for axis, h in zip(axes, steps):
+    return tuple(
+        _by_places(input, k, h, edge_order)
+        if isinstance(h, Tensor)
+        else _by_step(input, k, h, edge_order)
+        for k, h in zip(axes, steps)
+    )
 
-        def at(start: int, length: int, axis: int = axis) -> Any:
-            return input.narrow(axis, start % input.shape[axis], length)
 
-        inner = input.shape[axis] - 2
-        center = (input.narrow(axis, 2, inner) - input.narrow(axis, 0, inner)) / h
-        if edge_order == 1:
-            first, last = (at(1, 1) - at(0, 1)) / h, (at(-1, 1) - at(-2, 1)) / h
-        else:
-            first = (-1.5 * at(0, 1) + 2 * at(1, 1) - 0.5 * at(2, 1)) / h
-            last = (0.5 * at(-3, 1) - 2 * at(-2, 1) + 1.5 * at(-1, 1)) / h
-        made.append(torch.cat([first, center / 2, last], axis))
-    return tuple(made)
+def _by_step(input: Tensor, axis: int, h: Any, edge_order: int) -> Tensor:
+    def at(start: int) -> Any:
+        return input.narrow(axis, start % input.shape[axis], 1)
+
+    inner = input.shape[axis] - 2
+    center = (input.narrow(axis, 2, inner) - input.narrow(axis, 0, inner)) / h
+    if edge_order == 1:
+        first, last = (at(1) - at(0)) / h, (at(-1) - at(-2)) / h
+    else:
+        first = (-1.5 * at(0) + 2 * at(1) - 0.5 * at(2)) / h
+        last = (0.5 * at(-3) - 2 * at(-2) + 1.5 * at(-1)) / h
+    return torch.cat([first, center / 2, last], axis)
+
+
+def _by_places(input: Tensor, axis: int, places: Tensor, edge_order: int) -> Tensor:
+    count = input.shape[axis]
+    width = places.narrow(0, 1, count - 1) - places.narrow(0, 0, count - 1)
+
+    def part(start: Any, length: Any = 1) -> Tensor:
+        return input.narrow(axis, start % count, length)
+
+    def weighted(weights: Sequence[Tensor], start: Any, length: Any = 1) -> Any:
+        return sum(w * part(start % count + k, length) for k, w in enumerate(weights))
+
+    shape = [1] * input.dim()
+    shape[axis] = count - 2
+    x, y = width.narrow(0, 0, count - 2), width.narrow(0, 1, count - 2)
+    inner = -y / (x * (x + y)), (y - x) / (x * y), x / (y * (x + y))
+    size = part(0, count - 2).shape  # so that none asks whether there is one place
+    center = weighted([w.view(shape).expand(size) for w in inner], 0, count - 2)
+    if edge_order == 1:
+        first, last = (part(1) - part(0)) / width[0], (part(-1) - part(-2)) / width[-1]
+    else:
+        x, y = width[0], width[1]
+        first = weighted((-(2 * x + y) / (x * (x + y)), (x + y) / (x * y), -x / (y * (x + y))), 0)
+        x, y = width[-1], width[-2]
+        last = weighted((x / (y * (x + y)), -(x + y) / (x * y), (2 * x + y) / (x * (x + y))), -3)
+    return torch.cat([first, center, last], axis)
+
+
+def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """source   aten/src/ATen/native/TensorAdvancedIndexing.cpp"""
+    rank = input.dim()
+    is_plain = indices.dtype is torch.int64 and indices.dim() == rank
+    if dim is None or not is_plain or dim not in range(-rank, rank):
+        return torch.take_along_dim(input, indices, dim)
+    dim %= rank
+
+    def expanded(x: Tensor, other: Tensor) -> Tensor:
+        size = [*other.shape]
+        size[dim] = x.shape[dim]
+        return x.expand(broadcast(size, x.shape))
+
+    places = expanded(indices, input)
+    places = places.remainder(input.shape[dim]) if _WRAPS else places
+    return expanded(input, indices).gather(dim, places)
+
+
+def _takes_from_the_end() -> bool:
+    """Whether take_along_dim takes any place modulo a length, as since torch 2.12 or 2.13."""
+    try:
+        return bool(torch.take_along_dim(torch.ones(1), torch.tensor([-1]), 0)[0] == 1)
+    except (RuntimeError, IndexError):
+        return False
+
+
+_WRAPS = _takes_from_the_end()
+
+
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """With a gradient: that of an index has rules."""
+    if not (input.requires_grad and torch.is_grad_enabled()) or mask.dtype is not torch.bool:
+        return torch.masked_select(input, mask)
+    size: list[Any] = broadcast(input.shape, mask.shape)
+    return input.expand(size)[mask.expand(size)]
+
+
+def _block_diag(*tensors: Tensor) -> Any:
+    """source   aten/src/ATen/native/TensorShape.cpp"""
+    if not tensors or any(x.dim() > 2 for x in tensors):
+        return torch.block_diag(*tensors)  # type: ignore[no-untyped-call]
+    blocks = [x.reshape(1, -1) if x.dim() < 2 else x for x in tensors]
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in blocks))
+    wide, rows = sum(x.shape[1] for x in blocks), []
+    before: Any = 0
+    for x in blocks:
+        after = wide - before - x.shape[1]
+        rows.append(F.pad(x.to(dtype), (before, after)))
+        before = before + x.shape[1]
+    return torch.cat(rows)
+
+
+# ---------------------------------------------------------------------------- losses and rows
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: Any = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Of probabilities, with weights of classes.
+
+    source   aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_prob_target
+    """
+    axis = min(input.dim() - 1, 1)
+    is_usual = weight is not None and input.dim() == target.dim() > 0 and weight.dim() == 1
+    if (
+        not is_usual
+        or weight is None
+        or input.shape != target.shape
+        or not target.is_floating_point()
+        or weight.shape[0] != input.shape[axis]
+        or is_empty(input)
+    ):
+        given: Any = weight, reduction, ignore_index, label_smoothing
+        return _nn.cross_entropy_loss(input, target, *given)
+    classes, row = input.shape[axis], [1] * input.dim()
+    row[axis] = classes
+    if label_smoothing > 0:
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+    terms = torch.log_softmax(input, axis) * target * weight.view(row)
+    if reduction == 0:
+        return -terms.sum(axis)
+    return -terms.sum() / (input.numel() // classes) if reduction == 1 else -terms.sum()
+
+
+def _embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any, **named: Any
+) -> Any:
+    """A place of padding from the end on is a number for ATen."""
+    names = "scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
+    given = {**dict(zip(names.split(), options)), **named}
+    place = given.pop("padding_idx", None)
+    if place is None or not 0 <= place < weight.shape[0]:
+        return torch.embedding_bag(weight, indices, offsets, *options, **named)
+    rows = torch._embedding_bag if weight.requires_grad else torch._embedding_bag_forward_only
+    return rows(weight, indices.contiguous(), offsets.contiguous(), **given, padding_idx=place)
+
+
+# ---------------------------------------------------------------------------- running products
+
+
+class _Cumprod(torch.autograd.Function):
+    """torch.cumprod, and its gradient without a loop over a length.
+
+    source   torch/csrc/autograd/FunctionsManual.cpp, cumprod_backward
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        made = torch.cumprod(x, dim)
+        ctx.dim = dim
+        ctx.save_for_backward(x, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x, made), dim = ctx.saved_tensors, ctx.dim
+
+        def from_here(terms: Tensor) -> Tensor:
+            return terms.flip(dim).cumsum(dim).flip(dim)
+
+        is_zero = x == 0
+        zeros = is_zero.cumsum(dim)
+        is_first = is_zero & (zeros == 1)
+        without = torch.cumprod(x.masked_fill(is_first, 1), dim)  # the first zero of a row
+        before = from_here(made * grads[0]) / x
+        at_zero = torch.where(is_first, from_here(without * grads[0]), 0)
+        return torch.where(zeros == 0, before, at_zero), None
+
+
+def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    is_plain = input.is_floating_point() and dtype in (None, input.dtype) and input.dim() > 0
+    if not is_plain or not (input.requires_grad and torch.is_grad_enabled()):
+        return torch.cumprod(input, dim, dtype=dtype)
+    return _Cumprod.apply(input, dim)  # type: ignore[no-untyped-call]
+
+
+def _vander(x: Tensor, *, N: Any = None) -> Any:
+    """source   aten/src/ATen/native/BatchLinearAlgebra.cpp, linalg_vander"""
+    if x.dim() < 1 or not x.is_floating_point() or not (n := x.shape[-1] if N is None else N) > 1:
+        return torch.linalg.vander(x, N=N)
+    powers = _cumprod(x.unsqueeze(-1).expand(*x.shape, n - 1), -1)
+    return torch.cat([torch.ones_like(x).unsqueeze(-1), powers], -1)
 
 
 IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
@@ -406,6 +697,30 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.isin: _isin,
     torch._C._nn.pad_sequence: _pad_sequence,
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool1d),
+    torch.max_pool1d_with_indices: functools.partial(_max_pool1d, return_indices=True),
+    torch.avg_pool1d: _avg_pool1d,
+    torch.adaptive_max_pool1d: _adaptive_max_pool1d,
+    torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    torch.max_pool2d: _max_pool2d,
+    torch.max_pool3d: _pool(torch.max_pool3d, aten.max_pool3d_with_indices.default, 0),
+    _nn.max_pool2d_with_indices: _max_and_places,
+    _nn.avg_pool2d: _avg_pool2d,
+    _nn.adaptive_max_pool2d: _adaptive_max_pool2d,
+    **{
+        getattr(_nn, name): _pool(getattr(_nn, name), getattr(aten, name).default)
+        for name in (
+            "max_pool3d_with_indices avg_pool3d adaptive_max_pool3d fractional_max_pool2d"
+            " fractional_max_pool3d"
+        ).split()
+    },
+    F.fractional_max_pool2d: _fractional(F.fractional_max_pool2d, 2, False),
+    F.fractional_max_pool3d: _fractional(F.fractional_max_pool3d, 3, False),
+    F.fractional_max_pool2d_with_indices: _fractional(
+        F.fractional_max_pool2d_with_indices, 2, True
+    ),
+    F.fractional_max_pool3d_with_indices: _fractional(
+        F.fractional_max_pool3d_with_indices, 3, True
+    ),
     torch.kron: _kron,
     torch.Tensor.kron: _kron,
     **dict.fromkeys((torch.repeat_interleave, torch.Tensor.repeat_interleave), _repeated),
@@ -423,9 +738,21 @@ IN_OTHERS: dict[Any, Callable[..., Tensor]] = {
     torch.combinations: _combinations,
     torch.linalg.multi_dot: _multi_dot,
     torch.gradient: _gradient,
+    **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
+    **dict.fromkeys((torch.masked_select, torch.Tensor.masked_select), _masked_select),
+    torch.block_diag: _block_diag,
+    _nn.cross_entropy_loss: _cross_entropy,
+    torch.embedding_bag: _embedding_bag,
+    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
+    torch.linalg.vander: _vander,
+    **dict.fromkeys(  # the gradient of the one is zeros of a known size
+        (torch.sgn, torch.Tensor.sgn),
+        lambda input: (torch.sgn if input.is_complex() else torch.sign)(input),
+    ),
     torch.tril_indices: _triangle(torch.tril_indices, False),
     torch.triu_indices: _triangle(torch.triu_indices, True),
 }
+FORMS.update(IN_OTHERS)
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     **IN_OTHERS,
     **dict.fromkeys(

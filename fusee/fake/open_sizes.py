@@ -22,6 +22,7 @@ from fusee.fake.layouts import (
     equal,
     is_empty,
     is_row_major,
+    known,
     let_be_as_many,
     let_be_equal,
     rows,
@@ -29,7 +30,7 @@ from fusee.fake.layouts import (
     view_strides,
 )
 from fusee.fake.open_composites import COMPOSITES as COMPOSITES  # what capture reads
-from fusee.fake.rules import RULES, Found, Op, columns, overload, overloads, reduced
+from fusee.fake.rules import RULES, Found, Op, Rule, columns, overload, overloads, pooled, reduced
 from fusee.source import Rules
 from fusee.sym.shape_env import ShapeEnv, SizeNode, known_size, wrapped
 from fusee.sym.symint import same_ints
@@ -407,27 +408,45 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Sequence[int], unroll_dim
     return rows([n for k, n in enumerate(broadcast(*shapes)) if k not in gone], a.dtype)
 
 
-@RULES.rule(*overloads("fractional_max_pool3d"))
-def _fractional_max_pool3d(x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor) -> Found:
-    fits = x.dim() in (4, 5) and len(kernel) == len(size) == 3 and samples.dim() == 3
-    inner = zip(x.shape[-3:], kernel, size)
-    if not fits or is_empty(x) or not all(n >= k + m - 1 for n, k, m in inner):
-        return None
-    lead = samples.shape[:1] if x.dim() == 5 else ()
-    if not equal(samples.shape, [*(lead or (1,)), x.shape[-4], 3]):
-        return None
-    if lead and not equal(x.shape[:1], lead):
-        return None
-    made = [*x.shape[:-3], *size]
-    return rows(made, x.dtype), rows(made, torch.int64)
+def _fractional_max_pool(axes: int) -> Rule:
+    def rule(x: Tensor, kernel: Sizes, size: Sizes, samples: Tensor) -> Found:
+        fits = x.dim() - axes in (1, 2) and len(kernel) == len(size) == axes
+        inner = zip(x.shape[-axes:], kernel, size)
+        if not fits or is_empty(x) or not all(n >= k + m - 1 for n, k, m in inner):
+            return None
+        lead = x.shape[:1] if x.dim() == axes + 2 else (1,)
+        if not equal(samples.shape, [*lead, x.shape[-axes - 1], axes]):
+            return None
+        made = [*x.shape[:-axes], *size]
+        return rows(made, x.dtype), rows(made, torch.int64)
+
+    return rule
 
 
-@RULES.rule(*overloads("adaptive_max_pool3d"))
-def _adaptive_max_pool3d(x: Tensor, size: Sizes) -> Found:
-    if x.dim() not in (4, 5) or len(size) != 3 or is_empty(x):
-        return None
-    made = [*x.shape[:-3], *size]
-    return rows(made, x.dtype), rows(made, torch.int64)
+def _adaptive_max_pool(axes: int) -> Rule:
+    def rule(x: Tensor, size: Sizes) -> Found:
+        if x.dim() - axes not in (1, 2) or len(size) != axes or is_empty(x):
+            return None
+        if not is_row_major(x) or known((*x.shape, *size)):
+            return None
+        made = [*x.shape[:-axes], *size]
+        return rows(made, x.dtype), rows(made, torch.int64)
+
+    return rule
+
+
+RULES.rule(*overloads("fractional_max_pool2d"))(_fractional_max_pool(2))
+RULES.rule(*overloads("fractional_max_pool3d"))(_fractional_max_pool(3))
+RULES.rule(*overloads("adaptive_max_pool2d"))(_adaptive_max_pool(2))
+RULES.rule(*overloads("adaptive_max_pool3d"))(_adaptive_max_pool(3))
+
+
+@RULES.rule(*overloads("avg_pool3d"))
+def _avg_pool3d(
+    x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
+) -> Found:
+    size = pooled(x, kernel, stride, padding, (1,), ceil, 3)
+    return rows(size, x.dtype) if is_row_major(x) and not known(size) else None
 
 
 @RULES.rule(
@@ -437,6 +456,16 @@ def _adaptive_max_pool3d(x: Tensor, size: Sizes) -> Found:
 )
 def _unpooled(grad: Tensor, x: Tensor, *_: Any) -> Spec:
     return rows(x.shape, x.dtype)
+
+
+@RULES.rule(
+    *overloads(
+        "avg_pool2d_backward avg_pool3d_backward max_pool3d_with_indices_backward"
+        " adaptive_max_pool2d_backward"
+    )
+)
+def _unpooled_rows(grad: Tensor, x: Tensor, *_: Any) -> Found:
+    return rows(x.shape, x.dtype) if is_row_major(x) and not known(x.shape) else None
 
 
 # ---------------------------------------------------------------------------- unbacked

@@ -279,7 +279,7 @@ def _cumsum(x: Tensor, axis: int, *, dtype: torch.dtype | None = None) -> Found:
     return rows(_along(x, axis), dtype or (x.dtype if is_inexact else torch.int64))
 
 
-def _pooled(
+def pooled(
     x: Tensor,
     kernel: Sizes,
     stride: Sizes,
@@ -320,7 +320,7 @@ def _max_pool2d(
     ceil: bool = False,
     axes: int = 2,
 ) -> Found:
-    size, layout = _pooled(x, kernel, stride, padding, dilation, ceil, axes), suggested_layout(x)
+    size, layout = pooled(x, kernel, stride, padding, dilation, ceil, axes), suggested_layout(x)
     return laid_out(size, x.dtype, layout), laid_out(size, torch.int64, layout)
 
 
@@ -336,7 +336,7 @@ RULES.rule(aten.max_pool3d_with_indices.default)(functools.partial(_max_pool2d, 
 def _avg_pool2d(
     x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil: bool = False, *_: Any
 ) -> Found:
-    size = _pooled(x, kernel, stride, padding, (1,), ceil)
+    size = pooled(x, kernel, stride, padding, (1,), ceil)
     return laid_out(size, x.dtype, suggested_layout(x))
 
 

@@ -32,6 +32,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode, fake_impls
 from torch._subclasses.fake_tensor import FakeTensorConverter
 from torch._subclasses.meta_utils import MetaConverter
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
 # ---------------------------------------------------------------------------- sizes
 
@@ -176,6 +177,10 @@ class Space(dict[str, Any]):
         return _Quiet(found, {}) if name == "log" else moved(found)
 
 
+# By a function in C++ that takes known sizes alone: what functions of torch's call in its place.
+FORMS: dict[Any, Callable[..., Any]] = {}
+
+
 class _MovedModule(types.ModuleType):
     """A module of torch's, with its functions taken over."""
 
@@ -220,6 +225,8 @@ def moved(x: Any) -> Any:
     if isinstance(x, types.FunctionType):
         is_torchs = _is_home(x.__module__ or "") or _is_home(x.__globals__.get("__name__", ""))
         return _moved_function(x) if is_torchs else x
+    if isinstance(x, types.BuiltinFunctionType):
+        return FORMS.get(x, x) if _OURS.is_on else x
     if isinstance(x, types.ModuleType):
         return _moved_module(x) if _is_home(x.__name__) else x
     if isinstance(x, type) and x in _CLASSES:
@@ -291,6 +298,15 @@ _MORE = """
     matmul stft istft broadcast_tensors one_hot tensor_split unsafe_chunk upsample_linear1d
     upsample_trilinear3d
 """
+
+
+def with_open_ints(op: OpOverload, *args: Any) -> Any:
+    """What an operator gives below autograd. C++ would ask which numbers open ones are."""
+    mode: Any = _get_current_dispatch_mode()
+    if mode is None:
+        return op(*args)
+    with _pop_mode_temporarily():
+        return mode.__torch_dispatch__(op, (), args, {})
 
 
 @functools.cache

@@ -197,6 +197,58 @@ def slopes(x: Tensor) -> Tensor:
     return steep[0] * steep[1] + torch.gradient(x, dim=-1)[0]
 
 
+def whole_windows(x: Tensor) -> Tensor:
+    n, m = x.shape[2:]
+    y = F.max_pool2d(x, (n, m)) * F.avg_pool2d(x, x.shape[2:])
+    z, at = F.max_pool2d(x, (n // 2, 2), (1, 2), (1, 0), return_indices=True)
+    deep = F.avg_pool3d(x, (1, n // 2, m), (1, 1, 2)) + F.max_pool3d(x, (1, n // 2, m), (1, 1, 2))
+    line = F.max_pool1d(x[0], m) * F.avg_pool1d(x[1], m) + F.avg_pool1d(x[0], 3)
+    return y.mean() * z * (1 + at % 2) + deep.mean() + line.mean()
+
+
+def adaptive(x: Tensor) -> Tensor:
+    n, m = x.shape[2:]
+    size: Any = n // 2, None
+    y, at = F.adaptive_max_pool2d(x, size, return_indices=True)
+    z = F.adaptive_max_pool1d(x[0], m // 2) * F.adaptive_avg_pool1d(x[0], m // 2)
+    deep = F.adaptive_max_pool3d(x, (2, n // 3, m))[0]
+    return (y * at.sqrt()).sum() + z + deep.mean(1, keepdim=True)[..., : m // 2].sum(0)
+
+
+def fractions(x: Tensor, draws: Tensor) -> Tensor:
+    n, m = x.shape[2] - 2, x.shape[3] // 3
+    drawn: Any = {"_random_samples": draws.detach()[..., :2]}
+    y = F.fractional_max_pool2d(x, 2, (n, m), **drawn)
+    z = F.fractional_max_pool2d(x, 2, output_ratio=(0.5, 0.5), **drawn)
+    deep: Any = {"output_ratio": (0.4, 0.5, 0.5), "_random_samples": draws.detach()[:1, :2]}
+    return y.sum(2) * z.sum((2, 3))[..., None] + F.fractional_max_pool3d(x, 2, **deep).sum()
+
+
+def slopes_between(x: Tensor) -> Tensor:
+    places = [torch.arange(n) + torch.arange(n).sin() / 4 for n in x.shape]
+    first, last = torch.gradient(x, spacing=places, edge_order=2)
+    return first + last + torch.gradient(x, spacing=places[1:], dim=-1)[0]
+
+
+def picked(x: Tensor, y: Tensor) -> Tensor:
+    at = x.argsort(1)[:1]
+    return torch.take_along_dim(x.sgn() + y, at, 1) + torch.masked_select(x, y > 0).sum()
+
+
+def soft_targets(x: Tensor, weight: Tensor) -> Tensor:
+    t = x.detach().flip(0).softmax(1)
+    loss = [
+        F.cross_entropy(x, t, weight, reduction=how, label_smoothing=0.1 * k)
+        for k, how in enumerate(("mean", "sum", "none"))
+    ]
+    return loss[0] * loss[2] + loss[1]
+
+
+def running(x: Tensor) -> Tensor:
+    x = x.masked_fill(x.abs() < 0.4, 0)  # no zero, one, and several of a row
+    return x.cumprod(1) + torch.linalg.vander(x)[..., -1] + x.cumprod(0)
+
+
 ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
     "deviation": (standardized, rows),
     "size of another": (resized, lambda a, b: (r(2, 3, a, b), r(1, 1, 2 * a + 1, b + 3))),
@@ -216,6 +268,18 @@ ONE_VERSION: dict[str, tuple[Callable[..., Any], Call]] = {
         lambda a, b: (r(a, 3), r(b, 3), r(abs(a - b) + 2, 3)),
     ),
     "windows": (windows, rows),
+    "windows over all": (whole_windows, lambda a, b: (r(2, 3, a, b),)),
+    "pools of open sizes": (adaptive, lambda a, b: (r(2, 3, a, b),)),
+    "pools of a fraction": (fractions, lambda a, b: (r(2, 3, a, b), torch.rand(2, 3, 3))),
+    "slopes between places": (slopes_between, rows),
+    "picked": (picked, two),
+    "blocks": (lambda x, y: torch.block_diag(x, y[0], y[0, 0], y.double()), two),
+    "soft targets": (soft_targets, lambda a, b: (r(a, b), r(b).abs())),
+    "bags": (
+        lambda i, x: F.embedding_bag(i, x, mode="mean", padding_idx=1),
+        lambda a, b: (torch.randint(0, a, (3, b)), r(a, 3)),
+    ),
+    "running products": (running, rows),
     "covariance": (lambda x: torch.cov(x) - torch.corrcoef(x) * torch.cov(x, correction=0), rows),
     "norms of matrices": (norms, rows),
     "slopes": (slopes, rows),

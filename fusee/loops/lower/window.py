@@ -77,7 +77,7 @@ class Windows:
 
     def combined(self, kind: str, dtype: torch.dtype, outside: float | int) -> Tensor:
         """All elements of each window, by a reduction of the vocabulary."""
-        if math.prod(self.kernel) > UNROLLED:
+        if not all(isinstance(n, int) for n in self.kernel) or math.prod(self.kernel) > UNROLLED:
             return self.reduced(kind, dtype, opmath(dtype), outside)
         combine = functools.partial(op, REDUCTIONS[kind])
         every = list(itertools.product(*map(range, self.kernel)))
@@ -144,7 +144,7 @@ def _max_pool(
         return call.lowering.values.index(total)
 
     number = torch.int64
-    if math.prod(windows.kernel) > 1:
+    if math.prod(windows.kernel) != 1:
         return result, windows.reduced("argmax", number, number, lowest, flat)
     first = [0] * len(windows.kernel)
     return result, call.lowering.computed(
