@@ -344,6 +344,11 @@ _flash: Any = torch.nn.attention.SDPBackend.FLASH_ATTENTION
 _choose: Any = torch._fused_sdp_choice
 
 
+def is_transforming() -> bool:
+    """Whether a transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def next_node_number() -> int:
     """The number that the next node of autograd gets. They grow in the order of the forward."""
     found: int = torch._C._autograd._get_sequence_nr()

@@ -38,7 +38,7 @@ from fusee.aten.torch_api import (
 )
 from fusee.aten.trace import WithData, failed, inline, run_inner, run_nodes, start
 from fusee.aten.tracer import TracedTensor, Tracer
-from fusee.autodiff.joint import Joint, sparse_embedding, why_not
+from fusee.autodiff.joint import Joint, product, sparse_embedding, why_not
 from fusee.fake.layouts import suggested_layout
 from fusee.fake.mode import FakeTensor, unseen_by_hooks
 from fusee.fake.torch_python import python_dispatcher
@@ -55,7 +55,9 @@ from fusee.sym.expr import Size, hint
 aten = torch.ops.aten
 
 
-_FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules({torch.embedding: sparse_embedding})
+_FUNCTIONS: Rules[Any, Callable[..., Any]] = Rules(
+    {torch.embedding: sparse_embedding, torch.prod: product, Tensor.prod: product}
+)
 
 
 class AboveAutograd(WithData):

@@ -79,6 +79,21 @@ def indexed(x: Tensor, w: Tensor) -> Tensor:
     return x[rows] * w.gather(0, rows.view(1, 3)) + F.embedding(rows, w)
 
 
+def with_zeros() -> Tensor:
+    """Rows without a zero, with one and with two, and with each of two signs."""
+    x = rand(4, 5, grad=False) - 0.5
+    x[1, 2] = x[2, 1] = x[2, 4] = x[3, 0] = 0
+    return x.requires_grad_()
+
+
+def products(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return x.prod(1) * 3, torch.prod(x, 0, keepdim=True), w.prod(), x.prod(-1, dtype=torch.float64)
+
+
+def gradient_of_a_products_gradient(x: Tensor, w: Tensor) -> Tensor:
+    return torch.func.grad(lambda y: y.prod())(x) * 2 + w.sum()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("function", "inputs"),
@@ -94,6 +109,9 @@ def indexed(x: Tensor, w: Tensor) -> Tensor:
         (losses, (rand(3, 3), rand(3, 3))),
         (normalised, (rand(3, 3), rand(3, 3))),
         (indexed, (rand(3, 3), rand(3, 3))),
+        (products, (with_zeros(), rand(2, 3))),
+        (products, (rand(3, 4), with_zeros())),
+        (gradient_of_a_products_gradient, (with_zeros(), rand(3))),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

@@ -44,6 +44,27 @@ def test_linspace_rounds_as_eager_does(dtype: torch.dtype) -> None:
     check(spaces, torch.ones(1), capture="fx", oracle=False)
 
 
+def test_a_scan_over_rows_that_are_shorter_than_vectors() -> None:
+    """Its loops carry as many lanes as a row has."""
+
+    def scan(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :4].reshape(-1).sin().cumsum(0) * x[:, :3].t().reshape(-1).cumprod(0).sum()
+
+    check(scan, torch.rand(3, 5), capture="fx")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_that_a_jump_depends_on_are_rounded_as_eager_does(dtype: torch.dtype) -> None:
+    def rests(x: torch.Tensor) -> list[torch.Tensor]:
+        number = torch.tensor(0.1)
+        rests = [torch.remainder(x, 0.7), torch.remainder(0.7, x), torch.fmod(x, number)]
+        return [*rests, torch.floor_divide(x, 0.7)]
+
+    x = torch.randn(1000).to(dtype)
+    for got, want in zip(fusee.compile(rests, options={"prices": False})(x), rests(x), strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.filterwarnings("error::fusee.errors.FuseeWarning")
 @pytest.mark.parametrize(
     "call",

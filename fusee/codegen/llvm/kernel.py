@@ -237,6 +237,7 @@ class Scan(Along):
             self.lanes = min(self.lanes, 1 << (self.lane.hi - 1).bit_length())
         stages = (replace(s, copies=1, lanes=min(s.lanes, self.lanes)) for s in self.stages)
         self.stages = list(dict.fromkeys(stages))
+        self.outer_kinds = {acc: how.outer_kinds(self.lanes) for acc, how in self.hows.items()}
 
     def emit(self) -> None:
         self._nest(0, {acc: [how.start(self.lanes)] for acc, how in self.hows.items()})

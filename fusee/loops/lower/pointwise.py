@@ -359,13 +359,17 @@ def _footprint(index: Size, axes: tuple[Symbol, ...]) -> Hashable | None:
 # ---------------------------------------------------------------------------- division
 
 
-def _divides(name: str, of_floats: Formula) -> Callable[..., Tensor]:
-    """A division by its op of the vocabulary for integers, whose divisor of zero is reported."""
+def _divides(name: str, of_floats: Formula, rounds: int = 2) -> Callable[..., Tensor]:
+    """A division by its op of the vocabulary for integers, whose divisor of zero is reported.
+
+    rounds   so many operands, if they are numbers, ATen first rounds to the dtype of floats
+    """
 
     def handler(call: OpCall, x: Operand, y: Operand) -> Tensor:
         lowering, dtype = call.lowering, call.meta.dtype
         if dtype.is_floating_point:
-            return result(call, of_floats, x, y)
+            given = [_round(lowering, v, dtype) for v in (x, y)[:rounds]]
+            return result(call, of_floats, *given, *(x, y)[rounds:])
         number = 1 if isinstance(y, Tensor) else y
         single = lowering.computed((), dtype, lambda ix: lowering.number(number, dtype))
         demand(y if isinstance(y, Tensor) else single, lambda v: nonzero(lowering, cast(v, dtype)))
@@ -374,8 +378,8 @@ def _divides(name: str, of_floats: Formula) -> Callable[..., Tensor]:
     return handler
 
 
-_floor_divide = _divides("floordiv", floor_divide)
-_truncated = _divides("truncdiv", lambda x, y: op("trunc", x / y))
+_floor_divide = _divides("floordiv", floor_divide, 1)
+_truncated = _divides("truncdiv", lambda x, y: op("trunc", x / y), 1)
 lowers(*named("floor_divide", "default", "Scalar"))(_floor_divide)
 lowers(*named("remainder", *BOTH, "Scalar_Tensor"))(_divides("remainder", remainder))
 lowers(*named("fmod", *BOTH))(_divides("fmod", binary("fmod")))
