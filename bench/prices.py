@@ -26,13 +26,17 @@ import torch
 import fusee
 from bench.ops import turns
 from bench.ops_cases import Case, Family
+from fusee.aten.graph import WHOLE
+from fusee.aten.trace import trace
+from fusee.autodiff.min_cut import Charge, bill
 from fusee.errors import FuseeError
+from fusee.loops.lower.graph import supported
 from fusee.targets import cpu
 
-RESULTS = Path(__file__).parent / "results" / f"prices_{cpu.vendor()}.json"
-TABLE = Path(cpu.__file__).with_name(RESULTS.name)
+RESULTS = Path(__file__).parent / "results"
 Pair = tuple[float, float]  # of ATen's kernel, and of ours
 UNITS = 1e5  # of Prices, in a microsecond
+OFTEN = 4  # so many operators say what a word makes of others
 LEAST_US = 12  # below, a call is most of it
 CAPTURED_US = 0.13  # what a graph that runs as captured takes longer than eager
 
@@ -51,13 +55,14 @@ FAMILIES = (
     Family("of one", _ROWS, (
         "x + 1", "x * 2", "x - 1", "1 - x", "x / 2", "x.add_(1)", "x.mul_(2)",
         "-x", "x.abs()", "F.relu(x)", "x.exp()", "x.sin()", "x.cos()", "x.tanh()",
-        "x.sigmoid()", "F.gelu(x)", "F.silu(x)", "x.erf()", "x.pow(2)", "x.pow(3)",
+        "x.sigmoid()", "F.gelu(x)", "F.gelu(x, approximate='tanh')", "F.silu(x)", "x.erf()",
+        "x.pow(2)", "x.pow(3)",
         "x.clamp(-1, 1)", "x.sign()", "x.floor()", "x.round()", "x.abs().sqrt()", "x.rsqrt()",
         "x.reciprocal()", "x.erfc()", "x.log1p()", "x.expm1()",
         "x.tan()", "x.atan()", "x.frac()", "x.asinh()", "x.sinh()", "x.exp2()", "x.log2()",
         "x > 0", "x.log()", "F.softplus(x)", "F.hardswish(x)", "F.elu(x)", "F.leaky_relu(x)",
         "x.to(torch.bfloat16 if x.dtype is torch.float32 else torch.float32)",
-        "x.to(torch.float64)",
+        "x.to(torch.float64)", "x.to(torch.uint8)", "x.to(torch.int64)",
         "x.clone()", "x.contiguous()",
         "x.clone(memory_format=torch.contiguous_format)", "x.t().contiguous()",
         "x.flip(0)", "x.flip(1)",
@@ -72,29 +77,42 @@ FAMILIES = (
         "x.zero_()", "torch.zeros_like(x)", "x.new_zeros(x.shape)", "torch.rot90(x)",
         "x.clamp_(-1, 1)",
     ), _DTYPES),
+    Family("repeated", ("1000x1003", "300000x3", "4000x64"), (
+        "x.repeat_interleave(3, 0)", "x.repeat_interleave(3, 1)", "x + x[:1].expand_as(x)",
+        "x[:, None].expand(-1, 3, -1).clone()", "x[:, :, None].expand(-1, -1, 3).clone()",
+    ), _DTYPES),
+    Family("few", ("500x3x1000", "1000x8x128", "50000x4x4"), (
+        "x.sum(1)", "x.mean(1)", "x.amax(1)", "x.sum((0, 2))",
+    ), _DTYPES),
     Family("diagonals", ("100x1000",), ("torch.diag_embed(x)",), _DTYPES),
     Family("integers", ("1000x1000:i64<1000:pos, 1000x1000:i64<1000:pos",
         "1000x1000:i32<1000:pos, 1000x1000:i32<1000:pos",
         "1000x1000:u8:pos, 1000x1000:u8:pos"), (
         "x // y", "x % y", "x + y", "x * y", "x == y", "x & y", "torch.minimum(x, y)", "x + 1",
-        "x // 7", "x % 7", "x.sum(1)",
+        "x // 7", "x % 7", "x.sum(1)", "x.float()", "x.bfloat16()", "x.to(torch.int16)",
     )),
-    Family("sums", (*_ROWS, "17x50000", "1000x1003"), (
+    Family("sums", (*_ROWS, "17x50000", "1000x1003", "50000x17", "10000x100"), (
         "x.sum()", "x.sum(0)", "x.sum(1)", "x.mean(1)", "x.mean(0)", "x.amax(1)", "x.amax(0)",
         "x.argmax(1)",
-        "x.argmax(0)", "x.var(1)", "x.prod(1)", "x.cumsum(1)", "x.cumsum(0)", "x.cumprod(1)",
+        "x.argmax(0)", "x.argmin(1)", "x.argmin()", "x.var(1)", "x.prod(1)", "x.cumsum(1)",
+        "x.cumsum(0)", "x.cumprod(1)",
         "x.cumprod(0)", "x.logsumexp(1)",
-        "F.softmax(x, 1)", "F.log_softmax(x, 1)", "x.norm(dim=1)", "x.norm(dim=0)", "x.norm(1, 1)",
+        "F.softmax(x, 1)", "F.log_softmax(x, 1)", "F.softmax(x, 0)", "F.log_softmax(x, 0)",
+        "x.norm(dim=1)", "x.norm(dim=0)", "x.norm(1, 1)",
         "x.norm(1, 0)", "(x > 0).any(1)", "x.std(0)",
     ), _DTYPES),
     Family("of two", _two(_ROWS), (
         "x + y", "x * y", "x - y", "x / y", "torch.maximum(x, y)", "torch.where(x > 0, x, y)",
         "torch.atan2(x, y)", "torch.hypot(x, y)", "torch.fmod(x, y)",
-        "torch.remainder(x, y)", "F.mse_loss(x, y)", "x.copy_(y)", "x.add_(y)", "x.mul_(y)",
+        "torch.remainder(x, y)", "torch.floor_divide(x, y)", "F.mse_loss(x, y)", "x.copy_(y)",
+        "x.add_(y)", "x.mul_(y)",
         f"{_OPS}.threshold_backward(x, y, 0)", f"{_OPS}.gelu_backward(x, y)",
         f"{_OPS}.silu_backward(x, y)", f"{_OPS}.sigmoid_backward(x, y)",
         f"{_OPS}.tanh_backward(x, y)", f"{_OPS}._softmax_backward_data(x, y, 1, x.dtype)",
         f"{_OPS}._log_softmax_backward_data(x, y, 1, x.dtype)",
+        f"{_OPS}._softmax_backward_data(x, y, 0, x.dtype)",
+        f"{_OPS}._log_softmax_backward_data(x, y, 0, x.dtype)",
+        f"{_OPS}.gelu_backward(x, y, approximate='tanh')",
         f"{_OPS}.mse_loss_backward(x, x, y, 1)", f"{_OPS}.hardswish_backward(x, y)",
         "torch.copysign(x, y)", f"{_OPS}.glu_backward(x[:, :x.shape[1] // 2], x, 1)",
     ), _DTYPES),
@@ -119,14 +137,21 @@ FAMILIES = (
         "F.avg_pool2d(x, 2)", "F.avg_pool2d(x, 3, 1, 1)", "F.max_pool2d(x, 2)",
         f"{_OPS}.max_pool2d_with_indices(x, (2, 2), (2, 2))",
         f"{_OPS}.max_pool2d_with_indices(x, (3, 3), (2, 2), (1, 1))",
-        "F.max_pool2d(x, 3, 2, 1)", "F.adaptive_avg_pool2d(x, 7)", "x.mean((2, 3))",
+        f"{_OPS}.max_pool3d_with_indices(x, (2, 2, 2), (2, 2, 2))",
+        "F.max_pool2d(x, 3, 2, 1)", "F.adaptive_avg_pool2d(x, 7)", "F.adaptive_avg_pool2d(x, 20)",
+        "x.mean((2, 3))",
         "x.sum((0, 2, 3))",
         "F.interpolate(x, scale_factor=2)", "F.interpolate(x, scale_factor=2, mode='bilinear')",
+        "F.interpolate(x, scale_factor=2, mode='nearest-exact')",
+        "F.interpolate(x, size=(31, 45), mode='nearest-exact')",
+        f"{_OPS}._upsample_nearest_exact2d_backward(x, x.shape[2:], "
+        "(*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))",
         f"{_OPS}.upsample_nearest2d_backward(x, x.shape[2:], "
         "(*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))",
         f"{_OPS}.avg_pool2d_backward(x[:, :, ::2, ::2].contiguous(), x, (2, 2), (2, 2), (0, 0), "
         "False, True, None)",
         f"{_OPS}._adaptive_avg_pool2d_backward(x[:, :, :7, :7], x)",
+        f"{_OPS}._adaptive_avg_pool2d_backward(x[:, :, :20, :20], x)",
         f"{_OPS}.reflection_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
         f"{_OPS}.replication_pad2d_backward(x, x[:, :, 2:-2, 2:-2], (2, 2, 2, 2))",
         "F.pad(x, (1, 1, 1, 1))", "F.pad(x, (2, 2, 2, 2), 'reflect')",
@@ -141,6 +166,8 @@ FAMILIES = (
     Family("heads", ("8x128x12x64", "32x64x10x20", "2x1024x3x64", "2x1024x12x4", "100x100x3x8"), (
         "x.transpose(1, 2).contiguous()", "x.permute(0, 2, 3, 1).contiguous()",
         "x.transpose(-1, -2).contiguous()", "x.transpose(1, 2).clone()", "F.softmax(x, -1)",
+        "F.softmax(x, 2)", "F.log_softmax(x, 2)",
+        f"{_OPS}._softmax_backward_data(x, x, 2, x.dtype)",
         "x.permute(3, 2, 1, 0).contiguous()", "F.log_softmax(x, -1)", "x.sum(-1)", "x.mean((0, 2))",
         "x.flatten(2).sum(1)", "x.flatten(2).mean(1)",
     ), _DTYPES),
@@ -148,7 +175,8 @@ FAMILIES = (
         "x[y]", "x[:, y]", "x.index_select(0, y)", "x.index_select(1, y)",
         "x.gather(1, y[:, None])",
         "x.gather(1, y[None].expand(500, -1))", "x.index_add(0, y, x)", "x.index_add(1, y, x)",
-        "x.take(y)", "x.index_copy(0, y, x)", "x.index_fill(0, y, 0.0)", "F.embedding(y, x)",
+        "x.take(y)", "x.put(y, x[0])", "x.index_copy(0, y, x)", "x.index_fill(0, y, 0.0)",
+        "F.embedding(y, x)",
         f"{_OPS}.nll_loss_forward(x, y, None, 1, -100)", "x.scatter(1, y[:, None], 1.0)",
     ), _DTYPES),
     Family("indices", ("1000x1000, 1000x1000:i64<1000",), (
@@ -178,24 +206,36 @@ def cases() -> Iterator[Case]:
     yield from found.values()
 
 
+def charges(case: Case) -> list[Charge]:
+    """The calls of eager's that the case's graph is."""
+    found: list[Charge] = []
+    operators = supported()
+
+    def priced(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graph = trace(gm, inputs, keep=(operators | WHOLE).__contains__)
+        found.extend(bill(graph, [graph], operators, cpu.CPU.prices).calls)
+        return gm.forward
+
+    fusee.compile(case.function(), backend=priced)(*case.tensors())
+    return [call for call in found if call.once]
+
+
 def measured(case: Case, seconds: float) -> dict[str, Any] | None:
     """The operator with its layout, and both factors; None for what is no single call of loops."""
     function, given = case.function(), case.tensors()
     kernels = fusee.compile(function, options={"prices": False})
     kernels(*given)
-    reports = [r for r in fusee.report(kernels) if r.bill and not r.externs]
-    charges = [[call for call in r.bill.calls if call.once] for r in reports if r.bill]
-    if len(charges) != 1 or len(charges[0]) != 1:
+    reports = [r for r in fusee.report(kernels) if not r.externs]
+    if len(reports) != 1 or len(found := charges(case)) != 1:
         return None
-    (call,) = charges[0]
-    is_small = case.inputs in SMALL.values()
+    (call,) = found
     calls: dict[str, Callable[[], object]] = {
         "eager": lambda: function(*given),
         "compile": lambda: kernels(*given),
     }
     row = turns(calls, seconds)["compile"]
     us = round(row["eager_us"], 1)
-    if is_small:
+    if _is_small(case):
         own, loop = (round(time * UNITS) for time in (row["eager_us"], row["us"] - CAPTURED_US))
         return {"kind": call.once, "own": own, "loop": loop, "us": us}
     if row["eager_us"] < LEAST_US:
@@ -206,6 +246,18 @@ def measured(case: Case, seconds: float) -> dict[str, Any] | None:
     return {"kind": call.kind, "own": round(own, 3), "loop": round(max(loop, 0.1), 3), "us": us}
 
 
+def _is_small(case: Case) -> bool:
+    return case.inputs in SMALL.values()
+
+
+def renamed(rows: dict[str, Any]) -> None:
+    """Let rows that were measured say what their operands are like in the words of now."""
+    for case in cases():
+        row = rows.get(case.name)
+        if row and "kind" in row and len(found := charges(case)) == 1:
+            row["kind"] = found[0].once if _is_small(case) else found[0].kind
+
+
 def table(rows: dict[str, dict[str, Any] | None]) -> dict[str, Pair]:
     """By operator and layout; what a word of a layout makes of an operator without it."""
     found: dict[str, list[Pair]] = {}
@@ -214,14 +266,19 @@ def table(rows: dict[str, dict[str, Any] | None]) -> dict[str, Pair]:
             found.setdefault(row["kind"], []).append((row["own"], row["loop"]))
     made = {kind: _middle(pairs) for kind, pairs in sorted(found.items())}
     words: dict[str, list[Pair]] = {}
+    operators: dict[str, set[str]] = {}
     for kind, (own, loop) in made.items():
         name, *layout = kind.split(" ")
         if not layout:
             words.setdefault("", []).append((own, loop))
-        elif len(layout) == 1 and name in made and layout != ["once"]:
-            plain = made[name]
-            words.setdefault(f" {layout[0]}", []).append((own / plain[0], loop / plain[1]))
-    return {**{word: _middle(pairs) for word, pairs in sorted(words.items())}, **made}
+            operators.setdefault("", {""}).add(name)
+        for word in layout:
+            without = made.get(" ".join((name, *(x for x in layout if x != word))))
+            if without is not None and "once" not in layout:
+                words.setdefault(f" {word}", []).append((own / without[0], loop / without[1]))
+                operators.setdefault(f" {word}", {""}).add(name)
+    often = {word: words[word] for word in sorted(words) if len(operators[word]) > OFTEN}
+    return {**{word: _middle(pairs) for word, pairs in often.items()}, **made}
 
 
 def _middle(pairs: list[Pair]) -> Pair:
@@ -264,27 +321,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.prices", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.02, help="per program")
     parser.add_argument("--only", default="", help="a part of programs' names")
+    parser.add_argument("--words", action="store_true", help="say anew what operands are like")
+    parser.add_argument("--vendor", default=cpu.vendor(), help="whose rows; measured on its own")
     parser.add_argument("--write", action="store_true", help="the table that the CPU reads")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = RESULTS / f"prices_{given.vendor}.json"
+    rows = json.loads(results.read_text()) if results.exists() else {}
     with torch.no_grad():
+        if given.words:
+            renamed(rows)
+            results.write_text(_lines(rows))
         for case in cases():
-            if case.name in rows or given.only not in case.name:
+            if case.name in rows or given.only not in case.name or given.vendor != cpu.vendor():
                 continue
             try:
                 rows[case.name] = measured(case, given.seconds)
             except (FuseeError, RuntimeError) as error:
                 rows[case.name] = {"error": str(error)[:100]}
             print(case.name, rows[case.name], flush=True)
-            RESULTS.write_text(_lines(rows))
+            results.write_text(_lines(rows))
     made = table(rows)
     for kind, (own, loop) in made.items():
         print(f"{kind or 'plain':40s} {own:7.2f} {loop:7.2f}", file=sys.stdout)
     if given.write:
-        TABLE.write_text(_lines(made, lambda kind: kind.partition(" ")[0]))
-        plot(made, RESULTS.with_suffix(".png"))
+        text = _lines(made, lambda kind: kind.partition(" ")[0])
+        Path(cpu.__file__).with_name(results.name).write_text(text)
+        plot(made, results.with_suffix(".png"))
 
 
 if __name__ == "__main__":

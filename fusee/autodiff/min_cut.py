@@ -309,9 +309,9 @@ def bill(
         kernels += prices.guard
     charges = []
     for (_, full_name), nodes in calls.items():
-        name = full_name.partition("::")[2]
+        name = full_name.partition("::")[2] or _name(_op(nodes[0]))
         kind = f"{name}{_layout(costs, nodes)}"
-        own, loop = _known(prices.own, kind)
+        own, loop = known(prices.own, kind)
         passed = 0 if name in _EMPTY else _passed(costs, nodes)
         once = f"{name}{' number' * any(map(_has_number, nodes))} once"
         usual = prices.own.get(f"{name} once", (prices.call, prices.run))
@@ -377,8 +377,8 @@ def _others(aten: AtenGraph, loops: Container[Any]) -> list[fx.Node]:
     return [x for x in aten.graph.nodes if x.op == "call_function" and x.target not in loops]
 
 
-def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
-    """What is known of a kind; of what is not listed, its operator (or any) times its layout."""
+def known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, float]:
+    """What is known of a kind; of what is not listed, of the one that differs by fewest words."""
     if kind not in own:
         # in training `log_softmax` is `_log_softmax`, `layer_norm` is `native_layer_norm`
         kind = kind.lstrip("_").removeprefix("native_")
@@ -386,8 +386,16 @@ def _known(own: Mapping[str, tuple[float, float]], kind: str) -> tuple[float, fl
         return own[kind]
     name, *layout = kind.split(" ")
     _, usual = own[""]  # of an operator that nobody measured loops are taken to be better
-    rows = [own.get(name) or (1.5 * usual, usual), *(own.get(f" {x}", (1, 1)) for x in layout)]
-    return math.prod(aten for aten, _ in rows), math.prod(loop for _, loop in rows)
+    words = {*layout}
+    listed = [x for x in own if x.partition(" ")[0] == name and not x.endswith("once")]
+    nearest = min(
+        listed, key=lambda x: len(words.symmetric_difference(x.split(" ")[1:])), default=""
+    )
+    found, has = own[nearest] if nearest else (1.5 * usual, usual), {*nearest.split(" ")[1:]}
+    for word in words ^ has:
+        factors, power = own.get(f" {word}", (1, 1)), 1 if word in words else -1
+        found = found[0] * factors[0] ** power, found[1] * factors[1] ** power
+    return found
 
 
 def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
@@ -398,43 +406,79 @@ def _layout(costs: Costs, nodes: Sequence[fx.Node]) -> str:
     number     nor operands of that, and one is a number: what divides by it multiplies
     across     a result's lanes lie elsewhere in an operand
     permuted   a result's lanes are not its last axis
-    short      there are few of them; brief: some more
-    down       other axes than the last are reduced
+    tiny       there are two or three of them; short, scant, brief: some more
+    down       other axes are reduced, or gone along, than the one that an operand's lanes are on
+    few        a result is of few elements then
     spread     an operand is broadcast
+    repeated   elements of an operand lie in one place
     order      of a norm, another one than 2, for which ATen has a kernel of its own
+
+    What a call says in text is a word, too: one way of several to compute it.
     """
-    (result, *_) = _tensors(nodes[-1].meta["val"])
+    own = [x for x in nodes if x.meta.get("call", (0, ""))[1].endswith(f"::{_name(_op(x))}")]
+    (result, *_) = _tensors((own or nodes)[-1].meta["val"])
     given = [t for node in nodes for x in node.all_input_nodes for t in _tensors(x.meta["val"])]
-    lanes = [k for k, step in enumerate(result.stride()) if same_ints((step,), (1,))]
+    lanes, is_moved = _lanes(result), _kind_of(nodes[0].target) is Kind.MOVING
     sums = [x for x in given if x.dim() and _name(_op(nodes[0])) in _REDUCTIONS]
     sums = [x for x in sums if not same_ints(x.shape, result.shape)]
-    is_down = any(_is_down(nodes[0], x, result) for x in sums)
-    rows = [x.shape[-1] for x in sums if not is_down] or [result.shape[k] for k in lanes]
+    axes = _axes(nodes[0]) if not is_moved else ()
+    is_down = any(_is_down(axes, x, result) for x in (given if axes else sums) if x.dim())
+    rows = [x.shape[k] for x in sums if not is_down for k in _among(axes, x) or [-1]]
+    rows = rows or [result.shape[k] for k in lanes]
     length = max(map(costs.size, rows), default=1)
-    is_moved = _kind_of(nodes[0].target) is Kind.MOVING
-    is_integer = not any(x.dtype.is_floating_point for x in given)
+    least = max(1, costs.count(result))
+    is_integer = not any(x.dtype.is_floating_point or x.is_complex() for x in given)
     words = {
         "narrow": any(x.itemsize < 4 for x in (result, *given)),
-        "integer": not result.dtype.is_floating_point,
+        "integer": not (result.dtype.is_floating_point or result.is_complex()),
         "number": is_integer and any(map(_has_number, nodes)),
         "across": any(_is_crosswise(x, result, lanes, is_moved) for x in given),
         "permuted": bool(lanes) and lanes[-1] < result.dim() - 1,
-        "short": 1 < length < 16,
-        "brief": 16 <= length <= 128,
+        "tiny": 1 < length < 4,
+        "short": 4 <= length < 16,
+        "scant": 16 <= length < 32,
+        "brief": 32 <= length <= 128,
         "down": is_down,
+        "few": is_down and any(least < costs.count(x) < 16 * least for x in sums),
         "spread": not is_moved and any(_is_spread(costs, x, result) for x in given),
+        "repeated": any(_is_repeated(x) for x in given if costs.count(x) >= least),
         "order": any(_given(x, "ord") not in (None, 2) for x in nodes),
+        **dict.fromkeys((text for node in nodes for text in _texts(node)), True),
     }
     return "".join(f" {word}" for word, holds in words.items() if holds)
 
 
-def _is_down(node: fx.Node, x: torch.Tensor, result: torch.Tensor) -> bool:
-    """Whether other axes than the last are reduced: what its argument says, or else its shape."""
-    if not same_ints(x.shape[-1:], result.shape[-1:]):
-        return False
-    given = _given(node, "dim") if x.dim() > result.dim() else ()
+def _lanes(x: torch.Tensor) -> list[int]:
+    return [k for k, step in enumerate(x.stride()) if same_ints((step,), (1,))]
+
+
+def _axes(node: fx.Node) -> tuple[int, ...]:
+    """Which axes the call says that it reduces, or goes along."""
+    given = _given(node, "dim")
     axes = given if isinstance(given, (tuple, list)) else (given,)
-    return not {-1, x.dim() - 1} & {axis for axis in axes if type(axis) is int}
+    return tuple(axis for axis in axes if type(axis) is int)
+
+
+def _among(axes: Sequence[int], x: torch.Tensor) -> list[int]:
+    return [k for k in _lanes(x) if {k, k - x.dim()} & {*axes}]
+
+
+def _is_down(axes: Sequence[int], x: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether lanes of an operand run along none of these axes; if there are none, by its shape."""
+    return not _among(axes, x) if axes else same_ints(x.shape[-1:], result.shape[-1:])
+
+
+def _is_repeated(x: torch.Tensor) -> bool:
+    steps = zip(x.shape, x.stride(), strict=True)
+    return any(same_ints((step,), (0,)) and not same_ints((n,), (1,)) for n, step in steps)
+
+
+def _texts(node: fx.Node) -> Iterator[str]:
+    """What a call says in text that is not what it would say anyway."""
+    for argument in _op(node)._schema.arguments:
+        given = node.kwargs.get(argument.name, _given(node, argument.name))
+        if isinstance(given, str) and given != argument.default_value:
+            yield given
 
 
 def _given(node: fx.Node, name: str) -> Any:

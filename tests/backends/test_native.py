@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusee
+from fusee.autodiff.min_cut import known
 from fusee.backends import lookup
 from fusee.backends.native import compile_native
 from fusee.backends.report import CompiledGraph
@@ -328,6 +329,41 @@ def test_graphs_run_as_captured_where_that_costs_less() -> None:
         assert runs_as_captured(lambda x: x[1:].t(), large)
         assert not runs_as_captured(lambda x: (x.exp() * x + 1).tanh(), large)
         assert not runs_as_captured(torch.nn.Conv2d(3, 8, 3), torch.randn(1, 3, 32, 32))
+
+
+IMAGE = torch.randn(2, 64, 7, 7).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("call", "x", "kind"),
+    [
+        (lambda x: x.softmax(0), torch.randn(64, 300), "softmax down"),
+        (lambda x: x.softmax(1), torch.randn(64, 300), "softmax"),
+        (lambda x: x.softmax(1), torch.randn(300, 17), "softmax scant"),
+        (lambda x: x.sum(1), torch.randn(64, 3, 300), "sum down few"),
+        (lambda x: x.sum(1, keepdim=True), torch.randn(300, 640).t(), "sum down"),
+        (lambda x: x.mean(1), IMAGE, "mean brief"),  # its lanes are there
+        (lambda x: x.mean((2, 3)), IMAGE, "mean brief down"),
+        (lambda x: x[:, None].expand(-1, 3, -1).clone(), torch.randn(64, 300), "clone repeated"),
+        (lambda x: F.gelu(x, approximate="tanh"), torch.randn(64, 300), "gelu tanh"),
+        (lambda x: x + x, torch.randn(300, 3), "add tiny"),
+        (lambda x: x.cfloat() * 2, torch.randn(64, 300), "mul"),
+    ],
+)
+def test_a_bill_says_what_decides_on_lanes(call: Any, x: torch.Tensor, kind: str) -> None:
+    compiled = fusee.compile(call)
+    with torch.no_grad():
+        compiled(x)
+    (report,) = fusee.report(compiled)
+    assert kind in [charge.kind for charge in report.bill.calls], report.bill
+
+
+def test_what_is_not_listed_is_priced_by_its_nearest() -> None:
+    own = {"": (2.0, 1.0), " down": (3.0, 1.0), "sum": (5.0, 4.0), "amax narrow down": (9.0, 2.0)}
+    assert known(own, "sum down") == (15, 4)
+    assert known(own, "amax narrow") == (3, 2)
+    assert known(own, "erf down") == (4.5, 1)
+    assert known(own, "_sum") == own["sum"]
 
 
 def test_python_runs_functions_whose_graphs_run_as_captured() -> None:

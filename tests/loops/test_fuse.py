@@ -75,6 +75,13 @@ def test_numbers_of_groups_do_not_cut_vectors(groups: int) -> None:
     assert lanes[-1] == 1 and len(texts) == 2, texts
 
 
+def test_rows_that_are_picked_are_read_along_themselves() -> None:
+    """Along the rows' numbers their elements would be gathered one by one."""
+    x, y = torch.randn(300, 64), torch.randint(300, (4, 32))
+    (kernel,) = kernels_of(lambda x, y: aten.embedding(x, y).mean(1), x, y)
+    assert "in range(64):  # lanes" in kernel.show(), kernel.show()
+
+
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 24)), min_size=1, max_size=3),
     st.integers(-24, 24),

@@ -35,7 +35,7 @@ from fusee.codegen.llvm.body import (
     two_sum,
 )
 from fusee.codegen.llvm.ops import STATIC_SIZE, Context
-from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, walk
+from fusee.loops.ir import Acc, Accumulate, Buffer, Kernel, Phase, Store, index_of, payloads, walk
 from fusee.loops.schedule import scans_along
 from fusee.runtime.llvm_text import BITS, HELD, InsertPoint, Machine, vector
 from fusee.sym.expr import Size, Symbol, hint, maximum, minimum, product
@@ -357,12 +357,14 @@ class Strip:
         self, phase: Phase, hows: dict[Acc, Carried], rows: tuple[str, str], rank: int
     ) -> None:
         axis, two_level = phase.inner[-1], {a: h for a, h in hows.items() if h.two_level}
-        if not any(isinstance(s, Store) for s in phase.body):
+        picks = any(v.op == "load" and payloads(index_of(v)) for v in self.body.order(phase))
+        if not picks and not any(isinstance(s, Store) for s in phase.body):
             self._columns(rank, lambda t, i: self._walk(phase, hows, t, i, rows))
             return
 
         # A load waits for stores whose address has the same last 12 bits, and rows often lie a
-        # multiple of 4096 bytes apart. So whoever stores goes along the rows.
+        # multiple of 4096 bytes apart. So whoever stores goes along the rows; so does who picks
+        # rows, whose lines no prefetcher foresees.
         def row(r: str, _: list[str]) -> list[str]:
             self.ctx.open_axis(axis, r, rank)
             self._columns(rank + 1, lambda t, i: self._element(phase, hows, t, i))
